@@ -106,8 +106,8 @@ wheels: $(READY)
 
 published: $(READY)
 	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
-	OMP_NUM_THREADS=1 $(PY) -m harness.cli.advice_page reports/published/advice.html
-	$(PY) -m harness.cli.advice_map reports/published/advice.json
+	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
+	$(PY) tests/studies/advice_map.py reports/published/advice.json
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
 	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md

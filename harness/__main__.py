@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness import __version__
@@ -77,28 +79,37 @@ def main(argv: Sequence[str]) -> int:
     return 2
 
 
+COMMANDS = {
+    "watch": "harness.engine.watch",
+    "--watch": "harness.engine.watch",
+    "report": "harness.report",
+    "gate": "harness.gate",
+    "gate-selftest": "harness.gate.selftest",
+    "import": "harness.cli.import_benchmark",
+    "export": "harness.cli.export_benchmark",
+    "doctor": "harness.cli.doctor",
+    "advise": "harness.advise.command",
+    "kernel": "harness.advise.meter.command",
+    "diff": "harness.judge.diff",
+    "fleet": "harness.judge.fleet",
+    "list": "harness.cli.catalogue",
+    "verdict-selftest": "harness.judge.verdict.selftest",
+}  # word -> module whose `main` takes the words after it
+
+
 def commands() -> dict[str, Callable[[list[str]], int]]:
     """Every command by its word."""
     return {
         "--help": _help,
         "-h": _help,
         "--version": _version,
-        "watch": _watch,
-        "--watch": _watch,
-        "report": _report,
-        "gate": _gate,
-        "gate-selftest": _gate_selftest,
-        "import": _import,
-        "export": _export,
-        "doctor": _doctor,
-        "advise": _advise,
-        "kernel": _kernel,
-        "diff": _diff,
-        "fleet": _fleet,
         "gpu": _gpu,
-        "list": _list,
-        "verdict-selftest": _verdict_selftest,
+        **{word: partial(_run, module) for word, module in COMMANDS.items()},
     }
+
+
+def _run(module: str, words: list[str]) -> int:
+    return int(importlib.import_module(module).main(words))
 
 
 def _help(_: list[str]) -> int:
@@ -128,7 +139,7 @@ def _sweep(words: list[str]) -> int:
 
         return launch(keys)
     if asked:
-        return habits.answer(asked, keys, lambda: _help([]))
+        return habits.answer(asked, keys, lambda: _help([]), commands())
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep
@@ -136,72 +147,6 @@ def _sweep(words: list[str]) -> int:
         return run_sweep(keys)
 
     return torchrun.shared(sweep)
-
-
-def _watch(words: list[str]) -> int:
-    from harness.engine.watch import main as watch
-
-    return watch(words)
-
-
-def _report(words: list[str]) -> int:
-    from harness.report import main as report
-
-    return report(words)
-
-
-def _gate(words: list[str]) -> int:
-    from harness.gate import main as gate
-
-    return gate(words)
-
-
-def _gate_selftest(words: list[str]) -> int:
-    from harness.gate.selftest import main as selftest
-
-    return selftest(words)
-
-
-def _import(words: list[str]) -> int:
-    from harness.cli.import_benchmark import main as import_benchmark
-
-    return import_benchmark(words)
-
-
-def _export(words: list[str]) -> int:
-    from harness.cli.export_benchmark import main as export_benchmark
-
-    return export_benchmark(words)
-
-
-def _doctor(words: list[str]) -> int:
-    from harness.cli.doctor import main as doctor
-
-    return doctor(words)
-
-
-def _advise(words: list[str]) -> int:
-    from harness.advise.command import main as advise
-
-    return advise(words)
-
-
-def _kernel(words: list[str]) -> int:
-    from harness.advise.meter.command import main as kernel
-
-    return kernel(words)
-
-
-def _diff(words: list[str]) -> int:
-    from harness.judge.diff import main as diff
-
-    return diff(words)
-
-
-def _fleet(words: list[str]) -> int:
-    from harness.judge.fleet import main as fleet
-
-    return fleet(words)
 
 
 def _gpu(words: list[str]) -> int:
@@ -212,18 +157,6 @@ def _gpu(words: list[str]) -> int:
     if asked not in ("", "--help"):
         raise UsageError(f"{asked} is taken with sweep=NAME; write sweep=gpu {asked}")
     return gpu([*keys, *([asked] if asked else [])])
-
-
-def _list(words: list[str]) -> int:
-    from harness.cli.catalogue import main as catalogue
-
-    return catalogue(words)
-
-
-def _verdict_selftest(words: list[str]) -> int:
-    from harness.judge.verdict.selftest import main as selftest
-
-    return selftest(words)
 
 
 def console() -> int:

@@ -27,6 +27,7 @@ from harness.advise.training import traced
 from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console, printable
 from harness.store.errors import UsageError, unknown
+from harness.store.words import helped
 from harness.training.models import MODELS, ModelSpec, resolve
 from harness.training.models.hugging_face import is_config, read
 from harness.training.models.user import BATCH, TARGET
@@ -124,8 +125,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: a word that is not understood, a model that cannot be traced, a GPU that is not known.
     """
-    if words and words[0] in ("-h", "--help"):
-        print(USAGE, end="")  # noqa: T201  # asked for on standard output
+    if helped(words, USAGE):
         return 0
     question = parse(words)
     found = answer(question)

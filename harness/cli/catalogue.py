@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.cli.config import question, sweeps
 from harness.store.errors import UsageError, unknown
+from harness.store.words import helped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +30,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: no such table or suite.
     """
-    if not words or {"-h", "--help"} & set(words):
-        sys.stdout.write(HELP)
+    if helped(words, HELP, alone=True):
         return 0
     what, *rest = words
     if what == "arms":

@@ -7,7 +7,6 @@ core. So every line is the outcome of running the thing, and says why where it d
 from __future__ import annotations
 
 import logging
-import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from harness.machine.hardware import of_env
 from harness.peers import PEERS
 from harness.store.errors import UsageError, text_of
 from harness.store.extensions import TABLES
+from harness.store.words import helped, keyed
 from harness.suites.extended import faults
 from harness.timing import metrics
 from harness.timing.compiling import compile_unavailable, fresh_compile
@@ -75,18 +75,12 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: another argument, or device=cuda without one.
     """
-    if {"-h", "--help"} & set(argv):
-        sys.stdout.write(HELP)
+    if helped(argv, HELP):
         return 0
-    device = "auto"
-    for word in argv:
-        key, _, value = word.partition("=")
-        if key != "device" or not value:
-            raise UsageError(
-                f"doctor does not know {word!r}; usage: python -m harness doctor [device=cpu|cuda]"
-            )
-        device = value
-    kind = environment.device_kind(device)
+    plain, options = keyed(argv, HELP, ("device",))
+    if plain:
+        raise UsageError(f"unknown word {plain[0]!r}; {HELP.splitlines()[0]}")
+    kind = environment.device_kind(options.get("device", "auto"))
     console = Console()
     with console.status("trying ...") as status:
         findings = []

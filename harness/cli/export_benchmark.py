@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.gate import Parser
 from harness.gate.benchmark_files import SUITE
 from harness.store.arm import without_controls
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.text import axes_of, case_label
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ FORMAT = "5.3.1"  # the version of pytest-benchmark whose fields these are
 def main(argv: Sequence[str]) -> int:
     """Exports one run; returns 0, or 2 by way of UsageError."""
     parser = Parser(
-        prog="python -m harness export",
-        description="The times of a run as pytest-benchmark JSON, for github-action-benchmark, Bencher and the like.",
+        "export",
+        "The times of a run as pytest-benchmark JSON, for github-action-benchmark, Bencher and the like.",
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, Parquet file or id")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json")

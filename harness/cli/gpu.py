@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 from typing import TYPE_CHECKING
 
 from harness.store.errors import UsageError, unknown
+from harness.store.words import helped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: something is not installed, or the request is refused.
     """
-    if {"-h", "--help"} & set(argv):
-        sys.stdout.write(HELP)
+    if helped(argv, HELP):
         return 0
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:

@@ -22,7 +22,7 @@ from harness.machine.processes import interruptible
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 REFUSED = {
     "--config-name": "a sweep is chosen by sweep=NAME or sweep=./FILE.yaml",
@@ -131,16 +131,17 @@ def _name(value: str, folders: list[str]) -> str:
     return path.stem
 
 
-def answer(asked: str, words: Sequence[str], usage: Callable[[], int]) -> int:
+def answer(asked: str, words: Sequence[str], usage: Callable[[], int], commands: Iterable[str]) -> int:
     """Prints what a flag asks for, of each run that the words name; exit code 0.
 
     Args:
         asked: the flag.
         words: key=value.
         usage: what --help prints where no sweep is named.
+        commands: words that name one.
     """
     if asked == "--shell-completion":
-        sys.stdout.write(_completion())
+        sys.stdout.write(_completion(commands))
         return 0
     if asked == "--info":
         given = next((w.partition("=")[2] for w in words if w.startswith("config_dir=")), None)
@@ -248,11 +249,9 @@ def _plan(line: list[str]) -> None:
         make_plan(config, SUITES)
 
 
-def _completion() -> str:
+def _completion(commands: Iterable[str]) -> str:
     """A function of bash: commands, sweeps and keys; what follows a key is the reader's."""
-    from harness.__main__ import commands
-
-    names = [*commands(), *(f"{key}=" for key in KEYS)]
+    names = [*commands, *(f"{key}=" for key in KEYS)]
     # Names of files: bash would run what such a name says
     names += [f"sweep={name}" for name in sweeps() if _PLAIN.fullmatch(name)]
     return f"""\

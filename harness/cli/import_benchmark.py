@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import store
-from harness.gate import Parser
 from harness.gate.benchmark_files import SUITE, environment_of, read_document, row_of
 from harness.machine.environment import env_id
 from harness.store.errors import UsageError
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +30,7 @@ SAVE_DATA = "rerun pytest with --benchmark-save-data"
 
 def main(argv: Sequence[str]) -> int:
     """Imports one file; returns 0, or 2 by way of UsageError."""
-    parser = Parser(
-        prog="python -m harness import",
-        description="A pytest-benchmark JSON file into the store, as one run.",
-    )
+    parser = Parser("import", "A pytest-benchmark JSON file into the store, as one run.")
     parser.add_argument("file", type=Path, metavar="FILE.json")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
     options = parser.parse_args(list(argv))

@@ -8,7 +8,6 @@ silent as one that has a long case: how long it has been silent is what can be s
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -17,7 +16,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -26,6 +25,7 @@ from harness.machine import streams, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,7 +193,7 @@ def table(folder: Path, parts: Sequence[Part], now: float) -> Table:
 
 def main(argv: Sequence[str]) -> int:
     """Shows a run until it has ended; exit code 0, also where it ended badly: that is the run's own."""
-    parser = _Parser(prog="python -m harness watch", description="How far a running sweep is.")
+    parser = Parser("watch", "How far a running sweep is.")
     parser.add_argument("run", metavar="RUN", help="run folder or run id")
     parser.add_argument(
         "--results-dir", default="results", help="where run ids are looked up (default: results)"
@@ -242,13 +242,6 @@ def _lines(folder: Path, every_s: float, once: bool) -> None:
         if ended or streams.reader_left():
             return
         time.sleep(every_s)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Refuses in one line, as every other command does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m harness watch --help")
 
 
 @contextmanager

@@ -6,18 +6,18 @@ often it is wrong.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from harness.gate.codes import Exit, GateError
 from harness.store.errors import UsageError
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from typing import Literal
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from harness.gate.sides import Side
 
 SWEEP = "sweep=gate"
-MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
 OF_TWO_TREES = (
     "alone",
     "even_if_equal",
@@ -60,9 +59,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m harness gate",
-        description="Verdicts on a change: REGRESSED, OK, IMPROVED or INCONCLUSIVE, case by case.",
-        epilog="exit: 0 ok, 1 regression, 2 usage, 3 invalid environment or control moved, 4 numerics, 5 baseline "
+        "gate",
+        "Verdicts on a change: REGRESSED, OK, IMPROVED or INCONCLUSIVE, case by case.",
+        "exit: 0 ok, 1 regression, 2 usage, 3 invalid environment or control moved, 4 numerics, 5 baseline "
         "missing, 6 could not judge: too little of the times was decided, 7 internal error",
     )
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=f"what to measure (default: {SWEEP})")
@@ -133,6 +132,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, help="the trend page (default: reports/trend.html)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
     options = parser.parse_intermixed_args(list(argv))
+    from harness.gate.policy import MEASURING
+
     for name in ("baseline", "candidate"):  # what to measure may follow a run
         given = getattr(options, name) or []
         words = [w for w in given[1:] if "=" in w and not Path(w).exists()]
@@ -170,7 +171,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _check_command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _check_command(parser: Parser, options: argparse.Namespace) -> None:
     """Refuses what does not go with --command, or not without it."""
     if options.command is None:
         for name in OF_A_COMMAND:
@@ -192,7 +193,7 @@ def _check_command(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
     from harness.gate.judge import judge
-    from harness.gate.policy import load_policy
+    from harness.gate.policy import as_given, load_policy
 
     if options.history:
         from harness.gate.trend import write_trend
@@ -200,7 +201,7 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
         page = write_trend(options.history, options.output or Path("reports/trend.html"), options.results_dir)
         sys.stdout.write(f"trend    {page}\n")
         return Exit.OK
-    policy = _as_given(load_policy(options.policy), options)
+    policy = as_given(load_policy(options.policy), options)
     if options.candidate:
         judgement: Judgement | None = judge(
             _side(options.baseline, "baseline", options.results_dir),
@@ -211,12 +212,6 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
     else:
         judgement = _measure(options, policy, _without_budget(argv))
     return Exit.OK if judgement is None else _tell(judgement, options)
-
-
-def _as_given(policy: Policy, options: argparse.Namespace) -> Policy:
-    """A policy with what the command line says about measuring."""
-    given = {name: getattr(options, name) for name in MEASURING}
-    return dataclasses.replace(policy, **{name: value for name, value in given.items() if value is not None})
 
 
 def _side(names: Sequence[str], role: Literal["baseline", "candidate"], results_dir: Path) -> Side:
@@ -242,6 +237,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
     from harness.gate import against
     from harness.gate.base import base_of
     from harness.gate.drive import Request, measure_and_judge, open_session, print_plan
+    from harness.gate.policy import as_given
     from harness.gate.session import SideError
     from harness.gate.sides import load_side
 
@@ -290,7 +286,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
         request = Request(
             trees,
             words,
-            _as_given(base.policy, options),
+            as_given(base.policy, options),
             options.results_dir,
             machine_free=options.machine_free,
             alone=options.alone,
@@ -328,10 +324,3 @@ def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
 def is_file_list(names: Sequence[str]) -> bool:
     """Whether a side is named by pytest-benchmark files and not by a run."""
     return bool(names) and all(name.endswith(".json") for name in names)
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one line, as every other command does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")

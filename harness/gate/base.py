@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CLOCK = "harness/timing"
 POLICY = "harness/gate/policy.yaml"
 JUDGES = ("harness/gate", CLOCK, "harness/store", "harness/machine", ".ci/gate", ".ci/gate-policy.yaml")
+OWN_POLICY = "{} is not in the base commit, so the change brings its own policy; the default policy judges"
 SHOWN = 8  # files that a note names
 ANEW = (
     "land that change by itself and gate the rest against it, or measure both commits, each with its own: "
@@ -57,28 +58,14 @@ def base_of(root: Path, tree: Path, named: Path | None) -> Base:
     Raises:
         GateError: the base's policy can't be read by this gate, or its clock lacks what this tree asks of it (exit 5).
     """
-    inside = named is not None and named.resolve().is_relative_to(root.resolve())
-    relative = str(named.resolve().relative_to(root.resolve())) if named is not None and inside else ""
+    relative = "" if named is None else _relative(root, named)
     changed = _changed(root, tree, [*JUDGES, *([relative] if relative else [])])
-    over, unchecked = named, ""
-    if relative and (tree / relative).exists():
-        over = tree / relative
-    elif relative:
-        over = None
-        unchecked = f"{relative} is not in the base commit, so the change brings its own policy; the default policy judges"
-    default = tree / POLICY if (tree / POLICY).exists() else root / POLICY
-    try:
-        policy = load_policy(over, default)
-    except UsageError as error:
-        if not changed:
-            raise
-        why = f"this gate cannot read the policy of the base commit ({error})"
-        raise GateError(Exit.NO_BASELINE, f"{why}; {ANEW}") from error
+    policy, missing, _ = base_policy(root, tree, named, root / POLICY, changed=bool(changed), way_out=ANEW)
     clock = tree if any(name.startswith(CLOCK) for name in changed) else None
     if clock is not None and (lacks := clock_lacks(root, tree)):
         what = f"the base commit's {CLOCK}, by which both sides are to be measured, lacks {lacks}"
         raise GateError(Exit.NO_BASELINE, f"{what}, which this tree uses; {ANEW}")
-    notes = [f"{LOUD[1]}: {unchecked}"] if unchecked else []
+    notes = [f"{LOUD[1]}: {OWN_POLICY.format(missing)}"] if missing else []
     if changed:
         more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
         notes.append(
@@ -86,6 +73,58 @@ def base_of(root: Path, tree: Path, named: Path | None) -> Base:
             "are the base commit's on both sides, the rest is this tree's: read those changes"
         )
     return Base(policy, clock, tuple(notes))
+
+
+def base_policy(
+    root: Path, tree: Path, named: Path | None, default: Path, *, changed: bool, way_out: str
+) -> tuple[Policy, str, tuple[str, ...]]:
+    """The policy that judges: no change is judged by a policy that it brings.
+
+    Args:
+        root: the work tree that is judged.
+        tree: the base commit's.
+        named: the policy file of the command line; part of the change where it lies below `root`.
+        default: the policy that is put under it; likewise.
+        changed: the change touches something else that judges it.
+        way_out: of a policy that can't be read.
+
+    Returns:
+        The policy; the path of the one that is named and that the base commit lacks, or ""; and the paths of those that
+        the change touches.
+
+    Raises:
+        UsageError: a policy that can't be read.
+        GateError: likewise, and the change may be why (exit 5).
+    """
+    own, relative, missing = below(root, default), "" if named is None else _relative(root, named), ""
+    if own and (tree / own).is_file():
+        default = tree / own
+    if relative:
+        named = tree / relative
+        if not named.is_file():
+            named, missing = None, relative
+    touched = tuple(
+        path
+        for path in dict.fromkeys((own, relative))
+        if path and (tree / path).is_file() and _content(root / path) != _content(tree / path)
+    )
+    try:
+        return load_policy(named, default), missing, touched
+    except UsageError as error:
+        if not (changed or missing or touched):
+            raise
+        why = f"this gate cannot read the policy of the base commit ({error})"
+        raise GateError(Exit.NO_BASELINE, f"{why}; {way_out}") from error
+
+
+def below(root: Path, path: Path) -> str:
+    """A path below a root, its own links not followed; "" where it is not."""
+    whole, root = path.parent.resolve() / path.name, root.resolve()
+    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else ""
+
+
+def _relative(root: Path, named: Path) -> str:
+    return below(root, named) or below(root, named.resolve())
 
 
 def clock_lacks(root: Path, tree: Path) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.gate import against
+from harness.gate.base import OWN_POLICY, base_policy, below
 from harness.gate.broken import judge_failed_command
-from harness.gate.codes import LOUD, Exit, GateError
+from harness.gate.codes import LOUD
 from harness.gate.command_session import (
     BenchmarkCommand,
     CommandSession,
@@ -22,11 +23,10 @@ from harness.gate.command_session import (
     require_base_paths,
 )
 from harness.gate.drive import Request, measure_and_judge, open_session
-from harness.gate.policy import DEFAULT, load_policy
+from harness.gate.policy import DEFAULT, as_given
 from harness.gate.session import SideError
 from harness.gate.shell import Ran, contained
 from harness.gate.tree_proof import Trees
-from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -71,7 +71,7 @@ def measure_command(options: argparse.Namespace, typed: str, tell: Tell) -> Judg
             unproven_ok=options.unproven_tree == "ok",
         )
         words = ["--command", options.command]
-        policy, notes = base_policy(root, trees["baseline"], options)
+        policy, notes = _policy(root, trees["baseline"], options)
         request = Request(trees, words, policy, results, command=typed, benchmark=benchmark, notes=notes)
         if options.setup is not None:
             try:
@@ -96,7 +96,7 @@ def _judge_set_up(request: Request, error: SideError, setup: str, tell: Tell) ->
     return replace(judgement, notes=(*judgement.notes, *notes, *request.notes))
 
 
-def base_policy(root: Path, tree: Path, options: argparse.Namespace) -> tuple[Policy, tuple[str, ...]]:
+def _policy(root: Path, tree: Path, options: argparse.Namespace) -> tuple[Policy, tuple[str, ...]]:
     """The policy that judges, and what has to be said of it: no change is judged by a policy that it brings.
 
     Args:
@@ -107,43 +107,21 @@ def base_policy(root: Path, tree: Path, options: argparse.Namespace) -> tuple[Po
     Raises:
         GateError: the base commit's policy can't be read by this gate (exit 5).
     """
-    default, notes = DEFAULT, []
-    below = _below(root, DEFAULT)
-    if below and (tree / below).is_file():  # this project gates itself
-        default = tree / below
-        if default.read_bytes() != DEFAULT.read_bytes():
-            notes.append(f"{LOUD[1]}: this change touches {below}; the base commit's judges")
-    named = options.policy
-    relative = "" if named is None else _below(root, named) or _below(root, named.resolve())
-    if relative:
-        named = tree / relative if (tree / relative).is_file() else None
-        if named is None:
-            notes.append(
-                f"{LOUD[1]}: {relative} is not in the base commit, so the change brings its own policy; the default policy "
-                "judges (a policy of yours: land it first, or keep it outside of the repository)"
-            )
-        elif named.read_bytes() != (root / relative).read_bytes():
-            notes.append(f"{LOUD[1]}: this change touches its policy {relative}; the base commit's judges")
-    try:
-        policy = load_policy(named, default)
-    except UsageError as error:
-        if not notes:
-            raise
-        why = f"this gate cannot read the policy of the base commit ({error})"
-        raise GateError(Exit.NO_BASELINE, f"{why}; land the change of the policy by itself") from error
-    from harness.gate import MEASURING
-
-    given = {name: getattr(options, name) for name in MEASURING}
-    return replace(policy, **{n: value for n, value in given.items() if value is not None}), tuple(notes)
+    way_out = "land the change of the policy by itself"
+    policy, missing, touched = base_policy(
+        root, tree, options.policy, DEFAULT, changed=False, way_out=way_out
+    )
+    notes = [
+        f"{LOUD[1]}: this change touches {'' if path == below(root, DEFAULT) else 'its policy '}{path}; the base commit's judges"
+        for path in touched
+    ]
+    if missing:
+        kept = "(a policy of yours: land it first, or keep it outside of the repository)"
+        notes.append(f"{LOUD[1]}: {OWN_POLICY.format(missing)} {kept}")
+    return as_given(policy, options), tuple(notes)
 
 
 def _written(root: Path, options: argparse.Namespace) -> tuple[str, ...]:
     """What the gate itself writes below the user's root, of this call and of earlier ones."""
     paths = [options.results_dir / "gate", options.json, options.markdown, options.junit, options.comment]
-    return tuple(filter(None, (_below(root, path) for path in paths if path is not None)))
-
-
-def _below(root: Path, path: Path) -> str:
-    """A path below a root, its own links not followed; "" where it is not."""
-    whole = path.parent.resolve() / path.name
-    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else ""
+    return tuple(filter(None, (below(root, path) for path in paths if path is not None)))

@@ -25,6 +25,7 @@ RULES: tuple[RuleName, ...] = ("timed", "exact", "numerics", "ignore")
 MATCH_FIELDS = ("suite", "arm", "metric", "regime", "part", "case")
 CONDITIONS = ("contended", "throttled")  # under which a row may have been measured
 DEFAULT = Path(__file__).with_name("policy.yaml")
+MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,12 @@ class Policy:
         """The first allowance that covers a unit, expired or not; one that still holds goes before."""
         fitting = [a for a in self.allow if a.match.fits(unit)]
         return max(fitting, key=lambda a: a.until, default=None)
+
+
+def as_given(policy: Policy, options: object) -> Policy:
+    """A policy with what a command line says about measuring: the attributes of `MEASURING` that it has."""
+    given = {name: getattr(options, name, None) for name in MEASURING}
+    return replace(policy, **{name: value for name, value in given.items() if value is not None})
 
 
 def load_policy(path: Path | None = None, default: Path = DEFAULT) -> Policy:

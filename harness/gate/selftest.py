@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.gate import SWEEP, Parser
+from harness.gate import SWEEP
 from harness.gate.decide import Verdict
 from harness.gate.error_rates import quiet_power, rate_bars, rate_lines, rates
-from harness.gate.policy import load_policy
+from harness.gate.policy import as_given, load_policy
 from harness.gate.simulate import (
     EFFECTS,
     NOISES,
@@ -33,6 +33,7 @@ from harness.gate.simulate import (
 )
 from harness.gate.sittings import Sitting, about_sittings, read_sittings
 from harness.store.errors import UsageError
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +48,7 @@ FEWEST = 100  # trials or judgements that can show a rate of 1 %
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0 where every bar of the simulation holds, else 1."""
-    parser = Parser(prog="python -m harness gate-selftest", description="The gate's own error rates.")
+    parser = Parser("gate-selftest", "The gate's own error rates.")
     parser.add_argument("--trials", type=int, default=2000, help="of each cell of the grid (default 2000)")
     parser.add_argument(
         "--judgements",
@@ -134,8 +135,7 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Path:
     """Real sittings of this work tree against itself; returns the folder that holds them."""
     from harness.gate.drive import Request, measure_and_judge
 
-    given = {n: getattr(options, n) for n in ("pairs", "confirm_pairs")}
-    policy = dataclasses.replace(policy, **{n: v for n, v in given.items() if v is not None})
+    policy = as_given(policy, options)
     root = Path(__file__).resolve().parent.parent.parent
     try:
         pads = [0.0, *(float(p) for p in options.pads.split(",") if p)]

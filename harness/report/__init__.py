@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
 from harness.machine import raw_output
 from harness.store import find_run
 from harness.store.errors import UsageError
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +30,7 @@ class ReportPaths:
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness report RUN... [-o FILE.html]`; returns the exit code, 2 by way of UsageError."""
-    parser = _Parser(
-        prog="python -m harness report", description="HTML report and markdown twin from stored runs."
-    )
+    parser = Parser("report", "HTML report and markdown twin from stored runs.")
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="run folder, folder of runs, Parquet file, or run id"
     )
@@ -61,13 +59,6 @@ def main(argv: Sequence[str]) -> int:
         raw_output.say(f"warning: {problem}\n")
     sys.stdout.write(f"report   {written.html}\nmarkdown {written.markdown}\n")
     return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    """Refuses in one line, as every other command does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m harness report --help")
 
 
 def write_report(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from harness.report.drawing import (
@@ -14,13 +12,13 @@ from harness.report.drawing import (
     INK,
     LEAST_DB,
     MUTED,
-    STYLE,
     Chart,
-    legend,
+    evenly,
     ratio_axis,
     ratio_limits,
+    sheet,
     span,
-    svg,
+    styled,
 )
 from harness.report.looks import PLACES, look, looks
 from harness.report.numerics import SQNR, numerics_by_arm
@@ -33,12 +31,11 @@ from harness.store.compare import rows_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from matplotlib.axes import Axes
-
     from harness.report.runs import Machine
 
 LINES: tuple[Any, ...] = (":", "--", "-.", (0, (1, 3)))
 MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
+MOST_MARKS = 60  # of an arm in a row
 
 
 def speedups(machine: Machine) -> list[Chart]:
@@ -57,7 +54,7 @@ def speedups(machine: Machine) -> list[Chart]:
     return charts
 
 
-@mpl.rc_context(STYLE)
+@styled
 def rates(machine: Machine) -> list[Chart]:
     """TFLOP/s of every GEMM arm by shape, with the matmul rates that this device reached in the ceilings."""
     records = [
@@ -69,7 +66,8 @@ def rates(machine: Machine) -> list[Chart]:
         return []
     cases = _largest(records, machine.constant_axes("gemm"))
     shown = [r for r in records if r["case_id"] in cases]
-    figure, axes = _rows_figure(list(cases.values()))
+    drawn = sheet(f"rates-{machine.env_id}", 0.8 + 0.24 * len(cases), rows=list(cases.values()))
+    axes = drawn.axes
     for arm, style in looks(machine, ((r["arm"], arm_of(r)) for r in records)).items():
         own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
         axes.plot(*zip(*own, strict=True), **style, label=arm)
@@ -78,16 +76,11 @@ def rates(machine: Machine) -> list[Chart]:
         axes.axvline(rate, color=MUTED, linewidth=0.9, linestyle=LINES[i % 4], label=f"best {kind} product")
     axes.set_xlim(left=0)
     axes.set_xlabel("TFLOP/s (2MNK / median time)")
-    legend(figure, axes)
     caption = f"{_count(cases, records)} Isolated regime. Lines: the best products measured on this device, ceilings included."
-    return [
-        Chart(
-            f"rates-{machine.env_id}", "GEMM rate by shape", svg(figure, f"rates-{machine.env_id}"), caption
-        )
-    ]
+    return [drawn.chart("GEMM rate by shape", caption)]
 
 
-@mpl.rc_context(STYLE)
+@styled
 def casts(machine: Machine) -> list[Chart]:
     """Bandwidth of each cast by bytes moved, under the copy that this device reached; a panel an arm."""
     records = [r for r in newest(arm_records(machine, "cast")) if r["gb_per_s"] == r["gb_per_s"]]
@@ -100,9 +93,8 @@ def casts(machine: Machine) -> list[Chart]:
     ]
     arms = list(dict.fromkeys(r["arm"] for r in records))
     constant = machine.constant_axes("cast")
-    figure = Figure(figsize=(9.5, 3.1), layout="constrained")
-    panels = figure.subplots(1, len(arms), sharey=True, squeeze=False)[0]
-    for axes, arm in zip(panels, arms, strict=True):
+    drawn = sheet(f"casts-{machine.env_id}", 3.1, len(arms), sharey=True, grid="y")
+    for axes, arm in zip(drawn.panels, arms, strict=True):
         series: dict[str, list[tuple[float, float]]] = {}
         for r in records:
             if r["arm"] == arm:
@@ -127,25 +119,16 @@ def casts(machine: Machine) -> list[Chart]:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.grid(axis="y")
         axes.set_xlabel("bytes moved")
-    panels[0].set_ylabel("GB/s")
-    legend(figure, panels[0])
+    drawn.axes.set_ylabel("GB/s")
     note = (
         "" if copy else " The copy bandwidth of this machine was not measured in these runs (suite ceilings)."
     )
     caption = f"Logical bytes (read and written) over the median time, 1e9 bytes a second.{note}"
-    return [
-        Chart(
-            f"casts-{machine.env_id}",
-            "Cast bandwidth by size",
-            svg(figure, f"casts-{machine.env_id}"),
-            caption,
-        )
-    ]
+    return [drawn.chart("Cast bandwidth by size", caption)]
 
 
-@mpl.rc_context(STYLE)
+@styled
 def soundness(machine: Machine) -> list[Chart]:
     """SQNR of every checked result by arm, with the bound where the suite stores one."""
     frame = machine.frame
@@ -153,7 +136,9 @@ def soundness(machine: Machine) -> list[Chart]:
     worst = [w for w in numerics_by_arm(machine) if w.fp8 and any(map(math.isfinite, w.sqnr.values()))]
     if not worst:
         return []
-    figure, axes = _rows_figure([f"{w.suite}: {w.arm}" for w in worst])
+    labels = [f"{w.suite}: {w.arm}" for w in worst]
+    drawing = sheet(f"sqnr-{machine.env_id}", 0.8 + 0.24 * len(labels), rows=labels)
+    axes = drawing.axes
     bounded = False
     # A recipe's colour and marker; which result it is shows by the height within the row, from top to bottom.
     shown = [m for m in SQNR if (rows["metric"] == m).any()]
@@ -161,7 +146,8 @@ def soundness(machine: Machine) -> list[Chart]:
         drawn = rows[rows["metric"] == metric]
         shift = 0.56 * (i - (len(shown) - 1) / 2) / max(len(shown), 2)
         for y, w in enumerate(worst):
-            own = _spread(drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)].tolist())
+            own = sorted(drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)])
+            own = [own[j] for j in evenly(len(own), MOST_MARKS)]
             style = look(machine, w.fields) | {"markersize": 3.2, "markeredgewidth": 0.8}
             axes.plot(own, [y + shift] * len(own), **style)
             if len(own) and metric in w.bounds:
@@ -170,7 +156,6 @@ def soundness(machine: Machine) -> list[Chart]:
                 bounded = True
     if bounded:
         axes.plot([], [], color=INK, linewidth=1.4, label="least that the suite accepts")
-        legend(figure, axes)
     axes.set_xlabel("SQNR (dB), higher is better")
     axes.margins(x=0.06)
     span(axes, LEAST_DB)
@@ -178,17 +163,10 @@ def soundness(machine: Machine) -> list[Chart]:
     order = f" Within a row from top to bottom: {names}." if len(shown) > 1 else ""
     bound = " A bar: the bound of the case nearest to it." if bounded else ""
     caption = (
-        "A mark a case (60 of an arm at most, by rank), against a high-precision reference of the same operands."
+        f"A mark a case ({MOST_MARKS} of an arm at most, by rank), against a high-precision reference of the same operands."
         f"{order}{bound}"
     )
-    return [
-        Chart(
-            f"sqnr-{machine.env_id}",
-            "Numerical quality by arm",
-            svg(figure, f"sqnr-{machine.env_id}"),
-            caption,
-        )
-    ]
+    return [drawing.chart("Numerical quality by arm", caption)]
 
 
 def _scaling(label: str) -> str:
@@ -196,17 +174,18 @@ def _scaling(label: str) -> str:
     return next((word for word in label.replace(",", " ").split() if word in PLACES), "")
 
 
-@mpl.rc_context(STYLE)
+@styled
 def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]) -> Chart:
     everything = [r for g in panels.values() for r in rows_of(g)]
     cases = _largest(everything, machine.constant_axes(suite))
     styles = looks(machine, ((str(arm_of(r).modeless), arm_of(r)) for r in everything))
     arms = list(styles)
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(arms))
-    figure = Figure(figsize=(9.5, height), layout="constrained")
-    columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    names = list(cases.values())
+    key = f"speedup-{suite}-{regime}-{machine.env_id}"
+    drawn = sheet(key, height, len(panels), grid="x", rows=names, sharex=True, sharey=True)
     ends, row = [1.0], {case: i for i, case in enumerate(cases)}
-    for axes, (title, group) in zip(columns, panels.items(), strict=True):
+    for axes, (title, group) in zip(drawn.panels, panels.items(), strict=True):
         axes.axvline(1, color=INK, linewidth=0.9)
         shown = [r for r in rows_of(group) if r["case_id"] in cases]
         floors = {row[r["case_id"]]: r["floor"] for r in shown if r["floor"] == r["floor"]}
@@ -223,39 +202,14 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
             ends += [end for r in own for end in (r["low"], r["high"], r["speedup"]) if end == end]
         axes.set_title(title)
         ratio_axis(axes.xaxis, log=axes.set_xscale)
-        axes.set_yticks(range(len(cases)), list(cases.values()))
-        axes.set_ylim(len(cases) - 0.4, -0.6)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
         axes.set_xlabel("speedup over bf16 (log scale)")
-    columns[0].set_xlim(*ratio_limits(ends))
+    drawn.axes.set_xlim(*ratio_limits(ends))
     for arm, style in styles.items():
-        columns[0].plot([], [], **style, label=text.short(arm, 40))
-    columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
-    legend(figure, columns[0])
+        drawn.axes.plot([], [], **style, label=text.short(arm, 40))
+    drawn.axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
     caption = f"{_count(cases, everything)} Right of 1 FP8 is faster. Lines: 95 % intervals over rounds; {regime} regime."
-    key = f"speedup-{suite}-{regime}-{machine.env_id}"
     load = " under sustained load" if regime == "sustained" else ""
-    return Chart(key, f"Speedup by shape: {suite}{load}", svg(figure, key), caption)
-
-
-def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
-    """A figure with one named row a label, the first on top."""
-    figure = Figure(figsize=(9.5, 0.8 + 0.24 * len(labels)), layout="constrained")
-    axes = figure.subplots()
-    axes.set_yticks(range(len(labels)), list(labels))
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.grid()
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _spread(values: list[float], most: int = 60) -> list[float]:
-    """At most so many of the values, evenly by rank, the smallest and the largest among them: more cannot be seen."""
-    ordered = sorted(values)
-    if len(ordered) <= most:
-        return ordered
-    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
+    return drawn.chart(f"Speedup by shape: {suite}{load}", caption)
 
 
 def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) -> dict[str, str]:

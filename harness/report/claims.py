@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Table, make_table
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -84,24 +84,22 @@ class Ledger:
 
 def _table(place: int, conditions: str, claims: Sequence[tuple[int, Claim]]) -> Table:
     runs = {run for _, claim in claims for run, _ in claim.rows}
-    rows = []
-    for number, claim in claims:
-        cases = tuple(dict.fromkeys(case for _, case in claim.rows))
-        own = tuple(dict.fromkeys(run for run, _ in claim.rows))
-        rows.append(
-            (
-                Cell(str(number), anchor=f"claim-{number}"),
-                Cell(claim.subject),
-                Cell("; ".join(claim.values)),
-                Cell(
-                    text.some(cases, 3), style="id", note=f"run {text.some(own, 2)}" if len(runs) > 1 else ""
-                ),
-                Cell("\n".join(claim.commands), style="command"),
-            )
-        )
+
+    def cases(numbered: tuple[int, Claim]) -> Cell:
+        rows = numbered[1].rows
+        own = tuple(dict.fromkeys(run for run, _ in rows))
+        named = text.some(tuple(dict.fromkeys(case for _, case in rows)), 3)
+        return Cell(named, style="id", note=f"run {text.some(own, 2)}" if len(runs) > 1 else "")
+
+    columns = (
+        Column("", lambda c: Cell(str(c[0]), anchor=f"claim-{c[0]}")),
+        Column("claim", lambda c: c[1].subject),
+        Column("value", lambda c: "; ".join(c[1].values)),
+        Column("cases", cases),
+        Column("measure it again", lambda c: Cell("\n".join(c[1].commands), style="command")),
+    )
     caption = f"{conditions}." + (f" Run {next(iter(runs))}." if len(runs) == 1 else "")
-    columns = tuple(map(Column, ("", "claim", "value", "cases", "measure it again")))
-    return Table(f"claims-{place}", columns, tuple(rows), caption, sortable=False)
+    return make_table(f"claims-{place}", columns, claims, caption, sortable=False)
 
 
 def again(run: Run, cases: Iterable[str]) -> str:

@@ -10,32 +10,19 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
-from harness.report.drawing import (
-    INK,
-    MUTED,
-    SERIES,
-    STYLE,
-    Chart,
-    legend,
-    mark,
-    ratio_axis,
-    ratio_limits,
-    svg,
-)
+from harness.report.drawing import INK, SERIES, Chart, mark, ratio_axis, ratio_limits, sheet, styled
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Table, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.store import stats, text
 from harness.store.compare import SECONDS, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.report.runs import Machine, Material
 
@@ -64,40 +51,48 @@ def across_machines(material: Material) -> list[Table]:
     tables = []
     if len(gpus) > 1:
         gains = [_gains(m) for m in gpus]
-        rows = [
-            (
-                *(Cell(k, k) for k in key),
-                Cell(str(len(cases)), len(cases)),
-                *(_gain_cell(g[key], cases) for g in gains),
-            )
-            for key, cases in _shared(gains)
-        ]
-        titles = ("suite", "arm", "against", "regime")
-        columns = (
-            *map(Column, titles),
-            Column("shared cases", True),
-            *(Column(n, True) for n in names(gpus)),
-        )
+        columns = _columns(("suite", "arm", "against", "regime"), names(gpus), gains, _ratio_cell)
         said = "Speedup over bf16 of the same machine: geometric mean, then the range, over the cases that all have."
-        tables.append(Table("machines-gains", columns, tuple(rows), said))
+        tables.append(make_table("machines-gains", columns, _shared(gains), said))
     exact = [_exactness(m) for m in material.machines]
-    rows = [
-        (
-            *(Cell(k, k) for k in key),
-            Cell(str(len(cases)), len(cases)),
-            *(_least_cell(e[key], cases) for e in exact),
-        )
-        for key, cases in _shared(exact)
-    ]
-    if len(exact) > 1 and rows:
-        columns = (*map(Column, ("suite", "arm", "result")), Column("shared cases", True))
-        columns += tuple(Column(n, True) for n in names(material.machines))
+    if len(exact) > 1:
+        columns = _columns(("suite", "arm", "result"), names(material.machines), exact, min)
         said = "Least SQNR in dB over the shared cases: codes and products of FP8 are the same on every machine, or not."
-        tables.append(Table("machines-exactness", columns, tuple(rows), said))
+        tables.append(make_table("machines-exactness", columns, _shared(exact), said))
     return [t for t in tables if t.rows]
 
 
-@mpl.rc_context(STYLE)
+def _columns(
+    keys: Sequence[str],
+    headings: Sequence[str],
+    found: Sequence[Mapping[Key, Mapping[str, float]]],
+    together: Callable[[list[float]], Any],
+) -> list[Column]:
+    """Columns of keys with their shared cases: one for each part of the key, one for each of `found` by its heading."""
+    return [
+        *(Column(title, partial(_part, i)) for i, title in enumerate(keys)),
+        number("shared cases", lambda r: len(r[1]), str),
+        *(
+            number(heading, partial(_over_cases, own, together))
+            for heading, own in zip(headings, found, strict=True)
+        ),
+    ]
+
+
+def _part(i: int, record: tuple[Key, list[str]]) -> str:
+    return record[0][i]
+
+
+def _over_cases(
+    own: Mapping[Key, Mapping[str, float]],
+    together: Callable[[list[float]], Any],
+    record: tuple[Key, list[str]],
+) -> Any:
+    key, cases = record
+    return together([own[key][case] for case in cases])
+
+
+@styled
 def machines_chart(material: Material) -> list[Chart]:
     """The same gains as a figure: a row an arm, a mark a GPU, a line from its slowest case to its fastest."""
     gpus = [m for m in material.machines if m.is_gpu]
@@ -106,8 +101,12 @@ def machines_chart(material: Material) -> list[Chart]:
     if not shared:
         return []
     shown = shared[:MOST_ROWS]
-    figure = Figure(figsize=(9.5, 1.0 + 0.3 * len(shown)), layout="constrained")
-    axes = figure.subplots()
+    labels = [
+        text.short(f"{suite} {arm}" + (", sustained" if regime == "sustained" else ""), 48)
+        for (suite, arm, _, regime), _ in shown
+    ]
+    drawn = sheet("machines", 1.0 + 0.3 * len(shown), grid="x", rows=labels)
+    axes = drawn.axes
     axes.axvline(1, color=INK, linewidth=0.9)
     for i, (name, gain) in enumerate(zip(names(gpus), gains, strict=True)):
         for row, (key, cases) in enumerate(shown):
@@ -119,19 +118,10 @@ def machines_chart(material: Material) -> list[Chart]:
         axes.plot([], [], **mark(i, label=text.short(name, 40)))
     ratio_axis(axes.xaxis, log=axes.set_xscale)
     axes.set_xlim(*ratio_limits(v for gain in gains for cases in gain.values() for v in cases.values()))
-    labels = [
-        f"{suite} {arm}" + (", sustained" if regime == "sustained" else "")
-        for (suite, arm, _, regime), _ in shown
-    ]
-    axes.set_yticks(range(len(shown)), [text.short(label, 48) for label in labels])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.grid(axis="x", color=MUTED, alpha=0.25)
-    axes.set_axisbelow(True)
     axes.set_xlabel("speedup over bf16 of the same machine (log scale)")
-    legend(figure, axes)
     more = f" The first {len(shown)} of {len(shared)} arms." if len(shown) < len(shared) else ""
     caption = f"A mark the geometric mean over the shared cases, a line from the slowest to the fastest of them.{more}"
-    return [Chart("machines", "Gain of FP8 by GPU", svg(figure, "machines"), caption)]
+    return [drawn.chart("Gain of FP8 by GPU", caption)]
 
 
 def across_commits(machine: Machine) -> Table | None:
@@ -141,28 +131,23 @@ def across_commits(machine: Machine) -> Table | None:
         return None
     gains = [_gains(machine, commit) for commit in commits]
     times = [_times(machine, commit) for commit in (commits[0], commits[-1])]
-    rows = []
-    for key, cases in _shared(gains):
-        suite, arm, _, regime = key
-        both = [c for c in cases if all(c in t[suite, arm, regime] for t in times)]
-        ratios = [times[1][suite, arm, regime][c] / times[0][suite, arm, regime][c] for c in both]
-        rows.append(
-            (
-                *(Cell(k, k) for k in key),
-                Cell(str(len(cases)), len(cases)),
-                *(_gain_cell(g[key], cases) for g in gains),
-                _ratio_cell(ratios),
-            )
-        )
-    titles = ("suite", "arm", "against", "regime")
-    columns = (*map(Column, titles), Column("shared cases", True), *(Column(c, True) for c in commits))
+
+    def of_times(record: tuple[Key, list[str]]) -> Cell:
+        (suite, arm, _, regime), cases = record
+        first, last = (t[suite, arm, regime] for t in times)
+        return _ratio_cell([last[c] / first[c] for c in cases if c in first and c in last])
+
     hint = f"median time at {commits[-1]} / at {commits[0]}; measured at different times, so not paired"
-    columns = (*columns, Column("time, last / first", True, hint))
+    columns = [
+        *_columns(("suite", "arm", "against", "regime"), commits, gains, _ratio_cell),
+        number("time, last / first", of_times, hint=hint),
+    ]
     said = (
         "Speedup over bf16 of the same run, by commit: geometric mean, then the range. The last column compares times of "
         "different hours, which a drift of the machine moves as well: a hint, not a verdict."
     )
-    return Table(f"commits-{machine.env_id}", columns, tuple(rows), said) if rows else None
+    shared = _shared(gains)
+    return make_table(f"commits-{machine.env_id}", columns, shared, said) if shared else None
 
 
 def _gains(machine: Machine, commit: str = "") -> dict[Key, dict[str, float]]:
@@ -206,18 +191,9 @@ def _shared(found: Sequence[Mapping[Key, Mapping[str, Any]]]) -> list[tuple[Key,
     return out
 
 
-def _gain_cell(gains: Mapping[str, float], cases: Sequence[str]) -> Cell:
-    return _ratio_cell([gains[case] for case in cases])
-
-
 def _ratio_cell(ratios: Sequence[float]) -> Cell:
     if not ratios:
         return Cell("", None)
     mean = stats.geometric_mean(ratios).value
     note = text.spread(min(ratios), max(ratios), len(ratios), "case") if len(ratios) > 1 else ""
     return Cell(text.ratio(mean), mean, note=note)
-
-
-def _least_cell(values: Mapping[str, float], cases: Sequence[str]) -> Cell:
-    least = min(values[case] for case in cases)
-    return Cell(text.number(least), least)

@@ -9,12 +9,14 @@ Nothing here is asserted: a cell without a row is empty. Where several runs have
 from __future__ import annotations
 
 import sys
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.machine import raw_output
 from harness.report.facts import described
-from harness.report.table import Cell, Column, Record, Table, known, resolved_of
+from harness.report.table import Cell, Column, Record, Table, make_table, number, resolved_of
 from harness.store import text
 from harness.store.cause import Cause
 from harness.store.compare import rows_of
@@ -43,15 +45,21 @@ def matrix(machine: Machine) -> Table:
     found = _newest(machine)
     ways = list(dict.fromkeys(way for way, _ in found))
     recipes = list(dict.fromkeys(recipe for _, recipe in found))
-    columns = (Column("way"), Column("ranks", numeric=True), *(Column(recipe) for recipe in recipes))
-    rows = []
-    for way in ways:
+
+    def resolved(way: str, name: str) -> Any:
+        """What the cells of a way say of themselves; None where none does."""
         own = [resolved_of(found[way, recipe]) for recipe in recipes if (way, recipe) in found]
-        doc = next((str(r["doc"]) for r in own if "doc" in r), "")
-        world = next((r["world"] for r in own if known(r.get("world"))), None)
-        cells = (_cell(found.get((way, recipe))) for recipe in recipes)
-        rows.append((Cell(way, note=doc), Cell(text.count(world) if world else "", world), *cells))
-    return Table(f"compatibility-{machine.env_id}", columns, tuple(rows), sortable=False)
+        return next((r[name] for r in own if r.get(name)), None)
+
+    def cell(recipe: str, way: str) -> Cell:
+        return _cell(found.get((way, recipe)))
+
+    columns = [
+        Column("way", lambda way: Cell(way, note=resolved(way, "doc") or "")),
+        number("ranks", lambda way: resolved(way, "world"), text.count),
+        *(Column(recipe, partial(cell, recipe)) for recipe in recipes),
+    ]
+    return make_table(f"compatibility-{machine.env_id}", columns, ways, sortable=False)
 
 
 def reasons(machine: Machine) -> Table:
@@ -66,10 +74,10 @@ def reasons(machine: Machine) -> Table:
         for way, recipes in ways.items():
             alike.setdefault(", ".join(recipes), []).append(way)
         for recipes_of, of in alike.items():
-            style = _STYLES.get(what, "")
-            rows.append((Cell(what, what, style), Cell(", ".join(of)), Cell(recipes_of), Cell(reason)))
+            rows.append((Cell(what, what, _STYLES.get(what, "")), ", ".join(of), recipes_of, reason))
     titles = ("what", "ways", "recipes", "reason")
-    return Table(f"compatibility-reasons-{machine.env_id}", tuple(Column(t) for t in titles), tuple(rows))
+    columns = [Column(title, itemgetter(i)) for i, title in enumerate(titles)]
+    return make_table(f"compatibility-reasons-{machine.env_id}", columns, rows)
 
 
 def _notes(record: Record) -> list[tuple[str, str]]:
@@ -93,45 +101,40 @@ def sent(machine: Machine) -> Table:
         if record["status"] == "ok" and own:
             kinds |= dict.fromkeys(own)
             lines.setdefault((way, tuple(sorted(own.items()))), []).append(recipe)
-    columns = (Column("way"), Column("recipes"), *(Column(kind, numeric=True) for kind in sorted(kinds)))
-    rows = []
-    for (way, items), names in lines.items():
-        own = dict(items)
-        cells = (Cell(text.count(own[k]) if k in own else "", own.get(k)) for k in sorted(kinds))
-        rows.append((Cell(way, way), Cell(", ".join(names)), *cells))
+    records = [
+        {"way": way, "recipes": ", ".join(names), **dict(items)} for (way, items), names in lines.items()
+    ]
+    columns = [
+        Column("way", "way"),
+        Column("recipes", "recipes"),
+        *(number(kind, kind, text.count) for kind in sorted(kinds)),
+    ]
     caption = "Bytes a step that one rank gives to each collective, counted at the collective."
-    return Table(
-        f"compatibility-sent-{machine.env_id}", columns, tuple(rows), caption if rows else "", sortable=False
+    return make_table(
+        f"compatibility-sent-{machine.env_id}", columns, records, caption if records else "", sortable=False
     )
 
 
 def compiled(machine: Machine) -> Table:
     """Losses of compiled ways beside those of the same way in eager mode, with their graphs and graph breaks."""
     newest, curves = _newest(machine), _losses(machine)
-    rows = []
-    for (way, recipe), record in newest.items():
-        resolved = resolved_of(record)
-        if record["status"] != "ok" or "graphs" not in resolved:
-            continue
-        if way not in EAGER:
-            continue
-        eager = (EAGER[way], recipe)
-        losses = [curves.get(key, "") for key in ((way, recipe), eager)]
-        counts = [resolved["graphs"], resolved["graph_breaks"]]
-        rows.append(
-            (
-                Cell(way),
-                Cell(recipe),
-                *(Cell(x, x) for x in losses),
-                *(Cell(text.count(n), n) for n in counts),
-            )
-        )
-    titles = ("way", "recipe", "losses by step, compiled", "losses by step, eager")
-    columns = (*map(Column, titles), Column("graphs", numeric=True), Column("graph breaks", numeric=True))
+    records = [
+        (way, recipe, resolved_of(record))
+        for (way, recipe), record in newest.items()
+        if way in EAGER and record["status"] == "ok" and "graphs" in resolved_of(record)
+    ]
+    columns = (
+        Column("way", itemgetter(0)),
+        Column("recipe", itemgetter(1)),
+        Column("losses by step, compiled", lambda r: curves.get((r[0], r[1]), "")),
+        Column("losses by step, eager", lambda r: curves.get((EAGER[r[0]], r[1]), "")),
+        number("graphs", lambda r: r[2]["graphs"], text.count),
+        number("graph breaks", lambda r: r[2]["graph_breaks"], text.count),
+    )
     caption = (
         "Blocks with the same code share one graph. On a CPU the backend is `aot_eager`, on a GPU Inductor."
     )
-    return Table(f"compatibility-compiled-{machine.env_id}", columns, tuple(rows), caption, sortable=False)
+    return make_table(f"compatibility-compiled-{machine.env_id}", columns, records, caption, sortable=False)
 
 
 def _losses(machine: Machine) -> dict[tuple[str, str], str]:

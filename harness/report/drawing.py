@@ -1,4 +1,4 @@
-"""Drawing: matplotlib into inline SVG that follows the page's colours, light or dark.
+"""Drawing: the one helper that every figure is made with, and its way from matplotlib into inline SVG.
 
 Figures are drawn in placeholder colours, which are replaced by CSS variables of the page (`page.css`), so one SVG
 serves both colour schemes. Series differ in marker or dash as well as colour. The bytes depend on the data alone.
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import escape
-from matplotlib import rcParamsDefault
+from matplotlib import rc_context, rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from harness.store import text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
 
 INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
@@ -71,6 +71,9 @@ STYLE: Any = {
 # significand is 6.02 dB; a speedup is read against +/- 10 %.
 LEAST_DB = 12.0
 LEAST_RATIO = (1 / 1.1, 1.1)
+WIDTH = 9.5  # inches of a figure: the width of the page's column
+
+styled = rc_context(STYLE)  # decorates what draws: matplotlib reads its settings at every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +92,94 @@ class Chart:
         object.__setattr__(self, "narrow", _named(self.narrow, self.title))
 
 
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A figure while it is drawn; `chart` ends it. Whoever draws is decorated with `styled`."""
+
+    key: str
+    figure: Figure
+    panels: list[Axes]
+
+    @property
+    def axes(self) -> Axes:
+        """The only panel, or the first."""
+        return self.panels[0]
+
+    def legend(self) -> None:
+        """Above the figure, in rows of at most five: every label of any panel once; nothing where none is labelled."""
+        found: dict[str, Any] = {}
+        for panel in self.panels:
+            for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+                found.setdefault(label, handle)
+        if found:
+            self.figure.legend(
+                list(found.values()),
+                list(found),
+                loc="outside upper left",
+                ncols=len(found) if len(found) < 6 else 4,
+                borderpad=0,
+                labelcolor=INK,
+            )
+
+    def chart(self, title: str, caption: str) -> Chart:
+        """The finished figure with its legend; the title is also what a screen reader says."""
+        self.legend()
+        return Chart(self.key, title, svg(self.figure, self.key), caption)
+
+
+def sheet(
+    key: str, height: float, across: int = 1, down: int = 1, *, width: float = WIDTH, grid: str = "both",
+    rows: Sequence[str] = (), **shared: Any,
+) -> Sheet:  # fmt: skip
+    """An empty figure.
+
+    Args:
+        key: its id within the page, and its file's name.
+        height: in inches.
+        across: panels side by side.
+        down: panels below each other.
+        width: in inches.
+        grid: lines of the "x" axis, of "y", of "both", or of neither (""); they lie below all marks.
+        rows: names of the rows, the first on top, where the vertical axis has names.
+        **shared: for `Figure.subplots`: `sharex`, `sharey`, `height_ratios`.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, **shared).ravel().tolist()
+    for axes in panels:
+        if rows:
+            axes.set_yticks(range(len(rows)), list(rows))
+            axes.set_ylim(len(rows) - 0.4, -0.6)
+        if grid:
+            axes.grid(True, axis=grid)
+            axes.set_axisbelow(True)
+    return Sheet(key, figure, panels)
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Indices of at most so many of `count` points, evenly spread, both ends among them: more cannot be seen.
+
+    >>> evenly(3, 5), evenly(9, 3)
+    ([0, 1, 2], [0, 4, 8])
+    """
+    return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
 def mark(i: int, **more: Any) -> dict[str, Any]:
     """How the marks of the i-th series look: no two of the first sixteen alike, the second eight hollow."""
     fill = "none" if i // 8 % 2 else "full"
     return {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linestyle": "none", "fillstyle": fill} | more
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """Above the figure, in rows of at most five."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside upper left",
-        ncols=len(labels) if len(labels) < 6 else 4,
-        borderpad=0,
-        labelcolor=INK,
-    )
+def signed(axis: Axis) -> None:
+    """Labels of a gap: with its sign, and 0 without one."""
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+
+
+def log_axis(axis: Axis) -> None:
+    """Labels of a logarithmic axis of plain numbers: 1, 2 and 5 of each power of ten."""
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:

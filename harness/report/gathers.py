@@ -5,7 +5,17 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from harness.report.table import Cell, Column, Record, Table, number_cell, resolved_of
+from harness.report.table import (
+    Cell,
+    Column,
+    Record,
+    Table,
+    make_table,
+    number,
+    number4,
+    resolved_of,
+    status_cell,
+)
 from harness.store import text
 from harness.store.compare import rows_of
 
@@ -18,11 +28,6 @@ INTRO = (
     "nothing on the wire, in the same rounds. Same loss: as with the same layers and weights gathered in high precision, "
     "which are trained beside them."
 )
-_TITLES = (
-    ("ranks", True), ("weights as", False), ("arm", False), ("all-gather (bytes)", True), ("of the baseline's", True),
-    ("all-reduces", True), ("reduce-scatter (bytes)", True), ("last loss", True), ("same loss", False),
-    ("step (ms)", True), ("exposed (ms)", True),
-)  # fmt: skip
 
 
 def gathers_table(machine: Machine) -> Table:
@@ -31,52 +36,55 @@ def gathers_table(machine: Machine) -> Table:
     arms: dict[tuple[str, str, str], list[Record]] = {}
     for r in rows_of(frame[frame["suite"] == SUITE]):
         arms.setdefault((r["run_id"], r["case_id"], r["arm"]), []).append(r)
-    bytes_of = {key: _bytes(rows, "all_gather") for key, rows in arms.items()}
-    rows = []
+    records = []
     for key, own in arms.items():
         axes: Any = text.axes_of(own[0]["axes"])
-        world = axes["ranks"]
-        lead = (Cell(str(world), world), Cell(str(axes["param_dtype"])), Cell(own[0]["arm"]))
-        if any(r["status"] != "ok" for r in own):
-            status = own[0]["status"]
-            style = "bad" if status == "failed" else "muted"
-            rows.append((*lead, Cell(status, None, style), *(Cell("", None) for _ in _TITLES[4:])))
-            continue
-        rows.append(
-            (
-                *lead,
-                *_figures(
-                    own, bytes_of[key], bytes_of.get((*key[:2], own[0]["baseline"] or key[2])), machine
-                ),
-            )
-        )
-    columns = tuple(Column(title, numeric) for title, numeric in _TITLES)
-    return Table(
-        f"gathers-{machine.env_id}", columns, tuple(rows), _beside(arms) if rows else "", sortable=False
-    )
+        record = {"ranks": axes["ranks"], "weights as": str(axes["param_dtype"]), "arm": own[0]["arm"]}
+        bad = next((r for r in own if r["status"] != "ok"), None)
+        if bad is None:
+            base = arms.get((*key[:2], own[0]["baseline"] or key[2]))
+            record |= _figures(own, _bytes(base, "all_gather") if base else None, machine)
+        else:
+            record["all-gather (bytes)"] = status_cell(own[0])
+        records.append(record)
+    columns = [
+        number("ranks", "ranks", str),
+        Column("weights as", "weights as"),
+        Column("arm", "arm"),
+        number("all-gather (bytes)", "all-gather (bytes)", text.count),
+        number("of the baseline's", "of the baseline's", number4),
+        number("all-reduces", "all-reduces", text.count),
+        number("reduce-scatter (bytes)", "reduce-scatter (bytes)", text.count),
+        number("last loss", "last loss", lambda loss: text.number(loss, 7)),
+        Column("same loss", "same loss"),
+        number("step (ms)", "step (ms)"),
+        number("exposed (ms)", "exposed (ms)"),
+    ]
+    caption = _beside(arms) if records else ""
+    return make_table(f"gathers-{machine.env_id}", columns, records, caption, sortable=False)
 
 
-def _figures(own: list[Record], size: float, base: float | None, machine: Machine) -> tuple[Cell, ...]:
+def _figures(own: list[Record], base: float | None, machine: Machine) -> dict[str, Any]:
     by_metric: dict[tuple[str, str], Any] = {(r["metric"], r["part"]): r for r in own}
-    reduces = sum(
-        r["value"] for r in own if r["metric"] == "collectives" and r["part"].startswith("all_reduce")
-    )
-    apart = by_metric.get(("loss_deviation", ""))
-    same = (
-        "" if apart is None else "yes" if apart["value"] == 0 else f"{text.number(apart['value'], 2)} apart"
-    )
+    reduces = (r["value"] for r in own if r["metric"] == "collectives" and r["part"].startswith("all_reduce"))
+    size, step = _bytes(own, "all_gather"), by_metric["step_ms", ""]["value"]
     exposed = statistics.median(by_metric["exposed_ms", ""]["samples"])
     note = "" if machine.is_gpu else "of a CPU"
-    return (
-        Cell(text.count(size), size),
-        number_cell(size / base if base else None, 4),
-        Cell(text.count(reduces), reduces),
-        Cell(text.count(_bytes(own, "reduce_scatter")), _bytes(own, "reduce_scatter")),
-        number_cell(by_metric["loss", ""]["value"], 7),
-        Cell(same),
-        Cell(text.number(by_metric["step_ms", ""]["value"]), by_metric["step_ms", ""]["value"], note=note),
-        Cell(text.number(exposed), exposed, note=note),
-    )
+    apart = by_metric.get(("loss_deviation", ""))
+    return {
+        "all-gather (bytes)": size,
+        "of the baseline's": size / base if base else None,
+        "all-reduces": sum(reduces),
+        "reduce-scatter (bytes)": _bytes(own, "reduce_scatter"),
+        "last loss": by_metric["loss", ""]["value"],
+        "same loss": ""
+        if apart is None
+        else "yes"
+        if apart["value"] == 0
+        else f"{text.number(apart['value'], 2)} apart",
+        "step (ms)": Cell(text.number(step), step, note=note),
+        "exposed (ms)": Cell(text.number(exposed), exposed, note=note),
+    }
 
 
 def _bytes(rows: list[Record], collective: str) -> float:

@@ -19,7 +19,7 @@ from harness.report.compared import names
 from harness.report.numerics import SQNR, fp8_rows, numerics_by_arm
 from harness.report.records import arm_records, newest
 from harness.report.runs import once
-from harness.report.table import Cell, Column, Table, known, resolved_of
+from harness.report.table import Cell, Column, Table, filled, known, number, resolved_of
 from harness.report.training import STYLES, is_candidate
 from harness.report.verdicts import WHAT, counted, fp8_pairs
 from harness.store import text
@@ -39,19 +39,17 @@ Rows = list[tuple[str, str]]  # (run id, case id) that a number rests on
 HeadlineRow = tuple[Cell, ...]
 COLUMNS = (
     Column("FP8 arm"),
-    Column(
+    number(
         "speedup over bf16",
-        True,
-        "geometric mean over the cases; below it the interval of one case, or the range over several",
+        hint="geometric mean over the cases; below it the interval of one case, or the range over several",
     ),
-    Column(
+    number(
         "mixed MFU",
-        True,
-        "sum of F_d / P_d over the step's time, each dtype against its own published peak; of several the median and range",
+        hint="sum of F_d / P_d over the step's time, each dtype against its own published peak; of several the median and range",
     ),
-    Column("worst SQNR (dB)", True, "least of all results of this recipe against a high-precision reference"),
-    Column("FP8 GEMMs", True, "seen by a profiler / expected"),
-    Column("loss", False, "verdict of the gates on training runs of this recipe"),
+    number("worst SQNR (dB)", hint="least of all results of this recipe against a high-precision reference"),
+    number("FP8 GEMMs", hint="seen by a profiler / expected"),
+    Column("loss", hint="verdict of the gates on training runs of this recipe"),
     Column("measured"),
 )
 
@@ -80,7 +78,7 @@ def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
     """The rows of one machine as a table; None where no FP8 arm was measured."""
     left = len(standings(machine)) - len(rows)
     caption = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
-    return _table(f"headline-{machine.env_id}", COLUMNS, rows, caption) if rows else None
+    return _table(f"headline-{machine.env_id}", rows, caption) if rows else None
 
 
 def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
@@ -91,14 +89,11 @@ def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
             whole.append((Cell(arm.text, arm.order, note=name, href=f"#m-{machine.env_id}"), *numbers))
     cut = any(len(own) > MOST_OF_EACH for own in rows.values())
     caption = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
-    return _table("headline", COLUMNS, whole, caption) if whole else None
+    return _table("headline", whole, caption) if whole else None
 
 
-def _table(key: str, columns: Sequence[Column], rows: Sequence[HeadlineRow], caption: str) -> Table:
-    """Without the columns that no row fills."""
-    kept = [i for i in range(len(columns)) if any(row[i].text for row in rows)]
-    cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(key, tuple(columns[i] for i in kept), cells, caption, sortable=False, as_cards=True)
+def _table(key: str, rows: Sequence[HeadlineRow], caption: str) -> Table:
+    return filled(Table(key, COLUMNS, tuple(rows), caption, sortable=False, as_cards=True))
 
 
 @once

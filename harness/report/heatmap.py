@@ -6,16 +6,18 @@ D = A @ B with A [M, K] and B [K, N]; a table for each arm and M, a row for each
 from __future__ import annotations
 
 import bisect
+from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.report.table import Cell, Column, Grid, Table
+from harness.report.drawing import evenly
+from harness.report.table import Cell, Column, Grid, Table, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.store import stats, text
 from harness.store.arm import baseline_of
 from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -71,12 +73,15 @@ def heat_maps(machine: Machine, suite: str) -> list[Grid]:
 
 
 def _map(key: str, gain: dict[tuple[int, int], float], ks: Sequence[int], ns: Sequence[int]) -> Table:
-    columns = (Column("K \\ N"), *(Column(str(n), numeric=True) for n in ns))
-    rows = tuple((Cell(str(k), k), *(_cell(gain.get((k, n))) for n in ns)) for k in ks)
-    return Table(key, columns, rows, sortable=False)
+    columns = [
+        Column("K \\ N", lambda k: Cell(str(k), k)),
+        *(number(str(n), partial(_cell, gain, n)) for n in ns),
+    ]
+    return make_table(key, columns, ks, sortable=False)
 
 
-def _cell(speedup: float | None) -> Cell:
+def _cell(gain: Mapping[tuple[int, int], float], n: int, k: int) -> Cell:
+    speedup = gain.get((k, n))
     if speedup is None:
         return Cell("", None)
     return Cell(text.number(speedup), speedup, f"h{bisect.bisect(EDGES, speedup)}")
@@ -91,6 +96,4 @@ def _as_trained(pairs: pd.DataFrame) -> pd.DataFrame:
 def _spread(values: set[int], most: int) -> list[int]:
     """The values in order, or so many of them, evenly spaced, the ends among them."""
     ordered = sorted(values)
-    if len(ordered) <= most:
-        return ordered
-    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
+    return [ordered[i] for i in evenly(len(ordered), most)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
-from harness.report.table import Cell, Spec, known, make_table
+from harness.report.table import Cell, Column, known, make_table, number
 from harness.store import stats, text
 from harness.store.arm import WITHOUT_FP8, arm_of
 from harness.store.cause import Cause
@@ -81,30 +81,28 @@ def places(machine: Machine) -> list[Place]:
 
 def league_table(machine: Machine) -> Table:
     """The places, and who is not there with the way to get it."""
-    specs = [
-        Spec("level", lambda r: Cell(r["place"].level, r["place"].level), numeric=False),
-        Spec("like our arm", lambda r: Cell(r["place"].ours, r["place"].ours), numeric=False),
-        Spec("arm", lambda r: Cell(r["place"].arm, r["place"].arm), numeric=False),
-        Spec("whose", _whose, numeric=False),
-        Spec("cases", lambda r: Cell(text.count(r["place"].cases), r["place"].cases)),
-        Spec(
+    columns = [
+        Column("level", "level"),
+        Column("like our arm", "ours"),
+        Column("arm", "arm"),
+        Column("whose", _whose),
+        number("cases", "cases", text.count),
+        number(
             "our time / its time",
-            lambda r: _ratio(r["place"].against_ours),
-            "above 1: it is faster than ours",
+            lambda p: _ratio(p.against_ours),
+            hint="above 1: it is faster than ours",
         ),
-        Spec("over bf16", lambda r: _ratio(r["place"].over_bf16), "of casts: over our eager one"),
-        Spec("worst SQNR (dB)", lambda r: _figure(r["place"].sqnr_db)),
-        Spec("codes that differ", lambda r: _figure(r["place"].mismatches), "from the reference cast"),
+        number("over bf16", lambda p: _ratio(p.over_bf16), hint="of casts: over our eager one"),
+        number("worst SQNR (dB)", "sqnr_db"),
+        number("codes that differ", "mismatches", hint="from the reference cast"),
     ]
     absent = "; ".join(_absent(machine))
     caption = (
         "Geometric means over the cases that the arm, ours and bf16 all measured, in the same rounds; arms with other cases "
         "have a row of ours on those beside them. Every arm passed the same check."
     )
-    records = [{"place": place} for place in places(machine)]
-    return make_table(
-        f"league-{machine.env_id}", specs, records, caption + (f" Not here: {absent}." if absent else "")
-    )
+    caption += f" Not here: {absent}." if absent else ""
+    return make_table(f"league-{machine.env_id}", columns, places(machine), caption)
 
 
 def _place(level: str, ours: str, arm: str, shared: Iterable[Key], by_arm: Arms) -> Place:
@@ -168,8 +166,7 @@ def _absent(machine: Machine) -> list[str]:
     return list(dict.fromkeys(absent["reason"]))
 
 
-def _whose(record: Mapping[str, Any]) -> Cell:
-    place: Place = record["place"]
+def _whose(place: Place) -> Cell:
     whose = f"{place.peer} {place.version}".strip() or "fp8core"
     return Cell(f"{whose} (package {place.extension}, not ours)" if place.extension else whose, place.peer)
 
@@ -177,10 +174,6 @@ def _whose(record: Mapping[str, Any]) -> Cell:
 def _ratio(value: float) -> Cell:
     style = "" if not known(value) or 0.99 <= value <= 1.01 else "faster" if value > 1 else "slower"
     return Cell(text.ratio(value), value, style)
-
-
-def _figure(value: float) -> Cell:
-    return Cell(text.number(value) if known(value) else "", value)
 
 
 def _resolved(record: Record) -> Mapping[str, Any]:

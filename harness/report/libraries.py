@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.report.records import arm_records
-from harness.report.table import Cell, Spec, axis_spec, make_table, number_cell, resolved_of
+from harness.report.table import Cell, Column, axis_column, make_table, number, resolved_of
 from harness.store import stats, text
 from harness.store.arm import arm_of
 from harness.store.effect import MIN_ROUNDS
@@ -54,6 +54,11 @@ class Choice:
     blocks: float
 
     @property
+    def axes(self) -> str:
+        """Axes of its case, as JSON."""
+        return str(self.record["axes"])
+
+    @property
     def below(self) -> bool:
         """The whole interval lies below the bar."""
         return self.high < BAR
@@ -86,19 +91,17 @@ def choices(machine: Machine) -> list[Choice]:
 def chosen_table(machine: Machine) -> Table:
     """The choices, and in the caption the worst of them against the bar."""
     found = choices(machine)
-    specs = [axis_spec(name) for name in ("role", *text.SIZES)]
-    specs += [
-        Spec("product", lambda r: Cell(r["choice"].product, r["choice"].product), numeric=False),
-        Spec("chosen", lambda r: Cell(r["choice"].chosen, r["choice"].chosen), numeric=False),
-        *(Spec(f"{name} (ms)", partial(_time, name)) for name in _ARMS),
-        Spec("of the best", _of_best, f"better library's time / the choice's, paired; bar {BAR:g}"),
+    columns = [
+        *map(axis_column, ("role", *text.SIZES)),
+        Column("product", "product"),
+        Column("chosen", "chosen"),
+        *(number(f"{name} (ms)", partial(_time, name)) for name in _ARMS),
+        number("of the best", _of_best, hint=f"better library's time / the choice's, paired; bar {BAR:g}"),
     ]
     if any(not math.isnan(choice.blocks) for choice in found):
-        specs.append(
-            Spec("blockwise", _blocks, "speed of blockwise over the choice; its scales and sums are others")
-        )
-    records = [{"axes": choice.record["axes"], "choice": choice} for choice in found]
-    return make_table(f"libraries-{machine.env_id}", specs, records, _said(found))
+        hint = "speed of blockwise over the choice; its scales and sums are others"
+        columns.append(number("blockwise", "blocks", text.ratio, hint))
+    return make_table(f"libraries-{machine.env_id}", columns, found, _said(found))
 
 
 _ARMS = {"torch": "", "triton": OWN, "fastest": FASTEST}
@@ -135,20 +138,14 @@ def _log_ratios(over: Mapping[int, float], under: Mapping[int, float]) -> list[f
     return [math.log(over[r] / under[r]) for r in over if r in under]
 
 
-def _time(name: str, record: Record) -> Cell:
-    return number_cell(record["choice"].times[name])
+def _time(name: str, choice: Choice) -> float:
+    return choice.times[name]
 
 
-def _of_best(record: Record) -> Cell:
-    choice: Choice = record["choice"]
+def _of_best(choice: Choice) -> Cell:
     shown = f"{choice.of_best:.3f}"
     interval = text.interval(choice.low, choice.high)
     return Cell(shown, choice.of_best, "slower" if choice.below else "", interval=interval)
-
-
-def _blocks(record: Record) -> Cell:
-    blocks: float = record["choice"].blocks
-    return Cell("" if math.isnan(blocks) else text.ratio(blocks), None if math.isnan(blocks) else blocks)
 
 
 def _said(found: list[Choice]) -> str:

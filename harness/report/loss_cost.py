@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from harness.judge.verdict import MARGIN
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE
-from harness.report.drawing import BAND, INK, MUTED, STYLE, Chart, legend, svg
+from harness.report.drawing import BAND, INK, MUTED, Chart, sheet, signed, styled
 from harness.report.looks import look
-from harness.report.table import Cell, Spec, Table, make_table, number_cell
+from harness.report.table import Cell, Column, Table, make_table, number
 from harness.report.training import STYLES, setup_label
 from harness.store import text
 from harness.store.arm import (
@@ -57,35 +56,17 @@ def cost_table(machine: Machine) -> Table:
         for v in machine.verdicts
         if any(_gap(v, name) is not None for name in GAPS)
     ]
-    specs = [
-        *(
-            [Spec("set-up", lambda r: Cell(r["set-up"], r["set-up"]), numeric=False)]
-            if _several(machine)
-            else []
-        ),
-        Spec("arm", lambda r: Cell(r["verdict"].arm, r["verdict"].arm), numeric=False),
-        Spec("what is in FP8", lambda r: Cell(what(r["verdict"].fields, r["schedule"])), numeric=False),
-        *(
-            Spec(title, lambda r, name=name: _gap_cell(_gap(r["verdict"], name)))  # type: ignore[misc]
-            for name, title in GAPS.items()
-        ),
-        Spec("seeds", lambda r: _seeds_cell(r["verdict"])),
-        Spec(
-            "verdict",
-            lambda r: Cell(
-                r["verdict"].verdict.outcome,
-                r["verdict"].verdict.outcome,
-                "pass"
-                if r["verdict"].verdict.outcome == r["verdict"].expected
-                else STYLES[r["verdict"].verdict.outcome],
-            ),
-            numeric=False,
-        ),
-        *(
-            [Spec("CPU (h)", lambda r: number_cell(r["hours"], 2), "of all seeds; evaluation included")]
-            if any(r["hours"] for r in records)
-            else []
-        ),
+    hours_column = number(
+        "CPU (h)", "hours", lambda h: text.number(h, 2), "of all seeds; evaluation included"
+    )
+    columns = [
+        *([Column("set-up", "set-up")] if len(machine.trainings) > 1 else []),
+        Column("arm", lambda r: r["verdict"].arm),
+        Column("what is in FP8", lambda r: what(r["verdict"].fields, r["schedule"])),
+        *(number(title, partial(_gap_cell, name)) for name, title in GAPS.items()),
+        number("seeds", lambda r: _seeds(r["verdict"]), str),
+        Column("verdict", lambda r: _outcome(r["verdict"])),
+        *([hours_column] if any(r["hours"] for r in records) else []),
     ]
     total = sum(hours.values())
     caption = (
@@ -93,7 +74,7 @@ def cost_table(machine: Machine) -> Table:
         f"its 90 % interval; margin {100 * MARGIN:g} %. Above 0 is worse."
         + (f" All runs with those of {CONTROL}: {_hours(total)} of CPU." if total else "")
     )
-    return make_table(f"loss-cost-{machine.env_id}", specs, records, caption)
+    return make_table(f"loss-cost-{machine.env_id}", columns, records, caption)
 
 
 def cost_charts(machine: Machine) -> list[Chart]:
@@ -136,10 +117,10 @@ def what(arm: Arm, schedule: str = "") -> str:
     }.get(arm.variant, arm.variant)
 
 
-@mpl.rc_context(STYLE)
+@styled
 def _forest(machine: Machine, setup: Setup, verdicts: list[ArmVerdict], key: str) -> Chart:
-    figure = Figure(figsize=(9.5, 0.9 + 0.27 * len(verdicts)), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet(key, 0.9 + 0.27 * len(verdicts), grid="x")
+    axes = drawn.axes
     limit = 100 * MARGIN
     axes.axvspan(-limit, limit, color=BAND, linewidth=0, label=f"margin, {limit:g} %")
     axes.axvline(0, color=MUTED, linewidth=0.6)
@@ -179,16 +160,12 @@ def _forest(machine: Machine, setup: Setup, verdicts: list[ArmVerdict], key: str
     axes.set_ylim(-0.7, len(verdicts) - 0.3)
     axes.set_yticks(places, [v.arm for v in verdicts])
     axes.set_xlabel("gap (% of the loss); right of 0 is worse")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+    signed(axes.xaxis)
     axes.xaxis.set_major_locator(MaxNLocator(9))
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", labelcolor=INK)
-    legend(figure, axes)
     seeds = sorted({g.seeds for v in verdicts if (g := _gap(v, "L4")) is not None})
     counted = text.plural(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     caption = f"Mean over {counted} of the paired gap to {CONTROL} with its 90 % interval."
-    return Chart(key, f"Cost in loss: {setup_label(machine, setup.axes)}", svg(figure, key), caption)
+    return drawn.chart(f"Cost in loss: {setup_label(machine, setup.axes)}", caption)
 
 
 def _gap(verdict: ArmVerdict, gate: str) -> GateResult | None:
@@ -199,7 +176,8 @@ def _gap(verdict: ArmVerdict, gate: str) -> GateResult | None:
     return result
 
 
-def _gap_cell(gate: GateResult | None) -> Cell:
+def _gap_cell(name: str, record: Mapping[str, Any]) -> Cell:
+    gate = _gap(record["verdict"], name)
     if gate is None:
         return Cell(text.NONE, None, "muted")
     style = "bad" if gate.low > MARGIN or gate.high < -MARGIN else ""
@@ -207,9 +185,13 @@ def _gap_cell(gate: GateResult | None) -> Cell:
     return Cell(percent(gate.effect), gate.effect, style, interval=interval)
 
 
-def _seeds_cell(verdict: ArmVerdict) -> Cell:
-    seeds = max((g.seeds for name in GAPS if (g := _gap(verdict, name)) is not None), default=0)
-    return Cell(str(seeds), seeds)
+def _seeds(verdict: ArmVerdict) -> int:
+    return max((g.seeds for name in GAPS if (g := _gap(verdict, name)) is not None), default=0)
+
+
+def _outcome(verdict: ArmVerdict) -> Cell:
+    outcome = verdict.verdict.outcome
+    return Cell(outcome, outcome, "pass" if outcome == verdict.expected else STYLES[outcome])
 
 
 def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
@@ -233,7 +215,3 @@ def _hours(hours: float) -> str:
 
 def _key(axes: Mapping[str, Any]) -> str:
     return str(sorted((k, str(v)) for k, v in axes.items()))
-
-
-def _several(machine: Machine) -> bool:
-    return len(machine.trainings) > 1

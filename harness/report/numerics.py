@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.report.runs import once
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Table, filled, make_table, number
 from harness.store import text
 from harness.store.arm import Arm, arms_of, controls
 from harness.store.compare import FP8_DTYPES, TIMES
@@ -132,32 +133,32 @@ def _stored_bound(resolved: str) -> Any:
 
 def numerics_table(machine: Machine) -> Table:
     """Worst figures by arm, without empty columns."""
-    titles = [f"{name} (dB)" for name in SQNR.values()]
-    titles += ["bound (dB)", "worst row (dB)", "accumulation (dB)", "underflow", "codes that differ"]
-    columns = (Column("suite"), Column("arm"), *(Column(t, numeric=True) for t in ("cases", *titles)))
-    rows = []
-    for w in numerics_by_arm(machine):
-        figures = [
-            Cell(text.number(w.sqnr.get(m)), w.sqnr.get(m), "bad" if m in w.sqnr and w.below(m) else "")
-            for m in SQNR
-        ]
-        bounds = [text.number(w.bounds[m], 4) for m in SQNR if m in w.bounds]
-        rows.append(
-            (
-                Cell(w.suite, w.suite),
-                Cell(w.arm, w.arm),
-                Cell(str(w.cases), w.cases),
-                *figures,
-                Cell(" / ".join(bounds) or text.NONE, max(w.bounds.values(), default=None)),
-                Cell(text.number(w.row_min), w.row_min),
-                Cell(text.number(w.accumulation), w.accumulation),
-                Cell(text.percent(w.underflow), w.underflow),
-                Cell(text.count(w.mismatches) if w.checked_codes else text.NONE, w.mismatches),
-            )
-        )
-    kept = [i for i in range(len(columns)) if any(row[i].text != text.NONE for row in rows)]
-    cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(f"numerics-{machine.env_id}", tuple(columns[i] for i in kept), cells, sortable=False)
+    columns = (
+        Column("suite", "suite"),
+        Column("arm", "arm"),
+        number("cases", "cases", str),
+        *(number(f"{name} (dB)", partial(_sqnr_cell, m)) for m, name in SQNR.items()),
+        number("bound (dB)", _bound_cell),
+        number("worst row (dB)", lambda w: Cell(text.number(w.row_min), w.row_min)),
+        number("accumulation (dB)", lambda w: Cell(text.number(w.accumulation), w.accumulation)),
+        number("underflow", lambda w: Cell(text.percent(w.underflow), w.underflow)),
+        number(
+            "codes that differ",
+            lambda w: Cell(text.count(w.mismatches) if w.checked_codes else text.NONE, w.mismatches),
+        ),
+    )
+    found = make_table(f"numerics-{machine.env_id}", columns, numerics_by_arm(machine), sortable=False)
+    return filled(found, text.NONE)
+
+
+def _sqnr_cell(metric: str, worst: Worst) -> Cell:
+    found = worst.sqnr.get(metric)
+    return Cell(text.number(found), found, "bad" if metric in worst.sqnr and worst.below(metric) else "")
+
+
+def _bound_cell(worst: Worst) -> Cell:
+    bounds = [text.number(worst.bounds[m], 4) for m in SQNR if m in worst.bounds]
+    return Cell(" / ".join(bounds) or text.NONE, max(worst.bounds.values(), default=None))
 
 
 @once

@@ -6,11 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-from harness.report.drawing import INK, MUTED, STYLE, Chart, legend, svg
+from harness.report.drawing import INK, MUTED, Chart, log_axis, sheet, styled
 from harness.report.looks import look
 from harness.report.records import arm_records
 from harness.report.runs import once
@@ -68,7 +64,7 @@ def _eager(arm: Arm) -> str:
     return str(replace(arm, mode="eager", casts=casts)) if arm.mode == "compile" else ""
 
 
-@mpl.rc_context(STYLE)
+@styled
 def break_even(machine: Machine) -> list[Chart]:
     """Calls until a compilation pays, cold and from filled caches, the arms that pay soonest first."""
     found = [
@@ -82,8 +78,8 @@ def break_even(machine: Machine) -> list[Chart]:
     for about in shown:
         case = text.case_label(text.axes_of(about["axes"]), machine.constant_axes(about["suite"]))
         labels.append(text.short(f"{about['suite']} {about['arm']}, {case}", 64))
-    figure = Figure(figsize=(9.5, 0.9 + 0.24 * len(shown)), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet(f"pays-{machine.env_id}", 0.9 + 0.24 * len(shown), grid="x", rows=labels)
+    axes = drawn.axes
     for y, about in enumerate(shown):
         ends = [about[name] for name in ("warm_pays", "cold_pays") if known(about.get(name))]
         axes.plot(ends, [y] * len(ends), color=MUTED, linewidth=0.9)
@@ -94,15 +90,8 @@ def break_even(machine: Machine) -> list[Chart]:
     axes.plot([], [], "o", color=INK, label="cold: empty caches")
     axes.plot([], [], "o", color=INK, fillstyle="none", label="warm: filled caches")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_yticks(range(len(shown)), labels)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
+    log_axis(axes.xaxis)
     axes.set_xlabel("calls until compiling has paid (training steps in the suite train)")
-    legend(figure, axes)
     caption = "Compile time / what one call gains over the same arm in eager mode."
     if len(shown) < len(paying):
         caption += f" The {len(shown)} of {len(paying)} arms that pay soonest."
@@ -110,5 +99,4 @@ def break_even(machine: Machine) -> list[Chart]:
         caption += (
             f" Compiling never pays in {len(found) - len(paying)} of {len(found)} arms: they gain nothing."
         )
-    key = f"pays-{machine.env_id}"
-    return [Chart(key, "When compiling pays", svg(figure, key), caption)]
+    return [drawn.chart("When compiling pays", caption)]

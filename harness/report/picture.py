@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.report.doubts import Unjudged, doubts, unjudged
@@ -17,12 +15,13 @@ from harness.report.drawing import (
     LEAST_DB,
     MUTED,
     PAPER,
-    STYLE,
     Chart,
-    legend,
+    Sheet,
     ratio_axis,
     ratio_limits,
+    sheet,
     span,
+    styled,
     svg,
 )
 from harness.report.headline import recipe, standings
@@ -63,18 +62,16 @@ class _Size:
 WIDE, NARROW = _Size(9.2, 0.36, False), _Size(4.2, 0.52, True)
 
 
-def _chart(machine: Machine, title: str, caption: str, draw: Callable[[_Size], Figure]) -> Chart:
+@styled
+def _chart(machine: Machine, title: str, caption: str, draw: Callable[[_Size], Sheet]) -> Chart:
     """The figure at both widths; one of generated rows says so within the drawing."""
     drawn = []
     key = f"picture-{machine.env_id}"
     for size, name in ((WIDE, key), (NARROW, f"{key}-narrow")):
-        with mpl.rc_context(STYLE):
-            figure = draw(size)
-            if machine.generated:
-                figure.suptitle(
-                    "GENERATED ROWS, NOT A MEASUREMENT", color=INK, fontsize=9, x=0.99, ha="right"
-                )
-            drawn.append(svg(figure, name))
+        figure = draw(size).figure
+        if machine.generated:
+            figure.suptitle("GENERATED ROWS, NOT A MEASUREMENT", color=INK, fontsize=9, x=0.99, ha="right")
+        drawn.append(svg(figure, name))
     title += " (generated rows, not measured)" if machine.generated else ""
     return Chart(key, title, drawn[0], caption, drawn[1])
 
@@ -98,9 +95,10 @@ def _gains(machine: Machine) -> Chart | None:
     left = len([s for s in standings(machine) if s.pairs]) - len(found) + len(absent) - len(shown)
     caption += f" {text.plural(left, 'more arm')} below." if left else ""
 
-    def draw(size: _Size) -> Figure:
+    def draw(size: _Size) -> Sheet:
         rows = len(found) + len(shown)
-        figure, axes = _rows(size, rows)
+        drawn = _panels(size, rows, 1)
+        axes = drawn.axes
         axes.axvline(1, color=INK, linewidth=0.9)
         ends = [1.0]
         for y, standing in enumerate(found):
@@ -115,8 +113,8 @@ def _gains(machine: Machine) -> Chart | None:
         ] + [_absent_words(u) for u in shown]
         _label(axes, size, words)
         axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
-        legend(figure, axes)
-        return figure
+        drawn.legend()
+        return drawn
 
     return _chart(machine, f"Speedup over bf16, {what}", caption, draw)
 
@@ -177,11 +175,9 @@ def _quality(machine: Machine) -> Chart | None:
     left = len(by_recipe) - len(found)
     caption += f" {text.plural(left, 'more recipe')} below." if left else ""
 
-    def draw(size: _Size) -> Figure:
-        panels = _panels(size, len(found), 1 + bool(kinds))
-        figure = panels[0].get_figure()
-        assert isinstance(figure, Figure)
-        words = []
+    def draw(size: _Size) -> Sheet:
+        drawn = _panels(size, len(found), 1 + bool(kinds))
+        panels, words = drawn.panels, []
         for y, (arm, every) in enumerate(found.items()):
             words.append((str(arm), *_quality_row(panels[0], y, every, look(machine, arm))))
         span(panels[0], LEAST_DB)
@@ -197,8 +193,8 @@ def _quality(machine: Machine) -> Chart | None:
         for panel in panels if size.stacked else []:
             panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0, fontsize=7.5)
         if not size.stacked:
-            _shared_legend(figure, panels)
-        return figure
+            drawn.legend()
+        return drawn
 
     title = "Quality and bytes of each recipe" if kinds else "Quality of each recipe"
     return _chart(machine, f"{title} (measured on a CPU: no speed)", caption, draw)
@@ -250,27 +246,16 @@ def _bytes_panel(
     axes.set_xlim(0, 1.25 * max(top, base or 0.0))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("bytes an element, lower is better")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
 
 
-def _rows(size: _Size, rows: int) -> tuple[Figure, Axes]:
-    axes = _panels(size, rows, 1)[0]
-    figure = axes.get_figure()
-    assert isinstance(figure, Figure)
-    return figure, axes
-
-
-def _panels(size: _Size, rows: int, count: int) -> list[Axes]:
+def _panels(size: _Size, rows: int, count: int) -> Sheet:
     """Panels side by side, or one below the other on a narrow screen, with room for so many rows each."""
     down = count if size.stacked else 1
-    figure = Figure(figsize=(size.width, down * (0.85 + size.row * max(rows, 2))), layout="constrained")
-    panels = figure.subplots(down, count // down, squeeze=False, sharey=not size.stacked).ravel().tolist()
-    for axes in panels:
+    height = down * (0.85 + size.row * max(rows, 2))
+    drawn = sheet("", height, count // down, down, width=size.width, grid="x", sharey=not size.stacked)
+    for axes in drawn.panels:
         axes.set_ylim(rows - 0.6, -0.75) if size.stacked else axes.set_ylim(rows - 0.4, -0.6)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-    return panels
+    return drawn
 
 
 def _label(axes: Axes, size: _Size, words: Sequence[tuple[str, str, list[str]]], beside: bool = True) -> None:
@@ -310,9 +295,3 @@ def _fitting(said: Sequence[str], most: int) -> str:
             return words
     alone = f"{len(said)} doubts" if len(said) > 1 else "".join(said)
     return text.short(alone, most) if most >= 8 else ""
-
-
-def _shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    pairs = [pair for panel in panels for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
-    handles, labels = zip(*pairs, strict=True)
-    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), borderpad=0, labelcolor=INK)

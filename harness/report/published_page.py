@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from harness.report.drawing import MUTED, STYLE, Chart, legend, mark, svg
-from harness.report.published_runs import COUNTS, MACHINES, Run, runs
+from harness.report.drawing import MUTED, Chart, mark, sheet, styled
+from harness.report.published_runs import COUNTS, MACHINES, Count, Run, runs
 from harness.report.section import Section
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Table, make_table, number
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -38,19 +37,6 @@ NOT_FORMED: Mapping[str, str] = {
     "Databricks, 2024-03: 1.4 to 1.5 times on 64 H100": "only ratios, no tokens/s",
     "FP8-LM, COAT": "only ratios and percentages, no tokens/s",
 }
-COLUMNS = (
-    Column("run"),
-    Column("precision"),
-    Column("tokens/s/GPU", True),
-    Column("model TFLOP/s", True, "palm"),
-    Column("mixed MFU, palm", True, "sum of F_d / P_d over the time, each dtype against its own peak"),
-    Column("mixed MFU, causal", True, "the same, attention without the masked half"),
-    Column("of bf16 peak, palm", True, "all FLOPs against the bf16 peak: comparable with the literature"),
-    Column("of FP8 peak, palm", True, "all FLOPs against the FP8 peak; low where bf16 has a part"),
-    Column("HFU, causal", True, "as mixed MFU, with what is recomputed"),
-    Column("printed MFU", True, "by its authors; below it whether it follows from their tokens/s"),
-    Column("measured by"),
-)
 
 
 @cache
@@ -78,29 +64,21 @@ def sections() -> tuple[Section, ...]:
 
 def _summary(by_publisher: Mapping[str, Sequence[Run]]) -> Table:
     columns = (
-        Column("measured by"),
-        Column("figures", True),
-        Column("mixed MFU of bf16 runs, palm", True),
-        Column("mixed MFU of FP8 runs, palm", True),
-        Column("printed an MFU", True),
-        Column("of these follow from their tokens/s", True),
+        Column("measured by", itemgetter(0)),
+        number("figures", lambda r: len(r[1]), str),
+        number("mixed MFU of bf16 runs, palm", lambda r: _range_cell([x for x in r[1] if not x.is_fp8])),
+        number("mixed MFU of FP8 runs, palm", lambda r: _range_cell([x for x in r[1] if x.is_fp8])),
+        number("printed an MFU", lambda r: sum(x.printed is not None for x in r[1]), str),
+        number("of these follow from their tokens/s", lambda r: _agreeing(r[1])),
     )
-    every = {**by_publisher, "all": list(runs())}
-    rows = []
-    for name, own in every.items():
-        printed = [r for r in own if r.printed]
-        agree = sum(r.off_by() == 0.0 for r in printed)
-        rows.append(
-            (
-                Cell(name),
-                Cell(str(len(own)), len(own)),
-                _range_cell([r for r in own if not r.is_fp8]),
-                _range_cell([r for r in own if r.is_fp8]),
-                Cell(str(len(printed)), len(printed)),
-                Cell(f"{agree} of {len(printed)}" if printed else "", agree if printed else None),
-            )
-        )
-    return Table("published-summary", columns, tuple(rows), sortable=False)
+    every = {**by_publisher, "all": runs()}
+    return make_table("published-summary", columns, list(every.items()), sortable=False)
+
+
+def _agreeing(own: Sequence[Run]) -> Cell:
+    printed = [r for r in own if r.printed]
+    agree = sum(r.off_by() == 0.0 for r in printed)
+    return Cell(f"{agree} of {len(printed)}", agree) if printed else Cell("", None)
 
 
 def _range_cell(own: Sequence[Run]) -> Cell:
@@ -113,25 +91,43 @@ def _range_cell(own: Sequence[Run]) -> Cell:
 
 def _runs_table(name: str, own: Sequence[Run]) -> Table:
     caption = f"Measured by {name}: {text.plural(len(own), 'figure')}."
-    return Table(f"published-runs-{name}", COLUMNS, tuple(map(_row, own)), caption)
-
-
-def _row(run: Run) -> tuple[Cell, ...]:
-    palm, causal = run.utilization("palm"), run.utilization("causal")
-    where = f"{run.machine}, length {run.seq:,}, {_recomputed(run.recomputed)}"
-    return (
-        Cell(run.name, run.name, note=where),
-        Cell(run.precision, run.precision),
-        Cell(text.count(run.tokens_per_s), run.tokens_per_s),
-        Cell(text.number(palm.model_tflops), palm.model_tflops),
-        _share(palm.mfu_mixed),
-        _share(causal.mfu_mixed),
-        _share(palm.mfu_bf16_peak),
-        _share(palm.mfu_fp8_peak),
-        _share(causal.hfu),
-        _printed(run),
-        Cell(run.source, run.source),
+    columns = (
+        Column("run", _named),
+        Column("precision", "precision"),
+        number("tokens/s/GPU", "tokens_per_s", text.count),
+        number("model TFLOP/s", lambda r: r.utilization("palm").model_tflops, hint="palm"),
+        _share("mixed MFU", "palm", "mfu_mixed", _MIXED),
+        _share("mixed MFU", "causal", "mfu_mixed", "the same, attention without the masked half"),
+        _share("of bf16 peak", "palm", "mfu_bf16_peak", _OF_BF16),
+        _share(
+            "of FP8 peak", "palm", "mfu_fp8_peak", "all FLOPs against the FP8 peak; low where bf16 has a part"
+        ),
+        _share("HFU", "causal", "hfu", "as mixed MFU, with what is recomputed"),
+        number(
+            "printed MFU", _printed, hint="by its authors; below it whether it follows from their tokens/s"
+        ),
+        Column("measured by", "source"),
     )
+    return make_table(f"published-runs-{name}", columns, own, caption)
+
+
+_MIXED = "sum of F_d / P_d over the time, each dtype against its own peak"
+_OF_BF16 = "all FLOPs against the bf16 peak: comparable with the literature"
+
+
+def _share(title: str, formula: str, field: str, hint: str) -> Column:
+    """The column of one of the shares, by one rule of counting; N/A where it cannot be formed."""
+
+    def cell(run: Run) -> Cell:
+        value = getattr(run.utilization(formula), field)
+        return Cell(text.NONE, None, "muted") if value is None else Cell(f"{100 * value:.1f} %", value)
+
+    return number(f"{title}, {formula}", cell, hint=hint)
+
+
+def _named(run: Run) -> Cell:
+    where = f"{run.machine}, length {run.seq:,}, {_recomputed(run.recomputed)}"
+    return Cell(run.name, run.name, note=where)
 
 
 def _recomputed(what: str) -> str:
@@ -148,52 +144,49 @@ def _printed(run: Run) -> Cell:
     return Cell(run.printed.text, run.printed.high, "bad" if off else "", note)
 
 
-def _share(value: float | None) -> Cell:
-    return Cell(text.NONE, None, "muted") if value is None else Cell(f"{100 * value:.1f} %", value)
-
-
 def _peaks_table() -> Table:
+    devices = {machine: next(r for r in runs() if r.machine == machine).device for machine in MACHINES}
     columns = (
-        Column("ran on"),
-        Column("divided by the peak of"),
-        Column("bf16 TFLOP/s", True),
-        Column("FP8 TFLOP/s", True),
-        Column("what to know"),
-        Column("source of the peak"),
+        Column("ran on", itemgetter(0)),
+        Column("divided by the peak of", lambda m: m[1].key),
+        number("bf16 TFLOP/s", lambda m: m[1].tflops["bf16"], "{:g}".format),
+        number("FP8 TFLOP/s", lambda m: m[1].tflops["fp8"], "{:g}".format),
+        Column("what to know", lambda m: MACHINES[m[0]][1]),
+        Column("source of the peak", lambda m: m[1].source),
     )
-    rows = []
-    for machine, (_, remark) in MACHINES.items():
-        device = next(r for r in runs() if r.machine == machine).device
-        peaks = (Cell(f"{device.tflops[d]:g}", device.tflops[d]) for d in ("bf16", "fp8"))
-        rows.append((Cell(machine), Cell(device.key), *peaks, Cell(remark), Cell(device.source)))
     caption = "Peaks: dense, as their makers publish them (docs/hardware.md)."
-    return Table("published-peaks", columns, tuple(rows), caption, sortable=False)
+    return make_table("published-peaks", columns, list(devices.items()), caption, sortable=False)
 
 
 def _counts_table() -> Table:
-    columns = (Column("printed by"), Column("6 N + 12 L Q T, with N"), Column("source"))
-    rows = []
-    for count in COUNTS.values():
-        names = dict.fromkeys(r.source for r in runs() if r.printed and r.printed.count is count)
-        rows.append((Cell("; ".join(names)), Cell(count.words), Cell(count.source)))
+    def printed_by(count: Count) -> str:
+        return "; ".join(dict.fromkeys(r.source for r in runs() if r.printed and r.printed.count is count))
+
+    columns = (
+        Column("printed by", printed_by),
+        Column("6 N + 12 L Q T, with N", "words"),
+        Column("source", "source"),
+    )
     caption = "How the printed MFUs were formed; each is formed again that way before it is compared."
-    return Table("published-counts", columns, tuple(rows), caption, sortable=False)
+    return make_table("published-counts", columns, list(COUNTS.values()), caption, sortable=False)
 
 
 def _not_formed() -> Table:
-    rows = tuple((Cell(what), Cell(why)) for what, why in NOT_FORMED.items())
+    columns = (Column("published", itemgetter(0)), Column("why", itemgetter(1)))
     caption = "Published, and no MFU can be formed from it."
-    return Table("published-not-formed", (Column("published"), Column("why")), rows, caption, sortable=False)
+    return make_table("published-not-formed", columns, list(NOT_FORMED.items()), caption, sortable=False)
 
 
-@mpl.rc_context(STYLE)
+@styled
 def _chart() -> Chart:
     """The same FP8 runs over three denominators: what a single printed number hides."""
     shown = sorted(
         (r for r in runs() if r.is_fp8), key=lambda r: r.utilization("palm").mfu_mixed or 0.0, reverse=True
     )
-    figure = Figure(figsize=(9.5, 1.0 + 0.19 * len(shown)), layout="constrained")
-    axes = figure.subplots()
+    labels = [text.short(f"{r.publisher}: {r.name}", 62) for r in shown]
+    drawn = sheet("published-mfu", 1.0 + 0.19 * len(shown), grid="x", rows=labels)
+    axes = drawn.axes
+    axes.tick_params(axis="y", labelsize=7.5)
     columns = (("of FP8 peak", "mfu_fp8_peak"), ("mixed", "mfu_mixed"), ("of bf16 peak", "mfu_bf16_peak"))
     for i, (label, field) in enumerate(columns):
         shares = [getattr(r.utilization("palm"), field) for r in shown]
@@ -205,18 +198,11 @@ def _chart() -> Chart:
     printed = [(r.printed.high / 100, y) for y, r in enumerate(shown) if r.printed]
     x, y_of = zip(*printed, strict=True)
     axes.plot(x, y_of, **mark(11, label="printed by its authors", markersize=8))
-    axes.set_yticks(
-        range(len(shown)), [text.short(f"{r.publisher}: {r.name}", 62) for r in shown], fontsize=7.5
-    )
-    axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, None)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("MFU of others' FP8 runs, recomputed (palm)")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    legend(figure, axes)
     caption = (
         f"{len(shown)} FP8 runs that others measured and published; none is a measurement of this project. One run is one "
         "line: the same tokens/s over the FP8 peak, over each dtype's own, and over the bf16 peak."
     )
-    return Chart("published-mfu", "One run, three denominators", svg(figure, "published-mfu"), caption)
+    return drawn.chart("One run, three denominators", caption)

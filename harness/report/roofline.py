@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from harness.report.drawing import INK, MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import INK, MUTED, SERIES, Chart, evenly, log_axis, sheet, styled
 from harness.report.records import arm_records, newest
 from harness.report.table import known
-from harness.store import text
 from harness.store.compare import FP8_DTYPES
 from harness.store.json_columns import parse
 
@@ -27,7 +23,7 @@ MOST_POINTS = 200
 KINDS = {"bf16": (INK, "p"), "fp8": (SERIES[7], "*")}  # no recipe's colour
 
 
-@mpl.rc_context(STYLE)
+@styled
 def roofline(machine: Machine) -> list[Chart]:
     """One figure of the suite gemm; a kind of GEMM (bf16, fp8) has its own marks and its own ceilings."""
     points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
@@ -38,33 +34,26 @@ def roofline(machine: Machine) -> list[Chart]:
             points[kind].append((sum(work.values()) / r["bytes_moved"], r["tflops"]))
     if not any(points.values()):
         return []
-    figure = Figure(figsize=(9.5, 3.9), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet(f"roofline-{machine.env_id}", 3.9)
+    axes = drawn.axes
     every = [p for own in points.values() for p in own]
     low, high = min(x for x, _ in every) / 2, max(x for x, _ in every) * 3
     measured, nominal = _measured(machine), _nominal(machine)
     for roofs, style, word in ((measured, "-", "measured"), (nominal, "--", "published peak")):
         _roofs(axes, roofs, low, high, style, word)
     for kind, (colour, mark) in KINDS.items():
-        own = _thinned(points[kind])
+        own = sorted(points[kind])
         if own:
+            own = [own[i] for i in evenly(len(own), MOST_POINTS)]
             axes.plot(*zip(*own, strict=True), mark, color=colour, fillstyle="none", label=f"{kind} GEMMs")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))
-        axis.set_minor_formatter(NullFormatter())
-    axes.grid(which="major")
-    axes.set_axisbelow(True)
+        log_axis(axis)
     axes.set_xlabel("FLOP per byte read and written")
     axes.set_ylabel("TFLOP/s")
-    legend(figure, axes)
-    key = f"roofline-{machine.env_id}"
-    return [
-        Chart(key, "Roofline of the GEMMs", svg(figure, key), _said(machine, measured, nominal, len(every)))
-    ]
+    return [drawn.chart("Roofline of the GEMMs", _said(machine, measured, nominal, len(every)))]
 
 
 def _measured(machine: Machine) -> dict[str, float]:
@@ -111,10 +100,3 @@ def _said(machine: Machine, measured: Mapping[str, float], nominal: Mapping[str,
     if count > MOST_POINTS * len(KINDS):
         sentences.append(f"Drawn are {MOST_POINTS} of each kind, spread by intensity; the table has all.")
     return " ".join(sentences)
-
-
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    ordered = sorted(points)
-    if len(ordered) <= MOST_POINTS:
-        return ordered
-    return [ordered[i] for i in np.linspace(0, len(ordered) - 1, MOST_POINTS).round().astype(int)]

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.report.table import (
-    Cell,
-    Spec,
-    Table,
-    count_cell,
-    make_table,
-    number_cell,
-    resolved_of,
-    share_cell,
-)
+from harness.report.table import Cell, Column, Table, make_table, number, number4, resolved_of
 from harness.store import text
 from harness.store.compare import rows_of
 
@@ -38,25 +29,29 @@ def scale_table(machine: Machine) -> Table:
     if not records:
         return Table("scale", (), ())
     without = machine.constant_axes("scale")
-    specs = [
-        Spec("job", lambda r: _job_cell(r, without), numeric=False),
-        Spec("GPUs", lambda r: count_cell(r["world"])),
-        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        Spec("step (ms)", lambda r: number_cell(r.get("predicted_step_ms"), 4), "predicted"),
-        Spec("exposed (ms)", lambda r: number_cell(r.get("exposed"), 3), "communication that nothing hides"),
-        Spec("over bf16", _speedup_cell, "predicted, with its 95 % interval", needs="predicted_speedup"),
-        Spec("tokens/s/GPU", lambda r: number_cell(r["resolved_"].get("tokens_per_s"), 4), "predicted"),
-        Spec("mixed MFU", lambda r: share_cell(r["resolved_"].get("mfu_mixed")), "FLOPs as PaLM counts them"),
-        Spec("memory (GB)", _memory_cell, "of one GPU, predicted; 1e9 bytes"),
+    columns = [
+        Column("job", lambda r: _job(r, without)),
+        number("GPUs", "world", text.count),
+        Column("arm", "arm"),
+        number("step (ms)", "predicted_step_ms", number4, "predicted"),
+        number("exposed (ms)", "exposed", hint="communication that nothing hides"),
+        number("over bf16", _speedup_cell, hint="predicted, with its 95 % interval"),
+        number("tokens/s/GPU", lambda r: r["resolved_"].get("tokens_per_s"), number4, "predicted"),
+        number(
+            "mixed MFU",
+            lambda r: r["resolved_"].get("mfu_mixed"),
+            text.percent,
+            "FLOPs as PaLM counts them",
+        ),
+        number("memory (GB)", _memory_cell, hint="of one GPU, predicted; 1e9 bytes"),
         *(
-            Spec(f"{heading} (GB)", _sent(part), "sent by a GPU in a step; 1e9 bytes", needs=part)
+            number(f"{heading} (GB)", part, hint="sent by a GPU in a step; 1e9 bytes", needs=part)
             for part, heading in _SENT.items()
-            if any(part in r for r in records)
         ),
     ]
     shared = text.axes_said(text.axes_of(records[0]["axes"]), sorted(without))
     caption = f"Predictions, all with {shared}." if shared else "Predictions."
-    return make_table("scale", specs, sorted(records, key=lambda r: _order(r, without)), caption)
+    return make_table("scale", columns, sorted(records, key=lambda r: _order(r, without)), caption)
 
 
 def _records(machine: Machine) -> list[dict[str, Any]]:
@@ -86,13 +81,12 @@ def _records(machine: Machine) -> list[dict[str, Any]]:
 
 def _order(record: Record, without: frozenset[str]) -> tuple[str, int, str]:
     """By job, then by size; runs at once end in any order."""
-    return _job_cell(record, without).text, record["world"] or 0, record["arm"]
+    return _job(record, without), record["world"] or 0, record["arm"]
 
 
-def _job_cell(record: Record, without: frozenset[str]) -> Cell:
+def _job(record: Record, without: frozenset[str]) -> str:
     axes = {name: value for name, value in text.axes_of(record["axes"]).items() if name != "world"}
-    label = text.case_label(axes, without)
-    return Cell(label, label)
+    return text.case_label(axes, without)
 
 
 def _memory_cell(record: Record) -> Cell:
@@ -109,7 +103,3 @@ def _speedup_cell(record: Record) -> Cell:
         return Cell("", None)
     said = f"{found['value']:.2f}x ({found['low']:.2f}-{found['high']:.2f})"
     return Cell(said, found["value"], "", str(found["decision"]))
-
-
-def _sent(part: str) -> Any:
-    return lambda record: number_cell(record.get(part), 3)

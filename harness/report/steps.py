@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import matplotlib as mpl
-from matplotlib.figure import Figure
 
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.model_title import title_of
 from harness.machine.kernels_by_name import CLASSES
-from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import INK, SERIES, Chart, sheet, styled
 from harness.report.first_steps import SUITE
 from harness.report.paying import compilations
 from harness.report.records import arm_records
 from harness.report.table import (
+    CASE_ID,
     Cell,
     Column,
-    Spec,
     Table,
-    axis_spec,
+    axis_column,
     case_cell,
     known,
     make_table,
-    number_cell,
+    number,
+    number4,
     resolved_of,
-    status_cell,
 )
-from harness.report.tables import COMPILE_COLUMNS, arm_cell, gain_cell, run_column
+from harness.report.tables import ARM, COMPILE_COLUMNS, GAIN, run_column, value_or_status
 from harness.store import text
 from harness.store.arm import controls
 from harness.store.compare import rows_of
@@ -75,22 +71,12 @@ def steps_tables(machine: Machine) -> list[Table]:
         if titles
         else ""
     )
-    tables = []
-    for kind, columns in (("speed", _SPEED), ("cost", _COST)):
-        specs = [s for s in columns if not s.needs or any(known(r.get(s.needs)) for r in records)]
-        if specs:
-            said = (
-                ((f"All rows: {fixed}." if fixed else "") + ran).strip()
-                if kind == "speed"
-                else "Other costs of the same steps."
-            )
-            lead = [
-                *run_column(records),
-                *(axis_spec(n) for n in names),
-                Spec("arm", arm_cell, numeric=False),
-            ]
-            tables.append(make_table(f"train-{kind}-{machine.env_id}", [*lead, *specs], records, said))
-    return tables
+    lead = [*run_column(records), *map(axis_column, names), ARM]
+    said = (f"All rows: {fixed}." if fixed else "") + ran
+    tables = [make_table(f"train-speed-{machine.env_id}", [*lead, *_SPEED], records, said)]
+    said = "Other costs of the same steps."
+    cost = make_table(f"train-cost-{machine.env_id}", [*lead, *_COST], records, said)
+    return [*tables, cost] if len(cost.columns) > len(lead) else tables
 
 
 def advised_table(machine: Machine) -> Table:
@@ -98,31 +84,32 @@ def advised_table(machine: Machine) -> Table:
     arms = advised_arms(machine.frame, machine.ratios)
     constant = machine.constant_axes(SUITE)
 
-    def cells(a: AdvisedArm) -> tuple[Cell, ...]:
+    def speedup(a: AdvisedArm) -> Cell:
         interval = text.interval(a.low, a.high) if a.outcome != "missing" else ""
-        decided = f"{a.converted} of {a.layers}" if a.layers else text.NONE
-        return (
-            Cell(text.case_label(a.axes, constant), a.model),
-            Cell(a.arm, a.arm),
-            Cell(a.baseline, a.baseline),
-            Cell(text.ratio(a.speedup), a.speedup, _STYLES.get(a.outcome, ""), interval=interval),
-            Cell(
-                "its control" if a.layers and math.isnan(a.predicted) else text.ratio(a.predicted),
-                a.predicted,
-            ),
-            Cell(decided, a.converted),
-            Cell(a.outcome, a.outcome, _STYLES.get(a.outcome, ""), text.reason(a.reason)),
-        )
+        return Cell(text.ratio(a.speedup), a.speedup, _STYLES.get(a.outcome, ""), interval=interval)
+
+    def predicted(a: AdvisedArm) -> Cell:
+        is_control = a.layers and math.isnan(a.predicted)
+        return Cell("its control" if is_control else text.ratio(a.predicted), a.predicted)
 
     columns = (
-        *(Column(t) for t in ("case", "arm", "against")),
-        *(Column(t, numeric=True) for t in ("speedup", "predicted", "layers in FP8")),
-        Column(f"not below {FLOOR:g}", hint="holds or below: the whole interval is on that side of the bar"),
+        Column("case", lambda a: Cell(text.case_label(a.axes, constant), a.model)),
+        Column("arm", "arm"),
+        Column("against", "baseline"),
+        number("speedup", speedup),
+        number("predicted", predicted),
+        number(
+            "layers in FP8",
+            lambda a: Cell(f"{a.converted} of {a.layers}" if a.layers else text.NONE, a.converted),
+        ),
+        Column(
+            f"not below {FLOOR:g}",
+            lambda a: Cell(a.outcome, a.outcome, _STYLES.get(a.outcome, ""), text.reason(a.reason)),
+            "holds or below: the whole interval is on that side of the bar",
+        ),
     )
-    rows = tuple(map(cells, arms))
-    return Table(
-        f"advised-{machine.env_id}", columns, rows, f"{verdict(arms)}." if arms else "", sortable=False
-    )
+    caption = f"{verdict(arms)}." if arms else ""
+    return make_table(f"advised-{machine.env_id}", columns, arms, caption, sortable=False)
 
 
 def traces_table(machine: Machine) -> Table:
@@ -134,29 +121,20 @@ def traces_table(machine: Machine) -> Table:
             records.setdefault((r["run_id"], r["case_id"], r["arm"]), r)
     runs = list(dict.fromkeys(run for run, _, _ in records))
     constant = machine.constant_axes(SUITE)
-    specs = [
-        *([Spec("run", lambda r: Cell(r["run_id"], r["run_id"]), numeric=False)] if len(runs) > 1 else []),
-        *(
-            [Spec("case", lambda r: case_cell(r, constant), numeric=False)]
-            if len({case for _, case, _ in records}) > 1
-            else []
-        ),
-        Spec("arm", arm_cell, numeric=False),
-        Spec(
-            "steps",
-            lambda r: Cell(" to ".join(map(str, resolved_of(r).get("trace_steps", ())))),
-            numeric=False,
-        ),
-        Spec("trace", lambda r: Cell(str(resolved_of(r)["trace"])), numeric=False),
+    several = len({case for _, case, _ in records}) > 1
+    columns = [
+        *([Column("run", "run_id")] if len(runs) > 1 else []),
+        *([Column("case", lambda r: case_cell(r, constant))] if several else []),
+        ARM,
+        Column("steps", lambda r: " to ".join(map(str, resolved_of(r).get("trace_steps", ())))),
+        Column("trace", lambda r: str(resolved_of(r)["trace"])),
     ]
     where = f"the folder of run {runs[0]}" if len(runs) == 1 else "the folders of their runs"
     said = f"Traces, gzipped, in {where} on the machine that measured; Perfetto opens them."
-    return replace(
-        make_table(f"traces-{machine.env_id}", specs, list(records.values()), said), sortable=False
-    )
+    return make_table(f"traces-{machine.env_id}", columns, list(records.values()), said, sortable=False)
 
 
-@mpl.rc_context(STYLE)
+@styled
 def breakdown(machine: Machine) -> list[Chart]:
     """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
     frame = machine.frame
@@ -174,16 +152,16 @@ def breakdown(machine: Machine) -> list[Chart]:
     seen = {name for arms in shown.values() for classes in arms.values() for name in classes}
     order = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
     counts = [len(arms) for arms in shown.values()]
-    figure = Figure(figsize=(9.5, 0.5 + sum(0.75 + 0.31 * n for n in counts)), layout="constrained")
+    height = 0.5 + sum(0.75 + 0.31 * n for n in counts)
     # A scale for each case: a small model's bars would vanish beside a large one's.
-    panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=[1.2 + n for n in counts])[:, 0]
-    for axes, (key, arms) in zip(panels, shown.items(), strict=True):
+    ratios = [1.2 + n for n in counts]
+    drawn = sheet(f"breakdown-{machine.env_id}", height, 1, len(shown), grid="x", height_ratios=ratios)
+    for axes, (key, arms) in zip(drawn.panels, shown.items(), strict=True):
         _bars(axes, arms, order)
         axes.set_title(labels[key] if len(shown) > 1 else "")
     for i, name in enumerate(order):
-        panels[0].barh([0], [0], color=SERIES[i % 8], label=name, **_pattern(i))
-    panels[-1].set_xlabel("time of one profiled step (ms)")
-    legend(figure, panels[0])
+        drawn.axes.barh([0], [0], color=SERIES[i % 8], label=name, **_pattern(i))
+    drawn.panels[-1].set_xlabel("time of one profiled step (ms)")
     more = f" The first {MOST_CASES} of {len(cases)} cases." if len(cases) > MOST_CASES else ""
     what = (
         "Device time of kernels by class, by their names; kernels that overlap count twice."
@@ -191,8 +169,7 @@ def breakdown(machine: Machine) -> list[Chart]:
         else "Own time of a CPU's operators by class, by their names: no kernel of a GPU is in it."
     )
     caption = f"{what}{more} A profiled step takes longer than a timed one."
-    name = f"breakdown-{machine.env_id}"
-    return [Chart(name, "Where a step's time goes", svg(figure, name), caption)]
+    return [drawn.chart("Where a step's time goes", caption)]
 
 
 def _bars(axes: Axes, arms: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> None:
@@ -208,69 +185,44 @@ def _bars(axes: Axes, arms: Mapping[str, Mapping[str, float]], order: Sequence[s
     axes.set_yticks(rows, list(arms))
     axes.set_ylim(len(arms) - 0.4, -0.6)
     axes.set_xlim(0, 1.14 * max(left) or 1.0)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
 
 
 def _pattern(i: int) -> dict[str, Any]:
     return {"hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
 
 
-def _time_cell(record: Record) -> Cell:
-    return number_cell(record["value"], 4) if record["status"] == "ok" else status_cell(record)
-
-
-def _bytes_cell(value: float | None) -> Cell:
-    return Cell(text.bytes_(value), value) if known(value) else Cell("", None)
+def _predicted(record: Record) -> Cell:
+    value = record.get("predicted_speedup")
+    shown = text.ratio(math.nan if value is None else value)
+    return Cell(shown, value, interval=record.get("predicted_interval", ""))
 
 
 _SPEED = (
-    Spec(
+    number(
         "tokens/s",
-        lambda r: number_cell(r.get("tokens_per_s")),
-        "tokens of a step, of all ranks, / its median time",
+        "tokens_per_s",
+        hint="tokens of a step, of all ranks, / its median time",
         needs="tokens_per_s",
     ),
-    Spec("step (ms)", _time_cell, "median of all samples"),
-    Spec(
-        "speedup", gain_cell, "baseline time / this time, with its 95 % interval over rounds", needs="speedup"
-    ),
-    Spec(
+    number("step (ms)", value_or_status, number4, "median of all samples"),
+    GAIN,
+    number(
         "predicted speedup",
-        lambda r: Cell(
-            text.ratio(r.get("predicted_speedup", math.nan)),
-            r.get("predicted_speedup"),
-            interval=r.get("predicted_interval", ""),
-        ),
-        "by the model of a step, with its 95 % interval: beside what was measured over ranks",
+        _predicted,
+        hint="by the model of a step, with its 95 % interval: beside what was measured over ranks",
         needs="predicted_speedup",
     ),
-    Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+    CASE_ID,
 )
 _COST = (
-    Spec(
-        "peak memory",
-        lambda r: _bytes_cell(r.get("peak_memory_bytes")),
-        METRICS["peak_memory_bytes"].meaning,
-        needs="peak_memory_bytes",
-    ),
-    Spec(
-        "reserved",
-        lambda r: _bytes_cell(r.get("reserved_memory_bytes")),
-        METRICS["reserved_memory_bytes"].meaning,
-        needs="reserved_memory_bytes",
-    ),
-    Spec(
-        "predicted",
-        lambda r: _bytes_cell(r.get("predicted_memory_bytes")),
-        METRICS["predicted_memory_bytes"].meaning,
-        needs="predicted_memory_bytes",
-    ),
-    Spec(
-        "J/token",
-        lambda r: number_cell(r.get("joules_per_token")),
-        METRICS["joules_per_token"].meaning,
-        needs="joules_per_token",
+    *(
+        number(title, metric, show, METRICS[metric].meaning, metric)
+        for title, metric, show in (
+            ("peak memory", "peak_memory_bytes", text.bytes_),
+            ("reserved", "reserved_memory_bytes", text.bytes_),
+            ("predicted", "predicted_memory_bytes", text.bytes_),
+            ("J/token", "joules_per_token", text.number),
+        )
     ),
     *COMPILE_COLUMNS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from harness.store import text
@@ -31,11 +31,51 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading; numbers are aligned right and sort as numbers."""
+    """One column: its heading, and how a cell of it is made from a record (a mapping or an object).
+
+    Attributes:
+        title: the heading, with the unit.
+        value: the record's field, or a function of the record. A `Cell` is taken as it is; a text is shown and sorts as
+            it is; a number is shown by `show` and sorts by its value; anything else gives an empty cell.
+        hint: what the heading means, shown when it is pointed at.
+        numeric: numbers are aligned right and sort as numbers.
+        show: how a number is written.
+        needs: the field that some record must have, else the column is left out.
+    """
 
     title: str
-    numeric: bool = False
+    value: str | Callable[[Any], Any] = ""
     hint: str = ""
+    numeric: bool = False
+    show: Callable[[float], str] = text.number
+    needs: str = ""
+
+    def cell(self, record: Any) -> Cell:
+        """The cell of one record."""
+        found = self.value(record) if callable(self.value) else _field(record, self.value)
+        if isinstance(found, Cell):
+            return found
+        if isinstance(found, str):
+            return Cell(found, found)
+        return Cell(self.show(found), found) if known(found) else Cell("", None)
+
+
+def _field(record: Any, name: str) -> Any:
+    """A field of a mapping, None where it has none, or of an object."""
+    return record.get(name) if isinstance(record, Mapping) else getattr(record, name)
+
+
+def number(
+    title: str, value: str | Callable[[Any], Any] = "", show: Callable[[float], str] = text.number,
+    hint: str = "", needs: str = "",
+) -> Column:  # fmt: skip
+    """A column of numbers."""
+    return Column(title, value, hint, True, show, needs)
+
+
+def number4(value: float) -> str:
+    """Four significant digits."""
+    return text.number(value, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +103,52 @@ class Grid:
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """How one column is made from a record; left out where no record has a value for it."""
+def make_table(
+    key: str, columns: Sequence[Column], records: Sequence[Any], caption: str = "", *, sortable: bool = True
+) -> Table:  # fmt: skip
+    """A table of records: a row a record, as many as a browser can bear.
 
-    title: str
-    make: Callable[[Record], Cell]
-    hint: str = ""
-    numeric: bool = True
-    needs: str = ""  # the field that some record must have
-
-
-def make_table(key: str, specs: Sequence[Spec], records: Sequence[Record], caption: str = "") -> Table:
-    """A table of records: a column a spec, a row a record, as many as a browser can bear."""
-    columns = tuple(Column(s.title, s.numeric, s.hint) for s in specs)
-    rows = tuple(tuple(s.make(r) for s in specs) for r in records[:MOST])
+    Args:
+        key: its id within the page.
+        columns: those that need a field which no record has are left out.
+        records: mappings or objects that the columns read.
+        caption: what holds of all rows.
+        sortable: with sorting and a filter in the browser.
+    """
+    columns = [c for c in columns if not c.needs or any(given(r.get(c.needs)) for r in records)]
+    rows = [tuple(c.cell(r) for c in columns) for r in records[:MOST]]
     left_out = max(0, len(records) - MOST)
     if left_out:
         caption += (
             f" The first {text.count(MOST)} of {text.count(len(records))} rows; the Parquet files have all."
         )
-    return Table(key, columns, rows, caption.strip(), left_out=left_out)
+    return Table(key, tuple(columns), tuple(rows), caption.strip(), sortable, left_out)
 
 
-def axis_spec(name: str) -> Spec:
+def filled(table: Table, blank: str = "") -> Table:
+    """Without the columns in which every cell is blank."""
+    kept = [i for i in range(len(table.columns)) if any(row[i].text != blank for row in table.rows)]
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
+
+
+def axis_column(name: str) -> Column:
     """The column of one axis."""
 
-    def make(record: Record) -> Cell:
-        value = text.axes_of(record["axes"]).get(name)
+    def cell(record: Any) -> Cell:
+        value = text.axes_of(_field(record, "axes")).get(name)
         shown = "" if value is None else text.axis_value(value)
         return Cell(shown, value if known(value) else str(value))
 
-    return Spec(name, make, numeric=name in NUMBERS)
+    return Column(name, cell, numeric=name in NUMBERS)
+
+
+def identity(title: str, field: str) -> Column:
+    """The column of an id, which the page writes small."""
+    return Column(title, lambda r: Cell(r[field], r[field], "id"))
+
+
+CASE_ID = identity("case", "case_id")
 
 
 def case_cell(record: Record, without: Collection[str] = ()) -> Cell:
@@ -106,21 +160,6 @@ def case_cell(record: Record, without: Collection[str] = ()) -> Cell:
 def status_cell(record: Record) -> Cell:
     """ "failed" or "skipped" in place of a number."""
     return Cell(record["status"], None, "bad" if record["status"] == "failed" else "muted")
-
-
-def number_cell(value: float | None, digits: int = 3) -> Cell:
-    """A number with so many significant digits; empty where there is none."""
-    return Cell(text.number(value, digits), value) if known(value) else Cell("", None)
-
-
-def count_cell(value: float | None) -> Cell:
-    """A whole number."""
-    return Cell(text.count(value), value) if known(value) else Cell("", None)
-
-
-def share_cell(value: float | None) -> Cell:
-    """A share in percent."""
-    return Cell(text.percent(value), value) if known(value) else Cell("", None)
 
 
 def resolved_of(record: Record) -> Mapping[str, Any]:

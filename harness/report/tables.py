@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from harness.report import product_alone
 from harness.report.paying import FACTS, compilations
 from harness.report.records import arm_records, repeated
 from harness.report.table import (
+    CASE_ID,
     NUMBERS,
     Cell,
     Column,
     Grid,
     Record,
-    Spec,
     Table,
-    axis_spec,
+    axis_column,
     case_cell,
-    count_cell,
-    given,
+    identity,
     known,
     make_table,
-    number_cell,
+    number,
+    number4,
     quantile,
     resolved_of,
-    share_cell,
     status_cell,
 )
 from harness.store import text
@@ -33,7 +33,7 @@ from harness.store.compare import MODES, SECONDS, rows_of, square
 from harness.store.measurement import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from harness.report.runs import Machine
 
@@ -52,22 +52,23 @@ def suite_table(machine: Machine, suite: str) -> Table:
     )
     constant = machine.constant_axes(suite)
     varying = [n for n in names if n not in constant]
-    specs = [*run_column(records), *(axis_spec(name) for name in varying)]
-    at = len(specs) + 1  # after the arm
-    specs += [s for s in _SUITE_COLUMNS if not s.needs or any(given(r.get(s.needs)) for r in records)]
-    if len({r["regime"] for r in records} - {""}) > 1:
-        specs.insert(at, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False))
+    regimes = len({r["regime"] for r in records} - {""}) > 1
+    columns = [
+        *run_column(records),
+        *(axis_column(name) for name in varying),
+        ARM,
+        *([Column("regime", "regime")] if regimes else []),
+        *_SUITE_COLUMNS,
+    ]
     caption = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
-    return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {caption}." if caption else "")
-
-
-def run_column(records: Sequence[Record]) -> list[Spec]:
-    """The column that names the run, where several runs measured the same."""
-    return (
-        [Spec("run", lambda r: Cell(r["run_id"], r["run_id"], "id"), numeric=False)]
-        if repeated(records)
-        else []
+    return make_table(
+        f"{suite}-{machine.env_id}", columns, records, f"All rows: {caption}." if caption else ""
     )
+
+
+def run_column(records: Sequence[Record]) -> list[Column]:
+    """The column that names the run, where several runs measured the same."""
+    return [identity("run", "run_id")] if repeated(records) else []
 
 
 def squares(machine: Machine, most: int = 40) -> list[Grid]:
@@ -86,10 +87,12 @@ def squares(machine: Machine, most: int = 40) -> list[Grid]:
             name = text.case_label(axes, machine.constant_axes("linear")) + (
                 f", {regime}" if regime == "sustained" else ""
             )
-            rows = tuple((Cell(r["precision"]), *(_square_cell(r, mode) for mode in MODES)) for r in records)
-            columns = (Column("precision"), *(Column(f"{mode} (ms)", numeric=True) for mode in MODES))
+            columns = [
+                Column("precision", "precision"),
+                *(number(f"{mode} (ms)", partial(_square_cell, mode)) for mode in MODES),
+            ]
             key = f"square-{run_id}-{case_id}-{regime}"
-            out.append(Grid(name, Table(key, columns, rows, sortable=False)))
+            out.append(Grid(name, make_table(key, columns, records, sortable=False)))
     return out
 
 
@@ -99,36 +102,34 @@ def troubles(machine: Machine) -> Table:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in rows_of(bad):
         groups.setdefault((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), []).append(r)
-    rows = []
+    records = []
     for (status, suite, metric, reason), members in sorted(groups.items()):
         constant = machine.constant_axes(suite)
         arms = list(dict.fromkeys(str(m["arm"]) for m in members))
         labels = list(dict.fromkeys(text.case_label(text.axes_of(m["axes"]), constant) for m in members))
         ids = list(dict.fromkeys(str(m["case_id"]) for m in members))
-        rows.append(
-            (
-                Cell(status, status, "bad" if status == "failed" else "muted"),
-                Cell(suite, suite),
-                Cell(metric, metric),
-                Cell(reason, reason),
-                Cell(", ".join(arms), len(arms)),
-                Cell(text.some(labels), len(labels), note=text.some(ids, 3)),
-            )
-        )
-    titles = ("status", "suite", "metric", "reason", "arms", "cases")
-    return Table(f"troubles-{machine.env_id}", tuple(Column(t) for t in titles), tuple(rows))
+        records.append(
+            {
+                "status": status, "suite": suite, "metric": metric, "reason": reason,
+                "arms": Cell(", ".join(arms), len(arms)),
+                "cases": Cell(text.some(labels), len(labels), note=text.some(ids, 3)),
+            }
+        )  # fmt: skip
+    fields = ("suite", "metric", "reason", "arms", "cases")
+    columns = [Column("status", status_cell), *(Column(field, field) for field in fields)]
+    return make_table(f"troubles-{machine.env_id}", columns, records)
 
 
 def compile_times(machine: Machine) -> Table:
     """First call of each compiled arm, apart from every other time, and when it has paid."""
     records = [about | {"arm": arm, "run_id": run} for (run, _, arm), about in compilations(machine).items()]
-    specs = [
-        Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        Spec("case", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False),
-        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        *(s for s in COMPILE_COLUMNS if any(known(r.get(s.needs)) for r in records)),
+    columns = [
+        Column("suite", "suite"),
+        Column("case", lambda r: case_cell(r, machine.constant_axes(r["suite"]))),
+        Column("arm", "arm"),
+        *COMPILE_COLUMNS,
     ]
-    return make_table(f"compile-{machine.env_id}", specs, records)
+    return make_table(f"compile-{machine.env_id}", columns, records)
 
 
 def every_row(machine: Machine) -> Table:
@@ -138,32 +139,23 @@ def every_row(machine: Machine) -> Table:
     """
     cases = machine.frame.drop_duplicates(["suite", "axes"])
     several = bool(cases["suite"].duplicated().any())  # else an id alone tells its case
-    specs = [
-        Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
-        Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        *(
-            [Spec("axes", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False)]
-            if several
-            else []
-        ),
-        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        Spec("metric", lambda r: Cell(r["metric"], r["metric"]), numeric=False),
-        Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False),
-        Spec(
-            "value",
-            lambda r: number_cell(r["value"], 4) if r["status"] == "ok" else status_cell(r),
-            "median of the samples; of a curve the last",
-        ),
-        Spec("q1", lambda r: number_cell(_spread(r, 0.25), 4)),
-        Spec("q3", lambda r: number_cell(_spread(r, 0.75), 4)),
-        Spec("min", lambda r: number_cell(_spread(r, 0.0), 4)),
-        Spec("samples", lambda r: Cell(str(len(r["samples"])), len(r["samples"]))),
-        Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
+    axes = Column("axes", lambda r: case_cell(r, machine.constant_axes(r["suite"])))
+    columns = [
+        CASE_ID,
+        Column("suite", "suite"),
+        *([axes] if several else []),
+        *(Column(field, field) for field in ("arm", "metric", "regime")),
+        number("value", value_or_status, number4, "median of the samples; of a curve the last"),
+        number("q1", lambda r: _spread(r, 0.25), number4),
+        number("q3", lambda r: _spread(r, 0.75), number4),
+        number("min", lambda r: _spread(r, 0.0), number4),
+        number("samples", lambda r: len(r["samples"]), str),
+        Column("unit", "unit"),
     ]
     whole = [r for r in machine.rows if not r["part"]]
     named = (f"{r['suite']}: {text.case_label(text.axes_of(r['axes']))}." for r in rows_of(cases))
     caption = "" if several else " ".join(named)
-    return make_table(f"rows-{machine.env_id}", [*run_column(whole), *specs], whole, caption)
+    return make_table(f"rows-{machine.env_id}", [*run_column(whole), *columns], whole, caption)
 
 
 def _spread(record: Record, q: float) -> float | None:
@@ -176,6 +168,14 @@ def _spread(record: Record, q: float) -> float | None:
 def arm_cell(record: Record) -> Cell:
     """The arm; one that had to be emulated says so, since its time is none of FP8's."""
     return Cell(record["arm"], record["arm"], note="emulated" if resolved_of(record).get("emulated") else "")
+
+
+ARM = Column("arm", arm_cell)
+
+
+def value_or_status(record: Record) -> Any:
+    """The median; of a row without one its status."""
+    return record["value"] if record["status"] == "ok" else status_cell(record)
 
 
 def _time_cell(record: Record) -> Cell:
@@ -209,7 +209,7 @@ def gain_cell(record: Record) -> Cell:
     )
 
 
-def _square_cell(record: Record, mode: str) -> Cell:
+def _square_cell(mode: str, record: Record) -> Cell:
     note = record[f"{mode}_note"]
     if note:
         status, _, reason = note.partition(": ")
@@ -222,101 +222,68 @@ def _square_cell(record: Record, mode: str) -> Cell:
     return Cell(text.number(time, 4), time, verdict, note)
 
 
-def _figure_spec(metric: str, title: str) -> Spec:
-    return Spec(title, lambda r: number_cell(r.get(metric)), METRICS[metric].meaning, needs=metric)
+def _stored(metric: str, title: str, show: Callable[[float], str] = text.number) -> Column:
+    """The column of a metric, with its meaning."""
+    return number(title, lambda r: r.get(metric), show, METRICS[metric].meaning, metric)
 
 
-def _compile_spec(fact: str) -> Spec:
-    title = fact.removeprefix("compile_").replace("_", " ")
-    return Spec(title, lambda r: count_cell(r.get(fact)), needs=fact)
+def _pays(calls: float | None) -> Any:
+    return Cell("never", calls, "bad") if calls == math.inf else calls
 
 
-def _pays_cell(calls: float | None) -> Cell:
-    if not known(calls):
-        return Cell("", None)
-    return Cell("never", calls, "bad") if calls == math.inf else Cell(text.count(calls), calls)
-
-
+_PAYS_HINT = "cold compile time / what a call gains over the same arm in eager mode"
 COMPILE_COLUMNS = (
-    Spec(
-        "compile cold (s)", lambda r: number_cell(r.get("cold_s")), "first call, empty caches", needs="cold_s"
+    number("compile cold (s)", "cold_s", hint="first call, empty caches", needs="cold_s"),
+    number("warm (s)", "warm_s", hint="first call again, from filled caches", needs="warm_s"),
+    number("pays after (calls)", lambda r: _pays(r.get("cold_pays")), text.count, _PAYS_HINT, "cold_pays"),
+    *(
+        number(fact.removeprefix("compile_").replace("_", " "), fact, text.count, needs=fact)
+        for fact in FACTS
     ),
-    Spec(
-        "warm (s)",
-        lambda r: number_cell(r.get("warm_s")),
-        "first call again, from filled caches",
-        needs="warm_s",
-    ),
-    Spec(
-        "pays after (calls)",
-        lambda r: _pays_cell(r.get("cold_pays")),
-        "cold compile time / what a call gains over the same arm in eager mode",
-        needs="cold_pays",
-    ),
-    *map(_compile_spec, FACTS),
+)
+GAIN = number(
+    "speedup",
+    gain_cell,
+    hint="baseline time / this time, with its 95 % interval over rounds",
+    needs="speedup",
 )
 _SUITE_COLUMNS = (
-    Spec("arm", arm_cell, numeric=False),
-    Spec("time (ms)", _time_cell, "median of all samples"),
-    Spec("TFLOP/s", lambda r: number_cell(r["tflops"]), "declared FLOPs / median time", needs="tflops"),
-    Spec(
-        "GB/s",
-        lambda r: number_cell(r["gb_per_s"]),
-        "logical bytes / median time, 1e9 a second",
-        needs="gb_per_s",
-    ),
-    Spec(
+    number("time (ms)", _time_cell, hint="median of all samples"),
+    number("TFLOP/s", "tflops", hint="declared FLOPs / median time", needs="tflops"),
+    number("GB/s", "gb_per_s", hint="logical bytes / median time, 1e9 a second", needs="gb_per_s"),
+    number(
         "of copy",
-        lambda r: share_cell(r.get("copy_share")),
+        "copy_share",
+        text.percent,
         "share of the copy bandwidth measured on this machine at that size",
-        needs="copy_share",
+        "copy_share",
     ),
-    Spec(
+    number(
         "of peak",
         peak_cell,
-        "share of the published dense peak: FLOPs of each dtype against its own, else bytes against bandwidth",
+        hint="share of the published dense peak: FLOPs of each dtype against its own, else bytes against bandwidth",
         needs="peak_known",
     ),
-    Spec(
-        "speedup",
-        gain_cell,
-        "baseline time / this time, with its 95 % interval over rounds",
-        needs="speedup",
-    ),
-    Spec(
+    GAIN,
+    number(
         "products alone",
         product_alone.cell,
-        "what the three products of this layer gain without their casts: bf16 time over FP8 time of the same sizes in "
-        "suite gemm, operands already cast",
+        hint="what the three products of this layer gain without their casts: bf16 time over FP8 time of the same sizes "
+        "in suite gemm, operands already cast",
         needs=product_alone.DUE,
     ),
-    _figure_spec("sqnr_db", "SQNR (dB)"),
-    _figure_spec("accum_sqnr_db", "exact sum (dB)"),
-    _figure_spec("fp22_sqnr_db", "fp22 sum (dB)"),
-    _figure_spec("fp22_promote128_sqnr_db", "promoted (dB)"),
-    _figure_spec("grad_input_sqnr_db", "grad_input (dB)"),
-    _figure_spec("grad_weight_sqnr_db", "grad_weight (dB)"),
-    _figure_spec("sqnr_row_min_db", "worst row (dB)"),
-    _figure_spec("bulk_sqnr_db", "bulk (dB)"),
-    Spec(
-        "underflow",
-        lambda r: share_cell(r.get("underflow_frac")),
-        METRICS["underflow_frac"].meaning,
-        needs="underflow_frac",
-    ),
-    Spec(
-        "saturated",
-        lambda r: share_cell(r.get("saturated_frac")),
-        METRICS["saturated_frac"].meaning,
-        needs="saturated_frac",
-    ),
-    _figure_spec("cast_bytes_per_elem", "cast (B/element)"),
-    _figure_spec("saved_bytes_per_elem", "saved (B/element)"),
-    Spec(
-        "mismatches",
-        lambda r: count_cell(r.get("mismatches")),
-        METRICS["mismatches"].meaning,
-        needs="mismatches",
-    ),
-    Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+    _stored("sqnr_db", "SQNR (dB)"),
+    _stored("accum_sqnr_db", "exact sum (dB)"),
+    _stored("fp22_sqnr_db", "fp22 sum (dB)"),
+    _stored("fp22_promote128_sqnr_db", "promoted (dB)"),
+    _stored("grad_input_sqnr_db", "grad_input (dB)"),
+    _stored("grad_weight_sqnr_db", "grad_weight (dB)"),
+    _stored("sqnr_row_min_db", "worst row (dB)"),
+    _stored("bulk_sqnr_db", "bulk (dB)"),
+    _stored("underflow_frac", "underflow", text.percent),
+    _stored("saturated_frac", "saturated", text.percent),
+    _stored("cast_bytes_per_elem", "cast (B/element)"),
+    _stored("saved_bytes_per_elem", "saved (B/element)"),
+    _stored("mismatches", "mismatches", text.count),
+    CASE_ID,
 )

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
-from harness.report.drawing import INK, LEAST_DB, STYLE, Chart, legend, ratio_axis, ratio_limits, span, svg
+from harness.report.drawing import INK, LEAST_DB, Chart, ratio_axis, ratio_limits, sheet, span, styled
 from harness.report.looks import look
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records, newest
@@ -24,7 +21,7 @@ MOST_POINTS = 80  # of an arm
 OUTLIERS = ("randn", "outliers_1e2", "outliers_1e3", "outliers_1e4", "outliers_1e5")
 
 
-@mpl.rc_context(STYLE)
+@styled
 def speed_against_error(machine: Machine) -> list[Chart]:
     """Speedup over bf16 by the worst SQNR of a case's results; a figure a suite that has both."""
     charts = []
@@ -39,11 +36,10 @@ def speed_against_error(machine: Machine) -> list[Chart]:
         if not series:
             continue
         modes = list(dict.fromkeys(arms[name].mode for name in series))
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
-        panels = figure.subplots(1, len(modes), sharex=True, sharey=True, squeeze=False)[0]
+        page = sheet(f"tradeoff-{suite}-{machine.env_id}", 3.4, len(modes), sharex=True, sharey=True)
         ends = ratio_limits(gain for points in series.values() for _, gain in points)
         drawn: dict[str, dict[str, Any]] = {}
-        for axes, mode in zip(panels, modes, strict=True):
+        for axes, mode in zip(page.panels, modes, strict=True):
             axes.axhline(1, color=INK, linewidth=0.9)
             for arm in (name for name in series if arms[name].mode == mode):
                 step = max(1, -(-len(series[arm]) // MOST_POINTS))
@@ -55,23 +51,19 @@ def speed_against_error(machine: Machine) -> list[Chart]:
             axes.set_xlabel("worst SQNR of the case's results (dB)")
             axes.set_title(mode if len(modes) > 1 else "")
             axes.margins(x=0.06)
-            axes.grid()
-            axes.set_axisbelow(True)
-        span(panels[0], LEAST_DB)
-        panels[0].set_ylabel("speedup over bf16")
+        span(page.axes, LEAST_DB)
+        page.axes.set_ylabel("speedup over bf16")
         for name, style in drawn.items():
-            panels[0].plot([], [], **style, label=text.short(name, 40))
-        legend(figure, panels[0])
-        key = f"tradeoff-{suite}-{machine.env_id}"
+            page.axes.plot([], [], **style, label=text.short(name, 40))
         thinned = any(len(points) > MOST_POINTS for points in series.values())
         caption = "A mark a case, isolated regime; up is faster, right is more exact." + (
             f" At most {MOST_POINTS} marks an arm, spread by SQNR." if thinned else ""
         )
-        charts.append(Chart(key, f"Speed against error: {suite}", svg(figure, key), caption))
+        charts.append(page.chart(f"Speed against error: {suite}", caption))
     return charts
 
 
-@mpl.rc_context(STYLE)
+@styled
 def outliers(machine: Machine) -> list[Chart]:
     """SQNR of what is no outlier by how large the outliers are; a panel for each GEMM of a layer."""
     found: dict[str, dict[str, dict[str, float]]] = {}  # role -> arm -> data -> dB
@@ -83,30 +75,26 @@ def outliers(machine: Machine) -> list[Chart]:
                 series[str(axes["data"])] = min(r["value"], series.get(str(axes["data"]), math.inf))
     if not found:
         return []
-    figure = Figure(figsize=(9.5, 3.3), layout="constrained")
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    page = sheet(f"outliers-{machine.env_id}", 3.3, len(found), sharey=True, grid="y")
     styles = {
         arm: look(machine, parse(arm)) | {"linestyle": "-", "linewidth": 1.1, "fillstyle": "none"}
         for arm in dict.fromkeys(arm for by_arm in found.values() for arm in by_arm)
     }
-    for panel, (role, drawn) in zip(panels, found.items(), strict=True):
+    for panel, (role, drawn) in zip(page.panels, found.items(), strict=True):
         for arm, values in drawn.items():
             where = [(OUTLIERS.index(d), v) for d, v in values.items()]
             panel.plot(*zip(*sorted(where), strict=True), **styles[arm])
         panel.set_title(role)
         panel.set_xticks(range(len(OUTLIERS)), ["none", "100x", "1e3x", "1e4x", "1e5x"])
         panel.set_xlabel("size of the outliers")
-        panel.grid(axis="y")
-    panels[0].set_ylabel("SQNR of the rest (dB)")
+    page.axes.set_ylabel("SQNR of the rest (dB)")
     for arm, style in styles.items():
-        panels[0].plot([], [], **style, label=arm)
-    legend(figure, panels[0])
-    key = f"outliers-{machine.env_id}"
+        page.axes.plot([], [], **style, label=arm)
     caption = (
         "Gaussian operands, one element in a thousand so many times as large. Shown is what becomes of the product of the "
         "others; the SQNR of the whole result stays high, since the outliers dominate it. Casts alone, summed in float64."
     )
-    return [Chart(key, "What outliers do to the rest", svg(figure, key), caption)]
+    return [page.chart("What outliers do to the rest", caption)]
 
 
 def _ran_fp8(flops: str) -> bool:

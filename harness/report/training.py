@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,15 +15,16 @@ from harness.judge.verdict import GATES, MARGIN, ArmVerdict, time_to_loss
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE
 from harness.report.answer import Answer, Verdict
-from harness.report.table import Cell, Column, Spec, Table, make_table, number_cell, share_cell
+from harness.report.table import Cell, Column, Table, make_table, number, number4
 from harness.store import text
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from harness.judge.verdict import GateResult, Settled
+    from harness.judge.verdict import Settled
     from harness.judge.verdict.rows import Setup
+    from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
     from harness.store.stats import Estimate
 
@@ -99,89 +102,66 @@ def verdict_table(machine: Machine) -> Table:
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
     varying = _varying(machine)
     settles = any(v.verdict.settled for v in verdicts)
-    columns = (
-        *(Column(name) for name in varying),
-        *(Column(t) for t in ("arm", "verdict")),
-        *(Column(_HEADINGS[name], hint=GATES[name]) for name in shown),
-        *([Column(_SETTLED, hint=_SETTLED_HINT)] if settles else []),
-    )
-    rows = []
-    for v in verdicts:
-        outcome = v.verdict.outcome
-        note = "as it should" if outcome == v.expected == "FAIL" else "must not" if v.surprising else ""
-        style = "pass" if note == "as it should" else STYLES[outcome]
-        rows.append(
-            (
-                *(Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying),
-                Cell(v.arm, v.arm, note="" if v.against == CONTROL else f"against {v.against}"),
-                Cell(outcome, outcome, style, note),
-                *(_gate_cell(v.verdict.gate(name)) for name in shown),
-                *([_settled_cell(v.verdict.settled)] if settles else []),
-            )
-        )
-    return Table(f"verdict-{machine.env_id}", columns, tuple(rows), _said(machine), sortable=False)
+    settled = Column(_SETTLED, lambda v: _settled_cell(v.verdict.settled), _SETTLED_HINT)
+    columns = [
+        *(Column(name, partial(_axis_cell, name)) for name in varying),
+        Column(
+            "arm",
+            lambda v: Cell(v.arm, v.arm, note="" if v.against == CONTROL else f"against {v.against}"),
+        ),
+        Column("verdict", _outcome_cell),
+        *(Column(_HEADINGS[name], partial(_gate_cell, name), GATES[name]) for name in shown),
+        *([settled] if settles else []),
+    ]
+    return make_table(f"verdict-{machine.env_id}", columns, verdicts, _said(machine), sortable=False)
 
 
 def gates_table(machine: Machine) -> Table:
     """Every gate in a sentence, and what else a verdict says."""
-    columns = tuple(Column(t) for t in ("arm", "gate", "status", "what it says"))
-    rows = []
+    titles = ("arm", "gate", "status", "what it says")
+    rows: list[tuple[str, str, str | Cell, str]] = []
     for v in machine.verdicts:
         name = label(machine, v)
         for g in v.verdict.gates:
-            title = _HEADINGS[g.gate]
             status = _SHORT.get(g.status, g.status)
-            rows.append(
-                (
-                    Cell(name, name),
-                    Cell(title, title),
-                    Cell(status, status, STYLES[g.status]),
-                    Cell(g.sentence),
-                )
-            )
+            rows.append((name, _HEADINGS[g.gate], Cell(status, status, STYLES[g.status]), g.sentence))
         if v.verdict.settled is not None:
-            rows.append((Cell(name, name), Cell(_SETTLED), Cell(""), Cell(v.verdict.settled.sentence)))
-        rows += [(Cell(name, name), Cell("note"), Cell(""), Cell(note)) for note in v.verdict.notes]
-    return Table(f"gates-{machine.env_id}", columns, tuple(rows))
+            rows.append((name, _SETTLED, "", v.verdict.settled.sentence))
+        rows += [(name, "note", "", note) for note in v.verdict.notes]
+    columns = [Column(title, itemgetter(i)) for i, title in enumerate(titles)]
+    return make_table(f"gates-{machine.env_id}", columns, rows)
 
 
 def reach_table(machine: Machine) -> Table:
     """When each arm reaches a loss; seconds on a GPU only."""
-    titles = ["set-up", "arm", "loss (nats)", "reached", "step", "sooner, steps"]
-    titles += ["second", "sooner, seconds"] if machine.is_gpu else []
-    columns = tuple(Column(t, numeric=i > 1) for i, t in enumerate(titles))
-    rows, curves = [], set()
+    found: list[tuple[Reach, Setup, bool]] = []  # and whether its runs had the GPU to themselves
     for setup in machine.trainings:
         arms = {
             a: runs for a, runs in setup.arms.items() if a != f"{CONTROL}_other"
         }  # other batches: no pair
         alone = all(about.get("runs_on_this_gpu", 1) == 1 for about in setup.resolved.values())
-        for reach in time_to_loss(arms, CONTROL):
-            curves.add(reach.curve)
-            seeds = len(reach.steps)
-            name = setup_label(machine, setup.axes)
-            row = [
-                Cell(name, name),
-                Cell(reach.arm, reach.arm),
-                number_cell(reach.target, 4),
-                Cell(f"{reach.reached} of {seeds}", reach.reached, "" if reach.reached == seeds else "bad"),
-                _median_cell(reach.steps),
-                _ratio_cell(reach.step_ratio, reach.arm, reach.reached < seeds),
-            ]
-            if machine.is_gpu:
-                seconds = (
-                    _median_cell(reach.seconds),
-                    _ratio_cell(reach.second_ratio, reach.arm, reach.reached < seeds),
-                )
-                row += seconds if alone else (Cell(text.NONE, None, "muted", "runs shared the GPU"),) * 2
-            rows.append(tuple(row))
-    by = " and ".join(sorted(curves))
+        found += [(reach, setup, alone) for reach in time_to_loss(arms, CONTROL)]
+    shared = Cell(text.NONE, None, "muted", "runs shared the GPU")
+    columns = [
+        Column("set-up", lambda f: setup_label(machine, f[1].axes)),
+        Column("arm", lambda f: f[0].arm),
+        number("loss (nats)", lambda f: f[0].target, number4),
+        number("reached", lambda f: _reached_cell(f[0])),
+        number("step", lambda f: _median(f[0].steps)),
+        number("sooner, steps", lambda f: _ratio_cell(f[0].step_ratio, f[0])),
+    ]
+    if machine.is_gpu:
+        columns += [
+            number("second", lambda f: _median(f[0].seconds) if f[2] else shared),
+            number("sooner, seconds", lambda f: _ratio_cell(f[0].second_ratio, f[0]) if f[2] else shared),
+        ]
+    by = " and ".join(sorted({reach.curve for reach, _, _ in found}))
     caption = (
         f"Time to loss, by the {by}: medians over seeds; ratios are control / arm, paired by seed, with 95 % intervals. "
         f"The loss lies {100 * MARGIN:g} % above the lowest that every run of the control reaches."
         + ("" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU.")
     )
-    return Table(f"reach-{machine.env_id}", columns, tuple(rows), caption, sortable=False)
+    return make_table(f"reach-{machine.env_id}", columns, found, caption, sortable=False)
 
 
 def layers_table(machine: Machine) -> Table:
@@ -200,39 +180,32 @@ def layers_table(machine: Machine) -> Table:
         record.setdefault(metric, []).extend(values.tolist())
         if metric == "scale_log2":
             record["drift"] = max(record.get("drift", 0.0), float(np.ptp(values)))
-    specs = [
-        *(
-            [Spec("set-up", lambda r: Cell(r["set-up"], r["set-up"]), numeric=False)]
-            if len(machine.trainings) > 1
-            else []
-        ),
-        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        Spec("tensor", lambda r: Cell(r["part"], r["part"]), numeric=False),
-        Spec("SQNR (dB)", lambda r: number_cell(_extreme(r, "sqnr_db", min))),
-        Spec("underflow", lambda r: share_cell(_extreme(r, "underflow_frac", max))),
-        Spec("saturated", lambda r: share_cell(_extreme(r, "saturated_frac", max))),
-        Spec("least amax", lambda r: number_cell(_extreme(r, "amax", min))),
-        Spec("most amax", lambda r: number_cell(_extreme(r, "amax", max))),
-        Spec(
-            "drift (log2)",
-            lambda r: number_cell(r.get("drift")),
-            "largest change of log2(scale) within a run",
-        ),
+    columns = [
+        *([Column("set-up", "set-up")] if len(machine.trainings) > 1 else []),
+        Column("arm", "arm"),
+        Column("tensor", "part"),
+        number("SQNR (dB)", lambda r: _extreme(r, "sqnr_db", min)),
+        number("underflow", lambda r: _extreme(r, "underflow_frac", max), text.percent),
+        number("saturated", lambda r: _extreme(r, "saturated_frac", max), text.percent),
+        number("least amax", lambda r: _extreme(r, "amax", min)),
+        number("most amax", lambda r: _extreme(r, "amax", max)),
+        number("drift (log2)", "drift", hint="largest change of log2(scale) within a run"),
     ]
     caption = (
         "Layers, by tensor before its cast: the worst look of any seed. The curves are in the Parquet files."
     )
-    return make_table(f"layers-{machine.env_id}", specs, list(worst.values()), caption)
+    return make_table(f"layers-{machine.env_id}", columns, list(worst.values()), caption)
 
 
 def findings_table(machine: Machine) -> Table:
     """What is probably wrong, with its figures, cause and way out."""
-    columns = tuple(Column(t) for t in ("finding", "figures", "cause", "change"))
-    rows = tuple(
-        (Cell(f.symptom), Cell("; ".join(f.evidence)), Cell(f.cause), Cell(f.change))
-        for f in machine.findings
+    columns = (
+        Column("finding", "symptom"),
+        Column("figures", lambda f: "; ".join(f.evidence)),
+        Column("cause", "cause"),
+        Column("change", "change"),
     )
-    return Table(f"findings-{machine.env_id}", columns, rows, sortable=False)
+    return make_table(f"findings-{machine.env_id}", columns, machine.findings, sortable=False)
 
 
 def label(machine: Machine, verdict: ArmVerdict) -> str:
@@ -278,7 +251,13 @@ def _said(machine: Machine) -> str:
     )
 
 
-def _gate_cell(gate: GateResult | None) -> Cell:
+def _axis_cell(name: str, found: ArmVerdict) -> Cell:
+    value = found.axes.get(name)
+    return Cell(text.axis_value(value), str(value))
+
+
+def _gate_cell(name: str, found: ArmVerdict) -> Cell:
+    gate = found.verdict.gate(name)
     if gate is None:
         return Cell("", None)
     figure = ""
@@ -316,18 +295,26 @@ def _settled_cell(settled: Settled | None) -> Cell:
     )
 
 
-def _median_cell(by_seed: Mapping[int, float]) -> Cell:
+def _outcome_cell(found: ArmVerdict) -> Cell:
+    outcome = found.verdict.outcome
+    note = "as it should" if outcome == found.expected == "FAIL" else "must not" if found.surprising else ""
+    return Cell(outcome, outcome, "pass" if note == "as it should" else STYLES[outcome], note)
+
+
+def _reached_cell(reach: Reach) -> Cell:
+    seeds = len(reach.steps)
+    return Cell(f"{reach.reached} of {seeds}", reach.reached, "" if reach.reached == seeds else "bad")
+
+
+def _median(by_seed: Mapping[int, float]) -> float | Cell:
     known = [v for v in by_seed.values() if math.isfinite(v)]
-    return (
-        number_cell(float(np.median(known)))
-        if len(known) == len(by_seed)
-        else Cell("not reached", None, "bad")
-    )
+    return float(np.median(known)) if len(known) == len(by_seed) else Cell("not reached", None, "bad")
 
 
-def _ratio_cell(ratio: Estimate | None, arm: str, not_reached: bool) -> Cell:
+def _ratio_cell(ratio: Estimate | None, reach: Reach) -> Cell:
     if ratio is None:
-        said = "" if arm == CONTROL else "not reached" if not_reached else text.NONE
+        not_reached = reach.reached < len(reach.steps)
+        said = "" if reach.arm == CONTROL else "not reached" if not_reached else text.NONE
         return Cell(said, None, "muted")
     if not math.isfinite(ratio.high):
         return Cell(text.ratio(ratio.value), ratio.value, note="one seed")

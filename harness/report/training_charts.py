@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from harness.judge.verdict import MARGIN, ema
 from harness.judge.verdict.curves import half_life, pair
 from harness.judge.verdict.rows import CONTROL, NEGATIVE
-from harness.report.drawing import BAND, INK, MUTED, STYLE, Chart, legend, svg
+from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, sheet, signed, styled
 from harness.report.looks import look
 from harness.report.training import is_candidate, setup_label
 from harness.store import stats
 from harness.store.arm import GOLDEN
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from harness.judge.verdict.rows import Setup
     from harness.report.runs import Machine
     from harness.store.stats import Vector
@@ -49,17 +45,17 @@ def losses(machine: Machine) -> list[Chart]:
     return charts
 
 
-@mpl.rc_context(STYLE)
+@styled
 def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
-    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet(key, 3.6, grid="y")
+    axes = drawn.axes
     steps, base = _smoothed(setup, CONTROL)
     _, other = _smoothed(setup, f"{CONTROL}_other")
     centre = base.mean(axis=0)
     caption = "A line an arm: the mean over seeds of the smoothed training loss."
     if other.shape[0] > 1 and other.shape[1] == steps.size:
         half = stats.t_quantile(0.975, other.shape[0] - 1) * other.std(axis=0, ddof=1)
-        at = _thin(steps.size)
+        at = evenly(steps.size, MOST_POINTS)
         axes.fill_between(
             steps[at],
             (centre - half)[at],
@@ -75,7 +71,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
         x, y = _smoothed(setup, arm)
         if not y.size:
             continue
-        mean, at = y.mean(axis=0), _thin(x.size)
+        mean, at = y.mean(axis=0), evenly(x.size, MOST_POINTS)
         colour = look(machine, setup.records[arm])["color"]
         axes.plot(x[at], mean[at], linewidth=1.2, color=colour, linestyle=DASHES[i % len(DASHES)], label=arm)
         if arm != NEGATIVE:
@@ -86,13 +82,10 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats)")
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    legend(figure, axes)
-    return Chart(key, f"Loss: {setup_label(machine, setup.axes)}", svg(figure, key), caption)
+    return drawn.chart(f"Loss: {setup_label(machine, setup.axes)}", caption)
 
 
-@mpl.rc_context(STYLE)
+@styled
 def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     """The smoothed gap of each arm that is paired with the control, in percent of the control's loss."""
     records = setup.records
@@ -100,8 +93,8 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     found = {arm: gap for arm in arms if (gap := _gap(setup, arm)) is not None}
     if not found:
         return []
-    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet(key, 3.6, grid="")
+    axes = drawn.axes
     limit = 100 * MARGIN
     inside = [np.abs(mean).max() for _, mean in found.values() if np.abs(mean).max() <= 12 * limit]
     top = max([1.25 * limit, *(1.1 * v for v in inside)])
@@ -109,7 +102,7 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     caption = "Candidate minus control of the same seed, smoothed, mean over seeds."
     if noise is not None:
         x, three = noise
-        at = _thin(x.size)
+        at = evenly(x.size, MOST_POINTS)
         axes.fill_between(x[at], -three[at], three[at], color=BAND, linewidth=0, label=f"{CONTROL}_eps, 3 sd")
         caption += " Band: 3 sd between seeds of the perturbed control."
     axes.axhline(0, color=MUTED, linewidth=0.6)
@@ -117,7 +110,7 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
         axes.axhline(side, color=INK, linewidth=0.9, linestyle="--", label="margin" if side > 0 else None)
     beyond = []
     for i, (arm, (x, mean)) in enumerate(found.items()):
-        at = _thin(x.size)
+        at = evenly(x.size, MOST_POINTS)
         colour = look(machine, records[arm])["color"]
         axes.plot(x[at], mean[at], linewidth=1.2, color=colour, linestyle=DASHES[i % len(DASHES)], label=arm)
         if np.abs(mean).max() > top:
@@ -132,10 +125,9 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     axes.set_xlim(x[0], x[-1])
     axes.set_xlabel("step")
     axes.set_ylabel("gap (% of the loss)")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+    signed(axes.yaxis)
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    legend(figure, axes)
-    return [Chart(key, f"Paired gap: {setup_label(machine, setup.axes)}", svg(figure, key), caption)]
+    return [drawn.chart(f"Paired gap: {setup_label(machine, setup.axes)}", caption)]
 
 
 def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:
@@ -156,8 +148,3 @@ def _gap(setup: Setup, arm: str, *, spread: bool = False) -> tuple[Vector, Vecto
     life = half_life(pairs.length)
     gap = 100 * ema(pairs.gap, pairs.steps, life, from_zero=True) / ema(pairs.control, pairs.steps, life)
     return pairs.steps, 3 * gap.std(axis=0, ddof=1) if spread else gap.mean(axis=0)
-
-
-def _thin(count: int) -> NDArray[np.int64]:
-    """Indices of at most `MOST_POINTS` of so many points, the last one among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Table, make_table
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
@@ -20,6 +21,6 @@ def answers(machine: Machine) -> Table:
         if run.sweep != SUITE or not isinstance(told, list):
             continue
         for place, line in enumerate(told):
-            rows.append((Cell(run.run_id if place == 0 else "", run.run_id), Cell(str(line))))
-    columns = (Column("trial"), Column("answer"))
-    return Table(f"trials-{machine.env_id}", columns, tuple(rows), sortable=False)
+            rows.append((Cell(run.run_id if place == 0 else "", run.run_id), str(line)))
+    columns = (Column("trial", itemgetter(0)), Column("answer", itemgetter(1)))
+    return make_table(f"trials-{machine.env_id}", columns, rows, sortable=False)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from harness.machine import mfu
 from harness.report.mfu_examples import EXAMPLES, NOT_FORMED, read_again
 from harness.report.records import arm_records
-from harness.report.table import Cell, Column, Spec, Table, axis_spec, known, make_table
-from harness.report.tables import arm_cell, run_column
+from harness.report.table import CASE_ID, Cell, Column, Table, axis_column, known, make_table, number
+from harness.report.tables import ARM, run_column
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def mfu_table(machine: Machine) -> Table:
         records += [{**r, "used": u} for u in mfu.of_row(r, machine.device, machine.achieved)]
     axes = [text.axes_of(r["axes"]) for r in records]
     names = [n for n in sorted({n for a in axes for n in a}) if len({str(a.get(n)) for a in axes}) > 1]
-    specs = [
+    columns = [
         *run_column(arm_records(machine, SUITE)),
-        *(axis_spec(name) for name in names),
-        Spec("arm", arm_cell, numeric=False),
-        *(Spec(c.title, _maker(c), c.meaning, numeric=c.name != "formula") for c in mfu.COLUMNS),
-        Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+        *map(axis_column, names),
+        ARM,
+        *(Column(c.title, _maker(c), c.meaning, numeric=c.name != "formula") for c in mfu.COLUMNS),
+        CASE_ID,
     ]
     sentence = "; ".join(
         f"{name}: {mfu.FORMULAS[name]}" for name in dict.fromkeys(r["used"].formula for r in records)
@@ -54,7 +54,7 @@ def mfu_table(machine: Machine) -> Table:
     notes = "".join(f" {flag.replace('_', ' ').capitalize()}: {mfu.FLAGS[flag]}." for flag in flags)
     return make_table(
         f"mfu-{machine.env_id}",
-        specs,
+        columns,
         records,
         f"FLOPs by rule: {sentence}.{unknown}{notes}" if records else "",
     )
@@ -76,36 +76,28 @@ def why_none(material: Material) -> str:
 
 def examples_table() -> Table:
     """Published figures that mislead, formed again from their inputs, with the columns that set them right."""
-    titles = (
-        "printed",
-        "formed again",
-        "taken for",
-        "mixed MFU",
-        "MFU of bf16 peak",
-        "what is wrong",
-        "source",
+    columns = (
+        number("printed", lambda f: Cell(f.example.key, f.example.printed, "bad" if f.impossible else "")),
+        number("formed again", _formed),
+        Column("taken for", lambda f: f.example.reads_as),
+        number("mixed MFU", lambda f: _share(f.columns.mfu_mixed)),
+        number("MFU of bf16 peak", lambda f: _share(f.columns.mfu_bf16_peak)),
+        Column("what is wrong", lambda f: Cell(f.example.reason, note=_IMPOSSIBLE if f.impossible else "")),
+        Column(
+            "source",
+            lambda f: Cell(f.example.source, note=f"{f.example.device}, read {f.example.date}"),
+        ),
     )
-    numeric = ("printed", "formed again", "mixed MFU", "MFU of bf16 peak")
-    rows = []
-    for found in map(read_again, EXAMPLES):
-        example = found.example
-        rows.append(
-            (
-                Cell(example.key, example.printed, "bad" if found.impossible else ""),
-                Cell(NOT_FORMED, None, "muted")
-                if found.reproduced is None
-                else Cell(f"{text.number(found.reproduced)} %", found.reproduced),
-                Cell(example.reads_as),
-                _share(found.columns.mfu_mixed),
-                _share(found.columns.mfu_bf16_peak),
-                Cell(
-                    example.reason, note="impossible: over 100 % of its own peak" if found.impossible else ""
-                ),
-                Cell(example.source, note=f"{example.device}, read {example.date}"),
-            )
-        )
-    columns = tuple(Column(t, t in numeric) for t in titles)
-    return Table("mfu-examples", columns, tuple(rows), sortable=False)
+    return make_table("mfu-examples", columns, [*map(read_again, EXAMPLES)], sortable=False)
+
+
+_IMPOSSIBLE = "impossible: over 100 % of its own peak"
+
+
+def _formed(found: Any) -> Cell:
+    if found.reproduced is None:
+        return Cell(NOT_FORMED, None, "muted")
+    return Cell(f"{text.number(found.reproduced)} %", found.reproduced)
 
 
 def definitions() -> list[tuple[str, str]]:

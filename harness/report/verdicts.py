@@ -13,7 +13,7 @@ from harness.report.first_steps import runs_in_fp8
 from harness.report.numerics import fp8_rows
 from harness.report.runs import once
 from harness.report.soundness import is_sound
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Table, make_table, number
 from harness.store import text
 from harness.store.arm import baseline_of
 from harness.store.cause import Cause
@@ -156,22 +156,21 @@ def did_fp8_run(machine: Machine) -> Answer:
 def gains(machine: Machine) -> Table:
     """FP8 against bf16 by suite, arm and regime: geometric mean, extremes with their intervals, verdict counts."""
     pairs = fp8_pairs(machine)
-    columns = (
-        *(Column(t) for t in ("suite", "arm", "against", "regime")),
-        *(Column(t, numeric=True) for t in ("geometric mean", "slowest pair", "fastest pair")),
-        Column("verdicts"),
-    )
     keys = ["suite", "arm", "baseline", "regime"]
-    rows = []
-    for s in rows_of(summary(pairs)):
+    records = rows_of(summary(pairs))
+    for s in records:
         own = pairs[(pairs[keys] == [s[k] for k in keys]).all(axis=1)]
-        low, high = _extremes(own, machine.constant_axes(s["suite"]))
-        mean = s["geometric_mean"]
-        told = ", ".join(f"{s[v]} {v}" for v in VERDICTS if s[v])
-        rows.append((*(Cell(s[k], s[k]) for k in keys), Cell(text.ratio(mean), mean), low, high, Cell(told)))
+        s["slowest"], s["fastest"] = _extremes(own, machine.constant_axes(s["suite"]))
     rank = {suite: i for i, suite in enumerate(WHAT)}
-    rows.sort(key=lambda row: (rank.get(row[0].text, len(rank)), row[3].text))
-    return Table(f"gains-{machine.env_id}", columns, tuple(rows), sortable=False)
+    records.sort(key=lambda s: (rank.get(s["suite"], len(rank)), s["regime"]))
+    columns = (
+        *(Column("against" if key == "baseline" else key, key) for key in keys),
+        number("geometric mean", lambda s: Cell(text.ratio(s["geometric_mean"]), s["geometric_mean"])),
+        number("slowest pair", "slowest"),
+        number("fastest pair", "fastest"),
+        Column("verdicts", lambda s: ", ".join(f"{s[v]} {v}" for v in VERDICTS if s[v])),
+    )
+    return make_table(f"gains-{machine.env_id}", columns, records, sortable=False)
 
 
 @once

@@ -13,7 +13,7 @@ that zero-mean data hide.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,17 +23,17 @@ from fp8core.gemm import scaled_mm
 from fp8core.gemm.accumulate import Accumulation, accumulate
 from fp8core.gemm.layout import Operand, device_reason
 from harness.suites import oracle
-from harness.suites.common import draw, generator, kernels_missing, refuse_shapes, with_defaults
+from harness.suites.common import crossed_points, draw, generator, kernels_missing
 from harness.suites.oracle import Judgement
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch import Tensor
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 LINES = 64  # rows of A and columns of B: a tile of every kernel
 FIGURES: dict[Accumulation, str] = {
@@ -67,16 +67,7 @@ BACKENDS = {
 }
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes.
-
-    Raises:
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("accumulation", shapes, "axes.K")
-    return with_defaults([{}], axes, AXES)
+points = crossed_points("accumulation", "axes.K", AXES)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:

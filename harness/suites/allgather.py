@@ -12,12 +12,12 @@ what it said.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.machine import ranks
 from harness.peers import PEERS
 from harness.store.cause import Cause
-from harness.suites.common import refuse_shapes, with_defaults
+from harness.suites.common import crossed_points
 from harness.suites.parallel import not_finite
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 from harness.training.parallel.bounds import deviation
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 TIMEOUT_S = 180.0
 BASE = "no_fp8"
@@ -61,16 +61,7 @@ ARMS: Mapping[str, ArmInfo] = {
 }
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes.
-
-    Raises:
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("allgather", shapes, "axes.width and axes.hidden")
-    return with_defaults([{}], axes, AXES)
+points = crossed_points("allgather", "axes.width and axes.hidden", AXES)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:

@@ -14,7 +14,7 @@ docs/numerics.md, section 2, defines, and takes NaN as one class.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,15 +24,15 @@ from fp8core.formats import Format, as_element_format
 from fp8core.kernels import ops
 from harness.store.arm import Arm
 from harness.suites import oracle
-from harness.suites.common import compile_missing, kernels_missing, refuse_shapes, with_defaults
+from harness.suites.common import compile_missing, crossed_points, kernels_missing
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 SOURCES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INPUTS = {
@@ -60,16 +60,7 @@ ARMS: Mapping[str, ArmInfo] = arm_table(
 )
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes.
-
-    Raises:
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("codes", shapes, "fixed patterns")
-    return with_defaults([{}], axes, AXES)
+points = crossed_points("codes", "fixed patterns", AXES)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:

@@ -276,6 +276,25 @@ def with_defaults(
     return [{**open_axes, **point} for point in points]
 
 
+def crossed_points(
+    suite: str, instead: str, known: Mapping[str, Axis]
+) -> Callable[..., list[dict[str, Scalar]]]:
+    """The `points` of a suite without linked axes, which takes something else than shapes; see `refuse_shapes`."""
+
+    def points(
+        shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+    ) -> list[dict[str, Scalar]]:
+        """No linked axes.
+
+        Raises:
+            ValueError: shapes are named, which this suite has no use for.
+        """
+        refuse_shapes(suite, shapes, instead)
+        return with_defaults([{}], axes, known)
+
+    return points
+
+
 def recipe_unsupported(recipe: Recipe | None, tokens: int, device: str) -> Unsupported | None:
     """The first FP8 GEMM of a model under a recipe that this device has no kernel for, or whose tokens don't fit.
 

@@ -13,13 +13,13 @@ A recipe that this device has no kernel for is emulated: what is compared here i
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fp8core import RECIPES
 from harness.machine import ranks
 from harness.store.arm import Arm
 from harness.store.cause import Cause
-from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
+from harness.suites.common import compile_missing, crossed_points, recipe_unsupported
 from harness.suites.extended import extended_table
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 from harness.training.parallel import bounds
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 BASE = "no_fp8"
 TIMEOUT_S = 120.0
@@ -49,16 +49,7 @@ ARMS: Mapping[str, ArmInfo] = extended_table(
 )
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes.
-
-    Raises:
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("parallel", shapes, "a model of its own")
-    return with_defaults([{}], axes, AXES)
+points = crossed_points("parallel", "a model of its own", AXES)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:

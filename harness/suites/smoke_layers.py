@@ -18,17 +18,17 @@ from fp8core.recipe import RECIPES
 from fp8core.verify import verify
 from harness.store.arm import Arm
 from harness.store.cause import Cause
-from harness.suites.common import generator, recipe_unsupported, refuse_shapes, with_defaults
+from harness.suites.common import crossed_points, generator, recipe_unsupported
 from harness.suites.extended import extended_table
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 from harness.training.steps import cause_of_fault, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 METRIC = "sqnr_db"  # of a row that says why there is no figure
 BOUND_DB = 15.0  # E5M2 has 2 bits: a product of operands so rounded lies at some 20 dB
@@ -43,16 +43,7 @@ ARMS: Mapping[str, ArmInfo] = extended_table(
 )
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes.
-
-    Raises:
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("smoke_layers", shapes, "sizes by axes.M, axes.K and axes.N")
-    return with_defaults([{}], axes, AXES)
+points = crossed_points("smoke_layers", "sizes by axes.M, axes.K and axes.N", AXES)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:

@@ -12,18 +12,18 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from harness.store.arm import Arm
 from harness.store.cause import Cause
-from harness.suites.common import refuse_shapes, with_defaults
+from harness.suites.common import crossed_points
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 METRIC = "tests_failed"
 LENIENT = ("-W", "default", "--continue-on-collection-errors", "-rf")
@@ -40,16 +40,7 @@ AXES: Mapping[str, Axis] = {
 ARMS: Mapping[str, ArmInfo] = arm_table({Arm(variant="pytest"): ArmInfo("one run of pytest")})
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes.
-
-    Raises:
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("tests", shapes, "no shapes")
-    return with_defaults([{}], axes, AXES)
+points = crossed_points("tests", "no shapes", AXES)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:

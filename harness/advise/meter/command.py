@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from harness.store.errors import UsageError
+from harness.store.words import helped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +46,7 @@ exit  0 printed; 2 the request could not be carried out
 
 def main(words: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
-    if not words or {"--help", "-h"} & set(words):
-        sys.stdout.write(HELP)
+    if helped(words, HELP, alone=True):
         return 0
     as_json = "--json" in words
     name, *rest = [word for word in words if word != "--json"]

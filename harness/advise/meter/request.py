@@ -32,7 +32,6 @@ TYPES = (
     "fp8e4nv",
     "fp8e5",
 )
-BYTES = {"i1": 1, "i8": 1, "u8": 1, "fp8e4nv": 1, "fp8e5": 1, "i16": 2, "u16": 2, "fp16": 2, "bf16": 2}
 OPTIONS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
 ARCHS = (80, 86, 89, 90, 100, 120)
 

@@ -104,6 +104,19 @@ def _activations(job: Job) -> dict[str, int]:
     return {"activations": waiting, "logits": logits // split, "workspace": work}
 
 
+def setup_of(job: Job) -> Setup:
+    """How one GPU would train the job's model alone; products run in bf16."""
+    return Setup(
+        model=job.model,
+        batch=job.batch,
+        seq=job.seq,
+        recipe=RECIPES[job.recipe] if job.recipe else None,
+        checkpointing=job.checkpointing,
+        accumulation=job.accumulation,
+        compute="bf16",
+    )
+
+
 def _closed(job: Job) -> tuple[int, int]:
     """Bytes that wait, and that one block takes in its backward pass, before tensor parallelism splits them."""
     spec = MODELS[job.model]
@@ -123,15 +136,7 @@ def _closed(job: Job) -> tuple[int, int]:
 
 def _by_running(job: Job) -> tuple[int, int]:
     """The same in eager mode, of one block and of two that ran on fake tensors."""
-    setup = Setup(
-        model=job.model,
-        batch=job.batch,
-        seq=job.seq,
-        recipe=RECIPES[job.recipe] if job.recipe else None,
-        checkpointing=job.checkpointing,
-        accumulation=job.accumulation,
-        compute="bf16",
-    )
+    setup = setup_of(job)
     one, two = (on_paper.memory(replace(setup, layers=layers), "cpu") for layers in (1, 2))
     more = MODELS[job.model].layers - 1
     waiting = sum(one[part] + more * (two[part] - one[part]) for part in ("activations", "fp8_weights"))

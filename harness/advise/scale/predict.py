@@ -14,7 +14,7 @@ from fp8core.recipe import RECIPES
 from harness.advise.decide import able
 from harness.advise.recipes import candidates
 from harness.advise.scale.counts import Collective, exchanging, sharding
-from harness.advise.scale.held import MEMORY, memory
+from harness.advise.scale.held import MEMORY, memory, setup_of
 from harness.advise.scale.weights import weights_of
 from harness.advise.step import Parts, speedup, step_cost
 from harness.advise.training import traced
@@ -24,7 +24,6 @@ from harness.store.errors import UsageError, unknown
 from harness.training import on_paper
 from harness.training.models import MODELS, ModelSpec
 from harness.training.models.llama_moe import MoeConfig
-from harness.training.setup import Setup
 
 __all__ = ["MEMORY", "Prediction", "check", "gain", "memory", "predict", "step_parts", "tokens_per_s"]
 
@@ -79,7 +78,7 @@ def predict(job: Job, rates: Rates) -> Prediction:
     collectives = (*sharding(weights, job), *exchanging(plan.exchanges, weights.blocks, job))
     parts = step_parts(job, rates)
     # Of the whole group's tokens, each rank works on its part
-    setup = _setup(job)
+    setup = setup_of(job)
     flops = {dtype: amount / job.tp for dtype, amount in on_paper.flops(setup).items()}
     again = {d: amount / job.tp for d, amount in on_paper.recomputed_flops(setup).get("palm", {}).items()}
     use = utilization(
@@ -153,14 +152,3 @@ def part_of(job: Job) -> tuple[Model, Plan]:
 def tokens_per_s(job: Job, parts: Parts) -> float:
     """Tokens/s of one GPU."""
     return job.tokens * job.accumulation / job.tp / parts.total
-
-
-def _setup(job: Job) -> Setup:
-    return Setup(
-        model=job.model,
-        batch=job.batch,
-        seq=job.seq,
-        recipe=RECIPES[job.recipe] if job.recipe else None,
-        checkpointing=job.checkpointing,
-        accumulation=job.accumulation,
-    )

@@ -15,6 +15,7 @@ from harness.judge.diff.changes import CAUSES, POLICY, Changes, changes
 from harness.machine.terminal import console, printable, row, say, table
 from harness.store.errors import UsageError
 from harness.store.text import axes_of, case_label, constant_axes, number
+from harness.store.words import helped, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,18 +44,9 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: not two runs, an unknown word, or a run without a row.
     """
-    if words and words[0] in ("-h", "--help"):
-        print(USAGE, end="")  # noqa: T201  # asked for on standard output
+    if helped(words, USAGE):
         return 0
-    runs = [word for word in words if "=" not in word and not word.startswith("-")]
-    options = dict(word.split("=", 1) for word in words if "=" in word)
-    unknown_words = [word for word in words if word.startswith("-")] + [
-        key for key in options if key not in ("results_dir", "json")
-    ]
-    if unknown_words:
-        raise UsageError(
-            f"unknown word {printable(unknown_words[0])!r}; diff takes RUN RUN [json=true] [results_dir=DIR]"
-        )
+    runs, options = keyed(words, USAGE, ("results_dir", "json"))
     if len(runs) != 2:
         raise UsageError(
             f"diff takes two runs, got {len(runs)}: folders results/<sweep>/<run_id>, or their ids"

@@ -14,6 +14,7 @@ from harness.judge.fleet.judge import Group, Spread, judge
 from harness.machine import terminal
 from harness.store.errors import UsageError
 from harness.store.text import markdown, percent, plural, ratio, some
+from harness.store.words import helped, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,16 +36,9 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: no run, an unknown word, a tolerance that is none, or runs without a row.
     """
-    if words and words[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
+    if helped(words, USAGE):
         return 0
-    runs = [word for word in words if "=" not in word and not word.startswith("-")]
-    options = dict(word.split("=", 1) for word in words if "=" in word)
-    wrong = [w for w in words if w.startswith("-")] + [key for key in options if key not in KEYS]
-    if wrong:
-        raise UsageError(
-            f"unknown word {terminal.printable(wrong[0])!r}; fleet takes RUN... and {', '.join(KEYS)}"
-        )
+    runs, options = keyed(words, USAGE, KEYS)
     if not runs:
         raise UsageError("fleet takes runs: folders of runs, or run ids")
     tolerance = _tolerance(options.get("tolerance", "5"))

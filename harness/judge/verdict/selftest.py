@@ -5,7 +5,6 @@ Every draw goes through `judge_pairs` itself. The command exits with 1 where a p
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -14,7 +13,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from harness.judge.verdict.judge import judge_pairs
 from harness.judge.verdict.scenarios import ROWS, SCATTER, Row
 from harness.judge.verdict.simulated import STEPS, draw
 from harness.store.errors import UsageError
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,10 +114,7 @@ def from_json(text: str) -> dict[tuple[str, str, int, float], Counter[str]]:
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness verdict-selftest`: prints the table; exit 1 where a promised rate is missed."""
-    parser = _Parser(
-        prog="python -m harness verdict-selftest",
-        description="Error rates of the loss verdict on simulated curves.",
-    )
+    parser = Parser("verdict-selftest", "Error rates of the loss verdict on simulated curves.")
     parser.add_argument("--draws", type=int, default=400, help="draws a row (default: 400)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also writes every row with its rates")
     parser.add_argument("--table", type=Path, metavar="FILE", help="also writes the table as markdown")
@@ -159,10 +156,3 @@ def _write(path: Path | None, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path} ({error.strerror}); name another file") from error
-
-
-class _Parser(argparse.ArgumentParser):
-    """Refuses in one line, as every other command does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m harness verdict-selftest --help")

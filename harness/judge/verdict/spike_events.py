@@ -40,8 +40,6 @@ PAD_SHARE = (
     0.5  # the interpolated steps go on after an event for this share of its length: a tail decays slowly
 )
 
-Span = tuple[float, float]  # first and last step
-
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from advice_map import MODE, SIZE, TITLE, draw, main
+from advice_page import GPUS, MODELS, Answered, from_json
 
-from harness.cli.advice_map import MODE, SIZE, TITLE, draw, main
-from harness.cli.advice_page import GPUS, MODELS, Answered, from_json
 from harness.report.heatmap import EDGES
 from harness.store.errors import UsageError
 

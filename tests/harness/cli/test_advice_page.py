@@ -7,9 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-
-from harness.advise.command import answer, parse
-from harness.cli.advice_page import (
+from advice_page import (
     GPUS,
     MODELS,
     MODES,
@@ -22,6 +20,8 @@ from harness.cli.advice_page import (
     page,
     words_of,
 )
+
+from harness.advise.command import answer, parse
 
 PUBLISHED = ROOT / "reports" / "published"
 CELLS = from_json((PUBLISHED / "advice.json").read_text())

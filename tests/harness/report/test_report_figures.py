@@ -22,6 +22,7 @@ from report_fixtures import (
 from harness.report import charts, paying, roofline, tradeoff
 from harness.report.drawing import standalone
 from harness.report.heatmap import EDGES, MOST_M, MOST_SIDE, heat_maps
+from harness.report.picture import picture
 from harness.report.runs import Machine, load
 from harness.report.verdicts import fp8_pairs
 from harness.store.arm import parse
@@ -216,6 +217,21 @@ def test_steps_of_different_batches_are_no_pair(tmp_path: Path) -> None:
 
 
 # All of them
+
+
+def test_each_panel_of_the_first_figure_has_its_grid(tmp_path: Path) -> None:
+    """`Axes.grid()` without a value toggles: called twice it took the lines of the second panel away."""
+    case = Case.of("recipes", {"M": 16})
+    rows = [
+        figure(case, "tensorwise", "sqnr_db", 27.0, resolved={"sqnr_bound_db": 25.0}),
+        figure(case, "tensorwise", "saved_bytes_per_elem", 1.0),
+        *Invented().times(case, {"tensorwise": {"ms": 1.0, "flops": {"e4m3": 1.0}}}),
+    ]
+    drawn = picture(machine(write_run(tmp_path, [rows], env=CPU)))
+    assert drawn is not None
+    panels = re.split(r'id="[\w-]+axes_\d', drawn.svg)[1:]
+    assert len(panels) == 2
+    assert all("var(--grid)" in panel for panel in panels)
 
 
 def test_figures_are_the_same_whatever_the_reader_s_settings(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from harness.report.markup import SHOWN, cell_markdown, pack, rows_html, sort_key
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Table, number
 from harness.store.text import code, markdown, printable
 
 HOSTILE = (
@@ -135,7 +135,7 @@ def test_what_is_packed_comes_back(text: str) -> None:
 
 def test_rows_come_in_order_and_in_parts() -> None:
     rows = tuple((Cell(str(i), i),) for i in range(SHOWN + 5))
-    table = Table("t", (Column("n", True),), rows)
+    table = Table("t", (number("n"),), rows)
     assert rows_html(table, 0, SHOWN).count("<tr>") == SHOWN
     assert rows_html(table, SHOWN).count("<tr>") == 5
     assert f"{rows_html(table, 0, SHOWN)}\n{rows_html(table, SHOWN)}" == rows_html(table)

@@ -1,6 +1,6 @@
-"""`python -m harness.cli.advice_map ADVICE.json`: the predicted speedups as a picture, a row a model and a column a GPU.
+"""`python tests/studies/advice_map.py ADVICE.json`: the predicted speedups as a picture, a row a model and a column a GPU.
 
-It draws what `harness.cli.advice_page` wrote beside its page, in a second: nothing is predicted here and nothing measured.
+It draws what `advice_page` wrote beside its page, in a second: nothing is predicted here and nothing measured.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+from advice_page import GPUS, MODELS, from_json
 from matplotlib.patches import Rectangle
 
 import harness.report
-from harness.cli.advice_page import GPUS, MODELS, from_json
-from harness.report.drawing import BAND, GRID, HEAT, INK, MUTED, PAPER, STYLE, Chart, standalone, svg
+from harness.report.drawing import BAND, GRID, HEAT, INK, MUTED, PAPER, sheet, standalone, styled
 from harness.report.heatmap import EDGES
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from advice_page import Answered, Key
     from matplotlib.axes import Axes
-
-    from harness.cli.advice_page import Answered, Key
 
 MODE, SIZE = "compile", 8
 TITLE = f"PREDICTED, no GPU measured: FP8 over bf16, whole training step, compiled, {SIZE} GPUs"
@@ -41,15 +38,15 @@ NAMES = {
 }
 
 
-@mpl.rc_context(STYLE)
+@styled
 def draw(found: Mapping[Key, Answered]) -> str:
     """The picture as an SVG file, light or dark as its reader's system is.
 
     Args:
-        found: cells of `harness.cli.advice_page`, those of `MODE` and `SIZE` among them.
+        found: cells of `advice_page`, those of `MODE` and `SIZE` among them.
     """
-    figure = Figure(figsize=(10.6, 0.5 * len(MODELS) + 1.5), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet("advice-map", 0.5 * len(MODELS) + 1.5, width=10.6, grid="")
+    axes = drawn.axes
     for y, model in enumerate(MODELS):
         for x, gpu in enumerate(GPUS):
             _cell(axes, x, y, found[model, gpu, MODE, SIZE])
@@ -61,11 +58,10 @@ def draw(found: Mapping[Key, Answered]) -> str:
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-    figure.supxlabel(NOTE, x=0.01, ha="left", fontsize=8, color=MUTED)
-    chart = Chart("advice-map", TITLE, svg(figure, "advice-map"), NOTE)
+    drawn.figure.suptitle(TITLE, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+    drawn.figure.supxlabel(NOTE, x=0.01, ha="left", fontsize=8, color=MUTED)
     css = Path(harness.report.__file__).with_name("page.css").read_text(encoding="utf-8")
-    return standalone(chart, css)
+    return standalone(drawn.chart(TITLE, NOTE), css)
 
 
 def _cell(axes: Axes, x: int, y: int, cell: Answered) -> None:
@@ -99,9 +95,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: not one file of cells that can be read.
     """
     if len(words) != 1 or not words[0].endswith(".json"):
-        raise UsageError(
-            f"expected the ADVICE.json that harness.cli.advice_page wrote, got {len(words)} words"
-        )
+        raise UsageError(f"expected the ADVICE.json that advice_page wrote, got {len(words)} words")
     cells = Path(words[0])
     try:
         found = from_json(cells.read_text(encoding="utf-8"))
