@@ -1,0 +1,133 @@
+"""Arms in a process of their own. Oracle: calls, counted by the arms themselves, and the processes that they ran in."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch.nn.functional as F
+from patching import LINEAR, Patching
+from test_executor_faults import QUICK, plan
+
+from harness.engine import tasks
+from harness.engine.bench import Setting
+from harness.engine.tasks import Task, WorkerJob
+from harness.engine.worker_process import Instead
+from harness.peers import PEERS
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
+
+
+class Silent:
+    """A worker's `Tell` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self, done: int, total: int, what: str) -> None: ...
+
+    def at(self, arm: str) -> None: ...
+
+    def stage(self, stage: Any) -> None: ...
+
+    def keep(self, result: Any) -> None:
+        self.kept.append(result)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(F, "linear", LINEAR)
+    tasks._bench.cache_clear()
+
+
+def done(suite: Patching, **changes: Any) -> tuple[dict[str, Measurement], int]:
+    """Rows of the time by arm, and how many workers had the case: each finds torch as it is when it is imported."""
+    job, workers = WorkerJob(Setting("cpu", QUICK), Task(plan(suite, 1).cases[0], **changes)), 0
+    while isinstance(job, WorkerJob):
+        F.linear, workers = LINEAR, workers + 1
+        tasks._bench.cache_clear()
+        rows, _ = job(Silent())
+        job = rows.job if isinstance(rows, Instead) else None
+    return {r.arm: r for r in rows if r.metric == "time_ms"}, workers
+
+
+def seen(row: Measurement) -> dict[str, int]:
+    return json.loads(json.dumps(row.resolved))["seen"]
+
+
+def test_a_function_that_one_arm_replaces_is_replaced_for_it_alone_and_its_row_says_so() -> None:
+    rows, workers = done(Patching())
+    assert {name: row.status for name, row in rows.items()} == dict.fromkeys(rows, "ok")
+    assert set(rows) == {"base", "base:again", "peer", "last"}
+    for name in ("base", "base:again", "last"):
+        assert seen(rows[name])["replaced"] == 0
+        assert seen(rows[name])["process"] == os.getpid()
+        assert "own_process" not in rows[name].resolved
+    assert seen(rows["peer"])["replaced"] == seen(rows["peer"])["calls"] > 0
+    assert seen(rows["peer"])["process"] != os.getpid()
+    assert rows["peer"].resolved["own_process"] == {
+        "why": "changed",
+        "settings": {"functions": ["", "torch.nn.functional.linear"]},
+        "process": seen(rows["peer"])["process"],
+    }
+    assert {frozenset(row.rounds) for row in rows.values()} == {frozenset({0, 1})}  # pairing stays
+    assert workers == 2
+
+
+def calls_timed(row: Measurement) -> int:
+    """Calls of an arm as its timing has them; a resident block has one more that makes its memory, and one that leads in."""
+    timing = row.timing
+    more = 2 * seen(row)["entered"]
+    return timing["warmup_iterations"] + len(row.samples) * timing["calls_per_sample"] + more
+
+
+def with_peer(**fields: Any) -> Patching:
+    """The suite, its arm `peer` one of a peer."""
+    suite = Patching(**fields)
+    suite.ARMS = {**suite.ARMS, "peer": replace(suite.ARMS["peer"], peer="scaled_mm")}
+    return suite
+
+
+@pytest.mark.parametrize("is_resident", [False, True])
+def test_a_peer_that_asks_for_a_process_has_one_from_the_start_and_makes_the_calls_that_others_make(
+    is_resident: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEERS, "scaled_mm", replace(PEERS["scaled_mm"], own_process=True))
+    rows, workers = done(with_peer(is_resident=is_resident))
+    assert workers == 1
+    assert {row.status for row in rows.values()} == {"ok"}
+    assert rows["peer"].resolved["own_process"] == {"why": "declared", "process": seen(rows["peer"])["process"]}
+    assert seen(rows["peer"])["replaced"] == seen(rows["peer"])["calls"]
+    assert seen(rows["last"])["replaced"] == 0
+    assert bool(seen(rows["peer"])["entered"]) == is_resident
+    for name in ("peer", "last"):
+        assert seen(rows[name])["calls"] == calls_timed(rows[name])
+    assert rows["peer"].rounds and set(rows["peer"].rounds) == set(rows["base"].rounds)
+    assert F.linear is LINEAR
+
+
+def test_a_remote_arm_that_raises_or_dies_fails_alone() -> None:
+    """Oracle: the signal that it sends itself, and the exception that it raises, once it is timed."""
+    expected = {
+        "die": ("its own process was killed by SIGKILL", Cause.DIED),
+        "raise": ("ValueError: a kernel refused", Cause.RUN),
+    }
+    for fate, (reason, cause) in expected.items():
+        rows, workers = done(Patching(fate=fate), apart={"peer": {"why": "changed"}})
+        assert workers == 1
+        assert (rows["peer"].status, rows["peer"].reason, rows["peer"].cause) == ("failed", reason, cause)
+        assert rows["peer"].samples == ()
+        for name in ("base", "base:again", "last"):
+            assert rows[name].status == "ok"
+            assert seen(rows[name])["calls"] == calls_timed(rows[name])
+
+
+def test_nothing_of_a_remote_arm_is_left_when_its_case_has_ended() -> None:
+    rows, _ = done(Patching(), apart={"peer": {"why": "changed"}})
+    assert not psutil.pid_exists(seen(rows["peer"])["process"])
