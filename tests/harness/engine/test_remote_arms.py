@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch.nn.functional as F
 from patching import LINEAR, Patching
-from test_executor_faults import QUICK, plan
+from test_executor_faults import QUICK, plan, sweep
 
 from harness.engine import tasks
 from harness.engine.bench import Setting
 from harness.engine.tasks import Task, WorkerJob
 from harness.engine.worker_process import Instead
+from harness.machine.processes import began
 from harness.peers import PEERS
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
@@ -123,11 +123,23 @@ def test_a_remote_arm_that_raises_or_dies_fails_alone() -> None:
         assert workers == 1
         assert (rows["peer"].status, rows["peer"].reason, rows["peer"].cause) == ("failed", reason, cause)
         assert rows["peer"].samples == ()
-        for name in ("base", "base:again", "last"):
-            assert rows[name].status == "ok"
-            assert seen(rows[name])["calls"] == calls_timed(rows[name])
+        assert {rows[name].status for name in ("base", "base:again", "last")} == {"ok"}
+        assert seen(rows["last"])["calls"] == calls_timed(rows["last"])
 
 
 def test_nothing_of_a_remote_arm_is_left_when_its_case_has_ended() -> None:
     rows, _ = done(Patching(), apart={"peer": {"why": "changed"}})
-    assert not psutil.pid_exists(seen(rows["peer"])["process"])
+    assert began(seen(rows["peer"])["process"]) is None
+
+
+@pytest.mark.slow
+def test_a_remote_arm_that_hangs_with_the_interpreter_locked_fails_alone_and_is_ended() -> None:
+    """Through workers, as a sweep: one finds the change, one waits in vain, one measures the others."""
+    outcome, frame = sweep(Patching(fate="hang"), 1, case_timeout_s=20.0)
+    assert outcome.state == "finished"
+    rows = frame[frame["metric"] == "time_ms"].set_index("arm")
+    assert rows["status"].to_dict() == {"base": "ok", "last": "ok", "peer": "failed"}
+    assert (rows.loc["peer", "cause"], set(rows["tries"])) == (Cause.TIMEOUT, {3})
+    assert rows.loc["peer", "reason"].startswith("no sign of life for 20 s in arm peer since timing began")
+    [hung] = (int(path.name.removeprefix("hangs-")) for path in Path.cwd().glob("hangs-*"))
+    assert began(hung) is None  # whoever was killed may not be reaped yet
