@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from harness.engine import replaced
 from harness.engine.preparing import prepare
 from harness.engine.process_state import OwnStates
 from harness.engine.remote_arm import RemoteArms
@@ -35,6 +36,7 @@ from harness.store.errors import SpoiledError, cause_of, one_line
 from harness.timing import compiling
 from harness.timing.rounds import Timer, TimingConfig, measure, measure_sustained, timer_for
 from harness.timing.timers import release_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
@@ -174,6 +176,12 @@ class Bench:
         on_rows: Callable[[list[Measurement]], None] | None,
     ) -> list[Measurement]:
         device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
+        if changed := replaced.before_arms():
+            why = (
+                f"{changed} of PyTorch or Python changed before any arm was built, so that no arm would be what it is called: "
+                "an extension may change it in the functions of its peer alone, with own_process=True"
+            )
+            return all_arms(planned, "failed", why, Cause.ERROR)
         rows = skipped_rows(planned)
         compiling.reset()
         if device == "cuda":
@@ -225,7 +233,9 @@ class Bench:
             return [
                 found
                 for name, timed in timings
-                for found in _rows_of(planned, arms[name], timed, recompiled[original_name(name)], state, device)
+                for found in _rows_of(
+                    planned, arms[name], timed, recompiled[original_name(name)], state, device
+                )
             ]
 
         def keep(timings: Mapping[str, Timing]) -> None:

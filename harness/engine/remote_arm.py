@@ -100,7 +100,7 @@ class RemoteArm:
             return Gang(1, self._device, first=first, group=False)
 
     def _workload(self, facts: remote_calls.Facts, resolved: dict[str, object]) -> Workload:
-        lists = {
+        given: dict[str, Any] = {
             name: (RemoteClosure(self, name),) * length for name, length in facts.lengths.items()
         }
         return Workload(
@@ -109,7 +109,7 @@ class RemoteArm:
             resolved=resolved,
             resident=self._resident if facts.resident else None,
             split=Split() if facts.marks_split else None,
-            **lists,
+            **given,
             **facts.plain,
         )
 

@@ -114,7 +114,9 @@ def prepare(planned: PlannedCase, name: str, setting: Setting, state: Snapshot) 
         return Prepared(rows, None, changed, os.getpid())
     work = arm.workload
     if work.timer is not None:
-        raise RemoteError("its work is done by ranks, which it cannot command from a process of its own", Cause.BUILD)
+        raise RemoteError(
+            "its work is done by ranks, which it cannot command from a process of its own", Cause.BUILD
+        )
     _held[:] = [_Held(arm, timer)]
     facts = Facts(
         arm.resolved,
@@ -149,7 +151,9 @@ def call(closure: str, times: int) -> None:
     held.timer.synchronize()
 
 
-def sample(closure: str, way: str, n: int, calls: int, lead: int, on_host: bool, rotating: bool, split: bool) -> Taken:
+def sample(
+    closure: str, way: str, n: int, calls: int, lead: int, on_host: bool, rotating: bool, split: bool
+) -> Taken:
     """n samples as `harness.timing.timers.Timer` takes them.
 
     Args:

@@ -76,14 +76,9 @@ class _Place:
         return self._replaced
 
 
-@cache
-def _places() -> tuple[_Place, ...]:
-    return tuple(_Place(name, place) for name, place in PLACES.items())
-
-
 def functions() -> Names:
-    """Functions and classes of `PLACES` that are others than when this was first called in this process."""
-    return Names(tuple(one for place in _places() for one in place.replaced()))
+    """Functions and classes of `PLACES` that are others than when this file was imported."""
+    return Names(tuple(one for place in _PLACES for one in place.replaced()))
 
 
 def operators() -> str:
@@ -99,12 +94,7 @@ def _operators(count: int) -> str:
 
 def module_hooks() -> int:
     """Hooks that all modules of this process call."""
-    return sum(len(hooks) for name, hooks in vars(module).items() if name in _HOOKS)
-
-
-_HOOKS = frozenset(
-    name for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)
-)
+    return sum(map(len, _HOOKS))
 
 
 def threads() -> str:
@@ -117,3 +107,23 @@ def _is_foreign(thread: threading.Thread) -> bool:
         return False
     started = getattr(thread, "_target", None) or type(thread)
     return str(getattr(started, "__module__", "")).partition(".")[0] not in _POOLS
+
+
+def before_arms() -> str:
+    """What has changed since this file was imported, where no arm is under way; "" for nothing.
+
+    Workers import it before any suite, and so before any extension: what is found then, an import did.
+    """
+    named = [
+        str(functions()),
+        "" if operators() == _OPERATORS else "operators",
+        "module hooks" if module_hooks() else "",
+    ]
+    return ", ".join(filter(None, named))
+
+
+_HOOKS = [
+    hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)
+]
+_PLACES = tuple(_Place(name, place) for name, place in PLACES.items())
+_OPERATORS = operators()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch.nn.modules import module
 from torch.nn.modules.module import register_module_forward_hook
 from toy import ToySuite
@@ -49,7 +49,7 @@ def spin() -> None:
 
 
 KEPT: list[Any] = []
-LINEAR = F.linear
+LINEAR = functional.linear
 # What sets a global, what reads it, and the names that a row has it by; no name for an RNG.
 LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
     "dtype": (
@@ -115,8 +115,8 @@ FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str
     "inference": (enter_inference_mode, torch.is_inference_mode_enabled, {"inference_mode"}),
     "mode": (enter_a_mode, torch._C._len_torch_function_stack, {"function_modes"}),
     "function": (
-        lambda: setattr(F, "linear", lambda *given: LINEAR(*given)),
-        lambda: F.linear is LINEAR,
+        lambda: setattr(functional, "linear", lambda *given: LINEAR(*given)),
+        lambda: functional.linear is LINEAR,
         {"functions"},
     ),
     "method": (
@@ -129,7 +129,11 @@ FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str
         lambda: torch.nn.Linear.__module__,
         {"functions"},
     ),
-    "clock": (lambda: setattr(time, "perf_counter", lambda: 0.0), lambda: time.perf_counter() > 0, {"functions"}),
+    "clock": (
+        lambda: setattr(time, "perf_counter", lambda: 0.0),
+        lambda: time.perf_counter() > 0,
+        {"functions"},
+    ),
     "operator": (override_an_operator, lambda: torch.frac(torch.ones(1)).item(), {"operators"}),
     "hook": (
         lambda: register_module_forward_hook(lambda *_: None),

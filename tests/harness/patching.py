@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from toy import ToySuite
 
 from harness.store.case import Case
 from harness.timing.workload import ArmInfo, Numerics, Workload
 
-LINEAR = F.linear
+LINEAR = functional.linear
 replaced = [0]  # calls of the function that took its place
 
 
@@ -43,13 +43,13 @@ class Patching(ToySuite):
 
     def build(self, case: Case, arm: str, device: str) -> Workload:
         if arm == "peer" and self.patches:
-            F.linear = detour
+            functional.linear = detour
         x = torch.ones(2, 2)
         seen = {"calls": 0, "replaced": 0, "entered": 0, "process": os.getpid()}
 
         def run() -> None:
             before = replaced[0]
-            F.linear(x, x)
+            functional.linear(x, x)
             seen["calls"] += 1
             seen["replaced"] += replaced[0] - before
             if arm == "peer" and self.fate and seen["calls"] > 1:
@@ -75,6 +75,8 @@ class Patching(ToySuite):
         if self.fate == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         Path(f"hangs-{os.getpid()}").touch()
-        while True:  # as a library that waits in C and keeps the interpreter's lock: no thread of this process runs
+        while (
+            True
+        ):  # as a library that waits in C and keeps the interpreter's lock: no thread of this process runs
             ctypes.PyDLL(None).sleep(5)
             time.sleep(0)

@@ -73,7 +73,7 @@ def test_what_cannot_be_put_back_moves_its_arm_into_a_process_of_its_own(tmp_pat
     assert outcome.state == "finished"
     base, other, last = (resolved(frame, "inference", arm) for arm in ("base", "other", "last"))
     assert [base["status"], other["status"], last["status"]] == ["ok"] * 3
-    assert base["seen"] == last["seen"] == dict.fromkeys(("build", "check", "timed"), [False])
+    assert base["seen"] == last["seen"] == {key: [False] for key in ("build", "check", "timed")}
     assert True in other["seen"]["timed"]  # type: ignore[index]
     assert base["process"] == last["process"] != other["process"]
     assert other["own_process"] == {

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.nn.functional as F
-from patching import LINEAR, Patching
+from patching import LINEAR, Patching, detour
 from test_executor_faults import QUICK, plan, sweep
+from torch.nn import functional
 
 from harness.engine import tasks
-from harness.engine.bench import Setting
+from harness.engine.bench import Bench, Setting
 from harness.engine.tasks import Task, WorkerJob
 from harness.engine.worker_process import Instead
 from harness.machine.processes import began
 from harness.peers import PEERS
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
+from harness.timing.rounds import timer_for
 
 
 class Silent:
@@ -42,7 +43,7 @@ class Silent:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(F, "linear", LINEAR)
+    monkeypatch.setattr(functional, "linear", LINEAR)
     tasks._bench.cache_clear()
 
 
@@ -50,7 +51,7 @@ def done(suite: Patching, **changes: Any) -> tuple[dict[str, Measurement], int]:
     """Rows of the time by arm, and how many workers had the case: each finds torch as it is when it is imported."""
     job, workers = WorkerJob(Setting("cpu", QUICK), Task(plan(suite, 1).cases[0], **changes)), 0
     while isinstance(job, WorkerJob):
-        F.linear, workers = LINEAR, workers + 1
+        functional.linear, workers = LINEAR, workers + 1
         tasks._bench.cache_clear()
         rows, _ = job(Silent())
         job = rows.job if isinstance(rows, Instead) else None
@@ -102,14 +103,18 @@ def test_a_peer_that_asks_for_a_process_has_one_from_the_start_and_makes_the_cal
     rows, workers = done(with_peer(is_resident=is_resident))
     assert workers == 1
     assert {row.status for row in rows.values()} == {"ok"}
-    assert rows["peer"].resolved["own_process"] == {"why": "declared", "process": seen(rows["peer"])["process"]}
+    assert rows["peer"].resolved["own_process"] == {
+        "why": "declared",
+        "process": seen(rows["peer"])["process"],
+    }
     assert seen(rows["peer"])["replaced"] == seen(rows["peer"])["calls"]
     assert seen(rows["last"])["replaced"] == 0
     assert bool(seen(rows["peer"])["entered"]) == is_resident
     for name in ("peer", "last"):
         assert seen(rows[name])["calls"] == calls_timed(rows[name])
-    assert rows["peer"].rounds and set(rows["peer"].rounds) == set(rows["base"].rounds)
-    assert F.linear is LINEAR
+    assert rows["peer"].rounds
+    assert set(rows["peer"].rounds) == set(rows["base"].rounds)
+    assert functional.linear is LINEAR
 
 
 def test_a_remote_arm_that_raises_or_dies_fails_alone() -> None:
@@ -130,6 +135,17 @@ def test_a_remote_arm_that_raises_or_dies_fails_alone() -> None:
 def test_nothing_of_a_remote_arm_is_left_when_its_case_has_ended() -> None:
     rows, _ = done(Patching(), apart={"peer": {"why": "changed"}})
     assert began(seen(rows["peer"])["process"]) is None
+
+
+def test_where_an_import_has_changed_torch_no_arm_gets_a_number() -> None:
+    """Planted as an extension's import would: before any arm is built."""
+    bench = Bench(Setting("cpu", QUICK), timer_for("cpu"))
+    functional.linear = detour
+    rows = bench.measure(plan(Patching(), 1).cases[0])
+    assert {(r.arm, r.status, r.samples) for r in rows} == {
+        (arm, "failed", ()) for arm in ("base", "peer", "last")
+    }
+    assert all("torch.nn.functional.linear" in r.reason for r in rows)
 
 
 @pytest.mark.slow
