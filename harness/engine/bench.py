@@ -133,7 +133,7 @@ class Bench:
             ChangedProcessError: an arm changed this process for good.
         """
         try:
-            with RemoteArms(planned, self.setting, apart or {}) as remote:
+            with RemoteArms(planned, self.setting, apart or {}, self._monitor) as remote:
                 return self._measure(planned, sustained, remote, on_sign, on_stage, on_arm, on_rows)
         except ArmFaultError:
             raise

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from harness.engine.bench import Setting
     from harness.engine.plan import PlannedCase
     from harness.engine.process_state import OwnStates, Snapshot
+    from harness.machine.gpu_monitor import Monitor
     from harness.store.measurement import Measurement
     from harness.timing.timers import Timer
 
@@ -66,13 +67,14 @@ class RemoteArm:
     Attributes:
         rows: of the arm up to its timing.
         changed: what it has set in its process.
+        process: its id; 0 where there is none.
         arm: what is timed; None where it may not be, as the last row says.
     """
 
     def __init__(
         self, planned: PlannedCase, name: str, setting: Setting, state: Snapshot, why: Mapping[str, object]
     ) -> None:
-        self._device, self._fault = setting.device, ""
+        self._device, self._fault, self.process = setting.device, "", 0
         self._gang: Gang | None = None
         self.changed: dict[str, list[str]] = {}
         self.arm: PreparedArm | None = None
@@ -85,6 +87,7 @@ class RemoteArm:
         except RemoteError as error:
             self.rows = [row(planned, name, "failed", "", own, one_line(error), cause=error.cause)]
             return
+        self.process = made.process
         own = {"own_process": {**why, "process": made.process}}
         self.rows = [replace(r, resolved={**r.resolved, **own}) for r in made.rows]
         self.changed = made.changed
@@ -193,12 +196,17 @@ class RemoteArms:
         planned: the case.
         setting: how cases are measured.
         apart: arms that are remote, each with the reason, beside those of peers that ask for it.
+        monitor: of the GPU, for which their processes are no strangers; None on a CPU.
     """
 
     def __init__(
-        self, planned: PlannedCase, setting: Setting, apart: Mapping[str, Mapping[str, object]]
+        self,
+        planned: PlannedCase,
+        setting: Setting,
+        apart: Mapping[str, Mapping[str, object]],
+        monitor: Monitor | None = None,
     ) -> None:
-        self._planned, self._setting = planned, setting
+        self._planned, self._setting, self._monitor = planned, setting, monitor
         asked = {name: why for name in planned.runnable if (why := declared(planned, name))}
         self._why = {**asked, **apart}
         self._arms: dict[str, RemoteArm] = {}
@@ -209,6 +217,12 @@ class RemoteArms:
     def __exit__(self, *_: object) -> None:
         for arm in self._arms.values():
             arm.close()
+        self._arms.clear()
+        self._share()
+
+    def _share(self) -> None:
+        if self._monitor is not None and self._why:
+            self._monitor.share_with([arm.process for arm in self._arms.values() if arm.arm is not None])
 
     def __contains__(self, name: object) -> bool:
         return name in self._why
@@ -232,6 +246,7 @@ class RemoteArms:
             states.changed[name] = remote.changed
         if remote.arm is None:
             remote.close()
+        self._share()
         return remote.arm
 
     def timer(self, here: Timer, on_host: bool) -> Timer:
