@@ -159,7 +159,9 @@ def test_on_a_gpu_a_remote_arm_is_sampled_as_the_others_are(sustained: bool) -> 
     arm = Recorded()
     timer = RemoteTimer(CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time, hold=FakeHold(cuda)), [])
     closures = {"here": (cuda.kernel(2e-6),) * 2, "far": (RemoteClosure(arm, "covering"),) * 2}  # type: ignore[arg-type]
-    config = TimingConfig(min_rounds=2, max_rounds=2, warmup_max_seconds=0.1, sustained_rounds=2)
+    config = TimingConfig(
+        min_rounds=2, max_rounds=2, min_seconds=0.0, warmup_min_seconds=0.0, sustained_rounds=2
+    )
     if sustained:
         found = measure_sustained(closures, timer, config, clock=cuda.time)
     else:
