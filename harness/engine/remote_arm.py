@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-from harness.engine import remote_calls
+from harness.engine import remote_calls, worker_process
 from harness.engine.rows import PreparedArm, row
 from harness.machine.ranks import Gang, RanksError
 from harness.store.cause import Cause
-from harness.store.errors import RemoteError, one_line
+from harness.store.errors import RemoteError, cause_of, one_line
 from harness.timing.clock import Split
 from harness.timing.timers import release_memory
 from harness.timing.workload import Numerics, Workload
@@ -84,8 +83,9 @@ class RemoteArm:
         try:
             self._gang = self._started()
             made: remote_calls.Prepared = self.ask(remote_calls.prepare, planned, name, setting, state)
-        except RemoteError as error:
-            self.rows = [row(planned, name, "failed", "", own, one_line(error), cause=error.cause)]
+        except Exception as error:  # noqa: BLE001 - a suite that cannot be sent, too, costs this arm alone
+            cause = cause_of(error, Cause.BUILD)
+            self.rows = [row(planned, name, "failed", "", own, one_line(error), cause=cause)]
             return
         self.process = made.process
         own = {"own_process": {**why, "process": made.process}}
@@ -98,7 +98,7 @@ class RemoteArm:
             )
 
     def _started(self) -> Gang:
-        first = bytes(ForkingPickler.dumps(remote_calls.prepare))
+        first = worker_process.wire(remote_calls.prepare)
         with self._told():
             return Gang(1, self._device, first=first, group=False)
 
@@ -124,7 +124,7 @@ class RemoteArm:
         """
         if self._fault or self._gang is None:
             raise RemoteError(self._fault, Cause.DIED)
-        work = bytes(ForkingPickler.dumps((remote_calls.answer, (fn, *args))))
+        work = worker_process.wire((remote_calls.answer, (fn, *args)))
         with self._told():
             [answer] = self._gang.do(work, LIMIT_S, meanwhile)
         if isinstance(answer, remote_calls.Failure):
