@@ -2,24 +2,25 @@
 
 Within a case the order is fixed: build every arm, compile (timed apart), check the numerics, and only then time the arms
 that are right, interleaved. An arm that cannot be built, is wrong, or recompiles while it is timed ends as a `failed` row
-with its reason; the other arms go on. One that takes the device with it ends the case in this process.
+with its reason; the other arms go on. One that takes the device with it ends the case in this process; so does one that
+changes the process for good, unless it has a process of its own (`harness.engine.remote_arm`).
 """
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from harness.engine import replaced
+from harness.engine.preparing import prepare
 from harness.engine.process_state import OwnStates
+from harness.engine.remote_arm import RemoteArms
 from harness.engine.rows import (
     PreparedArm,
-    about,
     all_arms,
     energy_row,
-    numerics_rows,
     partial_row,
     row,
     skipped_rows,
@@ -35,7 +36,6 @@ from harness.store.errors import SpoiledError, cause_of, one_line
 from harness.timing import compiling
 from harness.timing.rounds import Timer, TimingConfig, measure, measure_sustained, timer_for
 from harness.timing.timers import release_memory
-from harness.timing.workload import Suite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from harness.engine.plan import PlannedCase
     from harness.store.measurement import Measurement
     from harness.timing.rounds import Timing
-    from harness.timing.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,18 @@ class ArmFaultError(RuntimeError):
         self.arm, self.rows = arm, rows
 
 
+class ChangedProcessError(ArmFaultError):
+    """An arm has changed what its process cannot put back: it can be measured in a process of its own.
+
+    Attributes:
+        left: what it changed, see `harness.engine.process_state.differences`.
+    """
+
+    def __init__(self, arm: str, rows: list[Measurement], left: Mapping[str, object]) -> None:
+        super().__init__(arm, rows)
+        self.left = left
+
+
 class Bench:
     """Measures cases on one device, in this process.
 
@@ -100,6 +111,7 @@ class Bench:
         planned: PlannedCase,
         *,
         sustained: bool = False,
+        apart: Mapping[str, Mapping[str, object]] | None = None,
         on_sign: Callable[[str], None] = lambda what: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
         on_arm: Callable[[str], None] = lambda arm: None,
@@ -110,6 +122,7 @@ class Bench:
         Args:
             planned: the case.
             sustained: under sustained load as well.
+            apart: arms that get a process of their own, each with the reason; those of peers that ask for one do anyway.
             on_sign: called with what begins, as a sign of life.
             on_stage: called at the start of each stage, for people who wait.
             on_arm: called with the name of the current arm, also before each of its timed blocks; "" for none.
@@ -117,9 +130,11 @@ class Bench:
 
         Raises:
             ArmFaultError: an arm took the device with it.
+            ChangedProcessError: an arm changed this process for good.
         """
         try:
-            return self._measure(planned, sustained, on_sign, on_stage, on_arm, on_rows)
+            with RemoteArms(planned, self.setting, apart or {}, self._monitor) as remote:
+                return self._measure(planned, sustained, remote, on_sign, on_stage, on_arm, on_rows)
         except ArmFaultError:
             raise
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
@@ -154,12 +169,19 @@ class Bench:
         self,
         planned: PlannedCase,
         sustained: bool,
+        remote: RemoteArms,
         on_sign: Callable[[str], None],
         on_stage: Callable[[Stage], None],
         on_arm: Callable[[str], None],
         on_rows: Callable[[list[Measurement]], None] | None,
     ) -> list[Measurement]:
         device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
+        if changed := replaced.before_arms():
+            why = (
+                f"{changed} of PyTorch or Python changed before any arm was built, so that no arm would be what it is called: "
+                "an extension may change it in the functions of its peer alone, with own_process=True"
+            )
+            return all_arms(planned, "failed", why, Cause.ERROR)
         rows = skipped_rows(planned)
         compiling.reset()
         if device == "cuda":
@@ -170,9 +192,13 @@ class Bench:
             # In this order: it raises where the arm before has closed the pipe, and that one is still under way.
             on_sign("it was begun")
             on_arm(name)
-            with states.of(name):
-                arm = self._prepare(planned, name, rows, on_stage)
-            self._refuse_changed(states, planned, rows)
+            if name in remote:
+                on_stage(Stage(StageKind.BUILD, name))
+                arm = remote.prepare(name, states, rows)
+            else:
+                with states.of(name):
+                    arm = self._prepare(planned, name, rows, on_stage)
+                self._refuse_changed(states, planned, rows)
             if arm is not None:
                 arms[name] = arm
             elif self.lost():  # if not, what this arm held is there for the next one: no frame holds it now
@@ -186,8 +212,10 @@ class Bench:
                 arms[control] = replace(arms[name], name=control, baseline=name)
         closures = {name: arm.workload.run for name, arm in arms.items()}
         # Events would see a launch cost only where the device waits for the host.
-        timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self._timer
+        on_host = any(arm.workload.on_host for arm in arms.values())
+        timer = timer_for("cpu") if on_host else self._timer
         timer = next((arm.workload.timer for arm in arms.values() if arm.workload.timer is not None), timer)
+        timer = remote.timer(timer, on_host)
         blocks = _Blocks(on_arm, lambda: self.lost(release=False), timer)
         resident = {n: partial(blocks.of, n, r) for n, a in arms.items() if (r := a.workload.resident)}
         on_stage(Stage(StageKind.WARM_UP))
@@ -195,16 +223,19 @@ class Bench:
         watch = compiling.CompileWatch()
 
         def around(name: str) -> AbstractContextManager[None]:
-            return states.of(original_name(name))
+            arm = original_name(name)
+            return nullcontext() if arm in remote else states.of(arm)
 
         def time_rows(timings: Iterable[tuple[str, Timing]]) -> list[Measurement]:
             # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
-            recompiled = watch.steady_fault()
+            recompiled = dict.fromkeys(arms, watch.steady_fault()) | remote.steady_faults()
             state = {"before": before, "after": environment.snapshot(self._monitor)}
             return [
                 found
                 for name, timed in timings
-                for found in _rows_of(planned, arms[name], timed, recompiled, state, device)
+                for found in _rows_of(
+                    planned, arms[name], timed, recompiled[original_name(name)], state, device
+                )
             ]
 
         def keep(timings: Mapping[str, Timing]) -> None:
@@ -253,89 +284,23 @@ class Bench:
         """Ends a case whose process an arm has changed for good: the others are timed in another one.
 
         Raises:
-            ArmFaultError: names the arm.
+            ChangedProcessError: names the arm.
         """
         if name := states.culprit:
             self._spoiled = f"arm {name} {states.reason}"
             own = [r for r in rows if r.arm == name and r.status != "ok"]
-            failed = row(
-                planned,
-                name,
-                "failed",
-                reason=f"it {states.reason}; an arm has to leave its process as it was",
-            )
-            raise ArmFaultError(name, with_changes([*own, failed], states.changed))
+            why = f"it {states.reason}; with isolate=true it is measured in a process of its own"
+            failed = row(planned, name, "failed", reason=why)
+            raise ChangedProcessError(name, with_changes([*own, failed], states.changed), states.left)
 
     def _prepare(
-        self,
-        planned: PlannedCase,
-        name: str,
-        rows: list[Measurement],
-        on_stage: Callable[[Stage], None],
+        self, planned: PlannedCase, name: str, rows: list[Measurement], on_stage: Callable[[Stage], None]
     ) -> PreparedArm | None:
-        """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
-        info = planned.suite.ARMS[name]
-        resolved: dict[str, object] = {}
-        on_stage(Stage(StageKind.BUILD, name))
         try:
-            workload = _timed_suite(planned).build(planned.case, name, self.setting.device)
-            resolved.update(workload.resolved)
-            arm = PreparedArm(name, info.baseline, workload, resolved)
-            if workload.compiled:
-                on_stage(Stage(StageKind.COMPILE, name))
-                rows += self._compile(planned, arm)
-                if rows[-1].status == "failed":
-                    return None
-            on_stage(Stage(StageKind.CHECK, name))
-            numerics = workload.check()
-            resolved.update(workload.resolved)  # a check may learn what really ran
-            if numerics.ok and workload.profile is not None and self.setting.folder is not None:
-                profiled = workload.profile(self.setting.folder)
-                resolved.update(workload.resolved)
-                rows += numerics_rows(planned, arm, profiled)
-            rows += numerics_rows(planned, arm, numerics)  # refuses a figure that is none
-        except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
-            if isinstance(error, SpoiledError):
-                self._spoiled = one_line(error)
-            resolved, cause = resolved | about(error), cause_of(error, Cause.BUILD)
-            rows.append(row(planned, name, "failed", "", resolved, one_line(error), cause=cause))
+            return prepare(planned, name, self.setting, self._timer, rows, on_stage)
+        except SpoiledError as error:
+            self._spoiled = one_line(error)
             return None
-        if not numerics.ok:
-            why, cause = f"numerics: {numerics.reason}", numerics.cause
-            rows.append(row(planned, name, "failed", workload.metric, resolved, why, cause=cause))
-            return None
-        return arm
-
-    def _compile(self, planned: PlannedCase, arm: PreparedArm) -> list[Measurement]:
-        """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
-        compiling.prime(self.setting.device)
-        work = arm.workload
-        with compiling.empty_caches() if work.recompile is not None else nullcontext():
-            watch = compiling.CompileWatch()
-            seconds = self._first_call(work)
-            arm.resolved.update(watch.summary())
-            fault = watch.fault()
-            if fault:
-                failed = row(
-                    planned, arm.name, "failed", work.metric, arm.resolved, fault, cause=Cause.COMPILE
-                )
-                return [failed]
-            rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
-            if work.recompile is not None and self.setting.warm_compile:
-                work.recompile()
-                again = row(
-                    planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)
-                )
-                rows.append(replace(again, part="warm"))
-        return rows
-
-    def _first_call(self, work: Workload) -> float:
-        """Seconds of a call that compiles."""
-        with work.held():
-            started = time.perf_counter()
-            work.run()
-            self._timer.synchronize()
-            return time.perf_counter() - started
 
 
 class _Blocks:
@@ -388,8 +353,3 @@ def _rows_of(
         if energy.status == "ok" or not rows[0].is_control:
             rows.append(energy)
     return rows
-
-
-def _timed_suite(planned: PlannedCase) -> Suite:
-    assert isinstance(planned.suite, Suite)
-    return planned.suite

@@ -7,6 +7,7 @@ each of its timed blocks; between them the process is as it was before. `OwnStat
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from harness.engine import replaced
 
 Get = Callable[[], Any]
 Set = Callable[[Any], object]
@@ -67,6 +70,11 @@ def settings() -> Mapping[str, Setting]:
         "flush_denormal": Setting(_flushes_denormals, torch.set_flush_denormal),
         "autocast_cache": Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         "folder": Setting(_folder, os.chdir),
+        "gc": Setting(lambda: (gc.isenabled(), gc.get_threshold()), _set_gc),
+        "functions": Setting(replaced.functions, None),
+        "operators": Setting(replaced.operators, None),
+        "module_hooks": Setting(replaced.module_hooks, None),
+        "python_threads": Setting(replaced.threads, None),
     }
     for device in ("cpu", "cuda"):
         found[f"autocast_{device}"] = Setting(partial(_autocast, device), partial(_set_autocast, device))
@@ -112,6 +120,11 @@ def _autocast(device: str) -> tuple[bool, torch.dtype]:
 def _set_autocast(device: str, value: tuple[bool, torch.dtype]) -> None:
     torch.set_autocast_enabled(device, value[0])
     torch.set_autocast_dtype(device, value[1])
+
+
+def _set_gc(value: tuple[bool, tuple[int, int, int]]) -> None:
+    (gc.enable if value[0] else gc.disable)()
+    gc.set_threshold(*value[1])
 
 
 def _or_mixed(get: Get) -> Any:
@@ -211,21 +224,24 @@ class OwnStates:
     """The states of several arms in one process, which is as it was when this was made whenever none of them is entered.
 
     Attributes:
+        base: the state of the process when none is entered.
         changed: arm -> what it has set and left so, see `differences`. Draws from an RNG are not listed: each arm has a
             sequence of its own, and all of them begin alike.
         culprit: the arm that has set what cannot be put back; "" where none has.
-        reason: what that is.
+        left: what that is, see `differences`.
+        reason: the same in words.
     """
 
     def __init__(self) -> None:
-        self._base = take()
+        self.base = take()
         self._own: dict[str, Snapshot] = {}  # of the arms that differ from it
         self.changed: dict[str, dict[str, list[str]]] = {}
+        self.left: dict[str, list[str]] = {}
         self.culprit = self.reason = ""
 
     @contextmanager
     def of(self, arm: str) -> Iterator[None]:
-        """The process in the state that this arm has left. Entering and leaving take about 60 us in all on a CPU.
+        """The process in the state that this arm has left. Entering and leaving take about 0.2 ms in all on a CPU.
 
         Raises:
             UnrestorableError: there is a `culprit`: whatever is done from now on is not done in its own state.
@@ -233,14 +249,14 @@ class OwnStates:
         if self.culprit:
             raise UnrestorableError(f"arm {self.culprit} {self.reason}")
         if arm in self._own:
-            restore(self._own[arm], self._base)
+            restore(self._own[arm], self.base)
         try:
             yield
         finally:
             self._leave(arm)
 
     def _leave(self, arm: str) -> None:
-        now, base = take(), self._base
+        now, base = take(), self.base
         same_settings = now.values == base.values and now.environ == base.environ
         if same_settings and _same_rng(now.rng, base.rng):
             self._own.pop(arm, None)
@@ -251,5 +267,5 @@ class OwnStates:
             return
         self.changed[arm] = differences(base, now)
         if left := differences(base, take()):
-            self.culprit = arm
+            self.culprit, self.left = arm, left
             self.reason = f"changed {', '.join(left)}, which this process cannot put back"

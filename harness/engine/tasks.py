@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.engine.bench import ArmFaultError, Bench, Setting
+from harness.engine.bench import ArmFaultError, Bench, ChangedProcessError, Setting
+from harness.engine.remote_arm import moved_for
 from harness.engine.rows import rows_of_others, trial_rows, unfinished_rows, with_changes
 from harness.engine.worker_process import Instead
 from harness.machine import environment
@@ -22,7 +23,7 @@ from harness.timing.rounds import timer_for
 from harness.timing.workload import Trial, TrialSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from harness.engine.plan import PlannedCase
@@ -44,6 +45,7 @@ class Task:
         workspace: where a run may keep checkpoints; None where the case is timed.
         sustained: time the case under sustained load as well.
         failed: rows of arms that were taken out of the case, see `without`.
+        apart: arms that get a process of their own, each with the reason.
     """
 
     planned: PlannedCase
@@ -51,6 +53,7 @@ class Task:
     workspace: Path | None = None
     sustained: bool = False
     failed: tuple[Measurement, ...] = ()
+    apart: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def case(self) -> Case:
@@ -114,6 +117,7 @@ def run_task(
         return bench.measure(
             task.planned,
             sustained=task.sustained,
+            apart=task.apart,
             on_sign=lambda what: tell(0, 0, what),
             on_stage=on_stage,
             on_arm=on_arm,
@@ -146,6 +150,9 @@ class WorkerJob:
         bench = _bench(self.setting)
         try:
             rows = run_task(self.task, bench, _now_and_then(tell), tell.at, tell.keep, tell.stage)
+        except ChangedProcessError as fault:
+            apart = {**self.task.apart, fault.arm: moved_for(fault.left)}
+            return Instead(replace(self, task=replace(self.task, apart=apart))), True
         except ArmFaultError as fault:
             rest = self.task.without(fault.arm, fault.rows, str(fault), Cause.BASELINE)
             if rest is not None:

@@ -376,7 +376,7 @@ class _Worker:
         if self._process.pid is not None:
             kill_group(self._process.pid)
         self._process.kill()
-        kill_marked(self._mark)
+        kill_marked(self._mark, servers=True)
         self._process.join(10)  # one that hangs in the driver can't be waited for
         self._ours.close()
         if self._printed is not None:

@@ -63,6 +63,10 @@ class Monitor(Protocol):
         """Whether another process computes on this device; None: can't be known."""
         ...
 
+    def share_with(self, pids: Collection[int]) -> None:
+        """Take these processes for our own from now on, and no others of an earlier call."""
+        ...
+
     def state(self) -> dict[str, object]:
         """All volatile readings, for the environment."""
         ...
@@ -92,6 +96,9 @@ class NullMonitor:
     def contended(self) -> bool | None:
         """Not known."""
         return None
+
+    def share_with(self, pids: Collection[int]) -> None:
+        """Nothing is watched."""
 
     def state(self) -> dict[str, object]:
         """Nothing."""
@@ -129,6 +136,7 @@ class GpuMonitor:
         self._uuid, self._index, self._nvml, self._pid_exists = uuid, index, nvml, pid_exists
         parent = multiprocessing.parent_process()
         self._ours = {os.getpid(), *([parent.pid] if parent else [])} if ours is None else set(ours)
+        self._sharing: set[int] = set()  # see `share_with`
         self._device: Any = None  # what was asked for: a GPU, or a MIG slice of one
         self._board: Any = None  # the whole GPU
         self._open = False
@@ -232,16 +240,21 @@ class GpuMonitor:
     def contended(self) -> bool | None:
         """Whether a process other than our own computes on the device.
 
-        NVML gives process ids of the host. Inside a container they mean nothing: one foreign id may be
-        this very process (None), two can't both be.
+        NVML gives process ids of the host. Inside a container they mean nothing: as many foreign ids as we have
+        processes there may be these (None), more can't be.
         """
         processes = self._read("nvmlDeviceGetComputeRunningProcesses", of_slice=True)
         if processes is None:
             return None
-        others = {int(process.pid) for process in processes} - self._ours
-        if len(others) == len(processes) == 1 and not self._pid_exists(*others):
+        others = {int(process.pid) for process in processes} - self._ours - self._sharing
+        unknown = 0 < len(others) == len(processes) <= 1 + len(self._sharing)
+        if unknown and not any(map(self._pid_exists, others)):
             return None
         return bool(others)
+
+    def share_with(self, pids: Collection[int]) -> None:
+        """Take these processes for our own from now on, and no others of an earlier call: remote arms of a case."""
+        self._sharing = set(pids)
 
     def state(self) -> dict[str, object]:
         """Volatile readings: clocks, power, temperature, throttle reasons, memory in use, contention."""

@@ -130,7 +130,7 @@ def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    kill_marked(os.environ.get(MARK, ""))
+    kill_marked(os.environ.get(MARK, ""), servers=True)  # no later command of the parent's needs them
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -175,14 +175,19 @@ def marked() -> Iterator[None]:
         kill_marked(own)
 
 
-def kill_marked(mark: str) -> None:
+def kill_marked(mark: str, *, servers: bool = False) -> None:
     """Kills the other processes of this user that were started with this mark, or with a longer one; none for "".
 
     Looks through /proc until it finds no more, since one may start another meanwhile; a few milliseconds a look.
+
+    Args:
+        mark: of the process that started them.
+        servers: those of multiprocessing and all that was forked from them too. One that waits in C without releasing
+            the interpreter's lock ends in no other way: none of its threads can see that its parent is gone.
     """
     wanted = f"{MARK}={mark}".encode()
     for _ in range(10 if mark else 0):
-        found = [int(p.name) for p in Path("/proc").glob("[1-9]*") if _carries(int(p.name), wanted)]
+        found = [int(p.name) for p in Path("/proc").glob("[1-9]*") if _carries(int(p.name), wanted, servers)]
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -191,7 +196,7 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
-def _carries(pid: int, wanted: bytes) -> bool:
+def _carries(pid: int, wanted: bytes, servers: bool) -> bool:
     if pid == os.getpid():
         return False
     try:
@@ -199,6 +204,8 @@ def _carries(pid: int, wanted: bytes) -> bool:
         # A mark ends where the word does, or where that of a worker begins.
         if not any(word == wanted or word.startswith(wanted + b".") for word in words):
             return False
+        if servers:
+            return began(pid) is not None  # one that is dead, but not reaped, would be found again and again
         # The servers of multiprocessing serve later commands of this process too, and end with it by themselves.
         return b"from multiprocessing." not in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # gone, or another user's

@@ -43,12 +43,20 @@ class RanksError(RuntimeError):
         rank: the one at fault; None where it is unknown.
         out_of_step: ranks may have been in different collectives; to compare them would tell.
         differ: they were, and the message says which rank was in which.
+        words: of the rank at fault alone, without its number; the message where it is unknown.
     """
 
     def __init__(
-        self, message: str, rank: int | None, *, out_of_step: bool = False, differ: bool = False
+        self,
+        message: str,
+        rank: int | None,
+        *,
+        out_of_step: bool = False,
+        differ: bool = False,
+        words: str = "",
     ) -> None:
         super().__init__(message)
+        self.words = words or message
         self.rank, self.out_of_step, self.differ = rank, out_of_step, differ
 
 
@@ -87,7 +95,8 @@ def error(faults: list[Fault], world: int) -> RanksError:
             )
     guilty = min(faults, key=lambda fault: (fault.of_a_peer, fault.at))
     out_of_step = any(fault.sizes_differ for fault in faults)
-    return RanksError(f"rank {guilty.rank} of {world}: {guilty.text}", guilty.rank, out_of_step=out_of_step)
+    message = f"rank {guilty.rank} of {world}: {guilty.text}"
+    return RanksError(message, guilty.rank, out_of_step=out_of_step, words=guilty.text)
 
 
 def _collective(rank: str, kind: str, rest: str) -> str:

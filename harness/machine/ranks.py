@@ -110,6 +110,7 @@ class Gang:
         device: as in `run`.
         env: their environment; None: that of this process.
         first: a function, pickled, whose module they import before they meet, so that no call waits for it.
+        group: False: they form no process group, and only make calls.
 
     Attributes:
         fault: why it can be used no more; None while it can.
@@ -122,7 +123,13 @@ class Gang:
     fault: RanksError | None
 
     def __init__(
-        self, world: int, device: str = "cpu", env: dict[str, str] | None = None, first: bytes = b""
+        self,
+        world: int,
+        device: str = "cpu",
+        env: dict[str, str] | None = None,
+        first: bytes = b"",
+        *,
+        group: bool = True,
     ) -> None:
         if missing := gpus_missing(world, device):
             raise ValueError(missing)
@@ -137,7 +144,7 @@ class Gang:
         try:
             for rank in range(world):
                 self._ranks.append(
-                    _Rank(context, rank, world, Path(self._folder.name), device, first, environ)
+                    _Rank(context, rank, world, Path(self._folder.name), device, first, environ, group)
                 )
             _collect(self._ranks, START_S)  # they have met
         except BaseException:
@@ -219,13 +226,14 @@ class _Rank:
         device: str,
         first: bytes,
         env: dict[str, str],
+        group: bool,
     ) -> None:
         self.rank = rank
         self.said = folder / f"stderr-{rank}"
         self._passed_on = 0  # characters
         self.ours, theirs = context.Pipe()
         self.process: ForkServerProcess = context.Process(
-            target=_serve, args=(theirs, rank, world, folder / "store", self.said, device, first, env)
+            target=_serve, args=(theirs, rank, world, folder / "store", self.said, device, first, env, group)
         )
         self.process.start()
         theirs.close()
@@ -312,6 +320,7 @@ def _serve(
     device: str,
     first: bytes,
     env: dict[str, str],
+    group: bool,
 ) -> None:
     """The process of one rank: makes the calls that it is given, and stays until it is killed: others may need it."""
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, and a kill reaches what this process starts
@@ -321,19 +330,23 @@ def _serve(
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     os.environ.clear()  # that of the server is of the time when it started
     os.environ.update(env)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if group:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import set_debug_level_from_env
 
     torch.set_num_threads(1)
-    set_debug_level_from_env()
+    if group:
+        set_debug_level_from_env()
 
     def meet() -> None:
         if first:
             pickle.loads(first)
         if device == "cuda":
             torch.cuda.set_device(rank)
+        if not group:
+            return
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
 

@@ -23,6 +23,14 @@ class SpoiledError(RuntimeError):
     """What was refused has left this process unfit for its device, though the device still answers it."""
 
 
+class RemoteError(RuntimeError):
+    """What went wrong in another process: its one line, and its cause."""
+
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
 class MemoryShortageError(MemoryError):
     """Memory ran out; `facts` say of what, and belong into the `resolved` of the row."""
 
@@ -42,6 +50,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 def one_line(error: BaseException) -> str:
     """An exception as the reason of a row; one that says that memory ran out begins with "out of memory"."""
     text, name = " ".join(text_of(error).split())[:500], type(error).__name__
+    if isinstance(error, RemoteError):
+        return text
     if out_of_memory(error):
         return f"{OUT_OF_MEMORY}: {text or name}"
     return f"{name}: {text}" if text else name
@@ -49,6 +59,8 @@ def one_line(error: BaseException) -> str:
 
 def cause_of(error: BaseException, otherwise: Cause) -> Cause:
     """The cause that an exception is: memory that ran out wherever it came from, else what was under way."""
+    if isinstance(error, RemoteError):
+        return error.cause
     return Cause.OOM if out_of_memory(error) else otherwise
 
 

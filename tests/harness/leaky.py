@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
+from torch.nn.modules import module
+from torch.nn.modules.module import register_module_forward_hook
 from toy import ToySuite
 
 from harness.store.case import Case
@@ -27,7 +33,23 @@ def enter_a_mode() -> None:
     KEPT[-1].__enter__()
 
 
+def override_an_operator() -> None:
+    KEPT.append(torch.library.Library("aten", "IMPL"))
+    KEPT[-1].impl("frac", lambda x: x + 1, "CPU")
+
+
+def start_a_thread() -> None:
+    """Computes for ever, as a library's watcher may."""
+    threading.Thread(target=spin, daemon=True).start()
+
+
+def spin() -> None:
+    while True:
+        time.sleep(1)
+
+
 KEPT: list[Any] = []
+LINEAR = functional.linear
 # What sets a global, what reads it, and the names that a row has it by; no name for an RNG.
 LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
     "dtype": (
@@ -86,10 +108,40 @@ LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]]
     "python_rng": (lambda: random.seed(7), lambda: hash(random.getstate()), set()),
     "numpy_rng": (lambda: np.random.seed(7), lambda: np.random.get_state()[1].tolist(), set()),  # noqa: NPY002
     "torch_rng": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().tolist(), set()),
+    "collector": (lambda: gc.set_threshold(7), gc.get_threshold, {"gc"}),
+}
+# Likewise, what no process can put back; some as a library does it that is imported
+FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
     "inference": (enter_inference_mode, torch.is_inference_mode_enabled, {"inference_mode"}),
     "mode": (enter_a_mode, torch._C._len_torch_function_stack, {"function_modes"}),
+    "function": (
+        lambda: setattr(functional, "linear", lambda *given: LINEAR(*given)),
+        lambda: functional.linear is LINEAR,
+        {"functions"},
+    ),
+    "method": (
+        lambda: setattr(torch.nn.Module, "__call__", lambda self, *given: self.forward(*given)),
+        lambda: torch.nn.Module.__call__.__name__,
+        {"functions"},
+    ),
+    "class": (
+        lambda: setattr(torch.nn, "Linear", type("Linear", (torch.nn.Module,), {})),
+        lambda: torch.nn.Linear.__module__,
+        {"functions"},
+    ),
+    "clock": (
+        lambda: setattr(time, "perf_counter", lambda: 0.0),
+        lambda: time.perf_counter() > 0,
+        {"functions"},
+    ),
+    "operator": (override_an_operator, lambda: torch.frac(torch.ones(1)).item(), {"operators"}),
+    "hook": (
+        lambda: register_module_forward_hook(lambda *_: None),
+        lambda: len(module._global_forward_hooks),
+        {"module_hooks"},
+    ),
+    "thread": (start_a_thread, threading.active_count, {"python_threads"}),
 }
-FOR_GOOD = ("inference", "mode")
 
 
 @dataclass
@@ -107,7 +159,7 @@ class Leaky(ToySuite):
         }
 
     def build(self, case: Case, arm: str, device: str) -> Workload:
-        leak, read, _ = list(LEAKS.values())[case.integer("n") - 1]
+        leak, read, _ = [*LEAKS.values(), *FOR_GOOD.values()][case.integer("n") - 1]
         seen: dict[str, list[object]] = {"build": [read()], "check": [], "timed": []}
 
         def at(stage: str) -> None:

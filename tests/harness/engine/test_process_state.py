@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from leaky import FOR_GOOD, LEAKS, Leaky
-from test_executor_faults import of_case, sweep
+from test_executor_faults import of_case, plan, sweep
 
 from harness.engine.process_state import OwnStates, UnrestorableError, differences, take
 
-NUMBERS = {name: n for n, name in enumerate(LEAKS, 1)}
+NUMBERS = {name: n for n, name in enumerate([*LEAKS, *FOR_GOOD], 1)}
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +45,9 @@ def test_what_one_arm_sets_no_other_arm_sees_and_its_row_names_it(leak: str, lea
     assert base["seen"] == {"build": usual, "check": usual, "timed": usual}
     assert "process_state" not in base | last
     other = resolved(leaked, leak, "other")
-    if leak in FOR_GOOD:
-        assert other["status"] == "failed"
-    else:
-        assert other["status"] == "ok"
-        assert other["seen"]["build"] == usual  # type: ignore[index]
-        assert usual != other["seen"]["timed"]  # type: ignore[index]  # it keeps what it has set, for itself
+    assert other["status"] == "ok"
+    assert other["seen"]["build"] == usual  # type: ignore[index]
+    assert usual != other["seen"]["timed"]  # type: ignore[index]  # it keeps what it has set, for itself
     assert LEAKS[leak][2] <= set(other.get("process_state", {}))  # type: ignore[call-overload]
     assert LEAKS[leak][2] or "process_state" not in other
 
@@ -58,8 +55,6 @@ def test_what_one_arm_sets_no_other_arm_sees_and_its_row_names_it(leak: str, lea
 def test_nothing_is_left_of_an_arm_and_it_finds_its_own_again() -> None:
     states, before = OwnStates(), take()
     for leak, (plant, read, _) in LEAKS.items():
-        if leak in FOR_GOOD:
-            continue
         usual = read()
         with states.of(leak):
             plant()
@@ -68,6 +63,43 @@ def test_nothing_is_left_of_an_arm_and_it_finds_its_own_again() -> None:
         with states.of(leak):
             assert read() == set_to, leak
         assert differences(before, take()) == {}
+
+
+def test_what_cannot_be_put_back_moves_its_arm_into_a_process_of_its_own(tmp_path: Path) -> None:
+    """It is found in a timed block; the others are timed in another process that never saw it."""
+    suite, number = Leaky(when="timed"), NUMBERS["inference"]
+    other_cases = {c.case.case_id for c in plan(suite, number).cases if c.case.integer("n") != number}
+    outcome, frame = sweep(suite, number, tmp_path, done=other_cases)
+    assert outcome.state == "finished"
+    base, other, last = (resolved(frame, "inference", arm) for arm in ("base", "other", "last"))
+    assert [base["status"], other["status"], last["status"]] == ["ok"] * 3
+    assert base["seen"] == last["seen"] == {key: [False] for key in ("build", "check", "timed")}
+    assert True in other["seen"]["timed"]  # type: ignore[index]
+    assert base["process"] == last["process"] != other["process"]
+    assert other["own_process"] == {
+        "why": "changed", "settings": {"inference_mode": ["False", "True"]}, "process": other["process"],
+    }  # fmt: skip
+
+
+EACH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from leaky import FOR_GOOD
+from harness.engine.process_state import OwnStates
+for name, (leak, read, named) in FOR_GOOD.items():
+    states = OwnStates()
+    before = read()
+    with states.of("guilty"):
+        leak()
+    print(name, read() != before, states.culprit, sorted(states.left) == sorted(named))
+"""
+
+
+def test_each_change_that_cannot_be_put_back_is_found_and_named() -> None:
+    """In one process of its own, which is spoiled by each of them."""
+    folder = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", EACH, folder], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{name} True guilty True" for name in FOR_GOOD]
 
 
 def test_a_process_that_cannot_be_put_back_is_told_and_does_nothing_more() -> None:

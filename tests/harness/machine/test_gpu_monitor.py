@@ -158,6 +158,29 @@ def test_contention(
         assert monitor.contended() is expected
 
 
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([42, 43], False),
+        ([42, 43, 7], True),
+        ([7], True),
+        ([9001, 9002], None),
+        ([9001, 9002, 9003], True),
+        ([9001, 43], True),
+    ],
+)
+def test_a_process_of_a_remote_arm_is_no_stranger(
+    fake_nvml: FakeNvml, seen: list[int], expected: bool | None
+) -> None:
+    """42 is this process, 43 the arm's, 7 a stranger; from 9000 on numbers are of the host of a container."""
+    fake_nvml.pids = seen
+    with GpuMonitor(index=0, nvml=fake_nvml, pid_exists=lambda pid: pid < 9000, ours=[42]) as monitor:
+        monitor.share_with([43])
+        assert monitor.contended() is expected
+        monitor.share_with([])
+        assert monitor.contended() is (bool(set(seen) - {42}))
+
+
 def test_state_holds_every_volatile_reading(fake_nvml: FakeNvml) -> None:
     fake_nvml.events = 0x4
     with GpuMonitor(index=0, nvml=fake_nvml) as monitor:

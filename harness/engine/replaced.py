@@ -1,0 +1,129 @@
+"""Replaced: what an arm has changed of PyTorch itself for its whole process, and no process can reliably put back.
+
+A library that replaces `torch.nn.functional.linear`, overrides an operator of the dispatcher, hooks every module or leaves a
+thread running does so for all arms. Others may hold references to what it put there, so undoing it is no way out: such an
+arm gets a process of its own (`harness.engine.remote_arm`).
+
+Not seen: what C code changes by itself (a kernel registered from C++, a setting of a library, an allocator), and functions
+other than those of `PLACES`. A peer that does such things says so: `own_process` of `harness.peers.Peer`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules import linear, module
+
+# Names in rows, and the modules and classes whose functions are compared: what arms compute with and are timed by.
+PLACES: dict[str, Any] = {
+    "torch": torch,
+    "torch.nn": nn,
+    "torch.nn.functional": nn.functional,
+    "torch.nn.modules.linear": linear,
+    "torch.nn.Module": nn.Module,
+    "torch.nn.Linear": nn.Linear,
+    "torch.nn.Embedding": nn.Embedding,
+    "torch.nn.LayerNorm": nn.LayerNorm,
+    "torch.nn.RMSNorm": nn.RMSNorm,
+    "torch.Tensor": torch.Tensor,
+    "torch.autograd": torch.autograd,
+    "torch.autograd.Function": torch.autograd.Function,
+    "torch.cuda": torch.cuda,
+    "torch.cuda.Event": torch.cuda.Event,
+    "torch.cuda.Stream": torch.cuda.Stream,
+    "torch.linalg": torch.linalg,
+    "torch._C._nn": torch._C._nn,
+    "time": time,
+}
+# Replaced by torch itself when its compiler is imported, or compiles for the first time
+_BY_TORCH = {"torch.manual_seed", "torch.nn.Module.__init__", "torch.nn.Module.__setstate__"}
+# Whose threads wait for work of the arm that they were started for
+_POOLS = ("torch", "concurrent", "multiprocessing", "tqdm", "harness", "threading")
+
+
+class Names(NamedTuple):
+    """What was replaced, by name; two are equal where the same objects are in the same places."""
+
+    by_identity: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(name for name, _ in self.by_identity)
+
+
+class _Place:
+    """One module or class, as it is now and was at first."""
+
+    def __init__(self, name: str, place: Any) -> None:
+        self._name, self._place = name, place
+        self._first = {key: value for key, value in vars(place).items() if callable(value)}
+        self._seen: dict[str, object] = dict(vars(place))
+        self._replaced: tuple[tuple[str, int], ...] = ()
+
+    def replaced(self) -> tuple[tuple[str, int], ...]:
+        """Names and identities of what is there in place of what was; some 2 us for 100 names that are as they were."""
+        now = vars(self._place)
+        if now != self._seen:
+            self._seen = dict(now)
+            named = ((f"{self._name}.{key}", now.get(key), value) for key, value in self._first.items())
+            self._replaced = tuple(
+                (name, id(there)) for name, there, was in named if there is not was and name not in _BY_TORCH
+            )
+        return self._replaced
+
+
+def functions() -> Names:
+    """Functions and classes of `PLACES` that are others than when this file was imported."""
+    return Names(tuple(one for place in _PLACES for one in place.replaced()))
+
+
+def operators() -> str:
+    """Operators of PyTorch's own that Python code has given a kernel; the shape functions of torch itself left out."""
+    return _operators(len(torch.library._impls))
+
+
+@cache
+def _operators(count: int) -> str:
+    own = (key for key in torch.library._impls if key.startswith("aten/") and not key.endswith("/Meta"))
+    return ", ".join(sorted(own))
+
+
+def module_hooks() -> int:
+    """Hooks that all modules of this process call."""
+    return sum(map(len, _HOOKS))
+
+
+def threads() -> str:
+    """Names of Python threads that somebody other than PyTorch, a pool or this package has started, and that still run."""
+    return ", ".join(thread.name for thread in threading.enumerate() if _is_foreign(thread))
+
+
+def _is_foreign(thread: threading.Thread) -> bool:
+    if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
+        return False
+    started = getattr(thread, "_target", None) or type(thread)
+    return str(getattr(started, "__module__", "")).partition(".")[0] not in _POOLS
+
+
+def before_arms() -> str:
+    """What has changed since this file was imported, where no arm is under way; "" for nothing.
+
+    Workers import it before any suite, and so before any extension: what is found then, an import did.
+    """
+    named = [
+        str(functions()),
+        "" if operators() == _OPERATORS else "operators",
+        "module hooks" if module_hooks() else "",
+    ]
+    return ", ".join(filter(None, named))
+
+
+_HOOKS = [
+    hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)
+]
+_PLACES = tuple(_Place(name, place) for name, place in PLACES.items())
+_OPERATORS = operators()
