@@ -8,10 +8,12 @@ all-gather, what is reduced of a reduce-scatter. 1 GB/s is 1e9 bytes/s. Pure fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations, permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND = "all_reduce", "all_gather", "reduce_scatter", "send"
 # Bus bandwidth over algorithm bandwidth, by number of ranks

@@ -26,7 +26,6 @@ from harness.machine.links import (
     groups,
     undivided,
 )
-from harness.store.arm import Arm
 from harness.store.cause import Cause
 from harness.suites.common import refuse_shapes, with_defaults
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported

@@ -7,13 +7,13 @@
 says `harness.judge.fleet.limit`. A link is out of line only if each of its rounds is, so that what slows a machine for a
 moment condemns no link; one that is slow at times alone passes. A bad network card slows all links of its host, and where there are few hosts that is half of them
 or more. So the ends are judged first: an end's score is that of its fastest link, and an end out of line takes its links with
-it; the others are judged among themselves. Fewer than `ENOUGH` links of a kind tell nothing.
+it; the others are judged among themselves. Fewer than `ENOUGH` links of a kind tell nothing, nor do links that differ so much
+that one at half the speed of the middle would pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,17 @@ from harness.judge.fleet.limit import limits
 from harness.machine.links import METRIC, SEND, SUITE, End, Members, kind
 from harness.store.compare import rows_of
 from harness.store.json_columns import parse
+from harness.store.text import bytes_
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import pandas as pd
 
 ENOUGH = 3  # links, and ends, below which the odd one can't be told from the others
 TOLERANCE = 0.25  # by which healthy links may differ; docs/fleet.md says what was seen
 FIGURES = (METRIC, "algorithm_gb_s", "bus_gb_s")
+BLIND = math.log(2)  # a limit beyond which nothing is judged
 SLOW, FAST, SLOW_END = "slow link", "fast link", "slow end"
 
 Place = tuple[str, ...]  # of an end: `End.place`
@@ -102,6 +106,15 @@ class LinkOutlier:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Seconds over those of the middle link, minus 1: of the fastest and the slowest link, and the limit of the rule."""
+
+    low: float
+    high: float
+    limit: float
+
+
 @dataclass(frozen=True)
 class LinkGroup:
     """Links of a kind that may be compared.
@@ -113,7 +126,7 @@ class LinkGroup:
         links, ends: how many.
         judged: links that were.
         why_not: why others were not; "" where all were.
-        spread: bytes -> fastest and slowest link's seconds over the middle one's, minus 1.
+        spread: by bytes of the message, where links were judged.
     """
 
     link: str
@@ -124,7 +137,7 @@ class LinkGroup:
     judged: int
     why_not: str
     outliers: tuple[LinkOutlier, ...] = ()
-    spread: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    spread: Mapping[int, Spread] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -233,26 +246,27 @@ def _group(
     ends = {place for pair in every for place in pair}
     outliers: list[LinkOutlier] = []
     judged: set[Pair] = set()
+    spread: dict[int, Spread] = {}
     notes: dict[str, None] = {}
     for size, links in sorted(by_size.items()):
         if len(links) < ENOUGH:
             notes[_too_few(len(links))] = None
             continue
         scores = {pair: one.score for pair, one in links.items()}
-        bad_ends, bad_links, rest = out_of_line(scores, tolerance, of)
+        found = out_of_line(scores, tolerance, of)
+        if found.limit > max(BLIND, 2 * math.log1p(tolerance)) and found.rest:
+            notes[_blind(size, found.limit)] = None
+            continue
         middle = float(np.median([one.seconds for one in links.values()]))
-        for place, (score, limit) in bad_ends.items():
+        for place, (score, limit) in found.ends.items():
             outliers.append(_slow_end(place, links, score, limit, middle))
-        for pair, (score, limit) in bad_links.items():
-            outliers.append(_odd_link(links[pair], score, limit, len(rest), middle))
-        judged |= {pair for pair in links if pair in rest or bad_ends.keys() & set(pair)}
+        for pair, (score, limit) in found.links.items():
+            outliers.append(_odd_link(links[pair], score, limit, len(found.rest), middle))
+        judged |= {pair for pair in links if pair in found.rest or found.ends.keys() & set(pair)}
+        off = [one.seconds / middle - 1 for one in links.values()]
+        spread[size] = Spread(min(off), max(off), math.expm1(found.limit))
         if len(judged & links.keys()) < len(links):
             notes[f"without the links of what is slow, {_too_few(len(links.keys() - judged))}"] = None
-    spread = {
-        size: (min(off), max(off))
-        for size, links in sorted(by_size.items())
-        if (off := _off([one.seconds for one in links.values()]))
-    }
     return LinkGroup(
         like[0],
         like[1],
@@ -266,11 +280,6 @@ def _group(
     )
 
 
-def _off(seconds: Sequence[float]) -> list[float]:
-    middle = float(np.median(seconds))
-    return [one / middle - 1 for one in seconds]
-
-
 def _too_few(count: int) -> str:
     links = "one link" if count == 1 else f"{count} links"
     return (
@@ -279,21 +288,37 @@ def _too_few(count: int) -> str:
     )
 
 
-Found = dict[Any, tuple[float, float]]  # what is out of line -> how far from the middle, and the limit
+def _blind(size: int, limit: float) -> str:
+    return (
+        f"cannot tell at {bytes_(size)}: these links differ so much that one which takes {math.expm1(limit):.0%} longer than "
+        "the middle would pass; measure again on idle machines, or with more axes.rounds"
+    )
 
 
-def out_of_line(
-    scores: Mapping[Pair, Score], tolerance: float, of: int
-) -> tuple[Found, Found, frozenset[Pair]]:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the rule finds among links of a kind, at one size.
+
+    Attributes:
+        ends: out of line -> how far their fastest links are from the middle, and the limit.
+        links: likewise, of those that are not of such ends.
+        rest: the links that were judged apart from those of such ends.
+        limit: of a link; infinite where `rest` is empty.
+    """
+
+    ends: Mapping[Place, tuple[float, float]]
+    links: Mapping[Pair, tuple[float, float]]
+    rest: frozenset[Pair]
+    limit: float
+
+
+def out_of_line(scores: Mapping[Pair, Score], tolerance: float, of: int) -> Found:
     """The rule, on links' scores.
 
     Args:
         scores: of each link, at least `ENOUGH` of them.
         tolerance: deviation that is no fault.
         of: scores that links and ends are judged by.
-
-    Returns:
-        Ends out of line, links out of line, and the links that were judged apart from those of such ends.
     """
     fastest: dict[Place, list[Score]] = {}
     for pair, score in scores.items():
@@ -301,22 +326,25 @@ def out_of_line(
             fastest.setdefault(place, []).append(score)
     # One link alone says nothing of which of its ends is slow
     ends = {place: min(own, key=lambda one: one.middle) for place, own in fastest.items() if len(own) > 1}
-    bad_ends = {place: far for place, far in _far(ends, tolerance, of).items() if far[0] > 0}
-    rest = {pair: score for pair, score in scores.items() if not bad_ends.keys() & set(pair)}
-    if len(rest) < ENOUGH:
-        return bad_ends, {}, frozenset()
-    return bad_ends, _far(rest, tolerance, of), frozenset(rest)
+    far_ends, _ = _far(ends, tolerance, of)
+    bad = {place: far for place, far in far_ends.items() if far[0] > 0}
+    rest = {pair: score for pair, score in scores.items() if not bad.keys() & set(pair)}
+    far, limit = _far(rest, tolerance, of)
+    return Found(bad, far, frozenset(rest if len(rest) >= ENOUGH else ()), limit)
 
 
-def _far(scores: Mapping[Any, Score], tolerance: float, of: int) -> Found:
+def _far(
+    scores: Mapping[Any, Score], tolerance: float, of: int
+) -> tuple[dict[Any, tuple[float, float]], float]:
     if len(scores) < ENOUGH:
-        return {}
+        return {}, math.inf
     (middle,), (limit,) = limits(np.array([[one.middle for one in scores.values()]]), tolerance, of)
-    return {
+    far = {
         name: (float(one.middle - middle), float(limit))
         for name, one in scores.items()
         if one.low - middle > limit or middle - one.high > limit
     }
+    return far, float(limit)
 
 
 def _slow_end(
@@ -339,8 +367,3 @@ def _odd_link(one: Operation, score: float, limit: float, count: int, middle: fl
     )
     names = tuple(end.name for end in one.both)
     return LinkOutlier(SLOW if score > 0 else FAST, names, one.like[0], one.size, math.expm1(score), why)
-
-
-def slowest(of: Iterator[Operation]) -> Operation | None:
-    """The message that went slowest; None where there is none."""
-    return min((one for one in of if one.arm == SEND), key=lambda one: one.bus, default=None)
