@@ -29,7 +29,6 @@ from harness.machine.links import ALL_GATHER, ALL_REDUCE, ELEMENT, SEND, End, Me
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CALLS = {"cpu": 1, "cuda": 20}  # of one sample; nccl-tests' default is 20
 # torch 2.13 renamed them
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -74,6 +73,13 @@ class Seen:
     backend: str
     seconds: dict[str, list[float]] = field(default_factory=dict)
     wrong: str = ""
+
+
+def calls(device: str, size: int) -> int:
+    """Calls of one sample: nccl-tests' default is 20; fewer of large messages, and one on a CPU, where each takes long enough."""
+    if device == "cpu":
+        return 1
+    return 20 if size <= 2**24 else 5
 
 
 def measure(survey: Survey) -> Seen:
@@ -162,15 +168,15 @@ class _Call:
 
     def seconds(self) -> float:
         """Of one call, by the clock of this rank."""
-        calls = CALLS[self.survey.device]
+        count = calls(self.survey.device, self.survey.size)
 
         def timed() -> None:
-            for _ in range(calls):
+            for _ in range(count):
                 self.run()
             if self.members.directed:
                 self._answered()
 
-        return (_by_events if self.survey.device == "cuda" else _by_clock)(timed) / calls
+        return (_by_events if self.survey.device == "cuda" else _by_clock)(timed) / count
 
     def check(self) -> str:
         """What arrived otherwise than it was sent; "" for nothing. Each rank sends its number plus one."""
@@ -217,5 +223,5 @@ def _by_events(timed: Callable[[], None]) -> float:
     start.record()
     timed()
     end.record()
-    end.synchronize()
+    torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / 1e3

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.machine import ranks, torchrun
-from harness.machine.link_times import CALLS, Seen, Survey, measure
+from harness.machine.link_times import Seen, Survey, calls, measure
 from harness.machine.links import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -123,7 +123,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     resolved: dict[str, object] = {
         "world": count,
         "bytes": size,
-        "calls": CALLS[device],
+        "calls": calls(device, size),
         "timed": "the slowest rank of the group; of a message its sender, until 4 bytes came back",
     }
     try:

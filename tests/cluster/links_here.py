@@ -84,12 +84,26 @@ def shape(one: int, other: int, rate_mbit: int) -> None:
         *("htb", "rate", f"{rate_mbit}mbit", "burst", "16kb", "cburst", "16kb"),
     )
     tc(
-        *(name, "filter", "replace", "dev", INTERFACE, "parent", "1:", "protocol", "ip", "prio", str(other + 1)),
+        *(
+            name,
+            "filter",
+            "replace",
+            "dev",
+            INTERFACE,
+            "parent",
+            "1:",
+            "protocol",
+            "ip",
+            "prio",
+            str(other + 1),
+        ),
         *("u32", "match", "ip", "dst", f"{address(other)}/32", "flowid", handle),
     )
 
 
-def launched(count: int, command: Sequence[str], timeout_s: float = 300) -> list[subprocess.CompletedProcess[str]]:
+def launched(
+    count: int, command: Sequence[str], timeout_s: float = 300
+) -> list[subprocess.CompletedProcess[str]]:
     """A command of Python's on each host, one rank each, by torchrun; they end together."""
     started = [
         subprocess.Popen(
@@ -111,7 +125,8 @@ def launched(count: int, command: Sequence[str], timeout_s: float = 300) -> list
         for one in started:
             one.kill()
     return [
-        subprocess.CompletedProcess(one.args, one.returncode, out, "") for one, out in zip(started, said, strict=True)
+        subprocess.CompletedProcess(one.args, one.returncode, out, "")
+        for one, out in zip(started, said, strict=True)
     ]
 
 

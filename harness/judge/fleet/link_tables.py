@@ -123,21 +123,20 @@ def verdict(links: Links) -> str:
     if not judged:
         why = next((g.why_not for g in links.groups if g.why_not), "") or some(links.missing, 1)
         return f"can't tell: no link could be judged ({why})"
-    left = sum(g.links - g.judged for g in links.groups)
-    not_all = f"; not judged {left} of kinds with too few" if left else ""
-    failed = (
-        f"; {plural(len(links.missing), 'operation')} without a time, named above" if links.missing else ""
-    )
+    notes = list(dict.fromkeys(f"{g.link}: {g.why_not}" for g in links.groups if g.why_not))
     found = [s.limit for group in links.groups for s in group.spread.values()]
-    blind = f"a link is found that takes {_limit(max(found))} longer in every round"
-    return f"no link out of line; judged {judged} of {every}, {blind}{not_all}{failed}"
+    none = f"no link out of line; judged {judged} of {every}, a link is found that takes {_limit(max(found))} longer in every round"
+    if links.missing:
+        lacking = plural(len(links.missing), "operation")
+        none = f"can't tell of all links: {lacking} without a time, named above; of the others {none}"
+    return f"{none}; not judged: {some(notes)}" if notes else none
 
 
 def as_dict(links: Links) -> dict[str, Any]:
     """Plain values."""
     return {
         "verdict": verdict(links) if links.asked else None,
-        "groups": [asdict(group) for group in links.groups],
+        "groups": [_group(group) for group in links.groups],
         "outliers": [asdict(outlier) for outlier in links.outliers],
         "not_measured": list(links.missing),
         "operations": [
@@ -153,3 +152,11 @@ def as_dict(links: Links) -> dict[str, Any]:
             for one in links.operations
         ],
     }
+
+
+def _group(group: LinkGroup) -> dict[str, Any]:
+    """With null for a limit that there is none of: JSON has no infinity."""
+    values = asdict(group)
+    for spread in values["spread"].values():
+        spread["limit"] = spread["limit"] if math.isfinite(spread["limit"]) else None
+    return values
