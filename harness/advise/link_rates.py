@@ -74,7 +74,7 @@ def link_rates(frame: pd.DataFrame, device: Device) -> LinkRates:
             ] = None
         elif row["arm"] == ALL_GATHER and (gathered := _gathered(row, resolved)) is not None:
             found.append(gathered)
-    figures = {name: _figure(own) for name in ("link", "network") if (own := _best(found, name))}
+    figures = {name: _figure(best) for name in ("link", "network") if (best := _best(found, name))}
     return LinkRates(figures, tuple(ignored))
 
 

@@ -355,15 +355,15 @@ def _slow_end(
     best = min(own, key=lambda one: one.seconds)
     why = (
         f"the fastest of its {len(own)} links takes {math.exp(score):.2f} times as long as other ends' "
-        f"(limit {math.exp(limit):.2f}): {best.bus:.3g} GB/s, and {best.size / middle / 1e9:.3g} of the middle link"
+        f"(limit {math.exp(limit):.2f}): {best.bus:.3g} GB/s, the middle link {best.size / middle / 1e9:.3g}"
     )
     return LinkOutlier(SLOW_END, (end.name,), best.like[0], best.size, math.expm1(score), why)
 
 
 def _odd_link(one: Operation, score: float, limit: float, count: int, middle: float) -> LinkOutlier:
     why = (
-        f"{math.exp(score):.2f} times the seconds of the middle of {count} links (limit {math.exp(limit):.2f}): "
-        f"{one.bus:.3g} GB/s, and {one.size / middle / 1e9:.3g} of the middle link"
+        f"takes {math.exp(score):.2f} times as long as the middle of {count} links (limit {math.exp(limit):.2f}): "
+        f"{one.bus:.3g} GB/s, the middle link {one.size / middle / 1e9:.3g}"
     )
     names = tuple(end.name for end in one.both)
     return LinkOutlier(SLOW if score > 0 else FAST, names, one.like[0], one.size, math.expm1(score), why)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from dataclasses import replace
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +12,8 @@ from link_fixtures import ROUNDS, case, hosts, sent, write
 
 from harness.__main__ import main
 from harness.judge.fleet.limit import RATE, TOLERANCE_SDS
-from harness.judge.fleet.links import FAST, SLOW, SLOW_END, TOLERANCE, Score, out_of_line
+from harness.judge.fleet.link_alarms import rate
+from harness.judge.fleet.links import FAST, SLOW, SLOW_END, TOLERANCE
 from harness.machine.links import HOSTS, NVLINK
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
@@ -180,14 +179,7 @@ def test_a_tolerance_of_links_is_checked(
 @pytest.mark.parametrize("ends", [3, 4, 8])
 def test_the_rate_of_false_alarms_is_kept_by_links_that_spread_as_the_tolerance_says(ends: int) -> None:
     """400 healthy fleets, judged at two sizes; oracle: the promised rate, with three standard errors of it."""
-    draw, draws, pairs = random.Random(ends), 400, list(combinations(range(ends), 2))
-    sd = math.log1p(TOLERANCE) / TOLERANCE_SDS
-    alarms = 0
-    for _ in range(draws):
-        found = False
-        for _ in range(2):
-            scores = {((str(a),), (str(b),)): Score(x, x, x) for a, b in pairs for x in [draw.gauss(0, sd)]}
-            said = out_of_line(scores, TOLERANCE, 4)
-            found |= bool(said.ends or said.links)
-        alarms += found
-    assert alarms / draws <= RATE + 3 * math.sqrt(RATE * (1 - RATE) / draws)
+    draws = 400
+    alarms = rate(ends, math.log1p(TOLERANCE) / TOLERANCE_SDS, draws=draws)
+    assert alarms <= RATE + 3 * math.sqrt(RATE * (1 - RATE) / draws)
+    assert rate(ends, 0.05, 9.0, draws=50) > 0.9
