@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: python -m harness fleet RUN... [tolerance=5] [link_tolerance=25] [json=true] [markdown=true] [results_dir=DIR]
-compares cards of one model: spread, outliers, the slowest card, corrupt results; and links of one kind (docs/fleet.md)
+compares cards of one model: spread, outliers, the slowest card, corrupt results; and links of one kind (docs/fleet-links.md)
 RUN  a folder of a run or of runs, or a run id
 tolerance, link_tolerance  percent by which healthy cards, and links, may differ
 exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read

@@ -1,4 +1,4 @@
-"""How often the rule of links is wrong: the second table of docs/fleet.md, by simulation. python -m harness.judge.fleet.link_alarms
+"""How often the rule of links is wrong: the table of docs/fleet-links.md, by simulation. python -m harness.judge.fleet.link_alarms
 
 The rounds of a link are taken to be alike, so that all of them are out of line where its median is: the rule at its most alarmed.
 """

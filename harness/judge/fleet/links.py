@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ENOUGH = 3  # links, and ends, below which the odd one can't be told from the others
-TOLERANCE = 0.25  # by which healthy links may differ; docs/fleet.md says what was seen
+TOLERANCE = 0.25  # by which healthy links may differ; docs/fleet-links.md says what was seen
 FIGURES = (METRIC, "algorithm_gb_s", "bus_gb_s")
 BLIND = math.log(2)  # a limit beyond which nothing is judged
 SLOW, FAST, SLOW_END = "slow link", "fast link", "slow end"
