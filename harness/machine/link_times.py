@@ -167,7 +167,7 @@ class _Call:
             _scatter(self.out, self.data, group=self.group)
 
     def seconds(self) -> float:
-        """Of one call, by the clock of this rank."""
+        """Time of one call, by the clock of this rank."""
         count = calls(self.survey.device, self.survey.size)
 
         def timed() -> None:

@@ -156,7 +156,7 @@ class Links:
 
     @property
     def outliers(self) -> tuple[LinkOutlier, ...]:
-        """Of all groups."""
+        """Those of all groups."""
         return tuple(outlier for group in self.groups for outlier in group.outliers)
 
     @property

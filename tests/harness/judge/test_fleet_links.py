@@ -64,7 +64,7 @@ def test_a_link_at_a_tenth_in_one_direction_is_named_with_both_ends(
 def test_a_slow_network_card_is_an_end_and_not_all_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """Of three hosts it slows two links of three, of four half of them: the healthy ones are no fast outliers."""
+    """With three hosts it slows two links of three, of four half of them: the healthy ones are no fast outliers."""
     slow = [(a, b) for a in range(count) for b in range(count) if 1 in (a, b)]
     write(tmp_path, sent(hosts(count), between(slow, 2.0)))
     code, said = fleet(tmp_path, capsys)

@@ -105,7 +105,7 @@ def test_nvlink_is_asked_of_nvml() -> None:
 
 
 def test_on_a_gpu_calls_are_queued_between_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a fake device, on which one call takes 2 ms; never run on a real one."""
+    """A fake device, on which one call takes 2 ms; never run on a real one."""
     cuda = FakeCuda()
     monkeypatch.setattr(torch, "cuda", cuda)
     sent: list[int] = []
