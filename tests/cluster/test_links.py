@@ -38,7 +38,8 @@ def every():
             return 1
     return 0
 
-sys.exit(torchrun.shared(every))
+if __name__ == "__main__":  # processes of ranks import this file
+    sys.exit(torchrun.shared(every))
 """
 
 
