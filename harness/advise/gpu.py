@@ -22,16 +22,21 @@ if TYPE_CHECKING:
 
 
 def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | None]:
+    """`of_rows` of stored runs."""
+    return of_rows(gpu, runs, rows_of_runs(runs) if runs else None)
+
+
+def of_rows(gpu: str, runs: Sequence[str], frame: pd.DataFrame | None) -> tuple[Device, pd.DataFrame | None]:
     """The GPU that is named, that the runs are of, or that is here; and the rows of it, None where no run is named.
 
     Args:
         gpu: of the peak table; "": not named.
         runs: ids or folders of stored runs.
+        frame: their rows, of any machines; None where none is named.
 
     Raises:
-        UsageError: an unknown GPU or run, runs of other GPUs, or neither named and none here.
+        UsageError: an unknown GPU, runs of other GPUs, or neither named and none here.
     """
-    frame = rows_of_runs(runs) if runs else None
     device = named(gpu) if gpu else None
     if frame is not None:
         envs = {text: parse(text) for text in frame["env"].dropna().unique()}

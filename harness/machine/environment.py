@@ -169,7 +169,7 @@ def _host() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "host_hash": _hashed(socket.gethostname()),
+        "host_hash": hashed(socket.gethostname()),
     }
 
 
@@ -196,7 +196,7 @@ def _gpu(monitor: Monitor, cuda: Any, index: int | None = None) -> dict[str, Any
     facts: dict[str, Any] = {
         "gpu": properties.name,
         "gpu_count": cuda.device_count(),
-        "gpu_uuid_hash": None if uuid is None else _hashed(str(uuid)),
+        "gpu_uuid_hash": None if uuid is None else hashed(str(uuid)),
         "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
         "gpu_sm_count": properties.multi_processor_count,
         "gpu_l2_mib": round(properties.L2_cache_size / 2**20, 1),
@@ -245,5 +245,6 @@ def _git_output(root: Path, *words: str) -> str | None:
     return done.stdout.strip()
 
 
-def _hashed(text: str) -> str:
+def hashed(text: str) -> str:
+    """Twelve hexadecimal digits for a name that is not stored."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

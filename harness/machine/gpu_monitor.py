@@ -233,6 +233,28 @@ class GpuMonitor:
         modes = self._read("nvmlDeviceGetMigMode")
         return None if modes is None else bool(modes[0])
 
+    def nvlinked(self) -> list[str] | None:
+        """UUIDs of the GPUs of this machine to which this one has NVLink, as torch writes them; None: can't be read."""
+        count = self._read("nvmlDeviceGetCount", of_system=True)
+        index = self._constant("NVML_P2P_CAPS_INDEX_NVLINK")
+        if count is None or index is None:
+            return None
+        found = []
+        for other in range(count):
+            handle = self._read("nvmlDeviceGetHandleByIndex", other, of_system=True)
+            uuid = None if handle is None else self._read("nvmlDeviceGetUUID", handle, of_system=True)
+            own = self._read("nvmlDeviceGetUUID")
+            if uuid is None or own is None:
+                return None
+            if uuid == own:
+                continue
+            status = self._read("nvmlDeviceGetP2PStatus", handle, index)
+            if status is None:
+                return None
+            if status == self._constant("NVML_P2P_STATUS_OK"):
+                found.append(str(uuid).removeprefix("GPU-"))
+        return found
+
     def driver(self) -> str | None:
         """Driver version."""
         return self._read("nvmlSystemGetDriverVersion", of_system=True)

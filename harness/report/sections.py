@@ -12,6 +12,7 @@ from harness.report import (
     gathers,
     league,
     libraries,
+    links,
     loss_cost,
     numerics,
     paying,
@@ -49,6 +50,7 @@ PLACED = (
     "divergence",
     "parallel",
     "allgather",
+    "links",
     "scale",
     "ab",
 )
@@ -238,6 +240,7 @@ def _suites(machine: Machine) -> list[Section]:
             tradeoff.outliers(machine),
             numeric=True,
         ),
+        links.section(machine),
         Section(
             f"scale-{key}",
             "Beyond this machine",

@@ -28,6 +28,7 @@ NAMES = (
     "divergence",
     "gemm",
     "linear",
+    "links",
     "outliers",
     "parallel",
     "recipes",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.advise.decide import verdict
 from harness.advise.gpu import gpu_and_rows
+from harness.advise.link_rates import link_rates
 from harness.advise.plan import BYTES
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
@@ -158,7 +159,9 @@ def _rates(case: Case) -> Rates:
     gpu, frame = gpu_and_rows(case.text("gpu"), runs)
     reached = ceilings(frame) if frame is not None else None
     network = case.number("network_gb_s")
-    return rates_of(gpu, reached, network_gb_s=None if network == AXES["network_gb_s"].default else network)
+    links = link_rates(frame, gpu).figures if frame is not None else None
+    given = None if network == AXES["network_gb_s"].default else network
+    return rates_of(gpu, reached, network_gb_s=given, links=links)
 
 
 def _series(found: Prediction) -> list[Series]:

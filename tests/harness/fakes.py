@@ -159,7 +159,7 @@ class FakeCuda:
         return 1
 
     def get_device_properties(self, device: int) -> SimpleNamespace:
-        assert device == 0
+        assert device in (0, "cuda:0")
         return self.properties
 
     @contextmanager

@@ -9,9 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.judge.fleet import link_tables
+from harness.judge.fleet import links as fleet_links
 from harness.judge.fleet.cards import cards, groups
 from harness.judge.fleet.judge import Group, Spread, judge
+from harness.judge.fleet.links import Links
 from harness.machine import terminal
+from harness.machine.links import SUITE as LINKS
 from harness.store.errors import UsageError
 from harness.store.text import markdown, percent, plural, ratio, some
 from harness.store.words import helped, keyed
@@ -19,15 +23,19 @@ from harness.store.words import helped, keyed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console
+
 USAGE = """\
-usage: python -m harness fleet RUN... [tolerance=5] [json=true] [markdown=true] [results_dir=DIR]
-compares cards of one model: spread, outliers, the slowest card, corrupt results (docs/fleet.md)
-RUN  a folder of a run or of runs, or a run id    tolerance  percent by which healthy cards may differ
+usage: python -m harness fleet RUN... [tolerance=5] [link_tolerance=25] [json=true] [markdown=true] [results_dir=DIR]
+compares cards of one model: spread, outliers, the slowest card, corrupt results; and links of one kind (docs/fleet-links.md)
+RUN  a folder of a run or of runs, or a run id
+tolerance, link_tolerance  percent by which healthy cards, and links, may differ
 exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read
 """
-KEYS = ("tolerance", "json", "markdown", "results_dir")
+KEYS = ("tolerance", "link_tolerance", "json", "markdown", "results_dir")
 # A table: its title, the names of its columns and its rows
 _Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
+NO_LINKS = Links()
 
 
 def main(words: Sequence[str]) -> int:
@@ -41,7 +49,8 @@ def main(words: Sequence[str]) -> int:
     runs, options = keyed(words, USAGE, KEYS)
     if not runs:
         raise UsageError("fleet takes runs: folders of runs, or run ids")
-    tolerance = _tolerance(options.get("tolerance", "5"))
+    tolerance = _tolerance("tolerance", options.get("tolerance", "5"))
+    of_links = _tolerance("link_tolerance", options.get("link_tolerance", f"{100 * fleet_links.TOLERANCE:g}"))
     folders = [store.find_run(run, options.get("results_dir", "results")) for run in runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
     for problem in frame.attrs["problems"]:
@@ -49,23 +58,25 @@ def main(words: Sequence[str]) -> int:
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(runs)}")
     unread = tuple(frame.attrs["problems"])
-    found = [judge(group, tolerance) for group in groups(cards(frame))]
+    links = fleet_links.judge(frame, of_links)
+    found = [judge(group, tolerance) for group in groups(cards(frame[frame["suite"] != LINKS]))]
     if options.get("json") == "true":
-        sys.stdout.write(json.dumps(as_dict(found, unread), indent=1) + "\n")
+        said = as_dict(found, unread) | {"links": link_tables.as_dict(links)}
+        sys.stdout.write(json.dumps(said, indent=1) + "\n")
     elif options.get("markdown") == "true":
-        sys.stdout.write("\n".join(as_markdown(found, unread)) + "\n")
+        sys.stdout.write("\n".join(as_markdown(found, unread, links)) + "\n")
     else:
-        _show(found, unread)
-    return 1 if any(group.outliers for group in found) else 2 if unread else 0
+        _show(found, unread, links)
+    return 1 if links.outliers or any(group.outliers for group in found) else 2 if unread else 0
 
 
-def _tolerance(text: str) -> float:
+def _tolerance(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 < value < 100:
-        raise UsageError(f"tolerance={text}: expected percent between 0 and 100")
+        raise UsageError(f"{name}={terminal.printable(text)}: expected percent between 0 and 100")
     return value / 100
 
 
@@ -91,32 +102,54 @@ def as_dict(found: Sequence[Group], unread: Sequence[str] = ()) -> dict[str, Any
     }
 
 
-def as_markdown(found: Sequence[Group], unread: Sequence[str] = ()) -> Iterator[str]:
+def as_markdown(found: Sequence[Group], unread: Sequence[str] = (), links: Links = NO_LINKS) -> Iterator[str]:
     """The same as the terminal shows, for a pull request or a page."""
     for group in found:
         yield from (f"## {markdown(_head(group))}", "")
         for line in _lines(group):
             yield from (markdown(line), "")
-        for title, columns, rows in _tables(group):
-            yield from (f"**{title}**", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
-            yield from (f"| {' | '.join(map(markdown, row))} |" for row in rows)
-            yield ""
-    yield _verdict(found, unread)
+        yield from _as_markdown(_tables(group))
+    if links.asked:
+        yield from ("## Links", "")
+        for line in link_tables.lines(links):
+            yield from (markdown(line), "")
+        yield from _as_markdown(link_tables.tables(links))
+        yield from (markdown(link_tables.verdict(links)), "")
+    if found or not links.asked:
+        yield _verdict(found, unread)
 
 
-def _show(found: Sequence[Group], unread: Sequence[str]) -> None:
+def _as_markdown(tables: Iterator[_Table]) -> Iterator[str]:
+    for title, columns, rows in tables:
+        yield from (f"**{title}**", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+        yield from (f"| {' | '.join(map(markdown, row))} |" for row in rows)
+        yield ""
+
+
+def _show(found: Sequence[Group], unread: Sequence[str], links: Links) -> None:
     where = terminal.console()
     for group in found:
         terminal.say(where, _head(group), "bold")
         for line in _lines(group):
             terminal.say(where, line)
-        for title, columns, rows in _tables(group):
-            made = terminal.table(title, *columns)
-            for cells in rows:
-                terminal.row(made, *cells)
-            where.print(made)
-    verdict = _verdict(found, unread)
-    terminal.say(where, verdict, "bold red" if any(g.outliers for g in found) else "bold")
+        _print(where, _tables(group))
+    if links.asked:
+        terminal.say(where, "Links", "bold")
+        for line in link_tables.lines(links):
+            terminal.say(where, line)
+        _print(where, link_tables.tables(links))
+        terminal.say(where, link_tables.verdict(links), "bold red" if links.outliers else "bold")
+    if found or not links.asked:
+        verdict = _verdict(found, unread)
+        terminal.say(where, verdict, "bold red" if any(g.outliers for g in found) else "bold")
+
+
+def _print(where: Console, tables: Iterator[_Table]) -> None:
+    for title, columns, rows in tables:
+        made = terminal.table(title, *columns)
+        for cells in rows:
+            terminal.row(made, *cells)
+        where.print(made)
 
 
 def _head(group: Group) -> str:

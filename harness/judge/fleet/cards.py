@@ -68,7 +68,7 @@ class Card:
     @property
     def alike(self) -> tuple[str, ...]:
         """What a card must share to be compared with this one."""
-        return _alike(self.env)
+        return alike(self.env)
 
     @property
     def runs(self) -> set[ArmKey]:
@@ -164,10 +164,11 @@ def _add_time(card: Card, row: Mapping[Any, Any]) -> None:
 
 
 def _key(env: Mapping[str, Any]) -> tuple[str, ...]:
-    return (card_name(env), *_alike(env))
+    return (card_name(env), *alike(env))
 
 
-def _alike(env: Mapping[str, Any]) -> tuple[str, ...]:
+def alike(env: Mapping[str, Any]) -> tuple[str, ...]:
+    """What rows must share to be compared: model, software, code, MIG."""
     # Rows of before the code was hashed have its commit. MIG counts as off where it could not be asked for: a slice has
     # fewer multiprocessors and less memory than its card.
     code = env.get("code") or env.get("git_commit")

@@ -1,0 +1,29 @@
+"""Links: how fast bytes went between ranks, which link is out of line, and the matrix of messages (`harness.judge.fleet`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.judge.fleet import link_tables
+from harness.judge.fleet.links import judge
+from harness.machine.links import SUITE
+from harness.report.section import Section
+from harness.report.table import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
+
+
+def section(machine: Machine) -> Section:
+    """The section of a machine, which is that of rank 0; empty where no link was measured."""
+    if SUITE not in machine.suites:
+        return Section(f"links-{machine.env_id}", "Links between ranks")
+    links = judge(machine.frame)
+    words = " ".join([*link_tables.lines(links), f"In sum: {link_tables.verdict(links)}."])
+    tables = []
+    for number, (title, columns, rows) in enumerate(link_tables.tables(links)):
+        heads = tuple(Column(name.lstrip(">"), name.startswith(">")) for name in columns)
+        cells = tuple(tuple(Cell(text) for text in row) for row in rows)
+        tables.append(Table(f"links-{machine.env_id}-{number}", heads, cells, title, sortable=False))
+    folded = not (machine.is_gpu or links.outliers)
+    return Section(f"links-{machine.env_id}", "Links between ranks", words, first=tables, folded=folded)
