@@ -15,6 +15,7 @@ from harness.report import (
     loss_cost,
     numerics,
     paying,
+    predicted_and_measured,
     published_page,
     roofline,
     scaling,
@@ -237,6 +238,12 @@ def _suites(machine: Machine) -> list[Section]:
             "Times are the emulation's.",
             tradeoff.outliers(machine),
             numeric=True,
+        ),
+        Section(
+            f"job-{key}",
+            f"{label}The job, predicted and measured",
+            predicted_and_measured.INTRO,
+            first=[predicted_and_measured.job_table(machine)],
         ),
         Section(
             f"scale-{key}",
