@@ -29,6 +29,7 @@ import torch.distributed as dist
 from fp8core import RECIPES, update_scales
 from fp8core.distributed.gather_reasons import recipe_reason
 from harness import ab, report, store
+from harness.cli import reference_prediction as prediction
 from harness.cli.rank_agreement import (
     from_first,
     gathered,
@@ -37,7 +38,7 @@ from harness.cli.rank_agreement import (
     refuse_unshared,
     together,
 )
-from harness.cli.reference_settings import COMPUTE, SWEEP, Settings, read
+from harness.cli.reference_settings import COMPUTE, SWEEP, Settings, described, read
 from harness.engine import run_lock
 from harness.engine.plan import PlannedCase
 from harness.engine.rows import row, trial_rows
@@ -51,9 +52,10 @@ from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.errors import UsageError, unknown
 from harness.store.proof import FIELD, ProofOutcome
-from harness.suites import divergence, scale
+from harness.suites import divergence
 from harness.timing.workload import Trial
 from harness.training import batches, on_paper
+from harness.training.ab.plan import ARMS, WITH_GATHER
 from harness.training.ab.rows import measurements
 from harness.training.loop import Job, Regime, TrainingRun, facts_of
 from harness.training.models import resolve
@@ -81,6 +83,9 @@ class NotProvedError(Exception):
 def main(words: Sequence[str]) -> int:
     """Runs the job on this rank; exit code 0, 1 where FP8 is not proved or a run failed, 2 where it could not be carried out."""
     first = os.environ.get("RANK", "0") == "0"
+    if words in (["--help"], ["-h"]):
+        raw_output.say(f"{described()}\n")
+        return 0
     try:
         settings = read(words)
         if not torchrun.started():
@@ -149,7 +154,6 @@ class ReferenceJob:
             state = "failed"
             try:
                 self._open()
-                self._predict()
                 self._compare()
                 self._train()
                 state = "finished"
@@ -166,6 +170,11 @@ class ReferenceJob:
             self._conclude()
         return 0
 
+    @property
+    def gathers_codes(self) -> bool:
+        """Whether FSDP2 can gather the weights as FP8 codes with this recipe."""
+        return not recipe_reason(RECIPES[self.settings.recipe].with_fp8_all_gather())
+
     # What is refused
 
     def _check(self) -> None:
@@ -176,6 +185,7 @@ class ReferenceJob:
             )
         if mine.recipe not in RECIPES:
             raise unknown("recipe", mine.recipe, RECIPES)
+        mine.check_ab_steps(WITH_GATHER if self.gathers_codes else ARMS)
         batches.check(mine.model, mine.data, mine.data_path, mine.seq, 0, mine.batch, judged=True)
         self.regime = Regime(
             mine.steps, mine.lr, mine.lr / 10, mine.lr_warmup, mine.eval_every, 0, mine.checkpoint_s
@@ -188,87 +198,39 @@ class ReferenceJob:
             )
 
     def _open(self) -> None:
+        """Takes the run's folder, and stores the prediction of the sweep for these GPUs, or why there is none."""
+        mine, places = self.settings, hosts()
+
         def opened() -> set[tuple[str, str]]:
-            (self.folder / END).unlink(missing_ok=True)
             about = store.read_about(self.folder)
-            changed = [
-                k for k, v in self.settings.same.items() if about and about.get("settings", {}).get(k) != v
-            ]
-            if changed or about.get("ranks", self.world) != self.world:
-                what = (
-                    f"{changed[0]}={about.get('settings', {}).get(changed[0])}"
-                    if changed
-                    else f"{about['ranks']} ranks"
-                )
-                raise UsageError(
-                    f"run {self.settings.run_id} has {what}: continue it with that, or take another run_id"
-                )
+            mine.refuse_other_run(about, self.world)
             facts = environment.fingerprint(self.device)
             self.gpu = of_env(facts)
+            key = self.gpu.key if self.gpu is not None else ""
+            case = prediction.case_of(mine, self.world, key or self.device)
+            predicted = prediction.rows(case, mine.recipe, key)
+            (self.folder / END).unlink(missing_ok=True)
+            about |= {
+                "command": f"torchrun -m harness.cli.reference_job {' '.join(sys.argv[1:])}",
+                "question": QUESTION,
+                "settings": mine.same,
+                "ranks": self.world,
+                "hosts": sorted(set(places)),
+            }
+            key = environment.env_id(facts)
             self._writer = store.RunWriter(
-                self.folder, run_id=self.settings.run_id, sweep=SWEEP, env_id=environment.env_id(facts), env=facts,
-                about={**about, "command": f"torchrun -m harness.cli.reference_job {' '.join(sys.argv[1:])}",
-                       "question": QUESTION, "settings": self.settings.same, "ranks": self.world, "hosts": sorted(set(places))},
-            )  # fmt: skip
+                self.folder, run_id=mine.run_id, sweep=SWEEP, env_id=key, env=facts, about=about
+            )
             if not any(self.folder.glob("*.parquet")):
+                self._writer.append(predicted)
                 return set()
             rows = store.read(self.folder)
-            return set(zip(rows["case_id"], rows["arm"], strict=True))
+            done = rows[rows["status"] != "failed"]
+            return set(zip(done["case_id"], done["arm"], strict=True))
 
-        places = hosts()
         self._stored = from_first(opened)
 
     # What is done
-
-    def _predict(self) -> None:
-        """The rows of the sweep's prediction for these GPUs, or why there is none."""
-
-        def predicted() -> None:
-            gpu = self.gpu.key if self.gpu is not None else ""
-            case = self._scale_case(gpu or self.device)
-            if any(case_id == case.case_id for case_id, _ in self._stored):
-                return
-            if not gpu:
-                what = "a CPU has no data sheet" if self.device == "cpu" else "it is not in the table of GPUs"
-                reason = f"no prediction for this device: {what}"
-            for arm in _predicted_arms(self.settings.recipe):
-                planned = PlannedCase("", scale, case, (arm,))
-                why = scale.unsupported(case, arm, self.device) if gpu else None
-                if why is not None or not gpu:
-                    reason = why.reason if why is not None else reason
-                    self._writer.append(
-                        [row(planned, arm, "skipped", "predicted_step_ms", reason=reason, cause=Cause.UNSUPPORTED)]
-                    )
-                    continue
-                found = scale.trial(case, arm, self.device, self.folder, lambda step, steps: None)
-                self._refuse_memory(found)
-                self._writer.append(trial_rows(planned, arm, found))
-
-        from_first(predicted)
-
-    def _refuse_memory(self, found: Trial) -> None:
-        needed = next(
-            (s.samples[0] for s in found.series if s.metric == "predicted_memory_bytes" and not s.part), 0.0
-        )
-        if not found.resolved["fits"]:
-            room: Any = found.resolved["gpu_memory_bytes"]
-            raise UsageError(
-                f"{self.world} GPUs: {self.settings.model} is predicted to need {needed / 1e9:.0f} GB of {room / 1e9:.0f} GB on each; "
-                "give more nodes (sbatch --nodes=N) or a smaller batch"
-            )
-
-    def _scale_case(self, gpu: str) -> Case:
-        mine = self.settings
-        open_axes = {
-            name: a.default if a.default is not None else a.choices[0] for name, a in scale.AXES.items()
-        }
-        given = {
-            "model": mine.model, "gpu": gpu, "world": self.world, "batch": mine.batch, "seq": mine.seq,
-            "accumulation": mine.accumulation, "checkpointing": mine.checkpointing, "weights": mine.weights,
-            "node": int(os.environ.get("LOCAL_WORLD_SIZE", "1")), "reduce": "fp32",
-            "reduce_each": mine.accumulation > 1, "proof": False,
-        }  # fmt: skip
-        return Case.of("scale", open_axes | given)
 
     def _compare(self) -> None:
         """The block that pairs bf16 with FP8 steps, on a model of its own.
@@ -277,14 +239,15 @@ class ReferenceJob:
             InterruptedJobError: it was asked to end; the block begins anew next time.
         """
         mine = self.settings
-        about = f"{mine.model} ({self.world} ranks)"
         if not mine.ab_steps or from_first(lambda: "answer" in store.read_about(self.folder)):
             return
         setup = self._setup(0, fp8=False)
         trainee = prepare(setup, self.device, weights="device" if self.device == "cuda" else "host")
-        gathers = not recipe_reason(RECIPES[mine.recipe].with_fp8_all_gather())
         trial = ab.Trial(
-            trainee.model, mine.recipe, steps=mine.ab_steps, fp8_all_gather="both" if gathers else False
+            trainee.model,
+            mine.recipe,
+            steps=mine.ab_steps,
+            fp8_all_gather="both" if self.gathers_codes else False,
         )
         shard_blocks(trainee.model, setup, compiled=self.compiled)
         trainee.optimizer = optimizer_of(trainee.model, setup, self.device)
@@ -304,7 +267,7 @@ class ReferenceJob:
         trial.close()
         result = trial.result()
         if self.rank == 0:
-            self._writer.append(measurements(result, trial.plan, about))
+            self._writer.append(measurements(result, trial.plan, mine.model))
             self._writer.record(answer=result.lines())
             raw_output.say("\n".join([*result.lines(), ""]))
 
@@ -374,9 +337,7 @@ class ReferenceJob:
 
     def _setup(self, seed: int, *, fp8: bool) -> Setup:
         mine = self.settings
-        recipe = RECIPES[mine.recipe] if fp8 else None
-        if recipe is not None and not recipe_reason(recipe.with_fp8_all_gather()):
-            recipe = recipe.with_fp8_all_gather()
+        recipe = RECIPES[mine.recipe].with_fp8_all_gather(self.gathers_codes) if fp8 else None
         return Setup(
             model=mine.model, batch=mine.batch, seq=mine.seq, compute=COMPUTE[mine.weights], recipe=recipe,
             checkpointing=mine.checkpointing, accumulation=mine.accumulation, seed=seed, lr=mine.lr,
@@ -430,11 +391,6 @@ class ReferenceJob:
             self._said_at = time.monotonic()
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
-
-
-def _predicted_arms(recipe: str) -> list[str]:
-    """Arms of suite `scale` that belong to a recipe, bf16 first."""
-    return [name for name, info in scale.ARMS.items() if info.recipe in ("", recipe)]
 
 
 if __name__ == "__main__":

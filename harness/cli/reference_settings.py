@@ -12,14 +12,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import sweeps
 from harness.store.errors import UsageError, unknown
+from harness.training.ab.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.store.case import Scalar
 
 SWEEP = "reference_7b"
 _OF_THE_SWEEP = ("model", "batch", "seq", "accumulation", "checkpointing", "weights")
+_EXPECTED = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool | None": "true or false",
+    "list[int]": "integers in brackets, [0,1,2]",
+}
 COMPUTE = {"bf16": "bf16", "fp32": "bf16_autocast"}  # of the suites that train, by masters
 
 
@@ -68,6 +76,37 @@ class Settings:
         others = ("results_dir", "reports_dir", "checkpoint_s", "data_path")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in others}
 
+    def refuse_other_run(self, about: Mapping[str, Any], ranks: int) -> None:
+        """Refuses to continue a run under other settings.
+
+        Args:
+            about: what its `_run.json` says; empty for a new run.
+            ranks: of this job.
+
+        Raises:
+            UsageError: the first setting that differs.
+        """
+        mine = {**self.same, "ranks": ranks}
+        before = {**about.get("settings", {}), "ranks": about.get("ranks")}
+        changed = [name for name, value in mine.items() if about and before.get(name) != value]
+        if changed:
+            raise UsageError(
+                f"run {self.run_id} has {changed[0]}={before.get(changed[0])}, asked for is {mine[changed[0]]}: continue it as "
+                "it was, or take another run_id"
+            )
+
+    def check_ab_steps(self, arms: tuple[str, ...]) -> None:
+        """Refuses an A/B block of these arms that is too short for an interval.
+
+        Raises:
+            UsageError: with the least number of steps.
+        """
+        try:
+            if self.ab_steps:
+                Plan(self.ab_steps, arms=arms)
+        except UsageError as error:
+            raise UsageError(str(error).replace("steps=", "ab_steps=")) from error
+
 
 def read(words: Sequence[str]) -> Settings:
     """The settings of a command line.
@@ -79,7 +118,7 @@ def read(words: Sequence[str]) -> Settings:
         UsageError: an unknown key or a value that is none, in one line.
     """
     known = {f.name: f for f in dataclasses.fields(Settings)}
-    given = dict(_recipe())
+    given: dict[str, Any] = dict(_recipe())
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -92,9 +131,17 @@ def read(words: Sequence[str]) -> Settings:
         try:
             settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), {key: value}))  # type: ignore[assignment]
         except OmegaConfBaseException as error:
-            raise UsageError(f"{key}={value}: expected {known[key].type}") from error
+            raise UsageError(f"{key}={value}: expected {_EXPECTED[str(known[key].type)]}") from error
     _check(settings)
     return settings
+
+
+def described() -> str:
+    """The keys with their defaults, and where they are explained."""
+    given = Settings(**_recipe())  # type: ignore[arg-type]
+    lines = [f"  {name}={value}" for name, value in dataclasses.asdict(given).items()]
+    head = "usage: torchrun ... -m harness.cli.reference_job run_id=NAME [key=value ...]; keys are those of sweep=divergence and sweep=scale"
+    return "\n".join([head, *lines])
 
 
 def _recipe() -> dict[str, Scalar]:

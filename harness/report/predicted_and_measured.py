@@ -5,6 +5,7 @@ Pairs what one run holds of one arm: the prediction, the block of paired steps (
 
 from __future__ import annotations
 
+import functools
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from harness.store.compare import rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import pandas as pd
 
     from harness.machine.hardware import Device
@@ -86,23 +89,30 @@ def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
 
 
 def job_table(machine: Machine) -> Table:
-    """A row an arm; a dash where nothing was predicted or measured."""
+    """A row an arm; columns that no arm has a figure for are left out."""
     arms = job_arms(machine.frame, machine.device)
+    records = [_record(arm) for arm in arms]
     several = len({arm.run_id for arm in arms}) > 1
     specs = [
-        *([Spec("run", lambda r: Cell(r["arm"].run_id, r["arm"].run_id), numeric=False)] if several else []),
-        Spec("arm", lambda r: Cell(r["arm"].name, r["arm"].name), numeric=False),
-        Spec("step predicted (ms)", lambda r: number_cell(r["arm"].predicted.get("step_ms"), 4)),
-        Spec("A/B block (ms)", lambda r: number_cell(r["arm"].block_ms, 4), "median step, paired with bf16"),
-        Spec("training (ms)", lambda r: number_cell(r["arm"].training_ms, 4), "median step of the training runs"),
-        Spec("tokens/s/GPU predicted", lambda r: number_cell(r["arm"].predicted.get("tokens_per_s"), 4)),
-        Spec("training", lambda r: number_cell(_of(r["arm"].training, "tokens_per_s"), 4), "tokens/s of a rank"),
-        Spec("mixed MFU predicted", lambda r: share_cell(r["arm"].predicted.get("mfu_mixed")), "FLOPs as PaLM counts them"),
-        Spec("A/B block", lambda r: share_cell(_of(r["arm"].block, "mfu_mixed")), "mixed MFU"),
-        Spec("training ", lambda r: share_cell(_of(r["arm"].training, "mfu_mixed")), "mixed MFU"),
-        Spec("memory predicted (GB)", lambda r: number_cell(_giga(r["arm"].predicted.get("memory_bytes")), 3), "of one GPU; 1e9 bytes"),
-    ]  # fmt: skip
-    return make_table(f"job-{machine.env_id}", specs, [{"arm": arm} for arm in arms], _caption(machine, arms))
+        *([Spec("run", lambda r: Cell(r["run"], r["run"]), numeric=False)] if several else []),
+        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        *(
+            Spec(title, _cell(name), hint)
+            for name, (title, hint, _) in _FIGURES.items()
+            if any(name in r for r in records)
+        ),
+    ]
+    return make_table(f"job-{machine.env_id}", specs, records, _caption(machine, arms))
+
+
+def _record(arm: JobArm) -> dict[str, Any]:
+    figures = {name: of(arm) for name, (_, _, of) in _FIGURES.items()}
+    return {"run": arm.run_id, "arm": arm.name} | {n: v for n, v in figures.items() if v is not None}
+
+
+def _cell(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    make = share_cell if name.startswith("mfu") else functools.partial(number_cell, digits=4)
+    return lambda record: make(record.get(name))
 
 
 def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
@@ -173,3 +183,25 @@ def _of(use: mfu.Utilization | None, name: str) -> float | None:
 
 def _giga(size: float | None) -> float | None:
     return None if size is None else size / 1e9
+
+
+# name -> heading, hint, figure of an arm
+_FIGURES: dict[str, tuple[str, str, Callable[[JobArm], float | None]]] = {
+    "step_predicted": ("step predicted (ms)", "", lambda arm: arm.predicted.get("step_ms")),
+    "step_block": ("step in the A/B block (ms)", "median, paired with bf16", lambda arm: arm.block_ms),
+    "step_training": ("step in training (ms)", "median of the training runs", lambda arm: arm.training_ms),
+    "tokens_predicted": ("tokens/s predicted", "of a rank", lambda arm: arm.predicted.get("tokens_per_s")),
+    "tokens_training": ("tokens/s in training", "of a rank", lambda arm: _of(arm.training, "tokens_per_s")),
+    "mfu_predicted": (
+        "MFU predicted",
+        "mixed, FLOPs as PaLM counts them",
+        lambda arm: arm.predicted.get("mfu_mixed"),
+    ),
+    "mfu_block": ("MFU in the A/B block", "mixed", lambda arm: _of(arm.block, "mfu_mixed")),
+    "mfu_training": ("MFU in training", "mixed", lambda arm: _of(arm.training, "mfu_mixed")),
+    "memory_predicted": (
+        "memory predicted (GB)",
+        "of one GPU; 1e9 bytes",
+        lambda arm: _giga(arm.predicted.get("memory_bytes")),
+    ),
+}

@@ -14,19 +14,21 @@ import os
 import re
 import shutil
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from harness.store.errors import UsageError, one_line
 from harness.training.checkpoint import KEPT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
 _NAME = re.compile(r"step-(\d{8})")
@@ -55,7 +57,8 @@ class ShardedCheckpoints:
 
         Args:
             step: updates made.
-            model, optimizer: sharded; each rank writes its part.
+            model: sharded; each rank writes its part.
+            optimizer: of its parameters.
             run: what else there is to the run, alike on all ranks; rank 0 writes it.
         """
         place, first = self._folder / f"writing-step-{step:08d}", dist.get_rank() == 0
@@ -65,7 +68,7 @@ class ShardedCheckpoints:
         dist.barrier()
         try:
             place.mkdir(parents=True, exist_ok=True)
-            dcp.save(self._shards(model, optimizer), checkpoint_id=place)  # flushes every file
+            save(self._shards(model, optimizer), checkpoint_id=place)  # flushes every file
             if first:
                 with (place / _RUN).open("wb") as file:
                     torch.save({"identity": self._identity, "step": step, "run": run}, file)
@@ -127,7 +130,7 @@ class ShardedCheckpoints:
             return why or "another rank cannot read it"
         state = self._shards(model, optimizer)
         try:
-            dcp.load(state, checkpoint_id=place)
+            load(state, checkpoint_id=place)
         except (OSError, RuntimeError, ValueError, CheckpointException) as error:
             return _words(error)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
