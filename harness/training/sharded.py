@@ -94,6 +94,8 @@ class _ShardedRun(TrainingRun):
             )
 
         def spread(trainee: Trainee) -> None:
+            if job.alter is not None:
+                job.alter(trainee)
             shard_blocks(trainee.model, job.setup, compiled=compiled)
             trainee.optimizer = optimizer_of(trainee.model, job.setup, device)
 
