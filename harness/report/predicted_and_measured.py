@@ -46,6 +46,7 @@ class JobArm:
         no_prediction: why; "" where there is one.
         block_ms, training_ms: median step; None where there is none. Of several seeds the median of all steps.
         block, training: its use of a GPU.
+        resumed: steps from which training was continued after a job that had ended.
     """
 
     run_id: str
@@ -56,6 +57,7 @@ class JobArm:
     training_ms: float | None = None
     block: mfu.Utilization | None = None
     training: mfu.Utilization | None = None
+    resumed: list[int] = field(default_factory=list)
 
 
 def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
@@ -79,6 +81,7 @@ def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
             arm.block_ms = float(row["value"])
             arm.block = _use(row, arm.block_ms, 1, device)
         elif row["status"] == "ok" and row["metric"] == "elapsed_s":
+            arm.resumed += [int(step) for step in resolved_of(row).get("resumed_from_steps") or ()]
             taken = steps.setdefault(key, [])
             taken += [1e3 * float(s) for s in np.diff(np.asarray(row["samples"], np.float64))]
             if taken:
@@ -136,9 +139,21 @@ def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
 
 
 def _caption(machine: Machine, arms: list[JobArm]) -> str:
-    missing = "; ".join(dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction))
-    known = "" if machine.device else " No peak of this device is known, so no MFU is stated."
-    return (f"{missing[0].upper()}{missing[1:]}." if missing else "") + known
+    jobs = [run.about for run in machine.runs if run.run_id in {arm.run_id for arm in arms}]
+    where = [
+        f"{text.plural(int(about['ranks']), 'rank')} on {', '.join(map(str, about['hosts']))}"
+        for about in jobs
+        if about.get("ranks") and about.get("hosts")
+    ]
+    resumed = [
+        f"{arm.name}: training was continued from step {', '.join(map(str, arm.resumed))}"
+        for arm in arms
+        if arm.resumed
+    ]
+    missing = dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction)
+    unknown = [] if machine.device else ["no peak of this device is known, so no MFU is stated"]
+    parts = [*dict.fromkeys(where), *missing, *unknown, *resumed]
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
 
 
 def _name(row: dict[str, Any]) -> str:
