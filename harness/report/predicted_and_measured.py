@@ -181,7 +181,7 @@ def _predict(arm: JobArm, row: dict[str, Any]) -> None:
 
 
 def _use(row: dict[str, Any], ms: float, ranks: int, device: Device | None) -> mfu.Utilization | None:
-    """Of one rank; tokens of a step are all ranks' in the rows of training runs."""
+    """Utilization of one rank's device; tokens of a step are all ranks' in the rows of training runs."""
     resolved = resolved_of(row)
     flops = {str(d): float(f) for d, f in parse(row.get("flops")).items() if f}
     tokens = resolved.get("tokens_per_step")
