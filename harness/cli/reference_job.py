@@ -14,6 +14,7 @@ ends it after the step under way, with a checkpoint.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -211,7 +212,7 @@ class ReferenceJob:
             predicted = prediction.rows(case, mine.recipe, key)
             (self.folder / END).unlink(missing_ok=True)
             about |= {
-                "command": f"torchrun -m harness.cli.reference_job {' '.join(sys.argv[1:])}",
+                "command": f"torchrun ... -m harness.cli.reference_job {shlex.join(sys.argv[1:])}",
                 "question": QUESTION,
                 "settings": mine.same,
                 "ranks": self.world,

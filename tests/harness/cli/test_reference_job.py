@@ -6,13 +6,16 @@ The job itself runs in tests/cluster/test_reference_job.py, a run of ranks in te
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from harness import store
+from harness.__main__ import main
 from harness.cli import reference_job
 from harness.cli import reference_prediction as prediction
 from harness.cli.reference_settings import SWEEP, read
@@ -68,6 +71,17 @@ def test_a_run_is_continued_as_it_was() -> None:
         read(["run_id=a", "steps=5"]).refuse_other_run(before, 16)
     with pytest.raises(UsageError, match="run a has ranks=16, asked for is 8"):
         read(["run_id=a"]).refuse_other_run(before, 8)
+
+
+def test_resume_names_the_command_that_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    about = {"settings": read(["run_id=r1"]).same, "command": "torchrun ... run_id=r1"}
+    folder = tmp_path / "results" / SWEEP / "r1"
+    store.RunWriter(folder, run_id="r1", sweep=SWEEP, env_id="e", env={}, about=about).close("interrupted")
+    assert main(["resume=r1"]) == 2
+    assert "the command that made it continues it: torchrun ... run_id=r1" in capfd.readouterr().err
 
 
 def test_an_ab_block_that_is_too_short() -> None:
@@ -153,3 +167,46 @@ def test_the_job_script_is_bash() -> None:
     script = ROOT / "docs" / "examples" / "reference_7b.sbatch"
     subprocess.run(["bash", "-n", str(script)], check=True)
     assert f"-m {reference_job.__name__}" in script.read_text()
+
+
+SMALL = ("run_id=r1", "model=llama_tiny", "batch=1", "seq=32", "accumulation=1", "checkpointing=none", "steps=4",
+         "lr_warmup=1", "eval_batches=2", "ab_steps=0")  # fmt: skip
+
+
+def started(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """torchrun with two ranks, in a folder."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_job_is_done_once_and_refuses_other_settings(tmp_path: Path) -> None:
+    job = ("-m", reference_job.__name__, *SMALL)
+    first = started(tmp_path, *job)
+    assert first.returncode == 0, first.stderr
+    rows = store.read(tmp_path / "results")
+    again = started(tmp_path, *job)
+    assert again.returncode == 0, again.stderr
+    assert "verified" not in again.stdout  # nothing is trained again
+    assert len(store.read(tmp_path / "results")) == len(rows)
+    other = started(tmp_path, *job, "lr=1")
+    (line,) = [line for line in other.stderr.splitlines() if line.startswith("error:")]
+    assert "run r1 has lr=0.0003, asked for is 1.0" in line
+
+
+@pytest.mark.slow
+def test_fp8_that_one_rank_does_not_run_ends_the_job(tmp_path: Path) -> None:
+    """No loss of it is stored, and nothing says that FP8 is on. Recipe rowwise: its weights are gathered in bf16."""
+    job = started(tmp_path, str(Path(__file__).with_name("planted_job.py")), *SMALL, "recipe=rowwise")
+    assert job.returncode != 0
+    assert "FP8 is not proved, so nothing was trained in it" in job.stderr
+    rows = store.read(tmp_path / "results")
+    (failed,) = rows[(rows["suite"] == "divergence") & (rows["arm"] == "rowwise")].to_dict("records")
+    assert (failed["status"], failed["cause"]) == ("failed", "not_fp8")
+    assert main(["report", str(tmp_path / "results"), "-o", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.md").read_text()
+    assert "**Did FP8 really run? Yes" not in text
+    assert "PASS" not in text.partition("### What the answers rest on")[0]
