@@ -50,7 +50,6 @@ from harness.machine.hardware import of_env
 from harness.report import predicted_and_measured
 from harness.store import run_files
 from harness.store.case import Case
-from harness.store.cause import Cause
 from harness.store.errors import UsageError, unknown
 from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import divergence
@@ -62,6 +61,7 @@ from harness.training.loop import Job, Regime, TrainingRun, facts_of
 from harness.training.models import resolve
 from harness.training.setup import Setup, optimizer_of, prepare
 from harness.training.sharded import notices, shard_blocks, train_sharded
+from harness.training.steps import cause_of_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -299,7 +299,7 @@ class ReferenceJob:
                 self._tell(f"{arm}, seed {seed}, every rank: {run.facts['verify']}", now=True)
             if setup.recipe is not None and outcome != str(ProofOutcome.PROVED):
                 why = str(run.facts.get("verify") or "its casts are emulated")
-                cause = Cause.NOT_FP8 if outcome == str(ProofOutcome.DISPROVED) else Cause.UNPROVEN
+                cause = cause_of_fault(run.facts)
                 if self.rank == 0:
                     self._writer.append(
                         [row(planned, arm, "failed", resolved=run.facts, reason=why, cause=cause)]
