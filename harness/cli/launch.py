@@ -202,8 +202,16 @@ def _chosen_launcher(to_hydra: Sequence[str]) -> str:
     """The name of the launcher, there to be used.
 
     Raises:
-        UsageError: it is unknown, or not installed: then the extra that brings it is named.
+        UsageError: it is unknown, or not installed: then the extra that brings it is named; or it was to give a shard
+            several nodes or processes, which Slurm might also never have, and the command wait.
     """
+    for word in to_hydra:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in ("hydra.launcher.nodes", "hydra.launcher.tasks_per_node") and value != "1":
+            raise UsageError(
+                f"{word}: a shard is one process on one node; take more shards (shard=0/8,1/8,...), or "
+                "docs/examples/reference_7b.sbatch for one job on several nodes"
+            )
     named = [word.partition("=")[2] for word in to_hydra if word.startswith("hydra/launcher=")]
     name = named[-1] if named else "basic"
     if name not in LAUNCHERS:

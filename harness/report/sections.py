@@ -16,6 +16,7 @@ from harness.report import (
     loss_cost,
     numerics,
     paying,
+    predicted_and_measured,
     published_page,
     roofline,
     scaling,
@@ -241,6 +242,12 @@ def _suites(machine: Machine) -> list[Section]:
             numeric=True,
         ),
         links.section(machine),
+        Section(
+            f"job-{key}",
+            f"{label}The job, predicted and measured",
+            predicted_and_measured.INTRO,
+            first=[predicted_and_measured.job_table(machine)],
+        ),
         Section(
             f"scale-{key}",
             "Beyond this machine",

@@ -76,7 +76,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
         axes.plot(x[at], mean[at], linewidth=1.2, color=colour, linestyle=DASHES[i % len(DASHES)], label=arm)
         if arm != NEGATIVE:
             ends.append(mean.min())
-    room = 0.06 * (max(ends) - min(ends))
+    room = 0.06 * (max(ends) - min(ends)) or 0.01 * abs(max(ends)) or 1.0  # a curve may be flat
     axes.set_ylim(min(ends) - room, max(ends) + 4 * room)
     axes.set_xlim(steps[0], steps[-1])
     axes.set_xlabel("step")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
+from fp8core.dtensors import is_dtensor
 from fp8core.gemm import backend_named
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.store.proof import FIELD, ProofOutcome
@@ -184,13 +185,13 @@ def train(
     """
     with reproducible(device) as nondeterministic, torch.random.fork_rng():
         torch.manual_seed(job.setup.seed)
-        result = _Run(job, device, workspace).to_the_end(on_step)
+        result = TrainingRun(job, device, workspace).to_the_end(on_step)
     result.facts["nondeterministic"] = nondeterministic
     return result
 
 
-class _Run:
-    """A run under way."""
+class TrainingRun:
+    """A run under way, in this process alone; `harness.training.sharded` has that of several ranks."""
 
     def __init__(self, job: Job, device: str, workspace: Path | None) -> None:
         self.job, self.device = job, device
@@ -208,17 +209,22 @@ class _Run:
         }
         self.fp8_weights, self.fp8_grad_norm = self.trainee.fp8_weights(), torch.tensor(0.0)
         self.step, self.elapsed, self.curves = 0, 0.0, Curves()
+        self.left_off = False  # it was asked to end before its last step
         self.cpu_s_before, self._cpu_s_at_start = 0.0, time.process_time()
         self.read = {"heldout": digest(part for batch in job.heldout for part in batch)}
-        self.checkpoints = Checkpoints(workspace, job.identity) if workspace is not None else None
         self.resumed: list[int] = []
-        if self.checkpoints is not None:
-            self._resume(self.checkpoints)
+        self.checkpoints = self._open(workspace) if workspace is not None else None
         recipe = job.setup.recipe
         if recipe is not None and not job.setup.peer:
             self.facts["emulated"] = not backend_named(recipe.backend).is_fp8
             if not self.facts["emulated"]:
                 self._prove()
+
+    def _open(self, workspace: Path) -> Any:
+        """The checkpoints in a folder; what the newest one holds is loaded."""
+        checkpoints = Checkpoints(workspace, self.job.identity)
+        self._resume(checkpoints)
+        return checkpoints
 
     def _prove(self) -> None:
         """Whether FP8 runs: verified on the next batch, before a schedule holds anything back; training is untouched."""
@@ -240,11 +246,12 @@ class _Run:
                 stopped = fault
                 break
             on_step(self.step, steps)
-            due = time.monotonic() - saved_at >= job.regime.checkpoint_s
-            if self.checkpoints is not None and due and self.step < steps:
+            if self.checkpoints is not None and self.step < steps and self._is_due(saved_at):
                 self._save(self.checkpoints)
                 saved_at = time.monotonic()
-        if not stopped:
+            if self.left_off:
+                break
+        if not stopped and not self.left_off:
             self._evaluate()
         self.facts |= {
             "switches": job.schedule.switches,
@@ -255,6 +262,14 @@ class _Run:
         if self.checkpoints is not None and self.checkpoints.problems:
             self.facts["checkpoint_problems"] = self.checkpoints.problems
         return Result(self.curves, self.step if stopped else None, stopped, self.facts)
+
+    def _is_due(self, saved_at: float) -> bool:
+        """Whether a checkpoint is written after this step; the last one was at `saved_at` of `time.monotonic`."""
+        return time.monotonic() - saved_at >= self.job.regime.checkpoint_s
+
+    def _mean(self, value: Tensor | float) -> float:
+        """A loss of this process, averaged over all that train together: itself."""
+        return float(value)
 
     @property
     def cpu_s(self) -> float:
@@ -279,11 +294,11 @@ class _Run:
             ).items():
                 self.curves.add(metric, step, value, part)
         started = time.perf_counter()
-        loss = float(self.trainee.step(batches, self._measure_fp8_gradients))  # waits for the device
+        loss = self._mean(self.trainee.step(batches, self._measure_fp8_gradients))  # waits for the device
         norm = self.trainee.grad_norm
-        values = {"loss": loss} | ({} if norm is None else {"grad_norm": float(norm)})
+        values = {"loss": loss} | ({} if norm is None else {"grad_norm": _number(norm)})
         if self.fp8_weights:
-            values["fp8_grad_norm"] = float(self.fp8_grad_norm)
+            values["fp8_grad_norm"] = _number(self.fp8_grad_norm)
         self.elapsed += time.perf_counter() - started
         for metric, value in values.items():
             if not math.isfinite(value):
@@ -306,7 +321,7 @@ class _Run:
             self.trainee.model.eval()
             for batch in self.job.heldout:
                 total += float(self.trainee.forward(batch))
-        self.curves.add("heldout_loss", self.step, total / len(self.job.heldout))
+        self.curves.add("heldout_loss", self.step, self._mean(total / len(self.job.heldout)))
 
     def _save(self, checkpoints: Checkpoints) -> None:
         checkpoints.save(
@@ -344,6 +359,11 @@ class _Run:
         self.cpu_s_before = state.get("cpu_s", 0.0)  # checkpoints of before had none
         self.read |= state["read"]
         self.resumed = [*state["resumed"], self.step]
+
+
+def _number(norm: Tensor) -> float:
+    """A norm as a number, of sharded gradients that of all shards."""
+    return float(norm.full_tensor() if is_dtensor(norm) else norm)
 
 
 def perturb(model: nn.Module, seed: int) -> None:

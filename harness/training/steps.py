@@ -192,7 +192,9 @@ def prove(trainee: Trainee, batches: Sequence[tuple[Tensor, ...]]) -> Proof:
         trainee.update_scales()
 
     with untouched(trainee.model):
-        return verify(step, trainee.model, recipe=trainee.setup.recipe, announce=False)
+        recipe = trainee.setup.recipe
+        gathers = recipe is not None and recipe.fp8_all_gather
+        return verify(step, trainee.model, recipe=recipe, fp8_all_gather=gathers, announce=False)
 
 
 def fp8_gemms(step: Callable[[], object], device: str, by_name: bool = False) -> int:

@@ -231,6 +231,10 @@ def test_slurm_jobs_are_submitted_as_an_array_and_their_rows_gathered(
         ([], "shard=0/4,1/4"),
         (["shard=0/2,1/2", "hydra/launcher=jobli"], "nearest: joblib"),
         (["shard=0/2,1/2", "hydra/launcher=submitit_slurm"], "no sbatch"),
+        (
+            ["shard=0/2,1/2", "hydra/launcher=submitit_slurm", "hydra.launcher.nodes=3"],
+            "one process on one node",
+        ),
         (["shard=0/2,1/2", "axes.nn=1"], "unknown axis"),
         (["shard=0/2,1/2", "run_id=a/b"], "names a folder"),
         (["shard=0/2,1/2", "resume=nothing"], "no run 'nothing'"),

@@ -1,0 +1,222 @@
+"""Predicted and measured: one training job, its arms as suite `scale` predicted them and as the job itself timed them.
+
+Pairs what one run holds of one arm: the prediction, the block of paired steps (suite `ab`), the training runs (`divergence`).
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.machine import mfu
+from harness.report.table import Cell, Spec, Table, make_table, number_cell, resolved_of, share_cell
+from harness.store import text
+from harness.store.arm import arm_of
+from harness.store.compare import rows_of
+from harness.store.json_columns import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pandas as pd
+
+    from harness.machine.hardware import Device
+    from harness.report.runs import Machine
+
+SUITES = ("scale", "ab", "divergence")
+INTRO = (
+    "One job: each arm as it was predicted for these GPUs, as it was timed in blocks that alternate with bf16 (A/B block), and as "
+    "it trained. Speed is decided by the A/B block alone, since training runs follow one another."
+)
+_UNPAIRED = ("base", "bf16")  # the control as suites `ab` and `divergence`, and `scale`, name it
+
+
+@dataclass(slots=True)
+class JobArm:
+    """One arm of one job.
+
+    Attributes:
+        run_id: of the job.
+        name: "bf16", or the recipe with what FSDP2 gathers.
+        predicted: milliseconds of a step, tokens/s and mixed MFU of a GPU, bytes of its memory; empty where nothing was.
+        no_prediction: why; "" where there is one.
+        block_ms, training_ms: median step; None where there is none. Of several seeds the median of all steps.
+        block, training: its use of a GPU.
+        resumed: steps from which training was continued after a job that had ended.
+    """
+
+    run_id: str
+    name: str
+    predicted: dict[str, float] = field(default_factory=dict)
+    no_prediction: str = ""
+    block_ms: float | None = None
+    training_ms: float | None = None
+    block: mfu.Utilization | None = None
+    training: mfu.Utilization | None = None
+    resumed: list[int] = field(default_factory=list)
+
+
+def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
+    """The arms of the runs that hold a prediction beside what they timed; bf16 first.
+
+    Args:
+        frame: rows of the store.
+        device: of these rows; None where no peak is known.
+    """
+    own = frame[frame["suite"].isin(SUITES)]
+    suites = own.groupby("run_id")["suite"].agg(set)
+    jobs = [run for run, found in suites.items() if "scale" in found and found & {"ab", "divergence"}]
+    arms: dict[tuple[str, str], JobArm] = {}
+    steps: dict[tuple[str, str], list[float]] = {}
+    for row in rows_of(own[own["run_id"].isin(jobs)]):
+        key = str(row["run_id"]), _name(row)
+        arm = arms.setdefault(key, JobArm(*key))
+        if row["suite"] == "scale":
+            _predict(arm, row)
+        elif row["status"] == "ok" and row["metric"] == "time_ms" and not arm_of(row).control:
+            arm.block_ms = float(row["value"])
+            arm.block = _use(row, arm.block_ms, 1, device)
+        elif row["status"] == "ok" and row["metric"] == "elapsed_s":
+            arm.resumed += [int(step) for step in resolved_of(row).get("resumed_from_steps") or ()]
+            taken = steps.setdefault(key, [])
+            taken += [1e3 * float(s) for s in np.diff(np.asarray(row["samples"], np.float64))]
+            if taken:
+                arm.training_ms = statistics.median(taken)
+                ranks = int(resolved_of(row).get("ranks") or 1)
+                arm.training = _use(row, arm.training_ms, ranks, device)
+    return sorted(arms.values(), key=lambda arm: (arm.run_id, arm.name != "bf16", arm.name))
+
+
+def job_table(machine: Machine) -> Table:
+    """A row an arm; columns that no arm has a figure for are left out."""
+    arms = job_arms(machine.frame, machine.device)
+    records = [_record(arm) for arm in arms]
+    several = len({arm.run_id for arm in arms}) > 1
+    specs = [
+        *([Spec("run", lambda r: Cell(r["run"], r["run"]), numeric=False)] if several else []),
+        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        *(
+            Spec(title, _cell(name), hint)
+            for name, (title, hint, _) in _FIGURES.items()
+            if any(name in r for r in records)
+        ),
+    ]
+    return make_table(f"job-{machine.env_id}", specs, records, _caption(machine, arms))
+
+
+def _record(arm: JobArm) -> dict[str, Any]:
+    figures = {name: of(arm) for name, (_, _, of) in _FIGURES.items()}
+    return {"run": arm.run_id, "arm": arm.name} | {n: v for n, v in figures.items() if v is not None}
+
+
+def _cell(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    make = share_cell if name.startswith("mfu") else functools.partial(number_cell, digits=4)
+    return lambda record: make(record.get(name))
+
+
+def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
+    """The same for a terminal, a line an arm."""
+    out = []
+    for arm in job_arms(frame, device):
+        parts = [f"predicted {text.number(arm.predicted['step_ms'], 4)} ms"] if arm.predicted else []
+        parts += [f"A/B block {text.number(arm.block_ms, 4)} ms"] if arm.block_ms else []
+        if arm.training_ms and arm.training is not None:
+            parts.append(f"training {text.number(arm.training_ms, 4)} ms")
+            if arm.training.tokens_per_s:
+                parts.append(f"{text.number(arm.training.tokens_per_s, 4)} tokens/s a rank")
+            share = arm.training.mfu_mixed
+            parts.append(
+                "no MFU: no peak of this device is known"
+                if share is None
+                else f"mixed MFU {text.percent(share, 3)}"
+            )
+        out.append(f"{arm.name}: {', '.join([*parts, *([arm.no_prediction] if arm.no_prediction else [])])}")
+    return out
+
+
+def _caption(machine: Machine, arms: list[JobArm]) -> str:
+    jobs = [run.about for run in machine.runs if run.run_id in {arm.run_id for arm in arms}]
+    where = [
+        f"{text.plural(int(about['ranks']), 'rank')} on {', '.join(map(str, about['hosts']))}"
+        for about in jobs
+        if about.get("ranks") and about.get("hosts")
+    ]
+    resumed = [
+        f"{arm.name}: training was continued from step {', '.join(map(str, arm.resumed))}"
+        for arm in arms
+        if arm.resumed
+    ]
+    missing = dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction)
+    unknown = [] if machine.device else ["no peak of this device is known, so no MFU is stated"]
+    parts = [*dict.fromkeys(where), *missing, *unknown, *resumed]
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
+
+
+def _name(row: dict[str, Any]) -> str:
+    record, resolved = arm_of(row), resolved_of(row)
+    if record.recipe in _UNPAIRED:
+        return "bf16"
+    if row["suite"] == "scale":
+        codes = record.recipe != "rowwise" and record.variant != "bf16_gather"
+    else:
+        codes = bool(resolved.get("fp8_all_gather"))
+    return f"{record.recipe}, {'codes' if codes else 'bf16'} gathered"
+
+
+def _predict(arm: JobArm, row: dict[str, Any]) -> None:
+    if row["status"] != "ok":
+        arm.no_prediction = str(row["reason"])
+    elif row["metric"] == "predicted_step_ms" and not row["part"]:
+        resolved = resolved_of(row)
+        arm.predicted["step_ms"] = float(row["value"])
+        arm.predicted |= {
+            name: float(resolved[name]) for name in ("tokens_per_s", "mfu_mixed") if resolved.get(name)
+        }
+    elif row["metric"] == "predicted_memory_bytes" and not row["part"]:
+        arm.predicted["memory_bytes"] = float(row["value"])
+
+
+def _use(row: dict[str, Any], ms: float, ranks: int, device: Device | None) -> mfu.Utilization | None:
+    """Utilization of one rank's device; tokens of a step are all ranks' in the rows of training runs."""
+    resolved = resolved_of(row)
+    flops = {str(d): float(f) for d, f in parse(row.get("flops")).items() if f}
+    tokens = resolved.get("tokens_per_step")
+    if not flops:
+        return None
+    return mfu.utilization(
+        flops, ms / 1e3, device, formula="palm", tokens=float(tokens) / ranks if tokens else None
+    )
+
+
+def _of(use: mfu.Utilization | None, name: str) -> float | None:
+    return None if use is None else getattr(use, name)
+
+
+def _giga(size: float | None) -> float | None:
+    return None if size is None else size / 1e9
+
+
+# name -> heading, hint, figure of an arm
+_FIGURES: dict[str, tuple[str, str, Callable[[JobArm], float | None]]] = {
+    "step_predicted": ("step predicted (ms)", "", lambda arm: arm.predicted.get("step_ms")),
+    "step_block": ("step in the A/B block (ms)", "median, paired with bf16", lambda arm: arm.block_ms),
+    "step_training": ("step in training (ms)", "median of the training runs", lambda arm: arm.training_ms),
+    "tokens_predicted": ("tokens/s predicted", "of a rank", lambda arm: arm.predicted.get("tokens_per_s")),
+    "tokens_training": ("tokens/s in training", "of a rank", lambda arm: _of(arm.training, "tokens_per_s")),
+    "mfu_predicted": (
+        "MFU predicted",
+        "mixed, FLOPs as PaLM counts them",
+        lambda arm: arm.predicted.get("mfu_mixed"),
+    ),
+    "mfu_block": ("MFU in the A/B block", "mixed", lambda arm: _of(arm.block, "mfu_mixed")),
+    "mfu_training": ("MFU in training", "mixed", lambda arm: _of(arm.training, "mfu_mixed")),
+    "memory_predicted": (
+        "memory predicted (GB)",
+        "of one GPU; 1e9 bytes",
+        lambda arm: _giga(arm.predicted.get("memory_bytes")),
+    ),
+}

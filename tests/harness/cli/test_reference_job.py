@@ -1,0 +1,212 @@
+"""The reference job's command line, its prediction, and the table that sets it beside what was measured.
+
+Oracle: `sweeps/reference_7b.yaml` for the recipe, suite `scale` of that sweep for the prediction, arithmetic for the table.
+The job itself runs in tests/cluster/test_reference_job.py, a run of ranks in tests/harness/training/test_sharded_runs.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import store
+from harness.__main__ import main
+from harness.cli import reference_job
+from harness.cli import reference_prediction as prediction
+from harness.cli.reference_settings import SWEEP, read
+from harness.machine.hardware import named
+from harness.report.predicted_and_measured import job_arms, lines
+from harness.store.arm import Arm
+from harness.store.errors import UsageError
+from harness.store.measurement import Measurement
+from harness.suites import scale
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_recipe_is_the_sweeps() -> None:
+    axes = yaml.safe_load((ROOT / "sweeps" / f"{SWEEP}.yaml").read_text())["axes"]
+    settings = read(["run_id=a"])
+    for name in ("model", "batch", "seq", "accumulation", "checkpointing", "weights"):
+        assert getattr(settings, name) == axes[name][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["steps=x"], "steps=x: expected an integer"),
+        (["seeds=3,4"], "seeds=3,4: expected integers in brackets, [0,1,2]"),
+        (["stps=3"], "unknown key 'stps' (nearest: steps)"),
+        (["batch=0"], "batch=0: expected an integer of at least 1"),
+        (["weights=fp16"], "unknown weights 'fp16'"),
+        (["tiny"], "'tiny' is not key=value"),
+        ([], "run_id is not given"),
+    ],
+)
+def test_bad_settings_are_one_line(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read([*(["run_id=a"] if words else []), *words])
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_torchrun_it_says_how_it_is_started(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert reference_job.main(["run_id=a"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: one process was started: start it with torchrun")
+
+
+def test_a_run_is_continued_as_it_was() -> None:
+    before = {"settings": read(["run_id=a"]).same, "ranks": 16}
+    read(["run_id=a", "checkpoint_s=5"]).refuse_other_run(before, 16)
+    with pytest.raises(UsageError, match="run a has steps=1000, asked for is 5: continue it as it was"):
+        read(["run_id=a", "steps=5"]).refuse_other_run(before, 16)
+    with pytest.raises(UsageError, match="run a has ranks=16, asked for is 8"):
+        read(["run_id=a"]).refuse_other_run(before, 8)
+
+
+def test_resume_names_the_command_that_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    about = {"settings": read(["run_id=r1"]).same, "command": "torchrun ... run_id=r1"}
+    folder = tmp_path / "results" / SWEEP / "r1"
+    store.RunWriter(folder, run_id="r1", sweep=SWEEP, env_id="e", env={}, about=about).close("interrupted")
+    assert main(["resume=r1"]) == 2
+    assert "the command that made it continues it: torchrun ... run_id=r1" in capfd.readouterr().err
+
+
+def test_an_ab_block_that_is_too_short() -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"ab_steps=10: .* give ab_steps=52 or more",  # 7 + 3 * 15
+    ):
+        read(["run_id=a", "ab_steps=10"]).check_ab_steps(("base", "base:again", "fp8"))
+
+
+def test_the_prediction_is_the_suites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On H100s: of each arm what suite `scale` gives for the same case, and the sweep's figures but for its two reductions."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    case = prediction.case_of(read(["run_id=a"]), 16, "h100")
+    rows = prediction.rows(case, "tensorwise", "h100")
+    assert {row.arm for row in rows} == {"bf16", "tensorwise", "tensorwise_bf16_gather"}
+    for arm in ("bf16", "tensorwise"):
+        (step,) = [r for r in rows if r.arm == arm and r.metric == "predicted_step_ms" and not r.part]
+        expected = scale.trial(case, arm, "cpu", Path(), lambda step, steps: None)
+        assert step.samples == next(
+            s.samples for s in expected.series if s.metric == "predicted_step_ms" and not s.part
+        )
+    assert case["reduce_each"] is True
+    assert (case["world"], case["node"], case["reduce"], case["weights"]) == (16, 4, "fp32", "bf16")
+
+
+def test_too_few_gpus_for_the_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings = read(["run_id=a", "model=llama3_70b", "batch=1"])
+    with pytest.raises(
+        UsageError, match=r"^2 GPUs are too few: model llama3_70b is predicted to need .* GB of 85 GB on each"
+    ):
+        prediction.rows(prediction.case_of(settings, 2, "h100"), "tensorwise", "h100")
+
+
+def test_a_cpu_has_no_prediction() -> None:
+    rows = prediction.rows(prediction.case_of(read(["run_id=a"]), 2, "cpu"), "tensorwise", "")
+    assert {row.status for row in rows} == {"skipped"}
+    assert {row.reason for row in rows} == {
+        "no prediction for this device: a CPU is not in the table of GPUs"
+    }
+
+
+def test_predicted_and_measured_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: FLOPs that an H100 needs one second for, in steps of 2 s and 4 s; 800 tokens a step of 8 ranks."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    predicted = prediction.rows(prediction.case_of(read(["run_id=a"]), 16, "h100"), "tensorwise", "h100")
+    flops = {"bf16": 989.4e12}  # one second of an H100 at its peak
+    common = {"status": "ok", "flops": flops, "axes": "{}", "case_id": "c"}
+    block = Measurement(
+        suite="ab", arm="tensorwise_fp8_gather", arm_fields=Arm("tensorwise", variant="fp8_gather"), metric="time_ms",
+        samples=(2000.0, 2000.0), resolved={"fp8_all_gather": True, "tokens_per_step": 100.0}, **common,
+    )  # fmt: skip
+    curve = Measurement(
+        suite="divergence", arm="tensorwise", arm_fields=Arm("tensorwise"), metric="elapsed_s",
+        samples=(1.0, 5.0, 9.0), rounds=(0, 1, 2),
+        resolved={"fp8_all_gather": True, "tokens_per_step": 800.0, "ranks": 8}, **common,
+    )  # fmt: skip
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep=SWEEP, env_id="e", env={}, about={})
+    writer.append([*predicted, block, curve])
+    writer.close("finished")
+    frame = store.read(tmp_path / "r")
+    arms = {arm.name: arm for arm in job_arms(frame, named("h100"))}
+    assert list(arms) == ["bf16", "tensorwise, bf16 gathered", "tensorwise, codes gathered"]
+    codes = arms["tensorwise, codes gathered"]
+    assert codes.predicted["step_ms"] > 0
+    assert codes.predicted["memory_bytes"] > 0
+    assert (codes.block_ms, codes.training_ms) == (2000.0, 4000.0)
+    assert codes.block is not None
+    assert codes.training is not None
+    assert codes.block.tokens_per_s == pytest.approx(50)
+    assert codes.training.tokens_per_s == pytest.approx(25)  # 100 tokens a rank in 4 s
+    assert codes.block.mfu_mixed == pytest.approx(0.5, rel=1e-3)
+    assert codes.training.mfu_mixed == pytest.approx(0.25, rel=1e-3)
+    assert arms["bf16"].block_ms is None
+    assert "training 4,000 ms" in lines(frame, named("h100"))[2]
+    assert all(arm.training is None or arm.training.mfu_mixed is None for arm in job_arms(frame, None))
+
+
+def test_the_job_script_is_bash() -> None:
+    script = ROOT / "docs" / "examples" / "reference_7b.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert f"-m {reference_job.__name__}" in script.read_text()
+
+
+SMALL = ("run_id=r1", "model=llama_tiny", "batch=1", "seq=32", "accumulation=1", "checkpointing=none", "steps=4",
+         "lr_warmup=1", "eval_batches=2", "ab_steps=0")  # fmt: skip
+
+
+def started(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """torchrun with two ranks, in a folder."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_job_is_done_once_and_refuses_other_settings(tmp_path: Path) -> None:
+    job = ("-m", reference_job.__name__, *SMALL)
+    first = started(tmp_path, *job)
+    assert first.returncode == 0, first.stderr
+    rows = store.read(tmp_path / "results")
+    again = started(tmp_path, *job)
+    assert again.returncode == 0, again.stderr
+    assert "verified" not in again.stdout  # nothing is trained again
+    assert len(store.read(tmp_path / "results")) == len(rows)
+    other = started(tmp_path, *job, "lr=1")
+    (line,) = [line for line in other.stderr.splitlines() if line.startswith("error:")]
+    assert "run r1 has lr=0.0003, asked for is 1.0" in line
+
+
+@pytest.mark.slow
+def test_fp8_that_one_rank_does_not_run_ends_the_job(tmp_path: Path) -> None:
+    """No loss of it is stored, and nothing says that FP8 is on. Recipe rowwise: its weights are gathered in bf16."""
+    job = started(tmp_path, str(Path(__file__).with_name("planted_job.py")), *SMALL, "recipe=rowwise")
+    assert job.returncode != 0
+    assert "FP8 is not proved, so nothing was trained in it" in job.stderr
+    rows = store.read(tmp_path / "results")
+    (failed,) = rows[(rows["suite"] == "divergence") & (rows["arm"] == "rowwise")].to_dict("records")
+    assert (failed["status"], failed["cause"]) == ("failed", "not_fp8")
+    assert main(["report", str(tmp_path / "results"), "-o", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.md").read_text()
+    assert "**Did FP8 really run? Yes" not in text
+    assert "PASS" not in text.partition("### What the answers rest on")[0]
