@@ -22,7 +22,7 @@ def section(machine: Machine) -> Section:
     words = " ".join([*link_tables.lines(links), f"In sum: {link_tables.verdict(links)}."])
     tables = []
     for number, (title, columns, rows) in enumerate(link_tables.tables(links)):
-        heads = tuple(Column(name.lstrip(">"), name.startswith(">")) for name in columns)
+        heads = tuple(Column(name.lstrip(">"), numeric=name.startswith(">")) for name in columns)
         cells = tuple(tuple(Cell(text) for text in row) for row in rows)
         tables.append(Table(f"links-{machine.env_id}-{number}", heads, cells, title, sortable=False))
     folded = not (machine.is_gpu or links.outliers)

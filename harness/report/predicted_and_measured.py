@@ -5,7 +5,6 @@ Pairs what one run holds of one arm: the prediction, the block of paired steps (
 
 from __future__ import annotations
 
-import functools
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.machine import mfu
-from harness.report.table import Cell, Spec, Table, make_table, number_cell, resolved_of, share_cell
+from harness.report.table import Column, Table, make_table, number, number4, resolved_of
 from harness.store import text
 from harness.store.arm import arm_of
 from harness.store.compare import rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import pandas as pd
 
@@ -96,26 +95,20 @@ def job_table(machine: Machine) -> Table:
     arms = job_arms(machine.frame, machine.device)
     records = [_record(arm) for arm in arms]
     several = len({arm.run_id for arm in arms}) > 1
-    specs = [
-        *([Spec("run", lambda r: Cell(r["run"], r["run"]), numeric=False)] if several else []),
-        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+    columns = [
+        *([Column("run", "run")] if several else []),
+        Column("arm", "arm"),
         *(
-            Spec(title, _cell(name), hint)
+            number(title, name, text.percent if name.startswith("mfu") else number4, hint, needs=name)
             for name, (title, hint, _) in _FIGURES.items()
-            if any(name in r for r in records)
         ),
     ]
-    return make_table(f"job-{machine.env_id}", specs, records, _caption(machine, arms))
+    return make_table(f"job-{machine.env_id}", columns, records, _caption(machine, arms))
 
 
 def _record(arm: JobArm) -> dict[str, Any]:
     figures = {name: of(arm) for name, (_, _, of) in _FIGURES.items()}
     return {"run": arm.run_id, "arm": arm.name} | {n: v for n, v in figures.items() if v is not None}
-
-
-def _cell(name: str) -> Callable[[Mapping[str, Any]], Cell]:
-    make = share_cell if name.startswith("mfu") else functools.partial(number_cell, digits=4)
-    return lambda record: make(record.get(name))
 
 
 def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:

@@ -98,7 +98,9 @@ def rows_of_runs(
     fields = parse(arm)
     emulated = fields.variant in (GOLDEN, *ABLATIONS)
     if fields.has_fp8:
-        resolved = {"emulated": emulated} | ({} if emulated else {"verify": "FP8 verified: 9 of 9"}) | resolved
+        resolved = (
+            {"emulated": emulated} | ({} if emulated else {"verify": "FP8 verified: 9 of 9"}) | resolved
+        )
     for seed, run in runs.items():
         case = Case.of("divergence", {**(axes or AXES), "seed": seed})
         said = {"steps": run.planned_steps, "tokens_per_step": run.tokens_per_step, **resolved}
