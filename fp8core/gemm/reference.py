@@ -51,7 +51,9 @@ def matmul(
     total = left.new_zeros((M, N))
     groups = scale_inv_a.shape[1]
     if not torch.compiler.is_compiling() and shapes_alone(a):
-        groups = min(groups, 2)  # the second meets what the first left behind; every further one finds the same
+        groups = min(
+            groups, 2
+        )  # the second meets what the first left behind; every further one finds the same
     for group in range(groups):
         along_k = slice(group * length, (group + 1) * length)
         of_a = broadcast_block_scales(scale_inv_a[:, group : group + 1], torch.Size((M, 1))).to(compute)
