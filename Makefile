@@ -1,5 +1,5 @@
 # make quick        set up .venv and run the main job; ends by naming the report
-# make test         the test suite, in a process a core (PARALLEL= for one process, or where pytest-xdist is missing)
+# make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing)
 # make test-all     with the slow tests: more processes, more compiled cases
 # make test-cluster a real Slurm of two nodes on this machine, and what goes wrong on one; root, Debian's slurm-wlm and munge
 # make check        format, lint, types, import contracts
@@ -37,6 +37,7 @@ quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
 
 test: $(READY)
+	$(PY) -m compileall -q fp8core harness
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
 
 test-all: $(READY)
@@ -57,7 +58,7 @@ format: $(READY)
 
 # The CUDA path of these modules runs on fake events and a fake NVML; this holds that it all does.
 coverage: $(READY)
-	$(PY) -m pytest -q tests/harness/timing/test_timing.py tests/harness/timing/test_timers.py tests/harness/machine/test_environment.py \
+	$(PY) -m pytest -q tests/harness/timing/test_timing.py tests/harness/timing/test_timing_conditions.py tests/harness/timing/test_timers.py tests/harness/machine/test_environment.py \
 	  tests/harness/machine/test_gpu_monitor.py --cov=harness.timing.rounds --cov=harness.timing.timers --cov=harness.machine.environment \
 	  --cov=harness.machine.gpu_monitor --cov-report=term-missing --cov-fail-under=95
 

@@ -101,6 +101,8 @@ def larger_sum_p(mine: ArrayLike, theirs: ArrayLike) -> float:
     pooled = np.concatenate((first, second))
     if not first.size or not second.size or pooled.min() < 0:
         raise ValueError(f"counts must not be negative and no group empty, got {first} and {second}")
+    least = int(pooled.min())  # which every deal has alike, so that only what is above it matters
+    first, pooled = first - least, pooled - least
     total = int(pooled.sum())
     ways = np.zeros((first.size + 1, total + 1))  # by group size and sum
     ways[0, 0] = 1

@@ -190,7 +190,10 @@ def reason(said: str) -> str:
 
 def printable(text: str) -> str:
     """Without control characters and those that turn the direction of text or cannot be seen (Unicode TR 36)."""
-    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    lines = text.split("\n")
+    return "\n".join(
+        line if line.isprintable() else "".join(c if c.isprintable() else " " for c in line) for line in lines
+    )
 
 
 def slug(words: str) -> str:

@@ -89,7 +89,8 @@ def test_sqnr_of_all_three_gemms(
     """Oracle: the float64 GEMMs of the same values, and the table of docs/numerics-gemm.md, section 4."""
     M, K, N = shape
     contracted = dict(zip(GEMMS, (K, N, M), strict=True))
-    for seed in (0, 1, 2) if backend == on_cpu(name).backend else (0,):
+    # Of three draws where they are small: a sum of 4096 products varies less
+    for seed in (0, 1, 2) if backend == on_cpu(name).backend and max(shape) == 256 else (0,):
         layer, x, g = problem(M, K, N, seed)
         got = run(Float8Linear.from_float(layer, dataclasses.replace(RECIPES[name], backend=backend)), x, g)
         W, X, G = layer.weight.detach().double(), x.double(), g.double()

@@ -49,8 +49,9 @@ def shard(model: nn.Module) -> None:
         fully_shard(block, mesh=mesh)
 
 
-def trained(code: str, fp8_all_gather: bool) -> dict[str, Any]:
-    """Executes the code, trains two steps, and lets `verify` judge the next; compiled code runs without code generation."""
+def trained(code: str, *claims: bool) -> list[dict[str, Any]]:
+    """Executes the code, trains two steps, and lets `verify` judge the next, once for each claim that weights are gathered
+    in FP8 or not; compiled code runs without code generation."""
     assert code.count(FSDP) == 1
     compile_ = torch.compile
 
@@ -75,5 +76,8 @@ def trained(code: str, fp8_all_gather: bool) -> dict[str, Any]:
     step = names.get("train_step", plain)
     for i in range(2):
         step(i, batch)
-    proof = verify(lambda: step(2, batch), model, fp8_all_gather=fp8_all_gather, announce=False)
-    return {"ok": proof.ok, "line": proof.line, "layers": len([la for la in proof.layers if la.recipe])}
+    proofs = [verify(lambda: step(2, batch), model, fp8_all_gather=claim, announce=False) for claim in claims]
+    return [
+        {"ok": each.ok, "line": each.line, "layers": len([la for la in each.layers if la.recipe])}
+        for each in proofs
+    ]

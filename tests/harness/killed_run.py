@@ -1,4 +1,4 @@
-"""A training run for `test_training_loop`, slow enough to be killed: python killed_run.py WORKSPACE OUT.json"""
+"""A training run for `test_training_checkpoints`, slow enough to be killed: python killed_run.py WORKSPACE OUT.json"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from test_training_loop import curves, job
+from loop_jobs import curves, job
 
 from harness.training.loop import train
 

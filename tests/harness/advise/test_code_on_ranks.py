@@ -27,7 +27,7 @@ def printed(*more: str) -> str:
 
 def test_the_code_for_two_gpus_gathers_in_fp8() -> None:
     assert "with_fp8_all_gather()" in printed()
-    for found in ranks.run(code_on_ranks.trained, 2, printed(), True):
+    for (found,) in ranks.run(code_on_ranks.trained, 2, printed(), True):
         assert found["ok"], found["line"]
         assert "gathered in FP8" in found["line"]
         assert found["layers"] == 5
@@ -36,17 +36,16 @@ def test_the_code_for_two_gpus_gathers_in_fp8() -> None:
 def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
     code = printed("fp8_all_gather=false")
     assert "with_fp8_all_gather()" not in code
-    for found in ranks.run(code_on_ranks.trained, 2, code, True):
-        assert not found["ok"]
-        assert "the all-gather is not in FP8" in found["line"]
-    for found in ranks.run(code_on_ranks.trained, 2, code, False):
-        assert found["ok"], found["line"]
+    for claimed, plain in ranks.run(code_on_ranks.trained, 2, code, True, False):
+        assert not claimed["ok"]
+        assert "the all-gather is not in FP8" in claimed["line"]
+        assert plain["ok"], plain["line"]
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "rowwise"])
 def test_other_recipes_are_sharded_by_the_same_line(recipe: str) -> None:
     code = as_code(recipe, ALL, Setup(sharded=True))
-    for found in ranks.run(code_on_ranks.trained, 2, code, False):
+    for (found,) in ranks.run(code_on_ranks.trained, 2, code, False):
         assert found["ok"], found["line"]
 
 

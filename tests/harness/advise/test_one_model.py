@@ -5,6 +5,7 @@ Oracle: each other. Every job goes through two entries whose words, defaults and
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.advise.scale.job import Job
 from harness.advise.scale.predict import predict
 from harness.cli.config import load
 from harness.engine.plan import make_plan
+from harness.store.case import Case
 from harness.suites import SUITES, scale
 
 # (sweep or None, part, world): every kind of job of the two sweeps
@@ -31,10 +33,14 @@ SWEEPS = [
 ]
 
 
-def case_of(sweep: str, axes: dict[str, Any]) -> Any:
-    """The case of a sweep as it is shipped."""
-    cases = [p.case for p in make_plan(load([f"sweep={sweep}"], lambda asked: "cpu").config, SUITES).cases]
-    return next(c for c in cases if all(c[name] == value for name, value in axes.items()))
+@functools.cache
+def cases_of(sweep: str) -> list[Case]:
+    """The cases of a sweep as it is shipped."""
+    return [p.case for p in make_plan(load([f"sweep={sweep}"], lambda asked: "cpu").config, SUITES).cases]
+
+
+def case_of(sweep: str, axes: dict[str, Any]) -> Case:
+    return next(c for c in cases_of(sweep) if all(c[name] == value for name, value in axes.items()))
 
 
 @pytest.mark.parametrize(("sweep", "axes"), SWEEPS)

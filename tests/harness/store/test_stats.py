@@ -239,8 +239,11 @@ def test_larger_sum_agrees_with_all_ways_to_deal_the_counts(mine: list[int], the
 
 
 def test_larger_sum_of_a_thousand_runs_neither_overflows_nor_loses_its_value() -> None:
-    """Oracle: equal counts can be dealt in one way only, so every deal has the observed sum."""
+    """Oracle: equal counts can be dealt in one way only; ten larger ones as scipy's hypergeometric distribution has it."""
     assert stats.larger_sum_p([2] * 1000, [2] * 1000) == pytest.approx(1.0)
+    mine = [3] * 7 + [2] * 993
+    expected = scipy.stats.hypergeom.sf(6, 2000, 10, 1000)
+    assert stats.larger_sum_p(mine, [3] * 3 + [2] * 997) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [([1, -1], [0]), ([], [1]), ([1], [])])

@@ -1,39 +1,24 @@
-"""Suite `train`. Oracles: planted faults, an allocator that is told to run out, the model's own batches and counts."""
+"""Suite `train`. Oracles: the model's own batches and counts. Faults, memory and advice have files of their own."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
-import re
-import weakref
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from operator_tape import OperatorTape
-from torch import Tensor
 from torch._C._autograd import DeviceType
 from train_cases import case, execute, row
 
-from fp8core import Float8Linear
-from harness.advise import training
-from harness.advise.advised_arms import advised_arms
-from harness.advise.rates import rates_of
-from harness.machine import mfu
-from harness.machine.hardware import named
 from harness.machine.kernels_by_name import CLASSES
 from harness.peers import PEERS
-from harness.store.compare import paired_ratios, rows_of
-from harness.store.errors import MemoryShortageError, UsageError
+from harness.store.compare import paired_ratios
+from harness.store.errors import UsageError
 from harness.suites import train
-from harness.training import captured, on_paper, setup, steps, timed
-from harness.training.models import MODELS
-from harness.training.models.flops import recomputed
-from harness.training.setup import Trainee
+from harness.training import steps, timed
 
 USERS = '{"_target_": "model_for_training.build", "batch": "model_for_training.batch", "width": 32}'
 
@@ -100,23 +85,28 @@ def test_a_peer_that_cannot_train_under_autocast_is_skipped_with_the_reason(mode
         assert train.unsupported(case(compute="bf16_autocast"), f"torchao_{recipe}_eager", "cpu") is None
 
 
+AXES: list[dict[str, Any]] = [
+    {"compute": "bf16_autocast"},
+    {"compute": "bf16"},
+    {"accumulation": 3},
+    {"checkpointing": "selective"},
+    {"model": "llama_moe_tiny"},
+    {"model": USERS, "batch": 16},
+    {"checkpointing": "full"},
+    {"model": "llama_tiny"},
+    {"layers": 1},
+]
+
+
 @pytest.mark.parametrize(
-    "axes",
+    ("arm", "axes"),
     [
-        {"compute": "bf16_autocast"},
-        {"compute": "bf16"},
-        {"accumulation": 3},
-        {"checkpointing": "full"},
-        {"checkpointing": "selective"},
-        {"model": "llama_tiny"},
-        {"model": "llama_moe_tiny"},
-        {"model": USERS, "batch": 16},
-        {"layers": 1},
+        *((arm, axes) for arm in ("tensorwise_eager", "bf16_eager") for axes in AXES),
+        *(("torchao_tensorwise_eager", axes) for axes in AXES[:6]),  # what its layers may meet in another way
     ],
     ids=str,
 )
-@pytest.mark.parametrize("arm", ["tensorwise_eager", "torchao_tensorwise_eager", "bf16_eager"])
-def test_every_axis_is_checked_the_same_way(axes: dict[str, Any], arm: str) -> None:
+def test_every_axis_is_checked_the_same_way(arm: str, axes: dict[str, Any]) -> None:
     if train.unsupported(case(**axes), arm, "cpu") is not None:
         pytest.skip("torchao is not installed")
     work = train.build(case(**axes), arm, "cpu")
@@ -203,403 +193,6 @@ def test_every_block_times_the_same_steps(arm: str) -> None:
             with made.resident():
                 losses.append(torch.stack([made.run() for _ in range(timed.STEPS + 1)]))
     assert all(torch.equal(losses[0], other) for other in losses[1:])
-
-
-# Steps that are recorded and replayed
-
-
-@pytest.fixture
-def tapes(monkeypatch: pytest.MonkeyPatch) -> list[OperatorTape]:
-    """Steps are recorded by their operators; the tapes in the order in which they were begun."""
-    begun: list[OperatorTape] = []
-
-    def begin() -> OperatorTape:
-        begun.append(OperatorTape())
-        return begun[-1]
-
-    monkeypatch.setattr(captured, "CudaTape", begin)
-    monkeypatch.setattr(captured, "refused", lambda *_: "")
-    return begun
-
-
-@pytest.mark.parametrize(
-    ("axes", "arm"),
-    [
-        ({"accumulation": 2, "checkpointing": "full"}, "delayed_graph"),
-        ({"model": "llama_tiny", "compute": "bf16_autocast"}, "tensorwise_graph"),
-    ],
-)
-def test_replayed_arms_take_the_eager_arm_s_steps(
-    axes: dict[str, Any], arm: str, tapes: list[OperatorTape]
-) -> None:
-    """Bitwise, in every block: the eager arm's losses after as many steps as the warm-up takes."""
-    eager = train._timed(case(**axes), arm.replace("graph", "eager"), 2, "cpu")
-    made = train._timed(case(**axes), arm, 2, "cpu")
-    assert made.check().ok
-    assert made.resolved["compile"] == "eager, recorded as one CUDA graph"
-    assert made.resolved["replayed_losses"] == made.resolved["eager_losses"]
-    with eager.resident():
-        want = [eager.run() for _ in range(captured.WARM_UP + timed.STEPS + 1)][captured.WARM_UP :]
-    for _ in range(2):
-        with made.resident():
-            assert not tapes[-1].replays, "recording is no part of what is timed"
-            got = [made.run().clone() for _ in want]
-        assert torch.equal(torch.stack(got), torch.stack(want))
-        assert tapes[-1].replays == len(want)
-    assert len(tapes) == 3, "each time that memory comes back it is recorded anew"
-    assert all(tape.erased for tape in tapes)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("axes", "arm"),
-    [
-        ({}, "bf16_graph"),
-        ({"accumulation": 2}, "tensorwise_graph"),
-        ({"checkpointing": "full"}, "delayed_graph"),
-    ],
-)
-def test_on_a_gpu_replays_agree_with_eager_steps(axes: dict[str, Any], arm: str) -> None:
-    """Oracle: the check of the arm itself, in which the same steps run eagerly; then two blocks of one graph each."""
-    made = train._timed(case(compute="bf16_autocast", **axes), arm, 2, "cuda")
-    numerics = made.check()
-    assert numerics.ok, numerics.reason
-    losses = []
-    for _ in range(2):
-        with made.resident():
-            losses.append([float(made.run()) for _ in range(timed.STEPS + 1)])
-    assert losses[0] == pytest.approx(losses[1], abs=steps.LOSS_BOUND)
-    assert losses[0][timed.STEPS] < losses[0][0], "the first batch again, after as many steps"
-
-
-def weights_that_stay(tape: OperatorTape) -> None:
-    tape.calls[:] = [call for call in tape.calls if "adamw" not in str(call.func)]
-
-
-def a_batch_that_is_not_read(tape: OperatorTape) -> None:
-    tokens = next(call for call in tape.calls if "embedding" in str(call.func)).args[1]
-    tokens.zero_()
-
-
-@pytest.mark.parametrize("change", [weights_that_stay, a_batch_that_is_not_read])
-def test_replays_that_are_not_the_eager_steps_are_a_failed_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tapes: list[OperatorTape], change: Any
-) -> None:
-    replay = OperatorTape.replay
-
-    def changed(tape: OperatorTape) -> None:
-        change(tape)
-        replay(tape)
-
-    monkeypatch.setattr(OperatorTape, "replay", changed)
-    frame = execute(tmp_path, ["bf16_eager", "bf16_graph"])
-    assert re.fullmatch(
-        r"numerics: loss \d\.\d+ in replay [01], \d\.\d+ in the same step run eagerly: at most 0\.02 allowed",
-        row(frame, "bf16_graph")["reason"],
-    )
-    assert row(frame, "bf16_eager")["status"] == "ok"
-
-
-def test_a_step_that_cannot_be_recorded_is_a_failed_row(tmp_path: Path, tapes: list[OperatorTape]) -> None:
-    """It spoils its process; here, where there is no other, for the arms beside it too (else: test_executor_arms.py)."""
-    model = '{"_target_": "model_for_training.copies", "batch": "model_for_training.batch"}'
-    frame = execute(tmp_path, ["bf16_eager", "bf16_graph", "tensorwise_graph"], model=model, batch=16)
-    why = "CaptureError: the step can't be recorded as a CUDA graph: RefusedError: aten.lift_fresh"
-    assert row(frame, "bf16_graph")["reason"].startswith(why)
-    for arm in ("bf16_eager", "tensorwise_graph"):
-        (reason,) = frame[(frame["arm"] == arm) & (frame["metric"] == "time_ms")]["reason"]
-        assert reason.startswith(f"the device was lost in arm bf16_graph: {why}")
-
-
-# A wrong arm gets no speed
-
-
-def wrong(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    """Every FP8 trainee is changed after it was made."""
-
-    def prepare(made: setup.Setup, device: str, **more: Any) -> Trainee:
-        trainee = setup.prepare(made, device, **more)
-        if made.recipe is not None:
-            change(trainee)
-        return trainee
-
-    monkeypatch.setattr(timed, "prepare", prepare)
-
-
-def emulate(trainee: Trainee) -> None:
-    layer = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
-    layer.recipe = layer.recipe.emulated()
-
-
-def half_the_gradient(trainee: Trainee) -> None:
-    run = trainee.run
-
-    def half(*batch: Tensor) -> Tensor:
-        loss = run(*batch)
-        return loss / 2 + loss.detach() / 2
-
-    trainee.run = half
-
-
-def another_loss(trainee: Trainee) -> None:
-    run = trainee.run
-    trainee.run = lambda *batch: run(*batch) + 0.03
-
-
-def flip_the_sign(trainee: Trainee) -> None:
-    """Negate the gradient of every FP8 weight; loss and norm do not change."""
-    for layer in trainee.model.modules():
-        if isinstance(layer, Float8Linear):
-            layer.weight.register_hook(lambda grad: -grad)
-
-
-def flip_one_sign(trainee: Trainee) -> None:
-    layer = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
-    layer.weight.register_hook(lambda grad: -grad)
-
-
-def fewer_calls(trainee: Trainee) -> None:
-    layer: Any = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
-    layer.forward = lambda x: torch.nn.functional.linear(
-        x.hp if hasattr(x, "hp") else x, layer.weight, layer.bias
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (emulate, "FP8 NOT verified: "),
-        (half_the_gradient, "norm of the first gradients"),
-        (another_loss, r"first loss .*: 0\.0.* apart, 0\.02 allowed"),
-        (flip_the_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 9 of 1\d weights are as wrong"),
-        (flip_one_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 1 of 1\d weights are as wrong"),
-        (fewer_calls, "FP8 NOT verified: "),
-    ],
-)
-def test_a_wrong_arm_is_a_failed_row_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, reason: str
-) -> None:
-    wrong(monkeypatch, change)
-    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"])
-    failed = frame[(frame["arm"] == "tensorwise_eager") & (frame["status"] != "skipped")]
-    assert set(failed["status"]) == {"failed"}
-    assert failed["reason"].str.contains(reason).all()
-    assert row(frame, "bf16_eager")["status"] == "ok"
-
-
-def test_a_peer_that_runs_no_fp8_is_found_by_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    if train.unsupported(case(), "torchao_tensorwise_eager", "cpu") is not None:
-        pytest.skip("torchao is not installed")
-    monkeypatch.setattr(setup, "replace_by_peer", lambda model, *_: model)
-
-    def plain(made: setup.Setup, device: str, **more: Any) -> Trainee:
-        trainee = setup.prepare(made, device, **more)
-        for layer in trainee.model.modules():
-            if isinstance(layer, Float8Linear):
-                layer.recipe = layer.recipe.emulated()
-        return trainee
-
-    monkeypatch.setattr(timed, "prepare", plain)
-    numerics = train.build(case(), "torchao_tensorwise_eager", "cpu").check()
-    assert numerics.reason == "0 FP8 GEMMs ran in a step where 27 were due: it did not run as asked"
-
-
-def test_bounds_of_the_first_step() -> None:
-    base = steps.FirstStep(5.0, 2.0)
-    for mine, fine in (
-        ((5.019, 2.0), True),
-        ((5.021, 2.0), False),
-        ((4.979, 2.0), False),
-        ((5.0, 2.19), True),
-        ((5.0, 2.21), False),
-        ((5.0, 1.83), True),
-        ((5.0, 1.81), False),
-        ((float("nan"), 2.0), False),
-        ((5.0, float("nan")), False),
-        ((float("inf"), 2.0), False),
-    ):
-        assert (steps.first_step_fault(steps.FirstStep(*mine), base) == "") is fine, mine
-
-
-def test_bounds_of_the_first_gradients() -> None:
-    """By hand: 59 and 61 degrees between two vectors, one that is gone, and one that is not there to be compared."""
-    base = steps.FirstStep(5.0, 2.0, {"a": torch.tensor([1.0, 0.0]), "unused": torch.zeros(2)})
-
-    def fault(gradient: list[float]) -> str:
-        mine = steps.FirstStep(5.0, 2.0, {"a": torch.tensor(gradient), "unused": torch.ones(2)})
-        return steps.first_step_fault(mine, base)
-
-    for degrees, fine in ((0, True), (59, True), (61, False), (180, False)):
-        angle = math.radians(degrees)
-        assert (fault([1e-9 * math.cos(angle), 1e-9 * math.sin(angle)]) == "") is fine, degrees
-    assert fault([0.0, 0.0]).startswith("first gradient of a has a cosine of 0.000")
-    assert "cosine of nan" in fault([float("nan"), 0.0])
-    gone = steps.first_step_fault(steps.FirstStep(5.0, 2.0), base)
-    assert gone == "no gradient of a in the first step (2 in all), the baseline has one"
-
-
-# Memory
-
-
-def runs_out(monkeypatch: pytest.MonkeyPatch, when: Any) -> None:
-    """A step of a trainee of which `when` says so meets an allocator that has nothing left."""
-    step = Trainee.step
-
-    def refused(self: Trainee, batches: Any, *more: Any, **named: Any) -> Tensor:
-        if when(self.setup):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return step(self, batches, *more, **named)
-
-    monkeypatch.setattr(Trainee, "step", refused)
-
-
-def test_an_arm_that_runs_out_of_memory_says_what_would_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs_out(monkeypatch, lambda made: made.recipe is not None)
-    frame = execute(tmp_path, ["bf16_eager", "rowwise_eager"])
-    got = row(frame, "rowwise_eager")
-    assert got["status"] == "failed"
-    assert got["reason"].startswith("out of memory: a training step; predicted GiB by part: weights 0.00")
-    assert "remedies: batch=1 saves" in got["reason"]
-    assert "checkpointing=full saves" in got["reason"]
-    assert set(got["resolved"]["remedies"]) == {"batch=1", "checkpointing=full"}
-    assert all(saved > 0 for saved in got["resolved"]["remedies"].values())
-    assert set(got["resolved"]["memory"]) >= {"weights", "gradients", "optimizer", "activations"}
-    assert row(frame, "bf16_eager")["status"] == "ok"
-
-
-def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the report of it is on its way, no tensor of the step that failed is kept."""
-    held: list[weakref.ref[Tensor]] = []
-    made = train._timed(case(), "rowwise_eager", 2, "cpu")
-
-    def refused(self: Trainee, batches: Any, *more: Any, **named: Any) -> Tensor:
-        activations = torch.zeros(3)
-        held.append(weakref.ref(activations))
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    monkeypatch.setattr(Trainee, "step", refused)
-    with pytest.raises(MemoryShortageError, match=r"a training step; predicted"):
-        made.check()
-    assert [ref() for ref in held] == [None], "pytest still holds the error, and so all frames"
-
-
-def test_memory_that_runs_out_while_it_is_timed_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = iter(range(10**6))
-    runs_out(monkeypatch, lambda made: made.recipe is not None and next(calls) > 8)
-    frame = execute(tmp_path, ["bf16_eager", "rowwise_eager"])
-    got = row(frame, "rowwise_eager")
-    assert got["reason"].startswith("out of memory: a training step; predicted")
-    assert set(got["resolved"]["remedies"]) == {"batch=1", "checkpointing=full"}
-    assert row(frame, "bf16_eager")["status"] == "ok"
-
-
-def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed.control_of.cache_clear()
-    whole = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
-    timed.control_of.cache_clear()
-    runs_out(monkeypatch, lambda made: made.recipe is None and made.batch > 1)
-    parts = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
-    assert parts.first.loss == pytest.approx(whole.first.loss, rel=1e-6)
-    assert parts.first.grad_norm == pytest.approx(whole.first.grad_norm, rel=1e-4)
-    timed.control_of.cache_clear()
-
-
-def test_what_is_predicted_not_to_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = on_paper.total(on_paper.memory(train._setup(case(), "bf16_eager", 2), "cpu"))
-    monkeypatch.setattr(train, "free_bytes", lambda device: needed - 1)
-    monkeypatch.setattr(timed, "prepare", lambda *_: pytest.fail("was made"))
-    why = train.unsupported(case(), "bf16_eager", "cpu")
-    assert why is not None
-    assert why.kind == "device"
-    assert why.reason.startswith(
-        "out of memory, predicted: a training step needs 0.00 GiB and 0.00 GiB are free"
-    )
-    assert "GiB by part: " in why.reason
-
-
-@pytest.mark.parametrize("arms", [["bf16_eager"], ["bf16_eager", "tensorwise_eager", "rowwise_eager"]])
-def test_weights_that_do_not_fit_are_refused_without_a_pass_on_paper(
-    arms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pass on paper over 80 blocks takes a minute. Oracle: 16 bytes a parameter of AdamW in float32, 256 bytes for words."""
-    monkeypatch.setattr(on_paper, "predict", lambda *_, **__: pytest.fail("ran the model on paper"))
-    gib = 16 * (MODELS["llama3_70b"].parameters - 2 * (128256 - 256) * 8192) / 2**30
-    with pytest.raises(
-        UsageError,
-        match=rf"none of the arms .* out of memory, predicted: .* at least {gib:.2f} GiB .*by part: optimizer",
-    ):
-        execute(tmp_path, arms, model="llama3_70b", seq=4096)
-
-
-def test_a_model_of_which_nothing_can_be_converted_says_which_layers_and_why() -> None:
-    model = '{"_target_": "model_for_training.odd", "batch": "model_for_training.batch"}'
-    why = train.unsupported(case(model=model), "tensorwise_eager", "cpu")
-    assert why is not None
-    assert why.kind == "shape"
-    assert why.reason.startswith(
-        "Odd: no layer can be converted to recipe tensorwise; narrow: N=10 (columns of B) is not a"
-    )
-    assert train.unsupported(case(model=model), "bf16_eager", "cpu") is None
-
-
-def test_prediction_is_of_the_setup_and_not_of_how_it_is_compiled() -> None:
-    eager, compiled = (train._setup(case(), arm, 2) for arm in ("rowwise_eager", "rowwise_compile"))
-    assert on_paper.memory(eager, "cpu") == on_paper.memory(compiled, "cpu")
-    assert on_paper.memory(eager, "cpu") != on_paper.memory(train._setup(case(), "bf16_eager", 2), "cpu")
-
-
-def test_a_stored_step_tells_its_mfu_and_what_recomputation_adds(tmp_path: Path) -> None:
-    """harness.machine.mfu on real rows, as if an H200 had taken that long: PaLM's formula for bf16, blocks run again for HFU."""
-    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"], checkpointing="full", compute="bf16")
-    device = named("h200")
-    times = {r["arm"]: r for r in rows_of(frame[frame["metric"] == "time_ms"])}
-    for arm, stored in times.items():
-        palm, causal = mfu.of_row(stored, device)
-        flops = sum(json.loads(stored["flops"]).values())
-        assert (palm.formula, causal.formula) == ("palm", "causal")
-        assert palm.model_tflops == pytest.approx(flops / (stored["value"] * 1e-3) / 1e12)
-        assert palm.tokens_per_s == json.loads(stored["resolved"])["tokens_per_step"] / (
-            stored["value"] * 1e-3
-        )
-        assert causal.mfu_mixed < palm.mfu_mixed
-        assert palm.hfu > palm.mfu_mixed
-        again = train._setup(case(checkpointing="full", compute="bf16"), arm, 2)
-        added = on_paper.recomputed_flops(again)["palm"]
-        assert sum(added.values()) == sum(recomputed(on_paper.skeleton(again), 2, again.seq).values()) > 0
-    bf16 = mfu.of_row(times["bf16_eager"], device)[0]
-    assert bf16.mfu_mixed == pytest.approx(bf16.model_tflops / 989.0, rel=1e-9)
-    assert mfu.of_row(times["tensorwise_eager"], device)[0].fp8_share > 0.5
-
-
-@pytest.mark.parametrize(("fits", "expected"), [(1, 1), (4, 4), (7, 4), (64, 32)])
-def test_the_largest_batch_is_tried_and_not_only_predicted(
-    monkeypatch: pytest.MonkeyPatch, fits: int, expected: int
-) -> None:
-    """Room for 16 sequences by the prediction; the allocator says otherwise. One step beyond it is tried too."""
-    room = on_paper.total(on_paper.memory(train._setup(case(), "tensorwise_eager", 16), "cpu"))
-    monkeypatch.setattr(train, "free_bytes", lambda device: room)
-    runs_out(monkeypatch, lambda made: made.recipe is not None and made.batch > fits)
-    found = train.largest(case(batch=train.MAX), "tensorwise_eager", "cpu")
-    assert found.setup.batch == found.resolved["batch"] == expected
-    assert found.workload().tokens == found.resolved["tokens_per_step"] == 16 * expected
-    assert found.check().ok
-
-
-def test_not_even_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "free_bytes", lambda device: 2**22)
-    runs_out(monkeypatch, lambda made: made.recipe is not None)
-    with pytest.raises(MemoryShortageError, match="checkpointing=full saves"):
-        train.largest(case(batch=train.MAX), "tensorwise_eager", "cpu")
-
-
-def test_the_largest_batch_is_skipped_on_a_cpu() -> None:
-    why = train.unsupported(case(batch=train.MAX), "bf16_eager", "cpu")
-    assert why is not None
-    assert why.reason == "batch=max is determined on a GPU; give a number"
 
 
 # Profile
@@ -716,118 +309,6 @@ def test_a_batch_function_that_cannot_be_used_is_refused_before_anything_is_buil
 ) -> None:
     with pytest.raises(UsageError, match=message):
         case(model=f'{{"_target_": "model_for_training.build", "batch": "model_for_training.{batches}"}}')
-
-
-# Only the layers that pay
-
-SLOW = {"bf16": 3e10, "fp8": 1e15, "dispatch": 1e-12, "launch": 1e-12}
-
-
-def machine(monkeypatch: pytest.MonkeyPatch, **figures: float) -> None:
-    """Advises as if here were an H200, with some of its figures changed."""
-    rates = rates_of(named("h200"))
-    changed = {name: replace(rates.figures[name], value=value) for name, value in figures.items()}
-    made = training.Machine(replace(rates, figures={**rates.figures, **changed}), "9.0", "abc")
-    monkeypatch.setattr(training, "machine_here", lambda device, run: made)
-
-
-def test_a_recorded_step_is_advised_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prediction is of eager and compiled steps, which wait for launches that a recorded one does not have."""
-    machine(monkeypatch)
-    of = case(model="llama_tiny", compute="bf16_autocast", convert="advised")
-    monkeypatch.setattr(train.captured, "refused", lambda device, experts: "")
-    why = train.unsupported(of, "tensorwise_graph", "cpu")
-    assert why is not None
-    assert "take RECIPE_eager" in why.reason
-    assert train.unsupported(of, "tensorwise_eager", "cpu") is None
-
-
-def test_an_advised_arm_converts_the_layers_that_pay_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By hand, at 30 GFLOP/s in bf16 and 2 us a kernel: three products of 48 x 48 with 32 tokens take 4.9 us each, in FP8 2
-    and six kernels of casts 12 in all: 0.82x. A layer three times as wide takes three times as long in bf16 alone."""
-    machine(monkeypatch, **SLOW)
-    arms = ["bf16_eager", "tensorwise_eager", "torchao_tensorwise_eager"]
-    frame = execute(tmp_path, arms, compute="bf16_autocast", convert="advised")
-    facts = row(frame, "tensorwise_eager")["resolved"]
-    advice = facts["advice"]
-    left = ["layers.0.attention.proj", "layers.1.attention.proj"]
-    assert list(advice["left_in_bf16"]) == left
-    assert all(why.startswith("0.82x predicted") for why in advice["left_in_bf16"].values())
-    assert len(advice["converted"]) == facts["fp8_layers"] == 7
-    assert facts["fp8_gemms"] == facts["fp8_gemms_expected"] == 3 * 7
-    assert facts["skipped_layers"] == dict.fromkeys(left, "left out by module_filter_fn")
-    assert (facts["convert"], advice["decision"], advice["mode"]) == ("advised", "only these layers", "eager")
-    assert (advice["ceilings_sha256"], advice["rates"]["bf16"]["value"]) == ("abc", 3e10)
-    flops = json.loads(row(frame, "tensorwise_eager")["flops"])
-    assert 0 < flops["e4m3"] < sum(flops.values())
-    assert "advice" not in row(frame, "bf16_eager")["resolved"]
-    if PEERS["torchao"].missing("cpu") is None:
-        theirs = row(frame, "torchao_tensorwise_eager")["resolved"]
-        assert theirs["advice"] == advice, "the same places"
-        assert theirs["fp8_gemms"] == 3 * 7
-    (found, *_) = advised_arms(frame)
-    assert (found.converted, found.layers) == (7, 9)
-
-
-@pytest.mark.parametrize("arm", ["tensorwise_eager", "torchao_tensorwise_eager", "delayed_fused_eager"])
-def test_where_nothing_pays_an_advised_arm_is_its_control(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
-    """Layers of width 48 on an H200: no FP8 GEMM runs, which the same count proves that proves a control."""
-    machine(monkeypatch)
-    of = case(model="llama_tiny", compute="bf16_autocast", convert="advised")
-    if train.unsupported(of, arm, "cpu") is not None:
-        pytest.skip("torchao is not installed")
-    work = train.build(of, arm, "cpu")
-    assert work.check().ok
-    facts: Any = work.resolved
-    assert (facts["fp8_gemms"], facts["fp8_gemms_expected"], facts["fp8_layers"]) == (0, 0, 0)
-    assert facts["recipe"] == "bf16"
-    assert facts["advice"]["decision"] == "off"
-    assert facts["advice"]["runs_as"] == "its control: no layer is converted"
-    assert facts["advice"]["recipe"] == train.ARMS[arm].recipe
-    assert set(work.flops) == {"bf16"}
-    if arm.endswith(train.FUSED):
-        assert facts["norm_and_swiglu"] == "fp8core's fused kernels"
-
-
-def test_cases_of_before_keep_their_ids() -> None:
-    assert not {"convert", "ceilings"} & dict(case().axes).keys()
-    advised = case(convert="advised", compute="bf16")
-    assert advised.case_id != case(compute="bf16").case_id
-    there = case(convert="advised", compute="bf16", ceilings="somewhere")
-    assert there.case_id == advised.case_id, "its content is known by the sha256 in the rows"
-    assert "somewhere" not in there.axes_json
-
-
-@pytest.mark.parametrize(
-    ("axes", "arm", "kind", "reason"),
-    [
-        ({}, "tensorwise_eager", "device", "this is a cpu; leave axes.convert out to convert all layers"),
-        ({}, "bf16_eager", None, ""),
-        ({"compute": "fp32"}, "tensorwise_eager", "shape", "with compute=fp32 take axes.convert=all"),
-        (
-            {"experts": "fp8", "model": "llama_moe_tiny"},
-            "tensorwise_eager",
-            "shape",
-            "with it leave experts=hp",
-        ),
-    ],
-)
-def test_where_there_is_no_advice_the_arm_says_why(
-    axes: dict[str, Any], arm: str, kind: str | None, reason: str
-) -> None:
-    why = train.unsupported(case(**{"compute": "bf16", "convert": "advised", **axes}), arm, "cpu")
-    assert (why.kind if why else None) == kind
-    assert reason in (why.reason if why else "")
-
-
-def test_the_largest_batch_is_advised_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the tokens make twice the work of a product, and leave its casts at their 2 us: then the narrow layers pay too."""
-    machine(monkeypatch, **SLOW)
-    of = case(compute="bf16_autocast", convert="advised")
-    left = [train._timed(of, "tensorwise_eager", batch, "cpu").setup.left_out for batch in (2, 4)]
-    assert [len(names) for names in left] == [2, 0]
 
 
 def test_shapes_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def _memory_of_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"harness.suites.{suite}.free_bytes", lambda device: 140 * 2**30)
 
 
+@functools.cache  # a plan is never changed, and four tests ask for each
 def plan(name: str, device: str, *overrides: str) -> Plan:
     return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
 

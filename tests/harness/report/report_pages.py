@@ -1,0 +1,62 @@
+"""The pages of a report, parsed; its runs as one machine."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+from report_fixtures import (
+    write_run,
+)
+
+from harness.report.runs import load
+
+VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
+
+
+class Page(HTMLParser):
+    """Links, ids, visible words and nesting of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(source)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self._open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def machine(*paths):
+    """The only machine of some runs."""
+    (found,) = load(paths, Path()).machines
+    return found
+
+
+def run_of(tmp_path, cases, **more):
+    return machine(write_run(tmp_path, cases, **more))

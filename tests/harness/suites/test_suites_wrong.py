@@ -1,0 +1,292 @@
+"""Faults planted on purpose: what is wrong is refused, and what cannot run says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fp8core.scaled_linear
+from fp8core.gemm import scaled_mm
+from fp8core.gemm.layout import Operand
+from fp8core.recipe import RECIPES
+from fp8core.tensor import Float8Tensor, quantize
+from harness.store.case import Case
+from harness.suites import cast, ceilings, common, gemm, linear, outliers, recipes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+from suite_checks import CAST, GEMM, LINEAR, case, checked, runnable
+
+# What is wrong is refused
+
+
+def with_scales(a: Callable[[Tensor], Tensor], b: Callable[[Tensor], Tensor] = lambda s: s) -> Any:
+    """A product that uses other scales than it was given."""
+
+    def wrong(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+        return scaled_mm(Operand(x.qdata, a(x.scale_inv)), Operand(y.qdata, b(y.scale_inv)), *args, **kwargs)
+
+    return wrong
+
+
+def swap_first_rows(scale_inv: Tensor) -> Tensor:
+    swapped = scale_inv.clone()
+    swapped[0], swapped[1] = scale_inv[1], scale_inv[0]
+    return swapped
+
+
+def without_transpose(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    b = y.qdata.t().contiguous().t().contiguous()  # [K, N] row-major; read as if it were [N, K]
+    return scaled_mm(
+        x, Operand(b.t(), y.scale_inv.reshape(1, -1) if y.scale_inv.dim() else y.scale_inv), *args, **kwargs
+    )
+
+
+def last_block_missing(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    a = x.qdata.clone()
+    a.view(torch.uint8)[:, -16:] = 0
+    return scaled_mm(Operand(a, x.scale_inv), y, *args, **kwargs)
+
+
+def biased(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    return scaled_mm(x, y, *args, **kwargs) * 1.02
+
+
+def one_nan(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    result = scaled_mm(x, y, *args, **kwargs)
+    result[0, 0] = float("nan")
+    return result
+
+
+ANY_SCALING = {
+    "scale missing": with_scales(torch.ones_like),
+    "scale twice": with_scales(lambda s: s * s),
+    "scale doubled": with_scales(lambda s: s * 2),
+    "scale instead of its inverse": with_scales(lambda s: 1 / s),
+    "no transpose": without_transpose,
+    "last block of K missing": last_block_missing,
+    "2 % too large": biased,
+    "one NaN": one_nan,
+}
+
+
+ROWWISE = {
+    "row scales rolled": with_scales(lambda s: s.roll(1, 0)),
+    "column scales rolled": with_scales(lambda s: s, lambda s: s.roll(1, 1)),
+    "two row scales swapped": with_scales(swap_first_rows),
+    "one scale for all rows": with_scales(lambda s: s.mean().expand_as(s).contiguous()),
+}
+
+
+@pytest.mark.parametrize("role", ["output", "grad_input"])
+@pytest.mark.parametrize(
+    ("arm", "fault"),
+    [("tensorwise_eager", f) for f in ANY_SCALING] + [("rowwise_eager", f) for f in (ANY_SCALING | ROWWISE)],
+)
+def test_a_wrong_product_is_refused(monkeypatch: pytest.MonkeyPatch, arm: str, fault: str, role: str) -> None:
+    which = case("gemm", GEMM, M=48, K=48, N=48, role=role)
+    assert checked(gemm, which, arm)[1].ok
+    monkeypatch.setattr(gemm, "scaled_mm", (ANY_SCALING | ROWWISE)[fault])
+    _, numerics = checked(gemm, which, arm)
+    assert not numerics.ok
+    assert "dB expected" in numerics.reason
+
+
+def test_a_product_that_ran_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closer to the truth than FP8 can be, which is how it is found."""
+    which = case("gemm", GEMM)
+
+    def honest_but_not_fp8(*args: Any, **kwargs: Any) -> Tensor:
+        return torch.mm(*gemm._operands(which, "cpu"))
+
+    monkeypatch.setattr(gemm, "scaled_mm", honest_but_not_fp8)
+    assert not checked(gemm, which, "tensorwise_eager")[1].ok
+
+
+def test_an_operand_cast_without_scaling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of its codes is right, so only the known SQNR of Gaussian data can tell (docs/numerics-gemm.md, section 4)."""
+
+    def unscaled(x: Tensor, fmt: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return (x.float() / 64).to(fmt.dtype), torch.tensor(64.0)
+
+    which = case("gemm", GEMM, M=256, K=256, N=64)
+    assert checked(gemm, which, "tensorwise_eager")[1].ok
+    monkeypatch.setattr(gemm, "scale_and_cast", unscaled)
+    _, numerics = checked(gemm, which, "tensorwise_eager")
+    assert not numerics.ok
+    assert "docs/numerics-gemm.md, section 4)" in numerics.reason
+
+
+def replaced(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Any:
+    """A cast whose codes and scale_inv are changed after the fact."""
+
+    def wrong(x: Tensor, *args: Any, **kwargs: Any) -> Float8Tensor:
+        right = quantize(x, *args, **kwargs)
+        codes, scale_inv = change(x, right.qdata, right.scale_inv)
+        return Float8Tensor(codes, scale_inv, x.dtype)
+
+    return wrong
+
+
+def truncated(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = (x.float() * (1 / scale_inv)).abs()
+    raw = codes.view(torch.uint8)
+    return torch.where(codes.float().abs() > scaled, raw - 1, raw).view(codes.dtype), scale_inv
+
+
+def nan_to_zero(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    raw = codes.view(torch.uint8)
+    return torch.where(codes.float().isnan(), torch.zeros_like(raw), raw).view(codes.dtype), scale_inv
+
+
+def ties_away(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    raw = codes.view(torch.uint8)
+    scaled = (x.float() * (1 / scale_inv)).abs().double()
+    value, above = codes.double().abs(), (raw + 1).view(codes.dtype).double().abs()
+    return torch.where(scaled * 2 == value + above, raw + 1, raw).view(codes.dtype), scale_inv
+
+
+def one_ulp_of_scale(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    return codes, scale_inv.nextafter(torch.tensor(float("inf")))
+
+
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("dtype", ["e4m3fn", "e5m2"])
+@pytest.mark.parametrize("change", [truncated, nan_to_zero, ties_away, one_ulp_of_scale])
+def test_a_wrong_cast_is_refused(
+    monkeypatch: pytest.MonkeyPatch, change: Any, dtype: str, granularity: str
+) -> None:
+    which = case("cast", CAST, M=40, K=300, dtype=dtype, granularity=granularity)
+    assert checked(cast, which, "eager")[1].ok
+    monkeypatch.setattr(cast, "quantize", replaced(change))
+    _, numerics = checked(cast, which, "eager")
+    assert not numerics.ok
+    assert numerics.values["mismatches"] > 0
+
+
+def test_a_cast_of_another_granularity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tensorwise(x: Tensor, dtype: Any, granularity: str, **kwargs: Any) -> Float8Tensor:
+        right = quantize(x, dtype, "tensorwise")
+        return Float8Tensor(right.qdata, right.scale_inv.expand(len(x), 1), x.dtype)
+
+    monkeypatch.setattr(cast, "quantize", tensorwise)
+    assert not checked(cast, case("cast", CAST), "eager")[1].ok
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fault"),
+    [
+        (recipe, fault)
+        for recipe in RECIPES
+        for fault in ("scale doubled", "scale missing", "last block of K missing", "2 % too large")
+        # an E8M0 scale has no arithmetic to double it by
+        if not (RECIPES[recipe].output.granularity == "1x32" and fault == "scale doubled")
+    ],
+)
+def test_a_wrong_product_in_the_layer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, fault: str
+) -> None:
+    """Through the suite `recipes`, which emulates what a CPU has no kernel for and checks like `linear`."""
+    monkeypatch.setattr(fp8core.scaled_linear, "scaled_mm", ANY_SCALING[fault])
+    _, numerics = checked(recipes, case("recipes", LINEAR), f"{recipe}_eager")
+    assert not numerics.ok
+    for name in [n for n, g in RECIPES[recipe].gemms.items() if g.is_fp8]:
+        assert name in numerics.reason
+
+
+def test_a_layer_that_stayed_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "convert_to_float8_training", lambda layer, config: layer)
+    workload, numerics = checked(linear, case("linear", LINEAR), "tensorwise_eager")
+    assert not numerics.ok
+    assert "0 FP8 GEMMs ran where 3 were due" in numerics.reason
+    assert workload.resolved["module"] == "Linear"
+
+
+def test_an_emulated_layer_is_refused_though_its_numbers_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dequantising before each product yields FP8's numbers and none of its speed; only the profiler can tell."""
+    emulate = fp8core.Float8LinearConfig(emulate=True)
+    convert = fp8core.convert_to_float8_training
+    monkeypatch.setattr(
+        linear, "convert_to_float8_training", lambda layer, config: convert(layer, config=emulate)
+    )
+    _, numerics = checked(linear, case("linear", LINEAR), "tensorwise_eager")
+    assert not numerics.ok
+    assert numerics.reason == "0 FP8 GEMMs ran where 3 were due: FP8 did not run as asked"
+
+
+def test_a_wrong_ceiling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Tensor.copy_
+    monkeypatch.setattr(Tensor, "copy_", lambda self, source: copy(self[:-1], source[:-1]))
+    for what in ("copy", "transpose"):
+        assert not checked(ceilings, Case.of("ceilings", {"what": what, "mib": 1}), "torch")[1].ok
+    monkeypatch.undo()
+    amax = torch.amax
+    monkeypatch.setattr(torch, "amax", lambda x, dim, out: amax(x[:-1], dim, out=out))
+    assert not checked(ceilings, Case.of("ceilings", {"what": "read", "mib": 1}), "torch")[1].ok
+
+
+# What can't run says why
+
+
+def test_sizes_that_fp8_cannot_take_name_the_way_out() -> None:
+    which = case("gemm", GEMM, K=100)
+    for arm in ("tensorwise_eager", "rowwise_eager", "tensorwise_fast_eager", "rowwise_fast_eager"):
+        why = gemm.unsupported(which, arm, "cpu")
+        assert why is not None
+        assert why.kind == "shape"
+        for part in ("K=100", "multiple of 16", "96 or 112", "pad_inner_dim", "arms=[bf16]"):
+            assert part in why.reason
+    assert gemm.unsupported(which, "bf16_eager", "cpu") is None
+    why = gemm.unsupported(case("gemm", GEMM, N=8), "rowwise_eager", "cpu")
+    assert why is not None
+    assert "nearest: N=16;" in why.reason
+
+
+def test_tokens_must_fit_where_grad_weight_is_fp8() -> None:
+    which = case("linear", LINEAR, M=33)
+    for recipe in ("tensorwise", "rowwise"):
+        why = linear.unsupported(which, f"{recipe}_eager", "cpu")
+        assert why is not None
+        assert why.kind == "shape"
+        assert "GEMM grad_weight: K=33" in why.reason
+    assert checked(linear, which, "rowwise_with_gw_hp_eager")[1].ok
+    assert checked(linear, which, "bf16_eager")[1].ok
+
+
+def test_fast_accumulation_is_no_arm_of_a_cpu() -> None:
+    why = gemm.unsupported(case("gemm", GEMM), "rowwise_fast_eager", "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert "use_fast_accum" in why.reason
+
+
+def test_compiled_arms_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    suites = ((cast, case("cast", CAST)), (linear, case("linear", LINEAR)))
+    arms = [runnable(suite, which) for suite, which in suites]
+    monkeypatch.setattr(common, "compile_unavailable", lambda device: "no compiler here")
+    for (suite, which), could in zip(suites, arms, strict=True):
+        for arm in could:
+            why = suite.unsupported(which, arm, "cpu")
+            assert (why is not None) == arm.endswith("compile")
+            assert why is None or (why.kind, why.reason) == ("device", "no compiler here")
+
+
+def test_requests_that_a_suite_cannot_expand() -> None:
+    for suite, axes, shapes, said in (
+        (cast, {"M": [4]}, [], "axes.K"),
+        (cast, {"M": [4], "K": [4]}, ["tiny"], "shapes="),
+        (ceilings, {"what": ["copy"], "cube": [64]}, [], "axes.mib"),
+        (ceilings, {"mib": [1]}, [], "axes.cube"),
+        (ceilings, {"mib": [1], "cube": [16]}, ["tiny"], "shapes="),
+        (gemm, {"M": [4]}, [], "axes.K"),
+        (linear, {}, [], "no shapes"),
+        (recipes, {}, [], "no shapes"),
+        (outliers, {"M": [4], "N": [4]}, [], "axes.K"),
+        (outliers, {"M": [4], "K": [4], "N": [4]}, ["tiny"], "shapes="),
+    ):
+        with pytest.raises(ValueError, match=said):
+            suite.points(shapes, axes, None)

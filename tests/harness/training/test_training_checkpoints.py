@@ -1,0 +1,151 @@
+"""Checkpoints. Oracle: the uninterrupted run, bit for bit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop_jobs import STEPS, curves, job
+
+from harness.training.loop import train
+
+KILLED = Path(__file__).parents[1] / "killed_run.py"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "schedule"),
+    [("", ""), ("delayed", ""), ("delayed", "warmup_bf16:5"), ("rowwise", "cooldown_bf16:4"), ("static", "")],
+)
+def test_interrupted_and_resumed_is_uninterrupted(recipe: str, schedule: str, tmp_path: Path) -> None:
+    """The run ends by an exception after some steps, and goes on in a model with other weights from its checkpoint.
+
+    Five times, each further on: a state that any of the checkpoints lacks shows in all later losses.
+    """
+    whole, at = curves(train(job(recipe, schedule), "cpu")), (1, 4, 5, 6, 11)
+
+    def interrupt(step: int) -> Any:
+        def on_step(done: int, total: int) -> None:
+            assert total == STEPS
+            if done == step + 1:  # the checkpoint of the step before is the newest
+                raise KeyboardInterrupt
+
+        return on_step
+
+    for step in at:
+        with pytest.raises(KeyboardInterrupt):
+            train(job(recipe, schedule), "cpu", tmp_path, interrupt(step))
+    resumed = train(job(recipe, schedule), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == [*at]
+    assert curves(resumed) == whole
+    assert resumed.facts["switches"] == (1 if schedule else 0)
+
+
+def test_elapsed_time_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job(), "cpu", tmp_path, stop)
+    seconds = [s for _, s in train(job(), "cpu", tmp_path).curves.points["elapsed_s", ""]]
+    assert len(seconds) == STEPS
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
+    """SIGKILL, so that nothing can be tidied; the file on disk is all that is left."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, str(KILLED), str(tmp_path / "work"), str(tmp_path / "out.json")]
+        return subprocess.Popen(command, env=environment)
+
+    for wanted in (2, 5):
+        process, deadline = start(), time.monotonic() + 60
+        while not any(int(p.name[5:13]) >= wanted for p in (tmp_path / "work").glob("step-*.pt")):
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert start().wait() == 0
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert len(out["resumed"]) == 2
+    whole = curves(train(job("delayed", "warmup_bf16:5"), "cpu"))
+    assert out["curves"] == [[*key, [list(p) for p in points]] for key, points in whole.items()]
+
+
+def interrupted(folder: Path, step: int = 6) -> list[Path]:
+    """Checkpoints of a run that ended after that many steps, newest first."""
+
+    def stop(done: int, total: int) -> None:
+        if done == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job(), "cpu", folder, stop)
+    return sorted(folder.glob("step-*.pt"), reverse=True)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage", [flip, lambda p: p.write_bytes(p.read_bytes()[:1000]), lambda p: p.write_bytes(b"")]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(damage: Any, tmp_path: Path) -> None:
+    newest, before = interrupted(tmp_path)
+    damage(newest)
+    resumed = train(job(), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == [int(before.name[5:13])] == [4]
+    (problem,) = resumed.facts["checkpoint_problems"]
+    assert problem == f"{newest.name} is not used: its content does not have the hash in its name"
+    assert curves(resumed) == curves(train(job(), "cpu"))
+
+
+def test_no_whole_checkpoint_means_from_the_start(tmp_path: Path) -> None:
+    for path in interrupted(tmp_path):
+        flip(path)
+    resumed = train(job(), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == []
+    assert len(resumed.facts["checkpoint_problems"]) == 2
+    assert curves(resumed) == curves(train(job(), "cpu"))
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+    resumed = train(job(identity="another run"), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == []
+    assert "it is of run 'a run', not 'another run'" in resumed.facts["checkpoint_problems"][0]
+
+
+def test_two_checkpoints_are_kept_and_no_half_one(tmp_path: Path) -> None:
+    assert [int(p.name[5:13]) for p in interrupted(tmp_path)] == [5, 4]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    whole = curves(train(job(), "cpu"))
+    monkeypatch.setattr(torch, "save", full)
+    result = train(job(), "cpu", tmp_path)
+    assert curves(result) == whole
+    assert "step 1 was not saved" in result.facts["checkpoint_problems"][0]
+    assert list(tmp_path.iterdir()) == []
