@@ -79,7 +79,7 @@ class Job:
         default_factory=lambda: {
             "job": {"name": "fp8-harness", "chdir": False},
             "output_subdir": None,
-            "sweep": {"dir": "${oc.env:FP8_HARNESS_LAUNCH_DIR}", "subdir": "${hydra.job.num}"},
+            "sweep": {"dir": "", "subdir": "${hydra.job.num}"},
         }
     )
 
@@ -232,9 +232,10 @@ def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder:
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
+    # As text and not as a variable of this process, which a job on another machine has not
+    job.hydra["sweep"]["dir"] = str((folder / run_files.LAUNCH).resolve()).replace("${", "\\${")
     ConfigStore.instance().store(name="shards", node=job)
     GlobalHydra.instance().clear()
-    os.environ["FP8_HARNESS_LAUNCH_DIR"] = str((folder / run_files.LAUNCH).resolve())
     silent = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     own = [word for word in to_hydra if not word.startswith("hydra/launcher=")]
     before = sys.argv

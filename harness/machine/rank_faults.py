@@ -43,13 +43,20 @@ class RanksError(RuntimeError):
         rank: the one at fault; None where it is unknown.
         out_of_step: ranks may have been in different collectives; to compare them would tell.
         differ: they were, and the message says which rank was in which.
+        lost: the rank is gone with its process or its host, for all groups to come: no fault of what was run.
     """
 
     def __init__(
-        self, message: str, rank: int | None, *, out_of_step: bool = False, differ: bool = False
+        self,
+        message: str,
+        rank: int | None,
+        *,
+        out_of_step: bool = False,
+        differ: bool = False,
+        lost: bool = False,
     ) -> None:
         super().__init__(message)
-        self.rank, self.out_of_step, self.differ = rank, out_of_step, differ
+        self.rank, self.out_of_step, self.differ, self.lost = rank, out_of_step, differ, lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class Fault:
     text: str
     of_a_peer: bool = False  # it only saw that another one was gone
     sizes_differ: bool = False
+    host: str = ""  # where it is not this one
+    lost: bool = False  # with the process that would start another one in its place
 
 
 def raised(rank: int, error: BaseException) -> Fault:
@@ -87,7 +96,13 @@ def error(faults: list[Fault], world: int) -> RanksError:
             )
     guilty = min(faults, key=lambda fault: (fault.of_a_peer, fault.at))
     out_of_step = any(fault.sizes_differ for fault in faults)
-    return RanksError(f"rank {guilty.rank} of {world}: {guilty.text}", guilty.rank, out_of_step=out_of_step)
+    where = f" ({guilty.host})" if guilty.host else ""
+    return RanksError(
+        f"rank {guilty.rank} of {world}{where}: {guilty.text}",
+        guilty.rank,
+        out_of_step=out_of_step,
+        lost=guilty.lost,
+    )
 
 
 def _collective(rank: str, kind: str, rest: str) -> str:
