@@ -221,7 +221,9 @@ def _follow(link: _Link, rank: int, world: int) -> int:
                         return 0
                     _obey(message, link, rank, mine, Path(folder))
         except OSError as error:
-            raise UsageError(f"rank {rank} of {world}: rank 0 ({link.address}): {_gone(error)}") from error
+            raise UsageError(
+                f"rank {rank} of {world}: rank 0 ({link.host}, {link.address}): {_gone(error)}; {_WAY}"
+            ) from error
         finally:
             for one in mine.values():
                 one.kill()
@@ -260,7 +262,7 @@ def _gathered(world: int) -> list[_Link]:
     key, links = secrets.token_bytes(_KEY_BYTES), dict[int, _Link]()
     until = time.monotonic() + MEET_S
     with socket.create_server(("", 0), family=family, backlog=world) as server:
-        store.set("rank 0", pickle.dumps((address, server.getsockname()[1], key)))
+        store.set("rank 0", pickle.dumps((socket.gethostname(), address, server.getsockname()[1], key)))
         while len(links) + 1 < world:
             server.settimeout(max(0.01, until - time.monotonic()))
             try:
@@ -293,12 +295,12 @@ def _linked(rank: int, world: int) -> _Link:
     """On another rank: its link to rank 0."""
     with _quietly():
         store = _store(is_first=False, world=world)
-        address, port, key = pickle.loads(store.get("rank 0"))
+        host, address, port, key = pickle.loads(store.get("rank 0"))
         with socket.create_connection((address, port), timeout=MEET_S) as peer:
             peer.sendall(key)
             connection = _connection(peer)
     connection.send((rank, socket.gethostname()))
-    return _Link(connection, 0, "rank 0", address)
+    return _Link(connection, 0, host, address)
 
 
 def _connection(peer: socket.socket) -> Connection:

@@ -1,4 +1,4 @@
-"""Several hosts on this machine: network namespaces joined by a bridge, each with an address of its own.
+"""Several hosts on this machine: network namespaces joined by a bridge, each with an address and a host name of its own.
 
 Needs root and iproute2. `why_not` says what is missing. What runs in a host is known by its namespace, whoever started it, so
 that a host can be lost whole and nothing is left behind.
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_here import run, wait_for
@@ -39,6 +40,23 @@ def why_not() -> str:
     return ""
 
 
+class Command:
+    """A command under way; what it says goes to files, so that it never waits for a reader."""
+
+    def __init__(self, words: list[str], env: dict[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._files = [Path(self._folder.name, name) for name in ("out", "err")]
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            self.process = subprocess.Popen(words, stdout=out, stderr=err, env=env, start_new_session=True)
+
+    def said(self, timeout: float) -> tuple[int, str, str]:
+        """How it ended: exit code, standard output and error."""
+        code = self.process.wait(timeout)
+        out, err = (file.read_text() for file in self._files)
+        self._folder.cleanup()
+        return code, out, err
+
+
 @dataclass
 class Host:
     """One host: a network namespace `name` with an `address`."""
@@ -46,17 +64,12 @@ class Host:
     name: str
     address: str
 
-    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
-        """A command in this host, in a session of its own; its output is in files, so that it never waits for a reader."""
-        out, err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115 -- read by `said`
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", self.name, *words],
-            stdout=out, stderr=err, text=True, env={**os.environ, **env}, start_new_session=True,
-        )  # fmt: skip
-        process.said = (out, err)  # type: ignore[attr-defined]
-        return process
+    def start(self, *words: str, **env: str) -> Command:
+        """A command in this host, in a session of its own."""
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name.rpartition("-")[2]]
+        return Command(["ip", "netns", "exec", self.name, *named, *words], {**os.environ, **env})
 
-    def harness(self, *words: str, **env: str) -> subprocess.Popen[str]:
+    def harness(self, *words: str, **env: str) -> Command:
         return self.start(sys.executable, "-m", "harness", *words, **env)
 
     def pids(self) -> list[int]:
@@ -76,16 +89,6 @@ class Host:
         wait_for(f"nothing runs in {self.name}", gone)
 
 
-def said(process: subprocess.Popen[str], timeout: float) -> tuple[int, str, str]:
-    """How a command of `Host.start` ended: exit code, standard output and error."""
-    code = process.wait(timeout)
-    texts = []
-    for file in process.said:  # type: ignore[attr-defined]
-        file.seek(0)
-        texts.append(file.read())
-    return code, texts[0], texts[1]
-
-
 @dataclass
 class Hosts:
     """Hosts that see one another; `start` and `stop` are for the fixture."""
@@ -103,7 +106,7 @@ class Hosts:
         run("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
         run("ip", "-n", self._bridge, "link", "set", "br0", "up")
         for number in range(1, self.count + 1):
-            host = Host(f"fp8-{os.getpid()}-{number}", f"10.77.0.{number}")
+            host = Host(f"fp8-{os.getpid()}-h{number}", f"10.77.0.{number}")
             run("ip", "netns", "add", host.name)
             self.hosts.append(host)
             run("ip", "link", "add", INTERFACE, "netns", host.name, "type", "veth",
