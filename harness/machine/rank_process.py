@@ -154,11 +154,13 @@ def _serve(
         backend = "cpu:gloo,cuda:nccl" if group.device == "cuda" else "gloo"
         dist.init_process_group(backend, store=_store(), rank=rank, world_size=group.world)
 
-    def _store() -> dist.Store:
+    def _store() -> Any:
+        import torch.distributed as dist
+
         if group.store.startswith("/"):
-            return dist.FileStore(group.store, group.world)
+            return dist.FileStore(group.store, group.world)  # type: ignore[attr-defined]
         address, _, port = group.store.rpartition(":")
-        return dist.TCPStore(address, int(port), is_master=False)
+        return dist.TCPStore(address, int(port), is_master=False)  # type: ignore[attr-defined]
 
     def called() -> Any:
         fn, args = pickle.loads(work)

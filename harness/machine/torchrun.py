@@ -10,39 +10,37 @@ ranks of that host are then lost until all are started again; what was stored be
 
 from __future__ import annotations
 
-import errno
-import hmac
 import itertools
 import os
-import pickle
-import secrets
-import socket
 import tempfile
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from harness.machine import rank_faults, raw_output
+from harness.machine import rank_faults
 from harness.machine.rank_faults import Fault
+from harness.machine.rank_links import (
+    ASK_S,
+    END_S,
+    WAY,
+    Link,
+    gathered,
+    gone,
+    interface_of,
+    is_loopback,
+    linked,
+    name_of,
+    pair,
+)
 from harness.machine.rank_process import SIGN_S, Group, Rank, write_news
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 _GIVEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-MEET_S = 120.0  # for all of them to come
-SILENT_S = 20  # without a sign of life of another host's kernel, after which that host is cut off
-_ASK_S = 5  # between two questions for one
-_END_S = 10.0  # for a process to end that was killed
-_KEY_BYTES = 32
-_WAY = "start all ranks again, with resume=RUN where there is a run"
 
 
 def started() -> int:
@@ -62,7 +60,8 @@ def leads(world: int) -> bool:
 
 def hosts(world: int) -> int:
     """On how many hosts a group of so many ranks computes."""
-    return len({link.address for link in _links} | {_own_address[0]}) if leads(world) else 1
+    far = {link.address for link in _links if not is_loopback(link.address)}
+    return len(far | {_own_address[0]}) if leads(world) else 1
 
 
 def shared(command: Callable[[], int]) -> int:
@@ -76,8 +75,8 @@ def shared(command: Callable[[], int]) -> int:
         return command()
     rank = int(os.environ["RANK"])
     if rank:
-        return _follow(_linked(rank, world), rank, world)
-    _links[:] = _gathered(world)
+        return _follow(linked(rank, world), rank, world)
+    _own_address[0], _links[:] = gathered(world)
     try:
         return command()
     finally:
@@ -100,49 +99,20 @@ def group(
         raise rank_faults.error(lost, world)
     import torch.distributed as dist
 
-    store = dist.TCPStore(_own_address[0], 0, is_master=True, wait_for_workers=False)
-    own = Group(world, device, _pair(_own_address[0], store.port), _interface(_own_address[0]), _local_rank())
+    store = dist.TCPStore(_own_address[0], 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    meeting, interface = pair(_own_address[0], store.port), interface_of(_own_address[0])
+    own = Group(world, device, meeting, interface, _local_rank())
     extra = {name: value for name, value in env.items() if os.environ.get(name) != value}
     number = next(_numbers)
     others = [FarRank(link, number, store) for link in _links]
     for link in _links:
-        link.send("start", number, world, device, store.port, first, extra)
+        # One that came by this host's loopback sees nothing of the network from there
+        near = (meeting, interface) if is_loopback(link.address) else None
+        link.send("start", number, world, device, store.port, near, first, extra)
     return [Rank(0, own, folder, first, env), *others]
 
 
-@dataclass(eq=False)
-class _Link:
-    """The connection between rank 0 and another one.
-
-    Attributes:
-        rank: the other one, seen from rank 0.
-        host: its name.
-        address: of that host.
-        lost: what became of it; None while it is there.
-    """
-
-    connection: Connection
-    rank: int
-    host: str
-    address: str
-    lost: Fault | None = None
-
-    def send(self, *message: Any) -> None:
-        """That the other one is gone shows when it is to answer."""
-        with suppress(OSError):
-            self.connection.send(message)
-
-    def receive(self) -> Any:
-        """The next message; the fault where there is none."""
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError) as error:
-            where = f"{self.host}, {self.address}"
-            self.lost = Fault(self.rank, time.monotonic(), f"{_gone(error)}; {_WAY}", host=where, lost=True)
-            return self.lost
-
-
-_links: list[_Link] = []  # of rank 0, by rank; none in any other process
+_links: list[Link] = []  # of rank 0, by rank; none in any other process
 _own_address = [""]  # of rank 0, by which the others have reached it
 _numbers = itertools.count()  # of groups
 
@@ -150,7 +120,7 @@ _numbers = itertools.count()  # of groups
 class FarRank:
     """A rank of another process than this one's children; as `harness.machine.rank_process.Rank`."""
 
-    def __init__(self, link: _Link, number: int, store: object) -> None:
+    def __init__(self, link: Link, number: int, store: object) -> None:
         self.rank, self.ours = link.rank, link.connection
         self._link, self._number, self._news = link, number, ""
         self._store = store  # kept while its group may ask it
@@ -172,7 +142,7 @@ class FarRank:
     def where(self) -> str:
         """The stack of its main thread; "" where it gives no sign."""
         self._link.send("where", self._number)
-        return self._told(str, SIGN_S + _ASK_S) or ""
+        return self._told(str, SIGN_S + ASK_S) or ""
 
     def pass_on(self) -> None:
         """Writes what came with its answer to standard error of this process."""
@@ -186,8 +156,10 @@ class FarRank:
 
     def end(self) -> None:
         """Waits until that is gone."""
-        if self._link.lost is None:
-            self._told(bool, _END_S)
+        if self._link.lost is None and self._told(bool, END_S) is None and self._link.lost is None:
+            self._link.lost = Fault(
+                self.rank, time.monotonic(), f"gave no answer; {WAY}", host=self._link.host, lost=True
+            )
 
     def _told(self, kind: type, seconds: float) -> Any:
         """The next message of a kind; others, which came too late, are dropped."""
@@ -199,7 +171,7 @@ class FarRank:
         return None
 
 
-def _follow(link: _Link, rank: int, world: int) -> int:
+def _follow(link: Link, rank: int, world: int) -> int:
     """Does what rank 0 asks for, until it lets this process go."""
     mine: dict[int, Rank] = {}  # by the number of their group
     silent: set[int] = set()  # those whose process has ended
@@ -222,7 +194,7 @@ def _follow(link: _Link, rank: int, world: int) -> int:
                     _obey(message, link, rank, mine, Path(folder))
         except OSError as error:
             raise UsageError(
-                f"rank {rank} of {world}: rank 0 ({link.host}, {link.address}): {_gone(error)}; {_WAY}"
+                f"rank {rank} of {world}: rank 0 ({link.host}, {link.address}): {gone(error)}; {WAY}"
             ) from error
         finally:
             for one in mine.values():
@@ -230,15 +202,15 @@ def _follow(link: _Link, rank: int, world: int) -> int:
                 one.end()
 
 
-def _obey(message: tuple[Any, ...], link: _Link, rank: int, mine: dict[int, Rank], folder: Path) -> None:
+def _obey(message: tuple[Any, ...], link: Link, rank: int, mine: dict[int, Rank], folder: Path) -> None:
     what, number, *rest = message
     if what == "start":
-        world, device, port, first, extra = rest
-        at, _ = _name_of(link.connection)
-        meeting = Group(world, device, _pair(link.address, port), _interface(at), _local_rank())
+        world, device, port, near, first, extra = rest
+        meeting, interface = near or (pair(link.address, port), interface_of(name_of(link.connection)))
+        group_here = Group(world, device, meeting, interface, _local_rank())
         own = folder / str(number)
         own.mkdir()
-        mine[number] = Rank(rank, meeting, own, first, {**os.environ, **extra})
+        mine[number] = Rank(rank, group_here, own, first, {**os.environ, **extra})
     elif what == "work":
         mine[number].send(rest[0])
     elif what == "where":
@@ -250,147 +222,5 @@ def _obey(message: tuple[Any, ...], link: _Link, rank: int, mine: dict[int, Rank
         link.connection.send(True)
 
 
-# How they meet
-
-
-def _gathered(world: int) -> list[_Link]:
-    """On rank 0: a link to each of the others."""
-    with _quietly():
-        store = _store(is_first=True, world=world)
-    family, address = _address_here()
-    _own_address[0] = address
-    key, links = secrets.token_bytes(_KEY_BYTES), dict[int, _Link]()
-    until = time.monotonic() + MEET_S
-    with socket.create_server(("", 0), family=family, backlog=world) as server:
-        store.set("rank 0", pickle.dumps((socket.gethostname(), address, server.getsockname()[1], key)))
-        while len(links) + 1 < world:
-            server.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                link = _accepted(server, key)
-            except TimeoutError:
-                missing = ", ".join(str(r) for r in range(1, world) if r not in links)
-                raise UsageError(
-                    f"ranks that have not come to {_master()} within {MEET_S:g} s: {missing} of {world}; start torchrun on "
-                    "every host with the same --nnodes and address"
-                ) from None
-            if link is not None:
-                links[link.rank] = link
-    return [links[rank] for rank in sorted(links)]
-
-
-def _accepted(server: socket.socket, key: bytes) -> _Link | None:
-    """The next one to come; None where it is a stranger, of whom nothing is read but a key."""
-    peer, (address, *_) = server.accept()
-    with peer:
-        peer.settimeout(_END_S)
-        with suppress(OSError):
-            if hmac.compare_digest(peer.recv(_KEY_BYTES, socket.MSG_WAITALL), key):
-                connection = _connection(peer)
-                rank, host = connection.recv()
-                return _Link(connection, rank, host, address)
-    return None
-
-
-def _linked(rank: int, world: int) -> _Link:
-    """On another rank: its link to rank 0."""
-    with _quietly():
-        store = _store(is_first=False, world=world)
-        host, address, port, key = pickle.loads(store.get("rank 0"))
-        with socket.create_connection((address, port), timeout=MEET_S) as peer:
-            peer.sendall(key)
-            connection = _connection(peer)
-    connection.send((rank, socket.gethostname()))
-    return _Link(connection, 0, host, address)
-
-
-def _connection(peer: socket.socket) -> Connection:
-    """A connection over a copy of the socket, whose kernel notices a host that is gone."""
-    peer.settimeout(None)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, _ASK_S),
-        (socket.TCP_KEEPINTVL, _ASK_S),
-        (socket.TCP_KEEPCNT, SILENT_S // _ASK_S - 1),
-        (socket.TCP_USER_TIMEOUT, 1000 * SILENT_S),  # of what was sent; keeping alive counts by it, too
-        (socket.TCP_NODELAY, 1),
-    ):
-        peer.setsockopt(socket.IPPROTO_TCP, option, value)
-    return Connection(peer.dup().detach())
-
-
-def _store(*, is_first: bool, world: int) -> Any:
-    """The store at MASTER_ADDR, which torchrun keeps, or rank 0 where another launcher has started the ranks."""
-    import torch.distributed as dist
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        address, port, world, is_first and not is_kept, timedelta(seconds=MEET_S), wait_for_workers=False
-    )
-    if is_first and not is_kept:
-        _kept.append(store)
-    return dist.PrefixStore(f"fp8-harness/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-_kept: list[object] = []  # the store of rank 0, until it ends
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Whatever torch or the network raises here, in one line."""
-    from torch.distributed import DistError
-
-    why = ""
-    with raw_output.captured():
-        try:
-            yield
-        except (DistError, OSError) as error:
-            why = str(error).splitlines()[0]
-            raw_output.lines()  # of its attempts
-    if why:
-        raise UsageError(
-            f"the ranks cannot meet at {_master()} ({why}); see that this host reaches that one, set another MASTER_PORT "
-            "where it is in use, or start without torchrun: on one host the harness starts ranks=N itself and needs no port"
-        )
-
-
-def _address_here() -> tuple[socket.AddressFamily, str]:
-    """The address of this host by which the others reach it: that of its network towards MASTER_ADDR."""
-    name, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    family, kind, protocol, _, target = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)  # sends nothing
-        return family, str(probe.getsockname()[0])
-
-
-def _interface(address: str) -> str:
-    """The name of the network interface that has an address."""
-    for name, known in psutil.net_if_addrs().items():
-        if address in (one.address for one in known):
-            return name
-    return "lo"
-
-
-def _name_of(connection: Connection) -> tuple[str, int]:
-    with socket.socket(fileno=os.dup(connection.fileno())) as own:
-        address, port, *_ = own.getsockname()
-        return str(address), int(port)
-
-
 def _local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def _pair(address: str, port: int) -> str:
-    return f"{address}:{port}"
-
-
-def _master() -> str:
-    return _pair(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-
-
-def _gone(error: Exception) -> str:
-    """What the end of a connection says of the other side."""
-    if isinstance(error, OSError) and error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return f"no sign of life from its host for {SILENT_S} s"
-    return "its process has ended"

@@ -19,7 +19,7 @@ import pytest
 from slurm_here import wait_for
 
 from harness import store
-from harness.machine.torchrun import SILENT_S
+from harness.machine.rank_links import SILENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +158,7 @@ def test_a_host_that_dies_in_the_middle(hosts: Hosts) -> None:
 
 def alone(hosts: Hosts, rank: int) -> Command:
     """One rank of two that another launcher than torchrun has started, with a few seconds in place of minutes to meet."""
-    script = "import sys; from harness.machine import torchrun as t; t.MEET_S = 4.0; from harness.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    script = "import sys; from harness.machine import rank_links as t; t.MEET_S = 4.0; from harness.__main__ import main; sys.exit(main(sys.argv[1:]))"
     env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": hosts.hosts[0].address, "MASTER_PORT": str(PORT)}  # fmt: skip
     return hosts.hosts[rank].start(sys.executable, "-c", script, *GATHER, **env)
 

@@ -108,7 +108,7 @@ def test_a_shard_that_is_not_started_again_is_named(ray: ray_here.Ray, shared: P
     assert 1 <= stored(RUN) < CASES
     wait_for("the other shards have ended with the command", lambda: not any(
         note(RUN, shard)["pid"] in [*ray.head.pids(), *ray.worker.pids()] for shard in (0, 2, 3)))  # fmt: skip
-    assert reported(RUN) == "failed"
+    assert reported(RUN) == "running"  # "or was killed", as these shards were
     after_two_minutes([0, 1, 2, 3])
     code, out, err = ray.head.harness("sweep=tiny", "device=cpu", *QUICKLY, "resume=r1").said(240)
     assert code == 0, (out, err)
