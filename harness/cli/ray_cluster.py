@@ -45,7 +45,7 @@ def refuse_absent(own: Sequence[str]) -> None:
 
 
 def _address(own: Sequence[str]) -> str:
-    """Of the Ray that is to be used; "" where one is to be started."""
+    """Where the Ray is that is to be used; "" where one is to be started."""
     named = _given(own).get(f"{INIT}.address", os.environ.get("RAY_ADDRESS", ""))
     return "" if named in ("null", "local") else named
 
