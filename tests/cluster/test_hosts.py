@@ -114,7 +114,7 @@ def begin_and_wait_for_an_arm(hosts: Hosts) -> list[Command]:
 
 
 def ends_with_the_lost_rank_named(hosts: Hosts, command: Command, why: str) -> None:
-    code, out, err = command.said(SILENT_S + 30)
+    code, out, err = command.said(120)  # it writes a report, on a machine that may be busy
     assert code == 1, (out, err)
     named = f"rank 1 of 2 (h2, {hosts.hosts[1].address}): {why}; start all ranks again"
     assert [named in line for line in out.splitlines() if line.startswith("  failed:")] == [True, True]
@@ -137,9 +137,10 @@ def test_a_host_that_is_cut_off_in_the_middle(hosts: Hosts) -> None:
     first, second = begin_and_wait_for_an_arm(hosts)
     hosts.cut(hosts.hosts[1])
     cut = time.monotonic()
+    wait_for("the lost rank's row", lambda: of_arm(ARMS[1]) == {"failed"}, SILENT_S + 15)
+    assert time.monotonic() - cut > SILENT_S / 2
     ends_with_the_lost_rank_named(hosts, first, f"no sign of life from its host for {SILENT_S} s")
     code, _, err = second.said(SILENT_S + 30)
-    assert time.monotonic() - cut < SILENT_S + 20
     assert code == 1
     (line,) = [line for line in err.splitlines() if line.startswith("error:")]
     assert line.startswith(f"error: rank 1 of 2: rank 0 (h1, {hosts.hosts[0].address}): no sign of life")
@@ -150,10 +151,9 @@ def test_a_host_that_is_cut_off_in_the_middle(hosts: Hosts) -> None:
 def test_a_host_that_dies_in_the_middle(hosts: Hosts) -> None:
     first, second = begin_and_wait_for_an_arm(hosts)
     hosts.hosts[1].lose()
-    lost = time.monotonic()
     second.said(10)
+    wait_for("the lost rank's row", lambda: of_arm(ARMS[1]) == {"failed"}, SILENT_S / 2)  # no wait for silence
     ends_with_the_lost_rank_named(hosts, first, "its process has ended")
-    assert time.monotonic() - lost < 15  # its kernel says so: no wait for silence
 
 
 def alone(hosts: Hosts, rank: int) -> Command:
