@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.cli import habits, seeds_needed, shard_job, slurm_queue
+from harness.cli import habits, ray_cluster, seeds_needed, shard_job, slurm_queue
 from harness.cli.config import command_line
 from harness.cli.resume_alone import load_request
 from harness.engine import run_folder, run_lock, shards, side_by_side, watch
@@ -48,17 +48,20 @@ class Launcher:
     module: str
     extra: str
     here: bool  # whether its jobs run on this machine alone
+    library: str = ""  # that the module needs
     program: str = ""  # that must be on the path
 
 
 LAUNCHERS = {
     "basic": Launcher("hydra", "", here=True),
-    "joblib": Launcher("hydra_plugins.hydra_joblib_launcher", "joblib", here=True),
-    "submitit_local": Launcher("hydra_plugins.hydra_submitit_launcher", "slurm", here=True),
-    "submitit_slurm": Launcher(
-        "hydra_plugins.hydra_submitit_launcher", "slurm", here=False, program="sbatch"
+    "joblib": Launcher("hydra_plugins.hydra_joblib_launcher", "joblib", here=True, library="joblib"),
+    "submitit_local": Launcher(
+        "hydra_plugins.hydra_submitit_launcher", "slurm", here=True, library="submitit"
     ),
-    "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False),
+    "submitit_slurm": Launcher(
+        "hydra_plugins.hydra_submitit_launcher", "slurm", here=False, library="submitit", program="sbatch"
+    ),
+    "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False, library="ray"),
 }
 INTERRUPTED = "interrupted"
 
@@ -79,7 +82,7 @@ class Job:
         default_factory=lambda: {
             "job": {"name": "fp8-harness", "chdir": False},
             "output_subdir": None,
-            "sweep": {"dir": "${oc.env:FP8_HARNESS_LAUNCH_DIR}", "subdir": "${hydra.job.num}"},
+            "sweep": {"dir": "", "subdir": "${hydra.job.num}"},
         }
     )
 
@@ -127,6 +130,8 @@ def main(argv: Sequence[str]) -> int:
     places = min(len(cores or gpus), len(chosen))
     if name == "joblib":
         places, to_hydra = _at_once(places, to_hydra)
+    if name == "ray":
+        ray_cluster.refuse_absent(to_hydra)
     folder = _folder(request)
     goes_on = request.config["resume"] is not None and folder.exists()  # of resume=last there may be none
     config = _absolute(request.config)
@@ -218,7 +223,7 @@ def _chosen_launcher(to_hydra: Sequence[str]) -> str:
         raise unknown("launcher", name, LAUNCHERS)
     launcher = LAUNCHERS[name]
     try:
-        there = importlib.util.find_spec(launcher.module) is not None
+        there = all(importlib.util.find_spec(name) for name in (launcher.module, launcher.library) if name)
     except ModuleNotFoundError:  # not even Hydra's folder of plugins
         there = False
     if not there:
@@ -240,11 +245,14 @@ def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder:
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
+    # As text and not as a variable of this process, which a job on another machine has not
+    job.hydra["sweep"]["dir"] = str((folder / run_files.LAUNCH).resolve()).replace("${", "\\${")
     ConfigStore.instance().store(name="shards", node=job)
     GlobalHydra.instance().clear()
-    os.environ["FP8_HARNESS_LAUNCH_DIR"] = str((folder / run_files.LAUNCH).resolve())
     silent = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     own = [word for word in to_hydra if not word.startswith("hydra/launcher=")]
+    if "hydra/launcher=ray" in overrides:
+        own += ray_cluster.words(own)
     before = sys.argv
     sys.argv = ["fp8-harness", "--multirun", *overrides, *silent, *own]
     try:

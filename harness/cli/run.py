@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.cli import seeds_needed
 from harness.engine import places, shards
 from harness.engine.plan import Plan, describe, make_plan
-from harness.machine import raw_output
+from harness.machine import raw_output, torchrun
 from harness.store import extensions
 from harness.suites import SUITES
 
@@ -36,6 +36,8 @@ def run_request(request: Request) -> int:
     if config["shard"] is not None:
         shard = shards.parse(config["shard"])
         plan = shards.share(plan, shard)
+    if torchrun.started() > 1:  # rank 0 alone is linked to the others: no worker could call them
+        config["isolate"] = False
     places.check(config)
     gpus = places.chosen(
         config["devices"], config["device"], places.gpus() if config["device"] == "cuda" else ()

@@ -105,13 +105,15 @@ def _is_run(folder: Path) -> bool:
 def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
     """The folder as this command's alone: no other one writes the same cases meanwhile.
 
+    That of a shard is waited for where another machine's writer may have died: a scheduler starts it again at once.
+
     Raises:
         UsageError: another command writes to this folder; or this is one shard of a run that is measured as a whole, or
             the other way round.
     """
     for other in [folder.parent] if shard is not None else sorted(folder.glob(_SHARDS)):
         run_lock.refuse_live(other, "rows")
-    with run_lock.held(folder):
+    with run_lock.held(folder, patience_s=0.0 if shard is None else run_lock.PATIENCE_S):
         yield
 
 

@@ -18,6 +18,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from harness.machine import raw_output
 from harness.machine.processes import this_host
 from harness.store.errors import UsageError
 from harness.store.run_files import LOCK, former
@@ -29,15 +30,22 @@ if TYPE_CHECKING:
 BEAT_S = 15.0
 STALE_S = 120.0
 LOOKS, LOOK_S = 5, 0.05
+PATIENCE_S = STALE_S + BEAT_S  # until a writer elsewhere that died is forgotten for sure
+_AGAIN_S = 1.0
+
+
+class WriterElsewhereError(UsageError):
+    """The writer is on another machine: it may have died there."""
 
 
 @contextmanager
-def held(folder: Path, role: str = "rows") -> Iterator[None]:
+def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[None]:
     """The right to write into a folder, made where it is missing, until the block or this process ends.
 
     Args:
         folder: of a run or of one of its shards.
         role: "rows" of a writer that measures, "shards" of one whose shards do.
+        patience_s: how long to wait for the end of a writer on another machine.
 
     Raises:
         UsageError: another writer has it, or the folder cannot be written to.
@@ -46,7 +54,7 @@ def held(folder: Path, role: str = "rows") -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse(folder / former(LOCK))
-        file = _locked(path)
+        file = _patiently_locked(path, patience_s)
         about = {"pid": os.getpid(), "host": this_host(), "hostname": socket.gethostname(), "role": role}
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps(about).encode(), 0)
@@ -87,6 +95,20 @@ def _refuse(path: Path, role: str = "") -> None:
             raise _refusal(path, _owner(file))
     finally:
         os.close(file)
+
+
+def _patiently_locked(path: Path, patience_s: float) -> int:
+    until, told = time.monotonic() + patience_s, False
+    while True:
+        try:
+            return _locked(path)
+        except WriterElsewhereError as error:
+            if time.monotonic() >= until:
+                raise
+            if not told:
+                raw_output.say(f"waits up to {patience_s:g} s: {error}\n")
+            told = True
+        time.sleep(_AGAIN_S)
 
 
 def _locked(path: Path) -> int:
@@ -151,7 +173,8 @@ def _is_same(file: int, path: Path) -> bool:
 
 def _refusal(path: Path, owner: dict[str, Any]) -> UsageError:
     who = f"process {owner.get('pid', '?')} on {owner.get('hostname', '?')}" if owner else "another process"
-    return UsageError(
+    elsewhere = owner.get("host", this_host()) != this_host()
+    return (WriterElsewhereError if elsewhere else UsageError)(
         f"run {path.parent.name} is being written by {who} ({path}); wait until it has ended, or give this run another "
         f"run_id; a writer on another machine that died is forgotten after {STALE_S:g} s"
     )

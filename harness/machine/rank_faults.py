@@ -44,6 +44,7 @@ class RanksError(RuntimeError):
         out_of_step: ranks may have been in different collectives; to compare them would tell.
         differ: they were, and the message says which rank was in which.
         words: of the rank at fault alone, without its number; the message where it is unknown.
+        lost: the rank is gone with its process or its host, for all groups to come: no fault of what was run.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class RanksError(RuntimeError):
         out_of_step: bool = False,
         differ: bool = False,
         words: str = "",
+        lost: bool = False,
     ) -> None:
         super().__init__(message)
         self.words = words or message
-        self.rank, self.out_of_step, self.differ = rank, out_of_step, differ
+        self.rank, self.out_of_step, self.differ, self.lost = rank, out_of_step, differ, lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Fault:
     text: str
     of_a_peer: bool = False  # it only saw that another one was gone
     sizes_differ: bool = False
+    host: str = ""  # where it is not this one
+    lost: bool = False  # with the process that would start another one in its place
 
 
 def raised(rank: int, error: BaseException) -> Fault:
@@ -95,8 +99,14 @@ def error(faults: list[Fault], world: int) -> RanksError:
             )
     guilty = min(faults, key=lambda fault: (fault.of_a_peer, fault.at))
     out_of_step = any(fault.sizes_differ for fault in faults)
-    message = f"rank {guilty.rank} of {world}: {guilty.text}"
-    return RanksError(message, guilty.rank, out_of_step=out_of_step, words=guilty.text)
+    where = f" ({guilty.host})" if guilty.host else ""
+    return RanksError(
+        f"rank {guilty.rank} of {world}{where}: {guilty.text}",
+        guilty.rank,
+        out_of_step=out_of_step,
+        words=guilty.text,
+        lost=guilty.lost,
+    )
 
 
 def _collective(rank: str, kind: str, rest: str) -> str:

@@ -14,38 +14,31 @@ that called, either, be it killed. The error names the rank at fault (`harness.m
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
 import os
 import pickle
-import signal
 import tempfile
-import threading
 import time
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.machine import rank_faults, torchrun
-from harness.machine.processes import end_with_parent, kill_group
 from harness.machine.rank_faults import Fault, RanksError
+from harness.machine.rank_process import Group, Rank
+from harness.machine.torchrun import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.context import ForkServerProcess
 
-__all__ = ["Fault", "Gang", "RanksError", "gpus_missing", "run"]
+    from harness.machine.torchrun import FarRank
 
-# By name, so that nothing here imports what stands above; what optimizers import when first used is the slowest.
-PRELOADED = ["torch", "torch._dynamo", "harness.training.parallel.cells"]
+__all__ = ["Fault", "Gang", "RanksError", "gpus_missing", "hosts", "run"]
+
 TIMEOUT_S = 120.0
 START_S = 120.0  # to start, import and meet
-PASSED_ON = 4000  # characters of what a rank wrote to standard error during one call
 GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
 TIE_S = 0.1  # for a rank that was at fault a moment earlier
-SIGN_S = 0.5  # for a rank that has not ended to say where it stands
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"  # torch's own: with DETAIL all ranks compare each collective before it runs
 
 
@@ -74,8 +67,6 @@ def run(
     """
     if world < 1:
         raise ValueError(f"world={world}: expected at least one rank")
-    if torchrun.started() == world:
-        return torchrun.run(fn, args)
     if missing := gpus_missing(world, device):
         raise ValueError(missing)
     work = pickle.dumps((fn, args))  # refused here and not in every rank
@@ -133,19 +124,21 @@ class Gang:
     ) -> None:
         if missing := gpus_missing(world, device):
             raise ValueError(missing)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         self.world, self.fault = world, None
         self._folder = tempfile.TemporaryDirectory()
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Rank | FarRank] = []
         # A worker leaves without atexit; multiprocessing's own finalizers run there before it joins its children
         self._end = Finalize(self, _end, (self._ranks, self._folder), exitpriority=10)
         environ = dict(os.environ) if env is None else env
+        folder = Path(self._folder.name)
         try:
-            for rank in range(world):
-                self._ranks.append(
-                    _Rank(context, rank, world, Path(self._folder.name), device, first, environ, group)
-                )
+            if group and torchrun.leads(world):
+                self._ranks += torchrun.group(world, device, folder, first, environ)
+            else:
+                store = str(folder / "store") if group else ""
+                for rank in range(world):
+                    own = Group(world, device, store, "lo", rank)
+                    self._ranks.append(Rank(rank, own, folder, first, environ))
             _collect(self._ranks, START_S)  # they have met
         except BaseException:
             self.close()
@@ -196,7 +189,7 @@ class Gang:
         self._end()
 
 
-def _end(ranks: list[_Rank], folder: tempfile.TemporaryDirectory[str]) -> None:
+def _end(ranks: list[Rank | FarRank], folder: tempfile.TemporaryDirectory[str]) -> None:
     for one in ranks:
         one.kill()
     for one in ranks:
@@ -211,80 +204,12 @@ def gpus_missing(world: int, device: str) -> str | None:
     import torch
 
     here = torch.cuda.device_count()
+    if torchrun.leads(world):
+        world = torchrun.of_a_host()
     return None if here >= world else f"{world} ranks need {world} GPUs; here are {here}"
 
 
-class _Rank:
-    """One process, seen from outside."""
-
-    def __init__(
-        self,
-        context: Any,
-        rank: int,
-        world: int,
-        folder: Path,
-        device: str,
-        first: bytes,
-        env: dict[str, str],
-        group: bool,
-    ) -> None:
-        self.rank = rank
-        self.said = folder / f"stderr-{rank}"
-        self._passed_on = 0  # characters
-        self.ours, theirs = context.Pipe()
-        self.process: ForkServerProcess = context.Process(
-            target=_serve, args=(theirs, rank, world, folder / "store", self.said, device, first, env, group)
-        )
-        self.process.start()
-        theirs.close()
-
-    def send(self, work: bytes) -> None:
-        """Gives it a call to make; that it is gone shows in its answer."""
-        with suppress(OSError):
-            self.ours.send_bytes(work)
-
-    def answer(self) -> Any:
-        """What it sends: (True, result) or a `Fault`; the first result says that it is in the group."""
-        try:
-            return self.ours.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            return rank_faults.died(self.rank, self.process.exitcode or 0, self._words())
-
-    def where(self) -> str:
-        """The stack of its main thread; "" where it gives no sign."""
-        before = len(self._words())
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid or 0, signal.SIGUSR1)
-        ends = time.monotonic() + SIGN_S
-        while time.monotonic() < ends and not self._words()[before:].endswith("\n"):
-            time.sleep(0.01)
-        return self._words()[before:]
-
-    def pass_on(self) -> None:
-        """Writes what it has said since the last time to standard error of this process, its end where that is long."""
-        words = self._words()
-        new, self._passed_on = words[self._passed_on :][-PASSED_ON:], len(words)
-        if new:
-            text = "".join(f"rank {self.rank}: {line}\n" for line in new.splitlines())
-            with suppress(OSError):
-                os.write(2, text.encode(errors="replace"))
-
-    def _words(self) -> str:
-        return self.said.read_text(errors="replace") if self.said.exists() else ""
-
-    def kill(self) -> None:
-        """Ends it and what it has started."""
-        kill_group(self.process.pid or 0)
-        self.process.kill()
-
-    def end(self) -> None:
-        """Waits until it is gone."""
-        self.process.join()
-        self.ours.close()
-
-
-def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
+def _collect(ranks: list[Rank | FarRank], timeout_s: float) -> list[Any]:
     """An answer of each rank."""
     results: dict[int, Any] = {}
     faults: list[Fault] = []
@@ -309,63 +234,3 @@ def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
     if waiting:
         raise rank_faults.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), timeout_s)
     return [results[rank.rank] for rank in ranks]
-
-
-def _serve(
-    parent: Connection,
-    rank: int,
-    world: int,
-    store: Path,
-    said: Path,
-    device: str,
-    first: bytes,
-    env: dict[str, str],
-    group: bool,
-) -> None:
-    """The process of one rank: makes the calls that it is given, and stays until it is killed: others may need it."""
-    os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, and a kill reaches what this process starts
-    end_with_parent()
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    faulthandler.enable(all_threads=False)
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
-    os.environ.clear()  # that of the server is of the time when it started
-    os.environ.update(env)
-    if group:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import set_debug_level_from_env
-
-    torch.set_num_threads(1)
-    if group:
-        set_debug_level_from_env()
-
-    def meet() -> None:
-        if first:
-            pickle.loads(first)
-        if device == "cuda":
-            torch.cuda.set_device(rank)
-        if not group:
-            return
-        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
-
-    def called() -> Any:
-        fn, args = pickle.loads(work)
-        return fn(*args)
-
-    call: Callable[[], Any] = meet
-    while True:
-        try:
-            answer: Any = (True, call())
-        except BaseException as error:  # noqa: BLE001 - whatever a rank raises is told
-            answer = rank_faults.raised(rank, error)
-        try:
-            parent.send(answer)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            parent.send(rank_faults.raised(rank, error))
-        try:
-            work = parent.recv_bytes()
-        except (EOFError, OSError):
-            threading.Event().wait()  # until `end_with_parent` sees it
-        call = called

@@ -114,7 +114,7 @@ class Run:
         return {
             "finished": "",
             "interrupted": "was interrupted: what it had finished until then is here, the rest is missing",
-            "failed": "ended early because its rows could not be written; the earlier ones are here",
+            "failed": "ended early: rows could not be written, or a shard did not finish; the earlier ones are here",
             "running": f"has not ended: it is still running or was killed{self._parts_done}; what it had stored so far is here",
         }.get(self.state, "has no readable _run.json, so its command and how it ended are unknown")
 

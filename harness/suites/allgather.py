@@ -88,6 +88,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         "library": gather.implementation or "none",
         "recipe": "tensorwise" if gather.implementation else "none",
         "world": world,
+        "hosts": ranks.hosts(world),
         "weights": dict(weights_in(gather)),
         "timed": "training steps of all ranks, the ways alternating, in the same rounds",
         "version": TORCHAO.version() if peer else None,
@@ -95,6 +96,8 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     try:
         every: list[Measured] = ranks.run(measure, world, gather, timeout_s=TIMEOUT_S, device=device)
     except ranks.RanksError as error:
+        if error.lost:
+            return Trial((), resolved, str(error).splitlines()[0], cause=Cause.DIED)
         if not peer:
             raise
         return Trial(

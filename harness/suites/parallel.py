@@ -72,6 +72,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     resolved: dict[str, object] = {
         "doc": cell.doc,
         "world": cell.world,
+        "hosts": ranks.hosts(cell.world),
         "recipe": str(job.recipe) if job.recipe else "none",
         "compute": "fp32",
         "optimizer": "SGD",
@@ -85,7 +86,8 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         )
     except ranks.RanksError as error:
         trace = {"traceback": str(error)[-4000:]}
-        return Trial((), resolved | trace, str(error).splitlines()[0], cause=Cause.RUN)
+        cause = Cause.DIED if error.lost else Cause.RUN
+        return Trial((), resolved | trace, str(error).splitlines()[0], cause=cause)
     resolved |= every[0].facts
     if every[0].refusal:
         return Trial((), resolved, refusal=every[0].refusal)

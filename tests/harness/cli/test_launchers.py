@@ -258,21 +258,25 @@ def test_bad_input_is_one_line_exit_2_and_starts_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("missing", ["module", "library"])
 @pytest.mark.parametrize(
     ("name", "extra"),
     [("joblib", "joblib"), ("submitit_local", "slurm"), ("submitit_slurm", "slurm"), ("ray", "ray")],
 )
 def test_a_launcher_that_is_not_installed_names_its_extra(
-    name: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    extra: str,
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda module: None if module.startswith("hydra_plugins") else find(module),
-    )
+    gone = getattr(launch.LAUNCHERS[name], missing)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == gone else object())
     assert main(["-m", "sweep=tiny", "shard=0/2,1/2", f"hydra/launcher={name}"]) == 2
-    assert f"pip install 'fp8-harness[{extra}]'" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"pip install 'fp8-harness[{extra}]'" in line
+    assert not (tmp_path / "results").exists()
 
 
 def test_the_extras_that_errors_name_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -213,3 +214,23 @@ def test_a_live_writer_of_the_version_before_is_refused_and_nothing_renamed(
         assert not (folder / "_run.json").exists()
         assert not (folder / run_lock.LOCK).exists()
     assert main([*WORDS, "run_id=r1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "freed"), [(run_lock.STALE_S - 1, True), (run_lock.STALE_S - 60, False)]
+)
+def test_a_shard_that_a_scheduler_starts_again_waits_for_the_writer_of_a_lost_machine(
+    silent_s: float, freed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray starts it again at once on another node. Oracle: when the last sign of life was."""
+    path = tmp_path / run_lock.LOCK
+    path.write_text(json.dumps({"pid": 1, "host": "another", "hostname": "node7", "role": "rows"}))
+    os.utime(path, (time.time() - silent_s,) * 2)
+    began = time.monotonic()
+    with contextlib.suppress(run_lock.WriterElsewhereError), run_lock.held(tmp_path, patience_s=2.5):
+        assert freed
+    assert 1.0 <= time.monotonic() - began < 10.0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("waits up to 2.5 s: run ")
+    assert "process 1 on node7" in line
+    assert path.exists() is not freed

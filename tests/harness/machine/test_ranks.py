@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+from harness import store
 from harness.machine import rank_faults, ranks
 from harness.machine.ranks import GRACE_S, RanksError
 
@@ -222,7 +224,8 @@ def fails_under_torchrun(how: str) -> None:
 
 
 def test_torchruns_ranks_are_taken_and_rank_0_speaks(tmp_path: Path) -> None:
-    """Both worlds at once: torchrun's own two ranks, and three that the harness starts beside them."""
+    """Both worlds at once: torchrun's own two ranks, and three that the harness starts beside them. A fault ends no more
+    than its own call."""
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
     start = [
@@ -240,9 +243,8 @@ def test_torchruns_ranks_are_taken_and_rank_0_speaks(tmp_path: Path) -> None:
     assert said[0] == "here [(3.0, 0), (3.0, 1)] [(6.0, 0), (6.0, 1), (6.0, 2)]"
     assert said[1].endswith("ValueError: refused everywhere")
     assert said[2] == "caught 1 ValueError: refused by one"
-    assert said[3].startswith("caught None")  # out of step by now, so not tried
+    assert said[3].endswith("ValueError: refused everywhere")
     assert done.returncode == 0, done.stderr
-    assert "rank 1 of 2: ValueError: refused by one\nTraceback" in done.stderr
 
 
 def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -262,3 +264,15 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"the ranks cannot meet at 127.0.0.1:{port}" in done.stderr
     assert "set another MASTER_PORT" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    """The command of the docs. Oracle: the suite's own, losses of weights gathered in high precision."""
+    words = "sweep=allgather ranks=2 device=cpu axes.param_dtype=bf16 arms=[fp8] axes.rounds=2 quiet=true run_id=r1"
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "harness"]
+    done = torchrun([*start, *words.split()], tmp_path)
+    assert done.returncode == 0, done.stderr
+    frame = store.read(tmp_path / "results/allgather/r1")
+    assert set(frame["status"]) == {"ok"}
+    assert {json.loads(resolved)["hosts"] for resolved in frame["resolved"]} == {1}

@@ -1,0 +1,187 @@
+"""The process of one rank: how it is started, what it is asked and what it answers (`harness.machine.ranks`)."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.machine import rank_faults
+from harness.machine.processes import end_with_parent, kill_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerProcess
+    from pathlib import Path
+
+# By name, so that nothing here imports what stands above; what optimizers import when first used is the slowest.
+PRELOADED = ["torch", "torch._dynamo", "harness.training.parallel.cells"]
+PASSED_ON = 4000  # characters of what a rank wrote to standard error during one call
+SIGN_S = 0.5  # for a rank that has not ended to say where it stands
+
+
+class Group(NamedTuple):
+    """A process group, as one of its ranks is told of it.
+
+    Attributes:
+        world: ranks.
+        device: as in `harness.machine.ranks.run`.
+        store: where they meet: a file, or address:port of a store; "": they form no group, and only make calls.
+        interface: of the network, for gloo.
+        gpu: the one of this rank.
+    """
+
+    world: int
+    device: str
+    store: str
+    interface: str
+    gpu: int
+
+
+class Rank:
+    """One process, seen from outside.
+
+    Args:
+        rank: its number.
+        group: that it joins first of all.
+        folder: for a file of its own.
+        first: a function, pickled, whose module it imports before.
+        env: its environment.
+
+    Attributes:
+        ours: there is an answer when it can be read.
+    """
+
+    def __init__(self, rank: int, group: Group, folder: Path, first: bytes, env: Mapping[str, str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self.rank = rank
+        self.said = folder / f"stderr-{rank}"
+        self._passed_on = 0  # characters
+        self.ours, theirs = context.Pipe()
+        self.process: ForkServerProcess = context.Process(
+            target=_serve, args=(theirs, rank, group, self.said, first, dict(env))
+        )
+        self.process.start()
+        theirs.close()
+
+    def send(self, work: bytes) -> None:
+        """Gives it a call to make; that it is gone shows in its answer."""
+        with suppress(OSError):
+            self.ours.send_bytes(work)
+
+    def answer(self) -> Any:
+        """What it sends: (True, result) or a `Fault`; the first result says that it is in the group."""
+        try:
+            return self.ours.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return rank_faults.died(self.rank, self.process.exitcode or 0, self._words())
+
+    def where(self) -> str:
+        """The stack of its main thread; "" where it gives no sign."""
+        before = len(self._words())
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid or 0, signal.SIGUSR1)
+        ends = time.monotonic() + SIGN_S
+        while time.monotonic() < ends and not self._words()[before:].endswith("\n"):
+            time.sleep(0.01)
+        return self._words()[before:]
+
+    def news(self) -> str:
+        """What it has written to standard error since the last time, its end where that is long."""
+        words = self._words()
+        new, self._passed_on = words[self._passed_on :][-PASSED_ON:], len(words)
+        return new
+
+    def pass_on(self) -> None:
+        """Writes its news to standard error of this process."""
+        write_news(self.rank, self.news())
+
+    def _words(self) -> str:
+        return self.said.read_text(errors="replace") if self.said.exists() else ""
+
+    def kill(self) -> None:
+        """Ends it and what it has started."""
+        kill_group(self.process.pid or 0)
+        self.process.kill()
+
+    def end(self) -> None:
+        """Waits until it is gone."""
+        self.process.join()
+        self.ours.close()
+
+
+def write_news(rank: int, news: str) -> None:
+    """Writes what a rank has said to standard error of this process."""
+    if news:
+        text = "".join(f"rank {rank}: {line}\n" for line in news.splitlines())
+        with suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+
+
+def _serve(
+    parent: Connection, rank: int, group: Group, said: Path, first: bytes, env: dict[str, str]
+) -> None:
+    """The process of one rank: makes the calls that it is given, and stays until it is killed: others may need it."""
+    os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, and a kill reaches what this process starts
+    end_with_parent()
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    os.environ.clear()  # that of the server is of the time when it started
+    os.environ.update(env)
+    if group.store:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", group.interface)
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import set_debug_level_from_env
+
+    torch.set_num_threads(1)
+    if group.store:
+        set_debug_level_from_env()
+
+    def meet() -> None:
+        if first:
+            pickle.loads(first)
+        if group.device == "cuda":
+            torch.cuda.set_device(group.gpu)
+        if not group.store:
+            return
+        backend = "cpu:gloo,cuda:nccl" if group.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=_store(), rank=rank, world_size=group.world)
+
+    def _store() -> Any:
+        import torch.distributed as dist
+
+        if group.store.startswith("/"):
+            return dist.FileStore(group.store, group.world)  # type: ignore[attr-defined]
+        address, _, port = group.store.rpartition(":")
+        return dist.TCPStore(address, int(port), is_master=False)  # type: ignore[attr-defined]
+
+    def called() -> Any:
+        fn, args = pickle.loads(work)
+        return fn(*args)
+
+    call: Callable[[], Any] = meet
+    while True:
+        try:
+            answer: Any = (True, call())
+        except BaseException as error:  # noqa: BLE001 - whatever a rank raises is told
+            answer = rank_faults.raised(rank, error)
+        try:
+            parent.send(answer)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            parent.send(rank_faults.raised(rank, error))
+        try:
+            work = parent.recv_bytes()
+        except (EOFError, OSError):
+            threading.Event().wait()  # until `end_with_parent` sees it
+        call = called
