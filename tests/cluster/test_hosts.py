@@ -152,7 +152,9 @@ def test_a_host_that_dies_in_the_middle(hosts: Hosts) -> None:
     first, second = begin_and_wait_for_an_arm(hosts)
     hosts.hosts[1].lose()
     second.said(10)
-    wait_for("the lost rank's row", lambda: of_arm(ARMS[1]) == {"failed"}, SILENT_S / 2)  # no wait for silence
+    wait_for(
+        "the lost rank's row", lambda: of_arm(ARMS[1]) == {"failed"}, SILENT_S / 2
+    )  # no wait for silence
     ends_with_the_lost_rank_named(hosts, first, "its process has ended")
 
 
