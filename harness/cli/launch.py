@@ -37,6 +37,8 @@ from harness.store.errors import UsageError, one_line, unknown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from harness.cli.config import Request
     from harness.engine.shards import Shard
 
@@ -64,6 +66,7 @@ LAUNCHERS = {
     "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False, library="ray"),
 }
 INTERRUPTED = "interrupted"
+LOOKS = 5
 
 
 @dataclass
@@ -289,7 +292,7 @@ def _finish(
     states |= {s: "not begun" for s in chosen if states[s] == "finished" and ended[s] == before[s]}
     unfinished = {shard: state for shard, state in states.items() if state != "finished"}
     writer.close("finished" if not unfinished else INTERRUPTED if trouble == INTERRUPTED else "failed")
-    rows, _ = store.read_quietly(folder)
+    rows = _rows(folder)
     counts = rows["status"].value_counts()
     said = ", ".join(f"{counts[status]} {status}" for status in sorted(counts.index)) or "no rows"
     sys.stdout.write(
@@ -304,6 +307,8 @@ def _finish(
             sys.stdout.write(f"report   {write_report([folder], html).html}\n")
         except KeyboardInterrupt:
             message = f"interrupted; python -m harness report {folder} makes the report"
+        except (UsageError, OSError) as error:  # shards elsewhere may still write, and move files as they do
+            message = f"no report: {error}; python -m harness report {folder} makes it"
     if unfinished:
         which = ", ".join(f"{shard} ({state})" for shard, state in unfinished.items())
         why = f": {trouble}" if trouble else ""
@@ -315,6 +320,16 @@ def _finish(
         sys.stderr.write(f"error: {message}\n")
         return 2
     return 1 if counts.get("failed", 0) else 0
+
+
+def _rows(folder: Path) -> pd.DataFrame:
+    """The rows of a run, of which shards elsewhere may still move a file between its listing and its reading."""
+    for _ in range(LOOKS - 1):
+        try:
+            return store.read_quietly(folder)[0]
+        except UsageError:
+            time.sleep(1.0)
+    return store.read_quietly(folder)[0]
 
 
 def _folder(request: Request) -> Path:

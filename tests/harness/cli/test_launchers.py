@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from hydra import compose, initialize
@@ -26,6 +27,7 @@ from harness.cli.config import load as compose_request
 from harness.cli.config import sweeps
 from harness.engine.shards import of_command
 from harness.report.runs import load
+from harness.store.errors import UsageError
 
 SWEEP = """\
 # Do shards survive?
@@ -363,6 +365,31 @@ def test_a_shard_that_ended_no_later_than_before_did_not_run(
     assert "1 of 2 shards finished" in said.out
     assert "shards 0/2 (not begun) did not finish: it could not start any worker" in said.err
     assert store.read_about(folder)["state"] == "failed"
+
+
+@pytest.mark.parametrize("all_ended", [False, True])
+def test_shards_are_named_though_the_report_cannot_be_made(
+    all_ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray tells of the first shard that was lost while others still write, and a file is gone before it is read."""
+
+    def lost(*given: object) -> None:
+        raise UsageError("no such file or folder: part-1.parquet")
+
+    monkeypatch.setattr("harness.report.write_report", lost)
+    monkeypatch.setattr(store, "read_quietly", lambda folder: (pd.DataFrame({"status": ["ok"]}), []))
+    folder, both = tmp_path / "r1", of_command("0/2,1/2")
+    for shard in both[: 2 if all_ended else 1]:
+        (folder / shard.folder).mkdir(parents=True)
+        (folder / shard.folder / "_run.json").write_text('{"state": "finished", "ended_at": "2026-01-01"}')
+    writer = store.RunWriter(folder, run_id="r1", sweep="toy", env_id="e", env={}, about={})
+    request = compose_request(["sweep=gemm", "device=cpu", f"reports_dir={tmp_path}"], lambda _: "cpu")
+    assert launch._finish(request, writer, dict.fromkeys(both), "a worker died", 1.0) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    expected = (
+        "error: no report: no such file" if all_ended else "error: shards 1/2 (not begun) did not finish"
+    )
+    assert line.startswith(expected)
 
 
 @pytest.mark.parametrize(("words", "known"), [([], False), (["device=cpu"], True)])
