@@ -79,6 +79,7 @@ class Run:
         batches: hashes of what it read, by step and "heldout"; empty where that is not known.
         proof: the line of `fp8core.verify` about its FP8 layers; "" where nothing was asked.
         proof_outcome: what it found.
+        emulated: its FP8 products were emulated: no FP8 GEMM ran, and there is nothing to prove.
         fp8_grad_norm: norm of the gradients of the converted layers' weights before clipping; None where there are none.
     """
 
@@ -94,6 +95,7 @@ class Run:
     batches: Mapping[str, str] = field(default_factory=dict)
     proof: str = ""
     proof_outcome: ProofOutcome = ProofOutcome.NONE
+    emulated: bool = False
     fp8_grad_norm: Curve | None = None
     switch_back_step: int | None = None
 

@@ -47,6 +47,7 @@ _CURVES = {
 }
 
 _UNASKED = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
+_EMULATED = "emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran"
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
 Arms = dict[str, dict[int, Run]]
@@ -185,6 +186,7 @@ def _run(about: Mapping[str, Any]) -> Run:
         batches=resolved.get("batches") or {},
         proof=str(resolved.get("verify") or ""),
         proof_outcome=proof_outcome(resolved),
+        emulated=bool(resolved.get("emulated")),
     )
 
 
@@ -257,9 +259,18 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
             if verdict.outcome == "PASS":
                 verdict = replace(verdict, outcome="INCONCLUSIVE")
     doubted = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.doubted]
-    emulates = fields.variant in (GOLDEN, *ABLATIONS)  # what rows from before the field say nothing of
-    if fields.has_fp8 and not setup.resolved.get(arm, {}).get("emulated", emulates):
-        unasked = [str(seed) for seed, run in sorted(mine.items()) if run.proof_outcome is ProofOutcome.NONE]
+    if fields.has_fp8 and fields.variant not in (
+        GOLDEN,
+        *ABLATIONS,
+    ):  # which claim no FP8 GEMM by their names
+        emulated = [seed for seed, run in mine.items() if run.emulated]
+        if len(emulated) == len(mine):
+            failed.append(_EMULATED)
+        unasked = [
+            str(seed)
+            for seed, run in sorted(mine.items())
+            if run.proof_outcome is ProofOutcome.NONE and len(emulated) < len(mine)
+        ]
         if unasked:
             named = "" if len(unasked) == len(mine) else f"seed {', '.join(unasked)}: "
             doubted.append(f"{named}{_UNASKED}")

@@ -159,6 +159,22 @@ def test_an_arm_of_which_nobody_asked_for_a_proof_does_not_pass(tmp_path):
     assert why.startswith(f"seed {last}: no row says")
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_seed_that_was_emulated_excuses_no_other_from_its_proof(tmp_path, backwards):
+    runs = shifted(BASE)
+    last = max(runs)
+    parts = [
+        rows_of_runs("tensorwise", {s: r for s, r in runs.items() if s != last}, verify="", emulated=False),
+        rows_of_runs("tensorwise", {last: runs[last]}, verify="", emulated=True),
+    ]
+    rows = rows_of_runs("base", BASE) + [row for part in parts[:: -1 if backwards else 1] for row in part]
+    rows += rows_of_runs("mxfp8", runs, verify="", emulated=True)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    assert arms["mxfp8"].verdict.outcome == "PASS"
+    assert any(note.startswith("emulated: ") for note in arms["mxfp8"].verdict.notes)
+
+
 def _cut(runs):
     """Runs that were meant to go on for longer: none has a partner."""
     return {s: dataclasses.replace(r, planned_steps=4 * STEPS, stopped="killed") for s, r in runs.items()}
