@@ -49,7 +49,7 @@ def forgive() -> None:
     error refuses to take. A full disk behind standard output stays an error: its reader would miss something.
     """
     if sys.stdout is None:  # whoever started the command has closed it
-        sys.stdout = Path(os.devnull).open("w")
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open
     else:
         sys.stdout = _forgiving(sys.stdout, BrokenPipeError)
     sys.stderr = _forgiving(sys.stderr, OSError)
