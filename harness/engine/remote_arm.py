@@ -154,8 +154,8 @@ class RemoteArm:
         """What the compiler did since the arm was ready; takes in what its workload has found meanwhile."""
         try:
             fault, resolved = self.ask(remote_calls.finish)
-        except RemoteError:  # its timing has that already
-            return ""
+        except RemoteError as error:  # a timing that failed by it has its own words for it
+            return f"what the compiler did while it was timed is not known: {one_line(error)}"
         assert self.arm is not None
         assert isinstance(self.arm.workload.resolved, dict)
         self.arm.workload.resolved.update(resolved)

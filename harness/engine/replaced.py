@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +41,8 @@ PLACES: dict[str, Any] = {
 }
 # Replaced by torch itself when its compiler is imported, or compiles for the first time
 _BY_TORCH = {"torch.manual_seed", "torch.nn.Module.__init__", "torch.nn.Module.__setstate__"}
+# Shape functions; batching rules, at the first `torch.vmap`, `torch.func.grad` or mask of flex_attention
+_BY_TORCH_LATER = ("/Meta", "/FuncTorchBatched", "/FuncTorchBatchedDecomposition")
 # Whose threads wait for work of the arm that they were started for
 _POOLS = ("torch", "concurrent", "multiprocessing", "tqdm", "harness", "threading")
 
@@ -82,14 +83,16 @@ def functions() -> Names:
 
 
 def operators() -> str:
-    """Operators of PyTorch's own that Python code has given a kernel; the shape functions of torch itself left out."""
-    return _operators(len(torch.library._impls))
+    """Operators of PyTorch's own that Python code has given a kernel, but for those that torch itself registers as it goes."""
+    if _kernels[0] != torch.library._impls:  # some 13 us for 2,000 that are as they were
+        _kernels[0] = frozenset(torch.library._impls)
+        own = (k for k in _kernels[0] if k.startswith("aten/") and not k.endswith(_BY_TORCH_LATER))
+        _named[0] = ", ".join(sorted(own))
+    return _named[0]
 
 
-@cache
-def _operators(count: int) -> str:
-    own = (key for key in torch.library._impls if key.startswith("aten/") and not key.endswith("/Meta"))
-    return ", ".join(sorted(own))
+_kernels: list[frozenset[str]] = [frozenset()]
+_named = [""]
 
 
 def module_hooks() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -136,6 +137,7 @@ def _serve(
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=False)
+    gc.freeze()  # as a worker does: a step that collects is to look through its own objects only
     os.environ.clear()  # that of the server is of the time when it started
     os.environ.update(env)
     if group.store:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from harness.store.errors import UsageError
@@ -46,7 +48,10 @@ def forgive() -> None:
     """From now on a reader of standard output that leaves, as `head` does, goes unnoticed, and so does whatever standard
     error refuses to take. A full disk behind standard output stays an error: its reader would miss something.
     """
-    sys.stdout = _forgiving(sys.stdout, BrokenPipeError)
+    if sys.stdout is None:  # whoever started the command has closed it
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open
+    else:
+        sys.stdout = _forgiving(sys.stdout, BrokenPipeError)
     sys.stderr = _forgiving(sys.stderr, OSError)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import time
@@ -45,7 +46,13 @@ class Patching(ToySuite):
         if arm == "peer" and self.patches:
             functional.linear = detour
         x = torch.ones(2, 2)
-        seen = {"calls": 0, "replaced": 0, "entered": 0, "process": os.getpid()}
+        seen = {
+            "calls": 0,
+            "replaced": 0,
+            "entered": 0,
+            "process": os.getpid(),
+            "frozen": gc.get_freeze_count(),
+        }
 
         def run() -> None:
             before = replaced[0]

@@ -85,7 +85,11 @@ EACH = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from leaky import FOR_GOOD
+from harness.engine import replaced
 from harness.engine.process_state import OwnStates
+import torch
+torch.vmap(torch.nn.functional.mse_loss)(torch.ones(2, 2), torch.ones(2, 2))
+print(any(key.endswith("/FuncTorchBatched") for key in torch.library._impls), replaced.before_arms())
 for name, (leak, read, named) in FOR_GOOD.items():
     states = OwnStates()
     before = read()
@@ -96,10 +100,10 @@ for name, (leak, read, named) in FOR_GOOD.items():
 
 
 def test_each_change_that_cannot_be_put_back_is_found_and_named() -> None:
-    """In one process of its own, which is spoiled by each of them."""
+    """In one process of its own, which is spoiled by each of them; kernels that torch registers for `vmap` are no change."""
     folder = str(Path(__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", EACH, folder], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{name} True guilty True" for name in FOR_GOOD]
+    assert done.stdout.splitlines() == ["True ", *(f"{name} True guilty True" for name in FOR_GOOD)]
 
 
 def test_a_process_that_cannot_be_put_back_is_told_and_does_nothing_more() -> None:

@@ -76,6 +76,9 @@ def test_a_function_that_one_arm_replaces_is_replaced_for_it_alone_and_its_row_s
         assert "own_process" not in rows[name].resolved
     assert seen(rows["peer"])["replaced"] == seen(rows["peer"])["calls"] > 0
     assert seen(rows["peer"])["process"] != os.getpid()
+    assert (
+        seen(rows["peer"])["frozen"] > 10_000
+    )  # a step that collects looks through its own objects, as in a worker
     assert rows["peer"].resolved["own_process"] == {
         "why": "changed",
         "settings": {"functions": ["", "torch.nn.functional.linear"]},
