@@ -212,7 +212,12 @@ def test_the_command_prints_and_succeeds_where_something_is_missing(
         assert word in out
 
 
-@pytest.mark.parametrize("words", [["--fast"], ["device"], ["device="], ["device=cpu", "x=1"]])
+def test_a_device_without_a_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="device='' must be auto, cpu or cuda"):
+        main(["device="])
+
+
+@pytest.mark.parametrize("words", [["--fast"], ["device"], ["device=cpu", "x=1"]])
 def test_another_argument_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match=r"usage: python -m harness doctor \[device=cpu\|cuda\]"):
         main(words)

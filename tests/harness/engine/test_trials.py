@@ -77,7 +77,16 @@ def test_the_suites_of_the_two_kinds_are_told_apart() -> None:
     kinds = {name: isinstance(suite, TrialSuite) for name, suite in run.SUITES.items()}
     assert all(
         kinds.pop(name)
-        for name in ("allgather", "divergence", "parallel", "scale", "smoke_kernels", "smoke_layers", "tests")
+        for name in (
+            "allgather",
+            "divergence",
+            "links",
+            "parallel",
+            "scale",
+            "smoke_kernels",
+            "smoke_layers",
+            "tests",
+        )
     )
     assert not any(kinds.values())
 
