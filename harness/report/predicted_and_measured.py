@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.machine import mfu
+from harness.machine.hardware import of_env
 from harness.report.table import Column, Table, make_table, number, number4, resolved_of
 from harness.store import text
 from harness.store.arm import arm_of
@@ -131,6 +132,20 @@ def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
     return out
 
 
+def lines_by_machine(frame: pd.DataFrame) -> list[str]:
+    """`lines` of each environment of one job, with the peak of its own GPU; the prediction is that of the job's first start."""
+    timed = frame[frame["suite"].isin({"ab", "divergence"})]
+    found = list(timed.groupby("env_id", sort=False)["env"].first().items())
+    out = []
+    for env_id, env in found:
+        facts = parse(env)
+        out += [f"On {facts.get('gpu') or facts.get('cpu') or 'an unknown device'} ({env_id}):"] * (
+            len(found) > 1
+        )
+        out += lines(frame[(frame["env_id"] == env_id) | (frame["suite"] == "scale")], of_env(facts))
+    return out
+
+
 def _caption(machine: Machine, arms: list[JobArm]) -> str:
     jobs = [run.about for run in machine.runs if run.run_id in {arm.run_id for arm in arms}]
     where = [
@@ -145,7 +160,13 @@ def _caption(machine: Machine, arms: list[JobArm]) -> str:
     ]
     missing = dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction)
     unknown = [] if machine.device else ["no peak of this device is known, so no MFU is stated"]
-    parts = [*dict.fromkeys(where), *missing, *unknown, *resumed]
+    changed = [
+        f"the run was continued with {name} {now or 'none'} after {was or 'none'} (resume_anyway)"
+        for about in jobs
+        for change in about.get("continued_with_other", [])
+        for name, (was, now) in change.items()
+    ]
+    parts = [*dict.fromkeys(where), *missing, *unknown, *resumed, *dict.fromkeys(changed)]
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
 
 

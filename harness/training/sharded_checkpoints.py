@@ -91,7 +91,9 @@ class ShardedCheckpoints:
             found = _gathered(problem)
             if first and not any(found):
                 found[0] = self._finish(place, step, run, {n: h for one in every for n, h in one.items()})
-            found = _gathered(found[0] or problem)  # before any rank goes on: it is there, or is known not to be
+            found = _gathered(
+                found[0] or problem
+            )  # before any rank goes on: it is there, or is known not to be
         if first and any(found):
             shutil.rmtree(place, ignore_errors=True)
         for rank, why in [(r, w) for r, w in enumerate(found) if w][:1]:
