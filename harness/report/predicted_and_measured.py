@@ -20,7 +20,7 @@ from harness.store.compare import rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import pandas as pd
 
@@ -60,16 +60,18 @@ class JobArm:
     resumed: list[int] = field(default_factory=list)
 
 
-def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
+def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] = ()) -> list[JobArm]:
     """The arms of the runs that hold a prediction beside what they timed; bf16 first.
 
     Args:
         frame: rows of the store.
         device: of these rows; None where no peak is known.
+        known: runs that are such jobs though their prediction is not among these rows (made on another machine).
     """
     own = frame[frame["suite"].isin(SUITES)]
     suites = own.groupby("run_id")["suite"].agg(set)
-    jobs = [run for run, found in suites.items() if "scale" in found and found & {"ab", "divergence"}]
+    timed = {run for run, found in suites.items() if found & {"ab", "divergence"}}
+    jobs = [run for run in timed if "scale" in suites[run] or run in known]
     arms: dict[tuple[str, str], JobArm] = {}
     steps: dict[tuple[str, str], list[float]] = {}
     for row in rows_of(own[own["run_id"].isin(jobs)]):
@@ -93,7 +95,8 @@ def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
 
 def job_table(machine: Machine) -> Table:
     """A row an arm; columns that no arm has a figure for are left out."""
-    arms = job_arms(machine.frame, machine.device)
+    known = {run.run_id for run in machine.runs if "made_with" in run.about}  # the reference job's
+    arms = job_arms(machine.frame, machine.device, known)
     records = [_record(arm) for arm in arms]
     several = len({arm.run_id for arm in arms}) > 1
     columns = [

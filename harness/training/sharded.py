@@ -77,9 +77,9 @@ def train_sharded(
         before(run)
         result = run.to_the_end(on_step)
     result.facts["nondeterministic"] = nondeterministic
-    if run.left_off and not run.saved:
+    if run.left_off and run.unsaved:
         raise NotSavedError(
-            f"asked to end, and the checkpoint could not be written: {run.checkpoints.problems[-1]}; mend that and give the same "
+            f"asked to end, and the checkpoint could not be written: {run.unsaved}; mend that and give the same "
             "command again, which continues from the newest checkpoint that is there"
         )
     return result, not run.left_off
@@ -100,7 +100,7 @@ class _ShardedRun(TrainingRun):
         on_problem: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._asked_to_end, self._on_problem = asked_to_end, on_problem
-        self.saved = False  # at the last attempt
+        self.unsaved = ""  # why the last attempt failed
         rank, world = dist.get_rank(), dist.get_world_size()
         if len(job.heldout) % world:
             raise UsageError(
@@ -144,15 +144,16 @@ class _ShardedRun(TrainingRun):
             "read": self.read,
             "resumed": self.resumed,
         }
-        self.saved = checkpoints.save(self.step, self.trainee.model, self.trainee.optimizer, run)
+        saved = checkpoints.save(self.step, self.trainee.model, self.trainee.optimizer, run)
+        self.unsaved = "" if saved else checkpoints.problems[-1]
+        if checkpoints.problems:
+            self.facts["checkpoint_problems"] = checkpoints.problems
 
     def to_the_end(self, on_step: OnStep) -> Result:
         begun_at = self.step
         result = super().to_the_end(on_step)
         if not result.stopped and not self.left_off and self.step > begun_at:
             self._save(self.checkpoints)  # the trained model
-            if self.checkpoints.problems:
-                self.facts["checkpoint_problems"] = self.checkpoints.problems
         return result
 
     def _evaluate(self) -> None:

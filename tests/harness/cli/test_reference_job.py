@@ -22,7 +22,8 @@ from harness.cli import reference_prediction as prediction
 from harness.cli.reference_settings import SWEEP, read
 from harness.machine import torchrun
 from harness.machine.hardware import named
-from harness.report.predicted_and_measured import job_arms, lines, lines_by_machine
+from harness.report.predicted_and_measured import job_arms, job_table, lines, lines_by_machine
+from harness.report.runs import load
 from harness.store.arm import Arm
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
@@ -131,7 +132,9 @@ def test_a_run_that_was_stopped_and_one_on_another_gpu(tmp_path: Path) -> None:
     gpus = {"e": ("NVIDIA H100 80GB HBM3", 79.2), "f": ("NVIDIA B200", 178.4)}
     for env_id, (gpu, memory) in gpus.items():
         env = {"gpu": gpu, "gpu_memory_gib": memory, "device": "cuda"}
-        writer = store.RunWriter(tmp_path / "r", run_id="r", sweep=SWEEP, env_id=env_id, env=env, about={})
+        changes = [{"GPU": ["NVIDIA H100 80GB HBM3", "NVIDIA B200"]}]
+        about = {"made_with": {}, "continued_with_other": changes, "ranks": 2, "hosts": ["n"]}
+        writer = store.RunWriter(tmp_path / "r", run_id="r", sweep=SWEEP, env_id=env_id, env=env, about=about)
         stopped = {"stopped": "loss is nan at step 2"} if env_id == "f" else {"stopped": ""}
         arm = "bf16" if env_id == "e" else "tensorwise"
         writer.append([*(predicted if env_id == "e" else []), trained(arm, **stopped)])
@@ -140,6 +143,11 @@ def test_a_run_that_was_stopped_and_one_on_another_gpu(tmp_path: Path) -> None:
     assert reference_facts.stopped(frame) == [
         "the training run in tensorwise was stopped: loss is nan at step 2"
     ]
+    tables = [job_table(machine) for machine in load([tmp_path / "r"], tmp_path).machines]
+    assert len(tables) == 2
+    for table in tables:
+        assert "continued with GPU NVIDIA B200 after NVIDIA H100 80GB HBM3 (resume_anyway)" in table.caption
+        assert table.rows
     said = lines_by_machine(frame)
     assert next(line for line in said if "training" in line and line.startswith("bf16")).count(
         "mixed MFU 50.0 %"
