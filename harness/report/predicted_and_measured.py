@@ -69,7 +69,7 @@ def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] 
         known: runs that are such jobs though their prediction is not among these rows (made on another machine).
     """
     own = frame[frame["suite"].isin(SUITES)]
-    suites = own.groupby("run_id")["suite"].agg(set)
+    suites = {str(run): set(names) for run, names in own.groupby("run_id")["suite"]}
     timed = {run for run, found in suites.items() if found & {"ab", "divergence"}}
     jobs = [run for run in timed if "scale" in suites[run] or run in known]
     arms: dict[tuple[str, str], JobArm] = {}

@@ -118,6 +118,25 @@ def test_another_torch_or_gpu_is_refused_and_told_of_if_taken_anyway() -> None:
     assert reference_facts.continued_with(taken, second, anyway=False) == taken
 
 
+def test_the_lock_of_a_node_that_died_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A requeued job starts within the time in which the lock of its first start may still look alive."""
+    seen: list[float] = []
+
+    def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> None:
+        seen.append(patience_s)
+        raise UsageError("enough")
+
+    for name in ("together", "refuse_other_facts", "refuse_unshared"):
+        monkeypatch.setattr(reference_job, name, lambda *args: None)
+    monkeypatch.setattr(reference_job, "from_first", lambda fn: fn())
+    monkeypatch.setattr(reference_job.run_lock, "held", held)
+    job = object.__new__(reference_job.ReferenceJob)
+    job.settings, job.device, job.folder, job.text = read(["run_id=a"]), "cpu", tmp_path, None
+    with pytest.raises(UsageError, match="enough"):
+        job.run()
+    assert seen == [reference_job.run_lock.PATIENCE_S]
+
+
 def trained(arm: str = "tensorwise", **facts: object) -> Measurement:
     return Measurement(
         suite="divergence", arm=arm, arm_fields=Arm(arm), metric="elapsed_s", status="ok", axes="{}",
@@ -166,7 +185,7 @@ def test_without_torchrun_it_says_how_it_is_started(
 
 def test_a_run_is_continued_as_it_was() -> None:
     before = {"settings": read(["run_id=a"]).same, "ranks": 16}
-    read(["run_id=a", "checkpoint_s=5"]).refuse_other_run(before, 16)
+    read(["run_id=a", "checkpoint_s=5", "resume_anyway=true"]).refuse_other_run(before, 16)
     with pytest.raises(UsageError, match="run a has steps=1000, asked for is 5: continue it as it was"):
         read(["run_id=a", "steps=5"]).refuse_other_run(before, 16)
     with pytest.raises(UsageError, match="run a has ranks=16, asked for is 8"):
