@@ -30,6 +30,7 @@ import torch.distributed as dist
 from fp8core import RECIPES, update_scales
 from fp8core.distributed.gather_reasons import recipe_reason
 from harness import ab, report, store
+from harness.cli import reference_facts
 from harness.cli import reference_prediction as prediction
 from harness.cli.rank_agreement import (
     from_first,
@@ -50,6 +51,7 @@ from harness.machine.hardware import of_env
 from harness.report import predicted_and_measured
 from harness.store import run_files
 from harness.store.case import Case
+from harness.store.cause import Cause
 from harness.store.errors import UsageError, unknown
 from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import divergence
@@ -57,10 +59,10 @@ from harness.timing.workload import Trial
 from harness.training import batches, on_paper
 from harness.training.ab.plan import ARMS, WITH_GATHER
 from harness.training.ab.rows import measurements
-from harness.training.loop import Job, Regime, TrainingRun, facts_of
+from harness.training.loop import Job, Regime, TrainingRun
 from harness.training.models import resolve
 from harness.training.setup import Setup, optimizer_of, prepare
-from harness.training.sharded import notices, shard_blocks, train_sharded
+from harness.training.sharded import NotSavedError, notices, shard_blocks, train_sharded
 from harness.training.steps import cause_of_fault
 
 if TYPE_CHECKING:
@@ -77,12 +79,17 @@ class InterruptedJobError(Exception):
     """It was asked to end, and all that it has is stored."""
 
 
+class LocalGpuError(UsageError):
+    """One rank alone has no GPU that it could take, before there is a group."""
+
+
 class NotProvedError(Exception):
     """FP8 is not proved on every rank."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the job on this rank; exit code 0, 1 where FP8 is not proved or a run failed, 2 where it could not be carried out."""
+    """Runs the job on this rank; exit code 0; 1 where FP8 is not proved, a run was stopped by a value that is not finite or
+    no checkpoint could be written at the end that was asked for; 2 where it could not be carried out, or was asked to end."""
     first = os.environ.get("RANK", "0") == "0"
     if words in (["--help"], ["-h"]):
         raw_output.say(f"{described()}\n")
@@ -95,13 +102,13 @@ def main(words: Sequence[str]) -> int:
             )
         return _on_ranks(settings)
     except UsageError as error:
-        if first:
+        if first or isinstance(error, LocalGpuError):
             raw_output.say(f"error: {error}\n")
         return 2
-    except (NotProvedError, InterruptedJobError) as error:
+    except (NotProvedError, InterruptedJobError, NotSavedError) as error:
         if first:
-            raw_output.say(f"{error}\n")
-        return 1 if isinstance(error, NotProvedError) else 2
+            raw_output.say(f"{'error: ' * isinstance(error, NotSavedError)}{error}\n")
+        return 2 if isinstance(error, InterruptedJobError) else 1
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -110,7 +117,7 @@ def main(words: Sequence[str]) -> int:
 def _on_ranks(settings: Settings) -> int:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(_local_gpu())
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
     folder = Path(settings.results_dir).absolute() / SWEEP / settings.run_id
     with notices(signal.SIGTERM, signal.SIGUSR1, file=folder / END) as asked:
@@ -121,6 +128,21 @@ def _on_ranks(settings: Settings) -> int:
         written = report.write_report([folder], Path(settings.reports_dir) / f"{settings.run_id}.html")
         raw_output.say(f"report   {written.html}\nresults  {folder}\n")
     return code
+
+
+def _local_gpu() -> int:
+    """The GPU of this rank.
+
+    Raises:
+        LocalGpuError: nobody says which, or there is none of that number.
+    """
+    text, count = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+    if not text.isdecimal() or int(text) >= count:
+        raise LocalGpuError(
+            f"LOCAL_RANK={text or 'not set'}: expected the number of a GPU of this host, below {count}; torchrun sets it, with "
+            "--nproc-per-node of at most that many"
+        )
+    return int(text)
 
 
 class ReferenceJob:
@@ -140,18 +162,15 @@ class ReferenceJob:
         Raises:
             UsageError: on all ranks alike.
         """
+        self.made = reference_facts.made_with(self.device)
+        refuse_other_facts({**self.made, "settings": str(self.settings.same)})
         together(self._check)
-        refuse_other_facts(
-            {
-                "settings": str(self.settings.same),
-                "sha256 of the data": self.text.sha256 if self.text is not None else "",
-                "torch": torch.__version__,
-                "code of harness and fp8core": str(environment.code_hash(Path(__file__).parents[2])),
-            }
-        )
+        refuse_other_facts({"sha256 of the data": self.text.sha256 if self.text is not None else ""})
         refuse_unshared(self.folder, f"results_dir={self.settings.results_dir}")
         with ExitStack() as stack:
-            from_first(lambda: stack.enter_context(run_lock.held(self.folder)))
+            # A node that died in this run is forgotten after a while
+            lock = run_lock.held(self.folder, patience_s=run_lock.PATIENCE_S)
+            from_first(lambda: stack.enter_context(lock))
             state = "failed"
             try:
                 self._open()
@@ -167,9 +186,9 @@ class ReferenceJob:
             finally:
                 if self._writer is not None:
                     self._writer.close(state)
-        if self.rank == 0:
-            self._conclude()
-        return 0
+                if self.rank == 0:  # what asked this start to end does not ask the next one
+                    (self.folder / END).unlink(missing_ok=True)
+        return int(from_first(self._conclude))
 
     @property
     def gathers_codes(self) -> bool:
@@ -206,12 +225,12 @@ class ReferenceJob:
             about = store.read_about(self.folder)
             mine.refuse_other_run(about, self.world)
             facts = environment.fingerprint(self.device)
-            self.gpu = of_env(facts)
-            key = self.gpu.key if self.gpu is not None else ""
+            gpu = of_env(facts)
+            key = gpu.key if gpu is not None else ""
             case = prediction.case_of(mine, self.world, key or self.device)
             predicted = prediction.rows(case, mine.recipe, key)
-            (self.folder / END).unlink(missing_ok=True)
-            about |= {
+            made = reference_facts.continued_with(about, self.made, anyway=mine.resume_anyway)
+            about |= made | {
                 "command": f"torchrun ... -m harness.cli.reference_job {shlex.join(sys.argv[1:])}",
                 "question": QUESTION,
                 "settings": mine.same,
@@ -260,7 +279,7 @@ class ReferenceJob:
                 trainee.step(parts)
                 update_scales(trainee.model)
             self._tell(f"A/B block: step {step + 1} of {mine.ab_steps}")
-            if any(gathered(self._asked())):
+            if step + 1 < mine.ab_steps and not trial.done and any(gathered(self._asked())):
                 trial.close()
                 raise InterruptedJobError(
                     "asked to end in the A/B block, which begins anew: give the same command again"
@@ -276,13 +295,18 @@ class ReferenceJob:
         """A run in bf16 and one in FP8 for each seed, one after the other.
 
         Raises:
-            InterruptedJobError: it was asked to end; checkpoints are there.
+            InterruptedJobError: it was asked to end; a checkpoint is there.
+            NotSavedError: it was asked to end, and none could be written.
             NotProvedError: FP8 is not proved on every rank; no step was trained in it.
         """
         for seed in self.settings.seeds:
             for arm in (divergence.BASE, self.settings.recipe):
-                case = Case.of("divergence", self._axes(seed))
+                case = Case.of("divergence", self.settings.axes(self.world, seed))
                 if (case.case_id, arm) not in self._stored:
+                    if any(gathered(self._asked())):
+                        raise InterruptedJobError(
+                            f"asked to end before {arm}, seed {seed}; what is done is stored: give the same command again"
+                        )
                     self._train_one(case, seed, arm)
 
     def _train_one(self, case: Case, seed: int, arm: str) -> None:
@@ -312,27 +336,31 @@ class ReferenceJob:
             self._tell(f"{arm}, seed {seed}: step {step} of {steps}")
 
         result, ended = train_sharded(
-            job, self.device, place, on_step, compiled=self.compiled, asked_to_end=self._asked, before=proved
-        )
+            job, self.device, place, on_step, compiled=self.compiled, asked_to_end=self._asked, before=proved,
+            on_problem=lambda problem: self._tell(f"{arm}, seed {seed}: checkpoint: {problem}", now=True),
+        )  # fmt: skip
         if not ended:
             raise InterruptedJobError(
                 f"asked to end in {arm}, seed {seed}; a checkpoint is there: give the same command again"
             )
         if self.rank == 0:
-            resolved = self._facts(job, result.facts) | {
+            resolved = reference_facts.resolved(job, result.facts, self.world, compiled=self.compiled) | {
                 "stopped": result.stopped,
                 "nonfinite_step": result.nonfinite_step,
             }
             flops = on_paper.flops(setup)
-            rows = trial_rows(planned, arm, Trial(result.curves.series(), resolved))
+            series = result.curves.series()
+            failure = "" if series else result.stopped  # nothing of it is finite
+            rows = trial_rows(planned, arm, Trial(series, resolved, failure, cause=Cause.DIVERGED))
             self._writer.append([replace(r, flops=flops) if r.metric == "elapsed_s" else r for r in rows])
 
-    def _conclude(self) -> None:
-        """The verdict on the losses and the use of the GPUs, in words."""
+    def _conclude(self) -> int:
+        """On rank 0: the verdict on the losses and the use of the GPUs, in words; the exit code."""
         frame = store.read(self.folder)
-        raw_output.say(
-            "\n".join([*verdict_lines(judge(frame)), *predicted_and_measured.lines(frame, self.gpu), ""])
-        )
+        stopped = reference_facts.stopped(frame)
+        used = predicted_and_measured.lines_by_machine(frame)
+        raw_output.say("\n".join([*verdict_lines(judge(frame)), *used, *stopped, ""]))
+        return 1 if stopped else 0
 
     # What is trained
 
@@ -357,35 +385,6 @@ class ReferenceJob:
         if self.text is None or not count:
             return []
         return list(self.text.heldout_batches(count, mine.batch, mine.seq, self.device))
-
-    def _axes(self, seed: int) -> dict[str, Any]:
-        chosen = (
-            "model",
-            "data",
-            "batch",
-            "seq",
-            "accumulation",
-            "steps",
-            "lr",
-            "lr_warmup",
-            "checkpointing",
-            "weights",
-            "eval_every",
-        )
-        return {name: getattr(self.settings, name) for name in chosen} | {"ranks": self.world, "seed": seed}
-
-    def _facts(self, job: Job, found: dict[str, object]) -> dict[str, object]:
-        facts = {**facts_of(job.setup, job.regime, job.schedule), **found}
-        recipe = job.setup.recipe
-        return facts | {
-            "timed": "optimizer steps of all ranks, the wait for the device after each included",
-            "ranks": self.world,
-            "tokens_per_step": self.world * on_paper.tokens(job.setup),
-            "compile": "blocks" if self.compiled else "none",
-            "sharding": "FSDP2, each block and the rest",
-            "fp8_all_gather": recipe is not None and recipe.fp8_all_gather,
-            "flops_formula_id": "palm",
-        }
 
     def _tell(self, line: str, now: bool = False) -> None:
         if self.rank == 0 and (now or time.monotonic() - self._said_at >= SAID_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import sweeps
+from harness.engine.run_folder import checked_run_id
 from harness.store.errors import UsageError, unknown
 from harness.training.ab.plan import Plan
 
@@ -25,6 +27,7 @@ _EXPECTED = {
     "int": "an integer",
     "float": "a number",
     "str": "a text",
+    "bool": "true or false",
     "bool | None": "true or false",
     "list[int]": "integers in brackets, [0,1,2]",
 }
@@ -41,11 +44,12 @@ class Settings:
         recipe: of the FP8 arm.
         data, data_path: as in sweep=train.
         steps, lr, lr_warmup, eval_every, eval_batches, seeds: of the training runs, as in sweep=divergence; each seed is a
-            run in bf16 and one in FP8. Held-out batches are rounded up to a multiple of the ranks.
+            run in bf16 and one in FP8. lr_warmup is 100, or a tenth of fewer than 1000 steps, unless given. Held-out batches are rounded up to a multiple of the ranks.
         ab_steps: of the block that pairs bf16 with FP8; 0: none.
         compile: the blocks, by torch.compile; default: on a GPU.
         checkpoint_s: seconds between two checkpoints.
         run_id: the same one continues a run.
+        resume_anyway: continue with another torch, code, device or GPU; the report then says so.
     """
 
     run_id: str = ""
@@ -67,14 +71,23 @@ class Settings:
     ab_steps: int = 200
     compile: bool | None = None
     checkpoint_s: float = 600.0
+    resume_anyway: bool = False
     results_dir: str = "results"
     reports_dir: str = "reports"
 
     @property
     def same(self) -> dict[str, Any]:
         """What must not change when a run is continued."""
-        others = ("results_dir", "reports_dir", "checkpoint_s", "data_path")
+        others = ("results_dir", "reports_dir", "checkpoint_s", "data_path", "resume_anyway")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in others}
+
+    def axes(self, ranks: int, seed: int) -> dict[str, Any]:
+        """A case of suite `divergence`: a training run of so many ranks in bf16 and in FP8."""
+        chosen = (
+            *("model", "data", "batch", "seq", "accumulation", "steps", "lr", "lr_warmup", "checkpointing"),
+            *("weights", "eval_every"),
+        )
+        return {name: getattr(self, name) for name in chosen} | {"ranks": ranks, "seed": seed}
 
     def refuse_other_run(self, about: Mapping[str, Any], ranks: int) -> None:
         """Refuses to continue a run under other settings.
@@ -125,15 +138,24 @@ def read(words: Sequence[str]) -> Settings:
             raise UsageError(f"{word!r} is not key=value")
         if key not in known:
             raise unknown("key", key, known)
-        given[key] = value if known[key].type == "str" else yaml.safe_load(value)
+        try:
+            given[key] = value if known[key].type == "str" else yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise _not_so(known[key], value) from error
     settings = Settings()
     for key, value in given.items():
         try:
             settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), {key: value}))  # type: ignore[assignment]
         except OmegaConfBaseException as error:
-            raise UsageError(f"{key}={value}: expected {_EXPECTED[str(known[key].type)]}") from error
+            raise _not_so(known[key], value) from error
+    if "lr_warmup" not in given:
+        settings.lr_warmup = min(settings.lr_warmup, settings.steps // 10)
     _check(settings)
     return settings
+
+
+def _not_so(known: dataclasses.Field[Any], value: object) -> UsageError:
+    return UsageError(f"{known.name}={value}: expected {_EXPECTED[str(known.type)]}")
 
 
 def described() -> str:
@@ -157,12 +179,26 @@ def _check(settings: Settings) -> None:
         ("steps", 1),
         ("ab_steps", 0),
         ("eval_every", 0),
+        ("eval_batches", 0),
+        ("lr_warmup", 0),
     ):
         if getattr(settings, name) < least:
             raise UsageError(f"{name}={getattr(settings, name)}: expected an integer of at least {least}")
+    for name in ("lr", "checkpoint_s"):
+        value = getattr(settings, name)
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{name}={value}: expected a finite number above 0")
+    if settings.lr_warmup >= settings.steps:
+        raise UsageError(
+            f"lr_warmup={settings.lr_warmup}: expected an integer from 0 to steps - 1 = {settings.steps - 1}"
+        )
     if settings.weights not in COMPUTE:
         raise unknown("weights", settings.weights, COMPUTE)
     if not settings.run_id:
         raise UsageError("run_id is not given: name the run, since the same name continues it (run_id=NAME)")
-    if not settings.seeds:
-        raise UsageError("seeds=[]: expected one or more, as in seeds=[0,1,2]")
+    checked_run_id(settings.run_id)
+    seeds = settings.seeds
+    if not seeds or min(seeds) < 0 or len({*seeds}) < len(seeds):
+        raise UsageError(
+            f"seeds={seeds}: expected one or more different integers of at least 0, as in seeds=[0,1,2]"
+        )

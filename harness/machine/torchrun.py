@@ -44,8 +44,27 @@ _GIVEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def started() -> int:
-    """How many ranks torchrun, or a launcher that sets what it sets, has started; 0 where this is not one of them."""
-    return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(name) for name in _GIVEN) else 0
+    """How many ranks torchrun, or a launcher that sets what it sets, has started; 0 where this is not one of them.
+
+    Raises:
+        UsageError: what it has set are no such numbers.
+    """
+    if not all(os.environ.get(name) for name in _GIVEN):
+        return 0
+    world = _number("WORLD_SIZE", 1)
+    _number("RANK", 0, world - 1)
+    _number("MASTER_PORT", 0, 65535)
+    return world
+
+
+def _number(name: str, least: int, most: int | None = None) -> int:
+    text = os.environ[name]
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(
+            f"{name}={text}: expected an integer {span}; torchrun sets it, unset it to run without other ranks"
+        )
+    return int(text)
 
 
 def of_a_host() -> int:

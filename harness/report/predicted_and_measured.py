@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.machine import mfu
+from harness.machine.hardware import of_env
 from harness.report.table import Column, Table, make_table, number, number4, resolved_of
 from harness.store import text
 from harness.store.arm import arm_of
@@ -19,7 +20,7 @@ from harness.store.compare import rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import pandas as pd
 
@@ -59,16 +60,18 @@ class JobArm:
     resumed: list[int] = field(default_factory=list)
 
 
-def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
+def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] = ()) -> list[JobArm]:
     """The arms of the runs that hold a prediction beside what they timed; bf16 first.
 
     Args:
         frame: rows of the store.
         device: of these rows; None where no peak is known.
+        known: runs that are such jobs though their prediction is not among these rows (made on another machine).
     """
     own = frame[frame["suite"].isin(SUITES)]
-    suites = own.groupby("run_id")["suite"].agg(set)
-    jobs = [run for run, found in suites.items() if "scale" in found and found & {"ab", "divergence"}]
+    suites = {str(run): set(names) for run, names in own.groupby("run_id")["suite"]}
+    timed = {run for run, found in suites.items() if found & {"ab", "divergence"}}
+    jobs = [run for run in timed if "scale" in suites[run] or run in known]
     arms: dict[tuple[str, str], JobArm] = {}
     steps: dict[tuple[str, str], list[float]] = {}
     for row in rows_of(own[own["run_id"].isin(jobs)]):
@@ -92,7 +95,8 @@ def job_arms(frame: pd.DataFrame, device: Device | None) -> list[JobArm]:
 
 def job_table(machine: Machine) -> Table:
     """A row an arm; columns that no arm has a figure for are left out."""
-    arms = job_arms(machine.frame, machine.device)
+    known = {run.run_id for run in machine.runs if "made_with" in run.about}  # the reference job's
+    arms = job_arms(machine.frame, machine.device, known)
     records = [_record(arm) for arm in arms]
     several = len({arm.run_id for arm in arms}) > 1
     columns = [
@@ -131,6 +135,20 @@ def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
     return out
 
 
+def lines_by_machine(frame: pd.DataFrame) -> list[str]:
+    """`lines` of each environment of one job, with the peak of its own GPU; the prediction is that of the job's first start."""
+    timed = frame[frame["suite"].isin({"ab", "divergence"})]
+    found = list(timed.groupby("env_id", sort=False)["env"].first().items())
+    out = []
+    for env_id, env in found:
+        facts = parse(env)
+        out += [f"On {facts.get('gpu') or facts.get('cpu') or 'an unknown device'} ({env_id}):"] * (
+            len(found) > 1
+        )
+        out += lines(frame[(frame["env_id"] == env_id) | (frame["suite"] == "scale")], of_env(facts))
+    return out
+
+
 def _caption(machine: Machine, arms: list[JobArm]) -> str:
     jobs = [run.about for run in machine.runs if run.run_id in {arm.run_id for arm in arms}]
     where = [
@@ -145,7 +163,13 @@ def _caption(machine: Machine, arms: list[JobArm]) -> str:
     ]
     missing = dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction)
     unknown = [] if machine.device else ["no peak of this device is known, so no MFU is stated"]
-    parts = [*dict.fromkeys(where), *missing, *unknown, *resumed]
+    changed = [
+        f"the run was continued with {name} {now or 'none'} after {was or 'none'} (resume_anyway)"
+        for about in jobs
+        for change in about.get("continued_with_other", [])
+        for name, (was, now) in change.items()
+    ]
+    parts = [*dict.fromkeys(where), *missing, *unknown, *resumed, *dict.fromkeys(changed)]
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
 
 

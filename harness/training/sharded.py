@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from harness.training.setup import Setup, Trainee
 
 
+class NotSavedError(RuntimeError):
+    """A run that was asked to end could not save what it had."""
+
+
 def train_sharded(
     job: Job,
     device: str,
@@ -45,6 +49,7 @@ def train_sharded(
     compiled: bool = False,
     asked_to_end: Callable[[], bool] = lambda: False,
     before: Callable[[TrainingRun], None] = lambda run: None,
+    on_problem: Callable[[str], None] = lambda problem: None,
 ) -> tuple[Result, bool]:
     """Trains on all ranks from the first step, or on from the newest checkpoint, to the last.
 
@@ -56,6 +61,7 @@ def train_sharded(
         compiled: torch.compile for each block, within FSDP2.
         asked_to_end: asked after each step; where it is true on any rank, all save a checkpoint and end.
         before: called once the model is loaded and its FP8 is proved or not, before the first step.
+        on_problem: called when a checkpoint cannot be written or read, with what and why.
 
     Returns:
         The run so far, and whether it came to its end.
@@ -63,13 +69,19 @@ def train_sharded(
     Raises:
         UsageError: held-out batches that the ranks cannot share out; no checkpoint can be read.
         ValueError: the model cannot be converted or sharded.
+        NotSavedError: it was asked to end, and the checkpoint could not be written.
     """
     with reproducible(device) as nondeterministic, torch.random.fork_rng():
         torch.manual_seed(job.setup.seed)
-        run = _ShardedRun(job, device, workspace, compiled, asked_to_end)
+        run = _ShardedRun(job, device, workspace, compiled, asked_to_end, on_problem)
         before(run)
         result = run.to_the_end(on_step)
     result.facts["nondeterministic"] = nondeterministic
+    if run.left_off and run.unsaved:
+        raise NotSavedError(
+            f"asked to end, and the checkpoint could not be written: {run.unsaved}; mend that and give the same "
+            "command again, which continues from the newest checkpoint that is there"
+        )
     return result, not run.left_off
 
 
@@ -84,9 +96,11 @@ class _ShardedRun(TrainingRun):
     """This rank's part of a run under way."""
 
     def __init__(
-        self, job: Job, device: str, workspace: Path, compiled: bool, asked_to_end: Callable[[], bool]
-    ) -> None:
-        self._asked_to_end = asked_to_end
+        self, job: Job, device: str, workspace: Path, compiled: bool, asked_to_end: Callable[[], bool],
+        on_problem: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._asked_to_end, self._on_problem = asked_to_end, on_problem
+        self.unsaved = ""  # why the last attempt failed
         rank, world = dist.get_rank(), dist.get_world_size()
         if len(job.heldout) % world:
             raise UsageError(
@@ -108,7 +122,7 @@ class _ShardedRun(TrainingRun):
         super().__init__(mine, device, workspace)
 
     def _open(self, workspace: Path) -> Any:
-        checkpoints = ShardedCheckpoints(workspace, self.job.identity)
+        checkpoints = ShardedCheckpoints(workspace, self.job.identity, self._on_problem)
         found = checkpoints.load_newest(self.trainee.model, self.trainee.optimizer)
         if found is not None:
             self.step, run = found
@@ -130,7 +144,10 @@ class _ShardedRun(TrainingRun):
             "read": self.read,
             "resumed": self.resumed,
         }
-        checkpoints.save(self.step, self.trainee.model, self.trainee.optimizer, run)
+        saved = checkpoints.save(self.step, self.trainee.model, self.trainee.optimizer, run)
+        self.unsaved = "" if saved else checkpoints.problems[-1]
+        if checkpoints.problems:
+            self.facts["checkpoint_problems"] = checkpoints.problems
 
     def to_the_end(self, on_step: OnStep) -> Result:
         begun_at = self.step

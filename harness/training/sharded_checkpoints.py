@@ -4,12 +4,14 @@
     <folder>/writing-step-00001200/     under way, or left by a job that was killed meanwhile
 
 All ranks write into a folder of another name, flushed to disk; once all have, rank 0 renames it. So a job that is killed in
-the middle of a save continues from the checkpoint before. One that cannot be read is named, and the one before it taken. A
-disk that refuses a checkpoint does not end the run. All methods are collective: every rank calls them at the same step.
+the middle of a save continues from the checkpoint before. `run.pt` holds the sha256 of every other file: one that changed on the
+disk is recognised by the rank that wrote it. A checkpoint that cannot be used is named, and the one before it taken. A disk that
+refuses a checkpoint does not end the run. All methods are collective: every rank calls them at the same step.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -27,12 +29,13 @@ from harness.store.errors import UsageError, one_line
 from harness.training.checkpoint import KEPT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import nn
 
 _NAME = re.compile(r"step-(\d{8})")
-_RUN = "run.pt"
+_RUN, _METADATA = "run.pt", ".metadata"
 
 
 class ShardedCheckpoints:
@@ -41,18 +44,21 @@ class ShardedCheckpoints:
     Args:
         folder: of this run alone; made when first written to.
         identity: says which run it is, the number of its ranks included; a checkpoint of another one is refused.
+        told: called with each problem when it is met, on every rank.
 
     Attributes:
         problems: what could not be written or read, and why.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
-        self._folder, self._identity = folder, identity
+    def __init__(
+        self, folder: Path, identity: str, told: Callable[[str], None] = lambda problem: None
+    ) -> None:
+        self._folder, self._identity, self._told = folder, identity, told
         self.problems: list[str] = []
 
     def save(
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, run: dict[str, Any]
-    ) -> None:
+    ) -> bool:
         """Writes a checkpoint from which the run continues with `step`; older ones but one are removed.
 
         Args:
@@ -60,35 +66,58 @@ class ShardedCheckpoints:
             model: sharded; each rank writes its part.
             optimizer: of its parameters.
             run: what else there is to the run, alike on all ranks; rank 0 writes it.
+
+        Returns:
+            Whether it is there; if not, `problems` has one more.
         """
         place, first = self._folder / f"writing-step-{step:08d}", dist.get_rank() == 0
-        problem = ""
         if first:
             shutil.rmtree(place, ignore_errors=True)
         dist.barrier()
+        state, hashes, problem = dict[str, Any](), dict[str, str](), ""
         try:
             place.mkdir(parents=True, exist_ok=True)
-            save(self._shards(model, optimizer), checkpoint_id=place)  # flushes every file
-            if first:
-                with (place / _RUN).open("wb") as file:
-                    torch.save({"identity": self._identity, "step": step, "run": run}, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                target = self._folder / f"step-{step:08d}"
-                shutil.rmtree(target, ignore_errors=True)  # one that could not be read
-                place.rename(target)
-                _flush(self._folder)
-                for old in self._names()[KEPT:]:
-                    shutil.rmtree(self._folder / old, ignore_errors=True)
-        except (OSError, RuntimeError, CheckpointException) as error:
-            problem = f"step {step} was not saved: {_words(error)}"
-        problems: list[str] = [""] * dist.get_world_size()
-        dist.all_gather_object(
-            problems, problem
-        )  # before any rank goes on: the checkpoint is there, or is known not to be
-        self.problems += [f"rank {rank}: {why}" for rank, why in enumerate(problems) if why][:1]
-        if first and any(problems):
+            state = self._shards(model, optimizer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are not to wait in `save` for this rank
+            problem = _words(error)
+        found = _gathered(problem)
+        if not any(found):
+            try:
+                save(state, checkpoint_id=place)  # flushes every file
+                hashes = {path.name: _digest(path) for path in _own_files(place)}
+            except (OSError, RuntimeError, CheckpointException) as error:
+                problem = _words(error)
+            every: list[dict[str, str]] = _gathered(hashes)
+            found = _gathered(problem)
+            if first and not any(found):
+                found[0] = self._finish(place, step, run, {n: h for one in every for n, h in one.items()})
+            found = _gathered(
+                found[0] or problem
+            )  # before any rank goes on: it is there, or is known not to be
+        if first and any(found):
             shutil.rmtree(place, ignore_errors=True)
+        for rank, why in [(r, w) for r, w in enumerate(found) if w][:1]:
+            self._note(f"rank {rank}: step {step} was not saved: {why}")
+        return not any(found)
+
+    def _finish(self, place: Path, step: int, run: dict[str, Any], hashes: dict[str, str]) -> str:
+        """On rank 0, once all shards are there: the rest and the name; why it could not be done, "" where it was."""
+        target = self._folder / f"step-{step:08d}"
+        try:
+            hashes = hashes | {_METADATA: _digest(place / _METADATA)}
+            with (place / _RUN).open("wb") as file:
+                whole = {"identity": self._identity, "step": step, "run": run, "sha256": hashes}
+                torch.save(whole, file)
+                file.flush()
+                os.fsync(file.fileno())
+            shutil.rmtree(target, ignore_errors=True)  # one that could not be read
+            place.rename(target)
+            _flush(self._folder)
+            for old in self._names()[KEPT:]:
+                shutil.rmtree(self._folder / old, ignore_errors=True)
+        except (OSError, RuntimeError) as error:
+            return _words(error)
+        return ""
 
     def load_newest(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -101,14 +130,10 @@ class ShardedCheckpoints:
         box = [self._names()]  # rank 0's look: another node may see a rename late
         dist.broadcast_object_list(box, src=0)
         for name in box[0]:
-            found: dict[str, Any] | str = self._load(self._folder / name, model, optimizer)
-            every: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(every, found if isinstance(found, str) else "")
-            why = next((f"rank {rank}: {text}" for rank, text in enumerate(every) if text), "")
-            if not why:
-                assert isinstance(found, dict)
+            found = self._load(self._folder / name, model, optimizer)
+            if isinstance(found, dict):
                 return int(found["step"]), found["run"]
-            self.problems.append(f"{name} is not used: {why}")
+            self._note(f"{name} is not used: {found}")
         if box[0]:
             raise UsageError(
                 f"no checkpoint in {self._folder} can be used ({self.problems[0]}); remove the folder to train from the start"
@@ -116,26 +141,49 @@ class ShardedCheckpoints:
         return None
 
     def _load(self, place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | str:
-        """What `run.pt` holds, model and optimizer loaded; or why this rank cannot use it. No rank leaves the others waiting."""
+        """What `run.pt` holds, model and optimizer loaded; or why a rank cannot use it, the same on all ranks."""
         whole, why = dict[str, Any](), ""
         try:
             whole = torch.load(place / _RUN, map_location="cpu", weights_only=True)
-            if whole["identity"] != self._identity:
-                why = f"it is of run {whole['identity']!r}, not {self._identity!r}"
+            why = self._doubt(place, whole)
         except Exception as error:  # noqa: BLE001 - unpickling what is damaged raises whatever it likes
             why = _words(error)
-        doubts: list[str] = [""] * dist.get_world_size()
-        dist.all_gather_object(doubts, why)
-        if any(doubts):
-            return why or "another rank cannot read it"
-        state = self._shards(model, optimizer)
+        doubt = _first(_gathered(why))
+        if doubt:
+            return doubt
+        try:
+            state = self._shards(model, optimizer)
+        except Exception as error:  # noqa: BLE001 - the others are not to wait in `load` for this rank
+            why = _words(error)
+        doubt = _first(_gathered(why))
+        if doubt:
+            return doubt
         try:
             load(state, checkpoint_id=place)
+            set_state_dict(
+                model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+            torch.set_rng_state(state["rng"][str(dist.get_rank())])
         except (OSError, RuntimeError, ValueError, CheckpointException) as error:
-            return _words(error)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        torch.set_rng_state(state["rng"][str(dist.get_rank())])
-        return whole
+            why = _words(error)
+        return _first(_gathered(why)) or whole
+
+    def _doubt(self, place: Path, whole: dict[str, Any]) -> str:
+        """Why this rank cannot use what it found: another run's, or its own files are not those that were written."""
+        if whole["identity"] != self._identity:
+            return f"it is of run {whole['identity']!r}, not {self._identity!r}"
+        hashes: dict[str, str] = whole.get("sha256", {})  # checkpoints of before have none
+        mine = f"__{dist.get_rank()}_"
+        for name in (name for name in hashes if name == _METADATA or name.startswith(mine)):
+            if not (place / name).exists():
+                return f"{name} is missing"
+            if _digest(place / name) != hashes[name]:
+                return f"{name} has changed since it was written (sha256)"
+        return ""
+
+    def _note(self, problem: str) -> None:
+        self.problems.append(problem)
+        self._told(problem)
 
     @staticmethod
     def _shards(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -148,6 +196,28 @@ class ShardedCheckpoints:
     def _names(self) -> list[str]:
         """Newest first."""
         return sorted((p.name for p in self._folder.glob("step-*") if _NAME.fullmatch(p.name)), reverse=True)
+
+
+def _gathered(mine: Any) -> list[Any]:
+    """What each rank has, in their order."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
+
+
+def _first(problems: list[str]) -> str:
+    """The first rank's problem, with its number; "" where there is none."""
+    return next((f"rank {rank}: {why}" for rank, why in enumerate(problems) if why), "")
+
+
+def _own_files(place: Path) -> list[Path]:
+    """The shards that this rank has written."""
+    return sorted(place.glob(f"__{dist.get_rank()}_*.distcp"))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(folder: Path) -> None:

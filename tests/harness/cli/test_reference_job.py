@@ -12,15 +12,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from harness import store
 from harness.__main__ import main
-from harness.cli import reference_job
+from harness.cli import reference_facts, reference_job
 from harness.cli import reference_prediction as prediction
 from harness.cli.reference_settings import SWEEP, read
+from harness.machine import torchrun
 from harness.machine.hardware import named
-from harness.report.predicted_and_measured import job_arms, lines
+from harness.report.predicted_and_measured import job_arms, job_table, lines, lines_by_machine
+from harness.report.runs import load
 from harness.store.arm import Arm
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
@@ -46,6 +49,15 @@ def test_the_recipe_is_the_sweeps() -> None:
         (["weights=fp16"], "unknown weights 'fp16'"),
         (["tiny"], "'tiny' is not key=value"),
         ([], "run_id is not given"),
+        (["seeds=[0"], "seeds=[0: expected integers in brackets, [0,1,2]"),
+        (["seeds=[-1]"], "seeds=[-1]: expected one or more different integers of at least 0"),
+        (["run_id=../x"], "run_id=../x: expected letters, digits"),
+        (["lr=.nan"], "lr=nan: expected a finite number above 0"),
+        (["lr=0"], "lr=0.0: expected a finite number above 0"),
+        (["checkpoint_s=-1"], "checkpoint_s=-1.0: expected a finite number above 0"),
+        (["eval_batches=-1"], "eval_batches=-1: expected an integer of at least 0"),
+        (["lr_warmup=-1"], "lr_warmup=-1: expected an integer of at least 0"),
+        (["steps=5", "lr_warmup=5"], "lr_warmup=5: expected an integer from 0 to steps - 1 = 4"),
     ],
 )
 def test_bad_settings_are_one_line(words: list[str], said: str) -> None:
@@ -53,6 +65,113 @@ def test_bad_settings_are_one_line(words: list[str], said: str) -> None:
         read([*(["run_id=a"] if words else []), *words])
     assert str(refused.value).startswith(said)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("MASTER_PORT", "abc", "from 0 to 65535"), ("WORLD_SIZE", "x", "of at least 1"), ("RANK", "2", "from 0 to 1")],
+)  # fmt: skip
+def test_a_launcher_that_sets_nonsense_is_one_line(
+    name: str, value: str, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for key, text in (good | {name: value}).items():
+        monkeypatch.setenv(key, text)
+    if name == "RANK":
+        with pytest.raises(UsageError, match=said):
+            torchrun.started()
+        return
+    assert reference_job.main(["run_id=a"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {name}={value}: expected an integer {said}")
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 says it itself: no group is there yet in which rank 0 could hear of it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for key, text in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(key, text)
+    for local, said in ((None, "not set"), ("1", "1")):
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if local is not None:
+            monkeypatch.setenv("LOCAL_RANK", local)
+        assert reference_job.main(["run_id=a"]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith(
+            f"error: LOCAL_RANK={said}: expected the number of a GPU of this host, below 1"
+        )
+
+
+def test_another_torch_or_gpu_is_refused_and_told_of_if_taken_anyway() -> None:
+    first = {"device": "cuda", "GPU": "A", "torch": "2.13.0"}
+    about = reference_facts.continued_with({}, first, anyway=False)
+    assert about == {"made_with": first}
+    assert reference_facts.continued_with(about, first, anyway=False) == about
+    second = first | {"torch": "2.14.0"}
+    with pytest.raises(UsageError, match=r"made with torch 2.13.0, here it is 2.14.0: .* resume_anyway=true"):
+        reference_facts.continued_with(about, second, anyway=False)
+    taken = reference_facts.continued_with(about, second, anyway=True)
+    assert taken == {"made_with": second, "continued_with_other": [{"torch": ["2.13.0", "2.14.0"]}]}
+    assert reference_facts.continued_with(taken, second, anyway=False) == taken
+
+
+def test_the_lock_of_a_node_that_died_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A requeued job starts within the time in which the lock of its first start may still look alive."""
+    seen: list[float] = []
+
+    def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> None:
+        seen.append(patience_s)
+        raise UsageError("enough")
+
+    for name in ("together", "refuse_other_facts", "refuse_unshared"):
+        monkeypatch.setattr(reference_job, name, lambda *args: None)
+    monkeypatch.setattr(reference_job, "from_first", lambda fn: fn())
+    monkeypatch.setattr(reference_job.run_lock, "held", held)
+    job = object.__new__(reference_job.ReferenceJob)
+    job.settings, job.device, job.folder, job.text = read(["run_id=a"]), "cpu", tmp_path, None
+    with pytest.raises(UsageError, match="enough"):
+        job.run()
+    assert seen == [reference_job.run_lock.PATIENCE_S]
+
+
+def trained(arm: str = "tensorwise", **facts: object) -> Measurement:
+    return Measurement(
+        suite="divergence", arm=arm, arm_fields=Arm(arm), metric="elapsed_s", status="ok", axes="{}",
+        case_id="c", samples=(1.0, 3.0), rounds=(0, 1), flops={"bf16": 989.4e12},
+        resolved={"tokens_per_step": 100.0, **facts},
+    )  # fmt: skip
+
+
+def test_a_run_that_was_stopped_and_one_on_another_gpu(tmp_path: Path) -> None:
+    """By hand: an H100's second of bf16 at its peak, in steps of 2 s; a B200 has 2250 TFLOP/s for the same."""
+    predicted = prediction.rows(prediction.case_of(read(["run_id=a"]), 2, "cpu"), "tensorwise", "")
+    gpus = {"e": ("NVIDIA H100 80GB HBM3", 79.2), "f": ("NVIDIA B200", 178.4)}
+    for env_id, (gpu, memory) in gpus.items():
+        env = {"gpu": gpu, "gpu_memory_gib": memory, "device": "cuda"}
+        changes = [{"GPU": ["NVIDIA H100 80GB HBM3", "NVIDIA B200"]}]
+        about = {"made_with": {}, "continued_with_other": changes, "ranks": 2, "hosts": ["n"]}
+        writer = store.RunWriter(tmp_path / "r", run_id="r", sweep=SWEEP, env_id=env_id, env=env, about=about)
+        stopped = {"stopped": "loss is nan at step 2"} if env_id == "f" else {"stopped": ""}
+        arm = "bf16" if env_id == "e" else "tensorwise"
+        writer.append([*(predicted if env_id == "e" else []), trained(arm, **stopped)])
+        writer.close("finished")
+    frame = store.read(tmp_path / "r")
+    assert reference_facts.stopped(frame) == [
+        "the training run in tensorwise was stopped: loss is nan at step 2"
+    ]
+    tables = [job_table(machine) for machine in load([tmp_path / "r"], tmp_path).machines]
+    assert len(tables) == 2
+    for table in tables:
+        assert "continued with GPU NVIDIA B200 after NVIDIA H100 80GB HBM3 (resume_anyway)" in table.caption
+        assert table.rows
+    said = lines_by_machine(frame)
+    assert next(line for line in said if "training" in line and line.startswith("bf16")).count(
+        "mixed MFU 50.0 %"
+    )
+    assert any(f"mixed MFU {100 * 989.4 / 2250 / 2:.1f} %" in line for line in said if "training" in line)
 
 
 def test_without_torchrun_it_says_how_it_is_started(
@@ -66,7 +185,7 @@ def test_without_torchrun_it_says_how_it_is_started(
 
 def test_a_run_is_continued_as_it_was() -> None:
     before = {"settings": read(["run_id=a"]).same, "ranks": 16}
-    read(["run_id=a", "checkpoint_s=5"]).refuse_other_run(before, 16)
+    read(["run_id=a", "checkpoint_s=5", "resume_anyway=true"]).refuse_other_run(before, 16)
     with pytest.raises(UsageError, match="run a has steps=1000, asked for is 5: continue it as it was"):
         read(["run_id=a", "steps=5"]).refuse_other_run(before, 16)
     with pytest.raises(UsageError, match="run a has ranks=16, asked for is 8"):
@@ -90,6 +209,10 @@ def test_an_ab_block_that_is_too_short() -> None:
         match=r"ab_steps=10: .* give ab_steps=52 or more",  # 7 + 3 * 15
     ):
         read(["run_id=a", "ab_steps=10"]).check_ab_steps(("base", "base:again", "fp8"))
+
+
+def test_the_rise_of_the_learning_rate_fits_a_short_run() -> None:
+    assert [read(["run_id=a", f"steps={n}"]).lr_warmup for n in (5, 20, 1000, 5000)] == [0, 2, 100, 100]
 
 
 def test_the_prediction_is_the_suites(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +318,24 @@ def test_a_job_is_done_once_and_refuses_other_settings(tmp_path: Path) -> None:
     other = started(tmp_path, *job, "lr=1")
     (line,) = [line for line in other.stderr.splitlines() if line.startswith("error:")]
     assert "run r1 has lr=0.0003, asked for is 1.0" in line
+
+
+@pytest.mark.slow
+def test_an_end_asked_for_early_is_kept_and_a_run_that_diverges_is_no_success(tmp_path: Path) -> None:
+    """`_end` is there before the job has opened its folder; the next start is not ended by it. lr=1e30 overflows."""
+    job = ("-m", reference_job.__name__, *SMALL, "lr=1e30")
+    folder = tmp_path / "results" / SWEEP / "r1"
+    folder.mkdir(parents=True)
+    (folder / reference_job.END).touch()
+    ended = started(tmp_path, *job)
+    assert ended.returncode != 0
+    assert "asked to end" in ended.stderr
+    assert store.read_about(folder)["state"] == "interrupted"
+    assert not (folder / reference_job.END).exists()
+    diverged = started(tmp_path, *job)
+    assert diverged.returncode != 0
+    assert "the training run in tensorwise was stopped: " in diverged.stderr
+    assert store.read_about(folder)["state"] == "finished"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from harness.store.proof import FIELD
 from harness.training import batches
 from harness.training.loop import Job, Regime, TrainingRun
 from harness.training.setup import Setup, prepare
-from harness.training.sharded import train_sharded
+from harness.training.sharded import NotSavedError, train_sharded
 
 if TYPE_CHECKING:
     from harness.training.setup import Trainee
@@ -116,6 +116,19 @@ def unproved() -> str:
     return known[0]
 
 
+def unsaved() -> dict[str, Any]:
+    """What is said where a run is asked to end and its checkpoints cannot be written."""
+    told: dict[str, Any] = {"on_problem": []}
+    try:
+        train_sharded(
+            job(checkpoint_s=1e9), "cpu", Path("/dev/null/checkpoints"), asked_to_end=lambda: True,
+            on_problem=told["on_problem"].append,
+        )  # fmt: skip
+    except NotSavedError as error:
+        told["error"] = str(error)
+    return told
+
+
 def everything(folder: str) -> dict[str, Any]:
     """All of it in one start of the ranks."""
-    return {"first": first_losses(), "unproved": unproved()} | cut_and_continued(folder)
+    return {"first": first_losses(), "unproved": unproved(), "unsaved": unsaved()} | cut_and_continued(folder)

@@ -39,4 +39,9 @@ def test_a_run_of_ranks_goes_on_bit_for_bit(tmp_path: Path) -> None:
         sharded, alone = told["first"]
         assert sharded == pytest.approx(alone, rel=1e-6)  # of some 64 float32 terms, summed in another order
         assert told["unproved"] == str(ProofOutcome.DISPROVED)  # on rank 0 too, whose layers are all in FP8
+        (problem,) = told["unsaved"]["on_problem"]
+        assert problem.startswith("rank 0: step 1 was not saved: NotADirectoryError")
+        assert told["unsaved"]["error"].startswith(
+            "asked to end, and the checkpoint could not be written: " + problem
+        )
     assert found[0]["whole"]["loss", ""] == found[1]["whole"]["loss", ""]

@@ -1,0 +1,93 @@
+"""Sharded checkpoints of two ranks that a fault has met: bytes that changed on the disk, a rank that fails before it writes.
+
+Oracle: the weights before the save, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from harness.machine import ranks
+from harness.training.sharded_checkpoints import ShardedCheckpoints
+
+
+def faults(folder: str) -> dict[str, Any]:
+    """What one rank sees of each fault."""
+    told: dict[str, Any] = {}
+    model, optimizer = _trained()
+    place, said = Path(folder), list[str]()
+    checkpoints = ShardedCheckpoints(place, "id", said.append)
+    kept = []
+    for step in (1, 2):
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert checkpoints.save(step, model, optimizer, {"a": step})
+        kept.append(_local(model))
+    dist.barrier()
+    if dist.get_rank() == 0:  # rank 0's weights, in a file that only rank 0 reads
+        shard = place / "step-00000002" / "__0_0.distcp"
+        content, weights = shard.read_bytes(), kept[1][0].numpy().tobytes()[:64]
+        assert content.count(weights) == 1
+        shard.write_bytes(content.replace(weights, bytes(64)))
+    dist.barrier()
+    again, its_optimizer = _trained()
+    reader = ShardedCheckpoints(place, "id")
+    told["loaded"] = reader.load_newest(again, its_optimizer)
+    told["equal"] = all(map(torch.equal, _local(again), kept[0]))
+    told["unread"] = reader.problems
+
+    begun = time.monotonic()
+    checkpoints._shards = _fails if dist.get_rank() == 1 else checkpoints._shards  # type: ignore[method-assign]
+    told["saved"] = checkpoints.save(3, model, optimizer, {})
+    told["seconds"] = time.monotonic() - begun
+    told["unsaved"], told["said"] = checkpoints.problems, said
+    dist.barrier()  # rank 0 removes what is left over
+    told["left"] = sorted(path.name for path in place.iterdir())
+
+    if dist.get_rank() == 0:  # as versions without hashes wrote it
+        run = place / "step-00000001" / "run.pt"
+        whole = torch.load(run, weights_only=True)
+        del whole["sha256"]
+        torch.save(whole, run)
+    dist.barrier()
+    told["old"] = ShardedCheckpoints(place, "id").load_newest(again, its_optimizer)
+    return told
+
+
+def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def _local(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().to_local().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def _fails(*args: object) -> dict[str, Any]:
+    raise MemoryError("planted")
+
+
+def test_no_fault_of_a_checkpoint_is_taken_for_a_whole_one(tmp_path: Path) -> None:
+    """64 zeroed bytes of a shard: the checkpoint before. One rank out of memory: known to all, in seconds, nothing left over."""
+    for told in ranks.run(faults, 2, str(tmp_path)):
+        assert told["loaded"] == (1, {"a": 1})
+        assert told["equal"]
+        (problem,) = told["unread"]
+        assert problem.startswith("step-00000002 is not used: rank 0: __0_0.distcp has changed")
+        assert told["saved"] is False
+        assert told["seconds"] < 60  # not the timeout of a collective
+        assert told["unsaved"] == told["said"]
+        (problem,) = told["unsaved"]
+        assert problem == "rank 1: step 3 was not saved: out of memory: planted"
+        assert told["left"] == ["step-00000001", "step-00000002"]
+        assert told["old"] == (1, {"a": 1})
