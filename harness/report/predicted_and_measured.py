@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.machine import mfu
+from harness.machine.hardware import named
 from harness.report.table import Column, Table, make_table, number, number4, resolved_of
 from harness.store import text
 from harness.store.arm import arm_of
 from harness.store.compare import rows_of
+from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -116,10 +118,17 @@ def _cases(rows: list[dict[str, Any]], device: Device | None) -> dict[tuple[str,
 def _other_gpu(row: dict[str, Any], device: Device | None) -> str:
     """Why a prediction is not of this device; "" where it is, or where there is none."""
     gpu = str(parse(row["axes"]).get("gpu") or "")
-    if row["status"] != "ok" or (device is not None and gpu in ("", device.key)):
+    if row["status"] != "ok" or (device is not None and _known(gpu) is device):
         return ""
     here = device.key if device is not None else "a device that the table of GPUs lacks"
     return f"predicted for {gpu or 'a GPU that is not named'}, and the rows are of {here}"
+
+
+def _known(gpu: str) -> Device | None:
+    try:
+        return named(gpu)
+    except UsageError:
+        return None
 
 
 def _several(suite: str, count: int) -> str:
