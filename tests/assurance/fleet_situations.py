@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleet_fixtures import BASE_MS, CASES, CASTS, card, env, failed, names, time
-from link_fixtures import hosts, sent, write
 from report_fixtures import absent, write_run
 from situations import Place, situation
 
 from harness.__main__ import main
-
-if TYPE_CHECKING:
-    from harness.store.measurement import Measurement
 
 # exit code, cards that were judged by all times, cards out of line
 of_fleet = partial(
@@ -32,35 +26,6 @@ def judged(place: Place, count: int = 3) -> list[int]:
     said = json.loads(place.capture.readouterr().out)
     timed = {name for group in said["groups"] for name in group["judged_by_times"]}
     return [code, len(timed), len({outlier["card"] for outlier in said["outliers"]})]
-
-
-def links(place: Place, rows: list[list[Measurement]]) -> list[object]:
-    """Exit code, and whether the sentence on the links begins with what is said of links that are in line."""
-    write(place.folder, rows)
-    place.capture.readouterr()
-    code = main(["fleet", str(place.folder), "json=true"])
-    said = json.loads(place.capture.readouterr().out)["links"]
-    return [code, said["verdict"].startswith("no link out of line")]
-
-
-of_links = partial(situation, "fleet", word="exit code, all links in line", positive=[0, True])
-
-
-@of_links(what="a GPU that lost NVLink, so that all its links are alike and slow", instead=[1, False])
-def lost_nvlink(place: Place, planted: bool) -> object:
-    ends = hosts(1, 8)
-    if planted:
-        own = ends[3].gpu
-        ends = [
-            replace(e, nvlinked=tuple(g for g in e.nvlinked or () if own not in (g, e.gpu))) for e in ends
-        ]
-    return links(place, sent(ends, lambda a, b, turn: 10.0 if planted and 3 in (a, b) else 1.0, kibs=[1024]))
-
-
-@of_links(what="the pair of two ranks is in no row", instead=[2, False])
-def missing_link(place: Place, planted: bool) -> object:
-    rows = sent(hosts(4), kibs=[1024])
-    return links(place, [own for own in rows if not planted or own[0].part not in ("0>1", "1>0")])
 
 
 @of_fleet(what="one card: nothing to compare it with", instead=[0, 0, 0])
