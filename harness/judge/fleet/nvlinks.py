@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.judge.fleet.link_outlier import LinkOutlier
 from harness.machine.links import PCIE, has_nvlink
+from harness.store.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +29,15 @@ def lost(runs: Sequence[tuple[str, tuple[End, ...]]]) -> tuple[list[LinkOutlier]
     Args:
         runs: model and ends of operations, the newest last.
     """
+    unclear: dict[str, None] = {}
     newest: dict[Place, tuple[str, End, tuple[End, ...]]] = {}
     for model, ends in dict.fromkeys(runs):
         known = [end for end in ends if end.gpu and end.nvlinked is not None]
+        unread = [end for end in ends if end.gpu and end.nvlinked is None]
+        if known and unread:  # its links are compared with each other alone, as those of a GPU without NVLink
+            unclear[
+                f"cannot tell whether NVLink is lost: NVML cannot say it of {some([e.name for e in unread])}"
+            ] = None
         for end in known:
             mates = tuple(mate for mate in known if mate.host == end.host and mate is not end)
             newest[end.place] = (end.model or model, end, mates)
@@ -39,12 +46,12 @@ def lost(runs: Sequence[tuple[str, tuple[End, ...]]]) -> tuple[list[LinkOutlier]
         if mates:
             alike.setdefault((model, len(mates)), []).append((end, mates))
     found: list[LinkOutlier] = []
-    unclear: list[str] = []
     for (model, _), own in sorted(alike.items()):
         said, why = _lost(own)
         found += said
-        unclear += [f"{model}: {why}"] if why else []
-    return found, unclear
+        if why:
+            unclear[f"{model}: {why}"] = None
+    return found, list(unclear)
 
 
 def _lost(own: Sequence[tuple[End, tuple[End, ...]]]) -> tuple[list[LinkOutlier], str]:

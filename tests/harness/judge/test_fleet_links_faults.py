@@ -57,6 +57,20 @@ def test_a_host_without_nvlink_is_named_beside_two_with_it(tmp_path: Path, capsy
     assert (code, named(said)) == (1, {(NO_NVLINK, "rank 4"), (NO_NVLINK, "rank 5")})
 
 
+@pytest.mark.parametrize("lost", [(0, 1, 2, 3), "unread"])
+def test_where_nvlink_may_be_lost_nothing_is_in_line(tmp_path: Path, capsys: Capture, lost: Any) -> None:
+    """Half of the GPUs without it, or one of which NVML says nothing: nobody can tell, and the times are alike."""
+    if lost == "unread":
+        ends = [replace(end, nvlinked=None) if end.rank == 3 else end for end in hosts(1, 8)]
+    else:
+        ends = without(hosts(1, 8), *((a, b) for a in lost for b in range(8) if a != b))
+    write(tmp_path, sent(ends, kibs=KIB))
+    code, said = fleet(tmp_path, capsys)
+    assert (code, said["outliers"]) == (0, [])
+    assert said["verdict"].startswith("can't tell")
+    assert "cannot tell whether NVLink is lost" in said["verdict"]
+
+
 def test_gpus_that_are_bridged_in_pairs_are_healthy(tmp_path: Path, capsys: Capture) -> None:
     pairs = [(a, b) for a in range(4) for b in range(a) if a // 2 != b // 2]
     write(tmp_path, sent(without(hosts(1, 4), *pairs), kibs=KIB))
