@@ -30,7 +30,6 @@ def lines(links: Links) -> Iterator[str]:
         yield NO_GPU
     for why in (*links.missing, *links.skipped):
         yield f"No time of a link: {why}"
-    yield from (f"Not as it should be: {why}" for why in (*links.problems, *links.unclear))
 
 
 def _judged(group: LinkGroup) -> str:
@@ -43,6 +42,8 @@ def _judged(group: LinkGroup) -> str:
 
 def tables(links: Links) -> Iterator[Table]:
     """What is out of line, the operations of all ranks, how far links lie apart, and the matrix of messages."""
+    if wrong := (*links.problems, *links.unclear):
+        yield "Not as it should be", ("what",), [(why,) for why in wrong]
     if links.outliers:
         yield (
             "Links out of line",

@@ -229,3 +229,13 @@ def test_a_rank_twice_in_a_collective_is_refused(tmp_path: Path, capsys: Capture
     assert code == 2
     assert "part='1-1'" in said["problems"][0]
     assert SEND not in said["problems"][0]
+
+
+def test_a_report_of_unreadable_rows_says_so(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, changed(resolved={})(sent(hosts(3), kibs=KIB)), run_id="old")
+    assert main(["report", str(tmp_path / "old")]) == 0
+    page = (tmp_path / "reports" / "old.html").read_text()
+    assert "resolved.ends, which says who the ranks are, is missing" in page
