@@ -184,7 +184,7 @@ def answer(question: Question) -> Advice:
     every = rows_of_runs(question.runs) if question.runs else None
     device, frame = of_rows(question.gpu, question.runs, every)
     reached = ceilings(frame) if frame is not None else None
-    links = LinkRates() if every is None else link_rates(every, device)
+    links = LinkRates() if every is None else link_rates(every, device, question.node)
     rates = rates_of(device, reached, network_gb_s=question.network_gb_s, links=links.figures)
     model = _model(question)
     job, said = job_of(question, model, device)

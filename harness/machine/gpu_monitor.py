@@ -105,6 +105,17 @@ class NullMonitor:
         return {}
 
 
+# NVML's levels of the nearest common ancestor of two GPUs (nvml.h, nvmlGpuTopologyLevel_t)
+_ANCESTORS = {
+    "INTERNAL": "one board",
+    "SINGLE": "one switch",
+    "MULTIPLE": "several switches",
+    "HOSTBRIDGE": "one host bridge",
+    "NODE": "one NUMA node",
+    "SYSTEM": "across sockets",
+}
+
+
 class GpuMonitor:
     """NVML readings of one GPU; a context manager, since NVML is a library that is opened and closed.
 
@@ -253,6 +264,28 @@ class GpuMonitor:
                 return None
             if status == self._constant("NVML_P2P_STATUS_OK"):
                 found.append(str(uuid).removeprefix("GPU-"))
+        return found
+
+    def pcie_paths(self) -> dict[str, str] | None:
+        """What PCIe passes on the way to each other GPU of this machine, by UUID as torch writes it; None: can't be read."""
+        count = self._read("nvmlDeviceGetCount", of_system=True)
+        names = {
+            level: words
+            for name, words in _ANCESTORS.items()
+            if (level := self._constant(f"NVML_TOPOLOGY_{name}")) is not None
+        }
+        own, found = self._read("nvmlDeviceGetUUID"), {}
+        if count is None or own is None:
+            return None
+        for other in range(count):
+            handle = self._read("nvmlDeviceGetHandleByIndex", other, of_system=True)
+            uuid = None if handle is None else self._read("nvmlDeviceGetUUID", handle, of_system=True)
+            if uuid == own:
+                continue
+            level = None if uuid is None else self._read("nvmlDeviceGetTopologyCommonAncestor", handle)
+            if level not in names:
+                return None
+            found[str(uuid).removeprefix("GPU-")] = names[level]
         return found
 
     def driver(self) -> str | None:

@@ -10,6 +10,7 @@ On a GPU several calls are queued between two events, as nccl-tests does; there 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -45,6 +46,7 @@ class Survey:
         rounds: samples of each group, at least.
         most: samples of each group, at most.
         least_s: seconds for which rounds go on, if `most` allows.
+        budget_s: seconds after which no other round begins, even if there were fewer than `rounds`; one is always made.
         seed: of the order within a round.
         device: "cpu" or "cuda".
     """
@@ -54,6 +56,7 @@ class Survey:
     rounds: int
     most: int = 50
     least_s: float = 0.0
+    budget_s: float = math.inf
     seed: int = 0
     device: str = "cpu"
 
@@ -67,12 +70,14 @@ class Seen:
         backend: that carried the bytes.
         seconds: of one call, by round, of each group that this rank was in and kept the time of.
         wrong: what did not arrive as it was sent; "" where all did.
+        wrong_part: the group in which it did not.
     """
 
     end: dict[str, Any]
     backend: str
     seconds: dict[str, list[float]] = field(default_factory=dict)
     wrong: str = ""
+    wrong_part: str = ""
 
 
 def calls(device: str, size: int) -> int:
@@ -97,7 +102,7 @@ def measure(survey: Survey) -> Seen:
         m: dist.new_group(list(m.ranks)) if not m.directed and len(m.ranks) < world else None for m in parts
     }
     turn, began = -1, time.monotonic()
-    while turn < survey.rounds or _go_on(survey, turn, time.monotonic() - began):
+    while turn < 1 or _go_on(survey, turn, time.monotonic() - began):
         order = random.Random(f"{survey.seed} {turn}").sample(parts, len(parts))  # the same in all ranks
         for members in order:
             dist.all_reduce(torch.zeros(1))  # on the CPU: all have ended what came before
@@ -105,7 +110,8 @@ def measure(survey: Survey) -> Seen:
                 continue
             call = _Call(survey, members, rank, made[members], device)
             if turn < 0:
-                seen.wrong = seen.wrong or call.check()
+                if not seen.wrong and (wrong := call.check()):
+                    seen.wrong, seen.wrong_part = wrong, str(members)
                 continue
             took = call.seconds()
             if not members.directed or rank == members.ranks[0]:
@@ -119,24 +125,30 @@ def measure(survey: Survey) -> Seen:
 
 def _go_on(survey: Survey, turn: int, elapsed_s: float) -> bool:
     """Whether another round is due; all ranks ask, and rank 0's clock decides."""
-    due = torch.tensor([float(turn < survey.most and elapsed_s < survey.least_s)])
+    wanted = turn < survey.rounds or (turn < survey.most and elapsed_s < survey.least_s)
+    due = torch.tensor([float(wanted and elapsed_s < survey.budget_s)])
     dist.broadcast(due, src=0)
     return bool(due.item())
 
 
 def end_here(rank: int, device: str) -> End:
     """Who this rank is; its GPU's links by NVML."""
-    host = hashed(socket.gethostname())
+    # Two machines may have one name, and one number of a network namespace; a boot they don't share
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    host = hashed(f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}")
     namespace = Path("/proc/self/ns/net")
     network = hashed(f"{host} {namespace.stat().st_ino if namespace.exists() else ''}")
     node = next((int(os.environ[name]) for name in _NODE if os.environ.get(name, "").isdecimal()), 0)
     if device == "cpu":
         return End(rank, node, host, network, device)
-    gpu = hashed(str(torch.cuda.get_device_properties(device).uuid))
+    properties = torch.cuda.get_device_properties(device)
+    linked, passed = None, None
     with monitor_for(device) as monitor:
-        linked = monitor.nvlinked() if isinstance(monitor, GpuMonitor) else None
+        if isinstance(monitor, GpuMonitor):
+            linked, passed = monitor.nvlinked(), monitor.pcie_paths()
     known = None if linked is None else tuple(hashed(uuid) for uuid in linked)
-    return End(rank, node, host, network, device, gpu, known)
+    paths = None if passed is None else tuple((hashed(uuid), path) for uuid, path in passed.items())
+    return End(rank, node, host, network, device, hashed(str(properties.uuid)), known, properties.name, paths)
 
 
 class _Call:
@@ -179,22 +191,24 @@ class _Call:
         return (_by_events if self.survey.device == "cuda" else _by_clock)(timed) / count
 
     def check(self) -> str:
-        """What arrived otherwise than it was sent; "" for nothing. Each rank sends its number plus one."""
-        self.data.fill_(self.rank + 1)
+        """What arrived otherwise than it was sent; "" for nothing. Each rank sends what no other one does, and each place too."""
+        self.data.copy_(_pattern(len(self.data), self.rank, self.device))
         self.run()
-        numbers = [rank + 1 for rank in self.members.ranks]
+        n, ranks = len(self.data), self.members.ranks
         if self.survey.operation == SEND:
             self._answered()
-            got, expected = self.data, torch.full_like(self.data, numbers[0])
+            got, expected = self.data, _pattern(n, ranks[0], self.device)
             if self.rank == self.members.ranks[0]:
                 return ""
         elif self.survey.operation == ALL_GATHER:
             got = self.out
-            expected = torch.tensor(numbers, dtype=got.dtype, device=self.device)
-            expected = expected.repeat_interleave(len(self.data))
+            expected = torch.cat([_pattern(n, rank, self.device) for rank in ranks])
         else:
-            got = self.data if self.survey.operation == ALL_REDUCE else self.out
-            expected = torch.full_like(got, sum(numbers))
+            expected = sum((_pattern(n, rank, self.device) for rank in ranks), torch.zeros_like(self.data))
+            got = self.data
+            if self.survey.operation != ALL_REDUCE:
+                got, share = self.out, ranks.index(self.rank)
+                expected = expected.view(len(ranks), -1)[share]
         bad = _unequal(got, expected)
         what = f"{self.survey.operation} of ranks {self.members}"
         return f"{what}: {bad} of {got.numel()} elements arrived wrong at rank {self.rank}" if bad else ""
@@ -205,6 +219,11 @@ class _Call:
             dist.recv(self.answer, other)
         else:
             dist.send(self.answer, one)
+
+
+def _pattern(elements: int, rank: int, device: str) -> Tensor:
+    """What a rank sends: whole numbers that differ by place and rank; sums of them over 32 ranks are exact in float32."""
+    return (torch.arange(elements, device=device) % 251 + 257 * (rank + 1)).float()
 
 
 def _unequal(got: Tensor, expected: Tensor) -> int:

@@ -47,6 +47,8 @@ class End:
         device: "cpu" or "cuda:i".
         gpu: hash of its UUID; "" without one.
         nvlinked: hashes of the UUIDs of the GPUs to which it has NVLink; None where that could not be read.
+        model: of the GPU; "" without one, and in rows of before it was kept.
+        paths: by hash of another GPU's UUID, what PCIe passes on the way to it, as NVML's common ancestor; None likewise.
     """
 
     rank: int
@@ -56,6 +58,8 @@ class End:
     device: str
     gpu: str = ""
     nvlinked: tuple[str, ...] | None = None
+    model: str = ""
+    paths: tuple[tuple[str, str], ...] | None = None
 
     @property
     def name(self) -> str:
@@ -66,7 +70,7 @@ class End:
     @property
     def place(self) -> tuple[str, ...]:
         """What is the same when it is measured again: the GPU, or the rank of a node's CPU."""
-        return (self.host, self.gpu) if self.gpu else (self.host, str(self.node), str(self.rank))
+        return (self.gpu,) if self.gpu else (self.host, str(self.node), str(self.rank))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -74,9 +78,24 @@ class End:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> End:
-        """The inverse of `as_dict`, after JSON."""
-        linked = values.get("nvlinked")
-        return cls(**{**values, "nvlinked": None if linked is None else tuple(linked)})
+        """The inverse of `as_dict`, after JSON.
+
+        Raises:
+            TypeError: a field is missing, unknown or of another type.
+        """
+        linked, paths = values.get("nvlinked"), values.get("paths")
+        end = cls(
+            **{
+                **values,
+                "nvlinked": None if linked is None else tuple(linked),
+                "paths": None if paths is None else tuple((gpu, path) for gpu, path in paths),
+            }
+        )
+        if not (
+            isinstance(end.rank, int) and all(isinstance(x, str) for x in (end.host, end.network, end.gpu))
+        ):
+            raise TypeError("rank is no integer, or host, network or gpu no text")
+        return end
 
 
 def kind(one: End, other: End) -> str:
@@ -87,9 +106,18 @@ def kind(one: End, other: End) -> str:
         return NETWORKS
     if not (one.gpu and other.gpu):
         return MEMORY
-    if one.nvlinked is None:
+    if one.nvlinked is None or other.nvlinked is None:
         return UNKNOWN
-    return NVLINK if other.gpu in one.nvlinked else PCIE
+    if has_nvlink(one, other):
+        return NVLINK
+    paths = {dict(a.paths or ()).get(b.gpu, "") for a, b in ((one, other), (other, one))}
+    path = paths.pop() if len(paths) == 1 else ""
+    return f"{PCIE}, {path}" if path else PCIE
+
+
+def has_nvlink(one: End, other: End) -> bool:
+    """Both ends say so."""
+    return other.gpu in (one.nvlinked or ()) and one.gpu in (other.nvlinked or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,5 +25,5 @@ def section(machine: Machine) -> Section:
         heads = tuple(Column(name.lstrip(">"), numeric=name.startswith(">")) for name in columns)
         cells = tuple(tuple(Cell(text) for text in row) for row in rows)
         tables.append(Table(f"links-{machine.env_id}-{number}", heads, cells, title, sortable=False))
-    folded = not (machine.is_gpu or links.outliers)
+    folded = not (machine.is_gpu or links.outliers or links.failed)
     return Section(f"links-{machine.env_id}", "Links between ranks", words, first=tables, folded=folded)

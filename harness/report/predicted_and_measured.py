@@ -1,10 +1,13 @@
 """Predicted and measured: one training job, its arms as suite `scale` predicted them and as the job itself timed them.
 
 Pairs what one run holds of one arm: the prediction, the block of paired steps (suite `ab`), the training runs (`divergence`).
+A suite of which a run holds several cases is not shown, since nothing says which of them is the job; nor is a prediction for
+another GPU than the rows are of. Seeds of one training run are no cases of their own.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.machine import mfu
-from harness.machine.hardware import of_env
+from harness.machine.hardware import named, of_env
 from harness.report.table import Column, Table, make_table, number, number4, resolved_of
 from harness.store import text
 from harness.store.arm import arm_of
 from harness.store.compare import rows_of
+from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ class JobArm:
         block_ms, training_ms: median step; None where there is none. Of several seeds the median of all steps.
         block, training: its use of a GPU.
         resumed: steps from which training was continued after a job that had ended.
+        left_out: what the run holds and is not shown, with the reason.
     """
 
     run_id: str
@@ -58,6 +63,7 @@ class JobArm:
     block: mfu.Utilization | None = None
     training: mfu.Utilization | None = None
     resumed: list[int] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] = ()) -> list[JobArm]:
@@ -74,10 +80,17 @@ def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] 
     jobs = [run for run in timed if "scale" in suites[run] or run in known]
     arms: dict[tuple[str, str], JobArm] = {}
     steps: dict[tuple[str, str], list[float]] = {}
-    for row in rows_of(own[own["run_id"].isin(jobs)]):
+    rows = rows_of(own[own["run_id"].isin(jobs)])
+    cases = _cases(rows, device)
+    for row in rows:
         key = str(row["run_id"]), _name(row)
         arm = arms.setdefault(key, JobArm(*key))
-        if row["suite"] == "scale":
+        if row["suite"] == "scale" and (other := _other_gpu(row, device)):
+            arm.no_prediction = arm.no_prediction or other
+        elif (count := len(cases[key[0], row["suite"]])) > 1:
+            if (why := _several(str(row["suite"]), count)) not in arm.left_out:
+                arm.left_out.append(why)
+        elif row["suite"] == "scale":
             _predict(arm, row)
         elif row["status"] == "ok" and row["metric"] == "time_ms" and not arm_of(row).control:
             arm.block_ms = float(row["value"])
@@ -91,6 +104,39 @@ def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] 
                 ranks = int(resolved_of(row).get("ranks") or 1)
                 arm.training = _use(row, arm.training_ms, ranks, device)
     return sorted(arms.values(), key=lambda arm: (arm.run_id, arm.name != "bf16", arm.name))
+
+
+def _cases(rows: list[dict[str, Any]], device: Device | None) -> dict[tuple[str, str], set[str]]:
+    """By run and suite the cases that may be the job, seeds apart."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        known = found.setdefault((str(row["run_id"]), str(row["suite"])), set())
+        if row["suite"] != "scale" or not _other_gpu(row, device):
+            axes = {name: value for name, value in parse(row["axes"]).items() if name != "seed"}
+            known.add(json.dumps(axes, sort_keys=True))
+    return found
+
+
+def _other_gpu(row: dict[str, Any], device: Device | None) -> str:
+    """Why a prediction is not of this device; "" where it is, or where there is none."""
+    gpu = str(parse(row["axes"]).get("gpu") or "")
+    if row["status"] != "ok" or (device is not None and _known(gpu) is device):
+        return ""
+    here = device.key if device is not None else "a device that the table of GPUs lacks"
+    return f"predicted for {gpu or 'a GPU that is not named'}, and the rows are of {here}"
+
+
+def _known(gpu: str) -> Device | None:
+    try:
+        return named(gpu)
+    except UsageError:
+        return None
+
+
+def _several(suite: str, count: int) -> str:
+    return (
+        f"{count} cases of suite {suite} in this run, of which none is shown: nothing says which is this job"
+    )
 
 
 def job_table(machine: Machine) -> Table:
@@ -131,7 +177,8 @@ def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
                 if share is None
                 else f"mixed MFU {text.percent(share, 3)}"
             )
-        out.append(f"{arm.name}: {', '.join([*parts, *([arm.no_prediction] if arm.no_prediction else [])])}")
+        without = [arm.no_prediction] if arm.no_prediction and not arm.predicted else []
+        out.append(f"{arm.name}: {', '.join([*parts, *without, *arm.left_out])}")
     return out
 
 
@@ -161,7 +208,8 @@ def _caption(machine: Machine, arms: list[JobArm]) -> str:
         for arm in arms
         if arm.resumed
     ]
-    missing = dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction)
+    missing = dict.fromkeys(arm.no_prediction for arm in arms if arm.no_prediction and not arm.predicted)
+    left_out = dict.fromkeys(why for arm in arms for why in arm.left_out)
     unknown = [] if machine.device else ["no peak of this device is known, so no MFU is stated"]
     changed = [
         f"the run was continued with {name} {now or 'none'} after {was or 'none'} (resume_anyway)"
@@ -169,7 +217,7 @@ def _caption(machine: Machine, arms: list[JobArm]) -> str:
         for change in about.get("continued_with_other", [])
         for name, (was, now) in change.items()
     ]
-    parts = [*dict.fromkeys(where), *missing, *unknown, *resumed, *dict.fromkeys(changed)]
+    parts = [*dict.fromkeys(where), *missing, *left_out, *unknown, *resumed, *dict.fromkeys(changed)]
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["METRIC"]  # of a row that says why there is none
 
 TIMEOUT_S = 600.0  # of all rounds of all pairs
+ROUNDS_SHARE = 0.5  # of it, after which no other round begins: a slow pair takes rounds, not the whole matrix
 LEAST_S, MOST_ROUNDS = (
     2.0,
     50,
@@ -119,7 +120,9 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     """Times all groups of ranks, round by round."""
     size, count = 1024 * case.integer("kib"), world(case, device)
     least = case.integer("rounds")
-    survey = Survey(arm, size, least, max(MOST_ROUNDS, least), LEAST_S, case.seed, device)
+    survey = Survey(
+        arm, size, least, max(MOST_ROUNDS, least), LEAST_S, TIMEOUT_S * ROUNDS_SHARE, case.seed, device
+    )
     resolved: dict[str, object] = {
         "world": count,
         "bytes": size,
@@ -133,8 +136,8 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         return Trial((), resolved | trace, str(error).splitlines()[0], cause=Cause.RUN)
     resolved |= {"backend": every[0].backend, "ends": [seen.end for seen in every]}
     on_step(least, least)
-    if wrong := next((seen.wrong for seen in every if seen.wrong), ""):
-        return Trial((), resolved, wrong, cause=Cause.NUMERICS)
+    if wrong := next((seen for seen in every if seen.wrong), None):
+        return Trial((), resolved | {"wrong_part": wrong.wrong_part}, wrong.wrong, cause=Cause.NUMERICS)
     uneven = [why for members in groups(arm, count) if (why := undivided(arm, size, len(members.ranks)))]
     series = []
     for part, seconds in slowest(every).items():

@@ -8,6 +8,7 @@ import time
 
 import torch.distributed as dist
 
+from harness.machine import link_times
 from harness.machine.link_times import Seen, Survey, measure
 from harness.machine.links import ALL_REDUCE
 
@@ -31,8 +32,7 @@ def silent_in_all_reduce(survey: Survey) -> Seen:
 
 def wrong_in_all_reduce(survey: Survey) -> Seen:
     """What arrives is not what was sent: rank 1 counts as another one."""
-    import torch
-
     if survey.operation == ALL_REDUCE and dist.get_rank() == 1:
-        torch.Tensor.fill_ = lambda self, value: self.zero_()  # type: ignore[method-assign,assignment]
+        pattern = link_times._pattern
+        link_times._pattern = lambda elements, rank, device: pattern(elements, rank + 7, device)
     return measure(survey)

@@ -13,6 +13,7 @@ from harness.judge.fleet import link_tables
 from harness.judge.fleet import links as fleet_links
 from harness.judge.fleet.cards import cards, groups
 from harness.judge.fleet.judge import Group, Spread, judge
+from harness.judge.fleet.link_rule import TOLERANCE
 from harness.judge.fleet.links import Links
 from harness.machine import terminal
 from harness.machine.links import SUITE as LINKS
@@ -30,7 +31,8 @@ usage: python -m harness fleet RUN... [tolerance=5] [link_tolerance=25] [json=tr
 compares cards of one model: spread, outliers, the slowest card, corrupt results; and links of one kind (docs/fleet-links.md)
 RUN  a folder of a run or of runs, or a run id
 tolerance, link_tolerance  percent by which healthy cards, and links, may differ
-exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read
+exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, a file or a row of links could not be read, or an
+     operation of links failed
 """
 KEYS = ("tolerance", "link_tolerance", "json", "markdown", "results_dir")
 # A table: its title, the names of its columns and its rows
@@ -50,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     if not runs:
         raise UsageError("fleet takes runs: folders of runs, or run ids")
     tolerance = _tolerance("tolerance", options.get("tolerance", "5"))
-    of_links = _tolerance("link_tolerance", options.get("link_tolerance", f"{100 * fleet_links.TOLERANCE:g}"))
+    of_links = _tolerance("link_tolerance", options.get("link_tolerance", f"{100 * TOLERANCE:g}"))
     folders = [store.find_run(run, options.get("results_dir", "results")) for run in runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
     for problem in frame.attrs["problems"]:
@@ -67,7 +69,9 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write("\n".join(as_markdown(found, unread, links)) + "\n")
     else:
         _show(found, unread, links)
-    return 1 if links.outliers or any(group.outliers for group in found) else 2 if unread else 0
+    if links.outliers or any(group.outliers for group in found):
+        return 1
+    return 2 if unread or links.failed else 0
 
 
 def _tolerance(name: str, text: str) -> float:

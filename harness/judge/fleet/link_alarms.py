@@ -11,7 +11,7 @@ import sys
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from harness.judge.fleet.links import TOLERANCE, Pair, Place, Score, out_of_line
+from harness.judge.fleet.link_rule import TOLERANCE, Pair, Place, Score, out_of_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,15 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from harness.judge.fleet.links import SLOW_END, Links, Operation
 from harness.machine.links import SEND
 from harness.store.text import bytes_, number, percent, plural, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.judge.fleet.links import LinkGroup, LinkOutlier
+    from harness.judge.fleet.link_group import LinkGroup, Operation
+    from harness.judge.fleet.link_outlier import LinkOutlier
+    from harness.judge.fleet.links import Links
 
 # A table: its title, the names of its columns and its rows
 Table = tuple[str, tuple[str, ...], "Sequence[tuple[str, ...]]"]
@@ -27,7 +28,7 @@ def lines(links: Links) -> Iterator[str]:
         yield f"Links {group.link}, {group.transport}, {group.model}: {_judged(group)}"
     if any(group.transport == "gloo" for group in links.groups):
         yield NO_GPU
-    for why in links.missing:
+    for why in (*links.missing, *links.skipped):
         yield f"No time of a link: {why}"
 
 
@@ -41,11 +42,16 @@ def _judged(group: LinkGroup) -> str:
 
 def tables(links: Links) -> Iterator[Table]:
     """What is out of line, the operations of all ranks, how far links lie apart, and the matrix of messages."""
+    if wrong := (*links.problems, *links.unclear):
+        yield "Not as it should be", ("what",), [(why,) for why in wrong]
     if links.outliers:
         yield (
             "Links out of line",
             ("what", "between", "kind", ">size", "why"),
-            [(o.what, _between(o), o.link, bytes_(o.size), o.reason) for o in links.outliers],
+            [
+                (o.what, _between(o), o.link, bytes_(o.size) if o.size else "", o.reason)
+                for o in links.outliers
+            ],
         )
     if spreads := [(group, size) for group in links.groups for size in group.spread]:
         yield (
@@ -111,7 +117,7 @@ def _limit(limit: float) -> str:
 
 
 def _between(outlier: LinkOutlier) -> str:
-    return outlier.names[0] if outlier.what == SLOW_END else " > ".join(outlier.names)
+    return " > ".join(outlier.names)
 
 
 def verdict(links: Links) -> str:
@@ -120,16 +126,31 @@ def verdict(links: Links) -> str:
     if links.outliers:
         named = list(dict.fromkeys(f"{o.what} {_between(o)}" for o in links.outliers))
         return f"links out of line: {some(named)}; judged {judged} of {every}"
-    if not judged:
-        why = next((g.why_not for g in links.groups if g.why_not), "") or some(links.missing, 1)
-        return f"can't tell: no link could be judged ({why})"
-    notes = list(dict.fromkeys(f"{g.link}: {g.why_not}" for g in links.groups if g.why_not))
-    found = [s.limit for group in links.groups for s in group.spread.values()]
-    none = f"no link out of line; judged {judged} of {every}, a link is found that takes {_limit(max(found))} longer in every round"
+    why = list(
+        dict.fromkeys([*(f"{g.link}: {g.why_not}" for g in links.groups if g.why_not), *links.unclear])
+    )
+    gaps = []
+    if links.problems:
+        gaps.append(some(links.problems, 2))
     if links.missing:
-        lacking = plural(len(links.missing), "operation")
-        none = f"can't tell of all links: {lacking} without a time, named above; of the others {none}"
-    return f"{none}; not judged: {some(notes)}" if notes else none
+        gaps.append(f"{plural(len(links.missing), 'operation')} without a time, named above")
+    if not judged:
+        first = next((g.why_not for g in links.groups if g.why_not), "")
+        because = "; ".join(
+            filter(None, [some(links.problems, 1), first or some([*links.missing, *links.skipped], 1)])
+        )
+        return f"can't tell: no link could be judged ({because})"
+    limit = max((s.limit for g in links.groups for s in g.spread.values()), default=math.inf)
+    found = (
+        f"no link out of line; judged {judged} of {every}, a link is found that takes {_limit(limit)} longer in every round, a "
+        "fault that all links of a kind share is not"
+    )
+    if links.skipped:
+        found += f"; not asked of a machine: {plural(len(links.skipped), 'operation')}, named above"
+    if gaps or why or not math.isfinite(limit):
+        lacking = "; ".join([*gaps, *([f"not judged: {some(why)}"] if why else [])])
+        return f"can't tell of all links: {lacking}; of the others {found}"
+    return found
 
 
 def as_dict(links: Links) -> dict[str, Any]:
@@ -138,7 +159,8 @@ def as_dict(links: Links) -> dict[str, Any]:
         "verdict": verdict(links) if links.asked else None,
         "groups": [_group(group) for group in links.groups],
         "outliers": [asdict(outlier) for outlier in links.outliers],
-        "not_measured": list(links.missing),
+        "not_measured": [*links.missing, *links.skipped],
+        "problems": [*links.problems, *links.unclear],
         "operations": [
             {
                 "operation": one.arm,

@@ -47,7 +47,7 @@ def case_of(sweep: str, axes: dict[str, Any]) -> Case:
 @pytest.mark.parametrize("arm", ["tensorwise", "tensorwise_bf16_gather"])
 def test_a_sweep_at_scale_and_the_command_say_the_same(sweep: str, axes: dict[str, Any], arm: str) -> None:
     case = case_of(sweep, axes)
-    job, rates = scale._job(case, arm), scale._rates(case)
+    job, rates = scale._job(case, arm), scale._rates(case)[0]
     found = predict(job, rates)
     words = {
         "model": job.model,
@@ -75,7 +75,7 @@ def test_each_predicted_ratio_of_a_sweep_has_an_interval() -> None:
     """The reference recipe: its 1.33 to 1.38 are a range over arms, each of which has an interval of its own."""
     case = case_of("reference_7b", {"world": 16, "batch": 8})
     for arm in scale.ARMS:
-        found = predict(scale._job(case, arm), scale._rates(case)).speedup
+        found = predict(scale._job(case, arm), scale._rates(case)[0]).speedup
         if arm == "bf16":
             assert found is None
             continue

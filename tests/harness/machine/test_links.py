@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +16,14 @@ from harness.machine import link_times
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.link_times import Survey
 from harness.machine.links import (
+    ALL_GATHER,
+    ALL_REDUCE,
     HOSTS,
     MEMORY,
     NETWORKS,
     NVLINK,
     PCIE,
+    REDUCE_SCATTER,
     SEND,
     UNKNOWN,
     End,
@@ -51,7 +56,16 @@ def test_kinds_of_links() -> None:
     cpu = replace(A, device="cpu", gpu="", nvlinked=None)
     assert kind(A, B) == NVLINK
     assert kind(A, replace(B, gpu="c")) == PCIE
-    assert kind(replace(A, nvlinked=None), B) == UNKNOWN
+    assert kind(replace(A, nvlinked=None), B) == kind(B, replace(A, nvlinked=None)) == UNKNOWN
+    assert (
+        kind(replace(A, nvlinked=()), B) == kind(B, replace(A, nvlinked=())) == PCIE
+    )  # one end alone says so
+    one, other = (
+        replace(end, nvlinked=(), paths=((gpu, "one switch"),)) for end, gpu in ((A, "b"), (B, "a"))
+    )
+    assert kind(one, other) == f"{PCIE}, one switch"
+    assert kind(one, replace(other, paths=(("a", "across sockets"),))) == PCIE  # they contradict each other
+    assert End.of(json.loads(json.dumps(one.as_dict()))) == one
     assert kind(A, far) == HOSTS
     assert kind(cpu, replace(cpu, rank=1)) == MEMORY
     assert kind(cpu, replace(cpu, rank=1, network="other")) == NETWORKS
@@ -81,6 +95,7 @@ def test_nvlink_is_asked_of_nvml() -> None:
 
     class Nvml(FakeNvml):
         NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+        NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_SYSTEM = 10, 50  # of nvml.h
 
         def nvmlDeviceGetCount(self) -> int:  # noqa: N802
             return 3
@@ -94,6 +109,17 @@ def test_nvlink_is_asked_of_nvml() -> None:
         def nvmlDeviceGetP2PStatus(self, one: str, other: str, index: int) -> int:  # noqa: N802
             assert (one, index) == ("board", 2)
             return {"second": 0, "third": 5}[other]
+
+        def nvmlDeviceGetTopologyCommonAncestor(self, one: str, other: str) -> int:  # noqa: N802
+            assert one == "board"
+            return {"second": 10, "third": 50}[other]
+
+    def paths(nvml: Any) -> Any:
+        with GpuMonitor(uuid=Nvml.UUID, nvml=nvml) as monitor:
+            return monitor.pcie_paths()
+
+    assert paths(Nvml()) == {"2": "one switch", "3": "across sockets"}
+    assert paths(Nvml(refused=("nvmlDeviceGetTopologyCommonAncestor",))) is None
 
     def linked(nvml: Any) -> Any:
         with GpuMonitor(uuid=Nvml.UUID, nvml=nvml) as monitor:
@@ -127,3 +153,58 @@ def test_a_rank_on_a_gpu_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUP_RANK", "3")
     end = link_times.end_here(5, "cuda:0")
     assert (end.rank, end.node, end.device, len(end.gpu), end.nvlinked) == (5, 3, "cuda:0", 12, None)
+    assert (end.model, end.paths) == ("NVIDIA H200", None)
+
+
+def test_machines_of_one_name_are_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two boots of the same name, and of the same number of a network namespace."""
+    ends = []
+    for boot in ("first", "second"):
+        monkeypatch.setattr(Path, "read_text", lambda self, boot=boot: f"{boot}\n")
+        ends.append(link_times.end_here(0, "cpu"))
+    assert kind(*ends) == HOSTS
+    assert ends[0].network != ends[1].network
+
+
+def test_rounds_end_with_the_budget_but_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_times, "dist", SimpleNamespace(broadcast=lambda tensor, src: None))
+
+    def on(turn: int, elapsed_s: float) -> bool:
+        return link_times._go_on(Survey(SEND, 1024, 7, 50, 2.0, 300.0), turn, elapsed_s)
+
+    assert on(1, 299.0)  # too few rounds
+    assert not on(1, 301.0)  # the budget is spent
+    assert on(8, 1.0)  # too little time
+    assert not on(8, 2.0)
+    assert not on(50, 1.0)
+
+
+@pytest.mark.parametrize("operation", [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND])
+def test_bytes_of_the_right_rank_in_the_wrong_place_are_found(
+    monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Two ranks made up: what arrives at rank 1 is right, and then moved on by one place. Sums by hand."""
+    size, moved = 64, [0]
+    first, second = (torch.arange(size // 4.0) + 257 * rank for rank in (1, 2))
+    if operation == ALL_GATHER:
+        first, second = first[: size // 8], second[: size // 8]
+
+    def arrive(out: torch.Tensor, values: torch.Tensor) -> None:
+        out.copy_(values.roll(moved[0]))
+
+    monkeypatch.setattr(
+        link_times, "_gather", lambda out, data, group: arrive(out, torch.cat([first, second]))
+    )
+    monkeypatch.setattr(
+        link_times, "_scatter", lambda out, data, group: arrive(out, (first + second)[size // 8 :])
+    )
+    one_of_two = SimpleNamespace(
+        all_reduce=lambda data, group: arrive(data, first + second),
+        recv=lambda data, source: arrive(data, first), send=lambda data, to: None,
+    )  # fmt: skip
+    monkeypatch.setattr(link_times, "dist", one_of_two)
+    for moved[0], wrong in ((0, False), (1, True)):
+        call = link_times._Call(
+            Survey(operation, size, 1), Members((0, 1), operation == SEND), 1, None, "cpu"
+        )
+        assert bool(call.check()) == wrong

@@ -83,6 +83,10 @@ def test_a_rank_that_fails_is_named_and_other_operations_are_kept(
     assert said in failed["reason"].iloc[0]
     assert failed["metric"].iloc[0] == "link_s"
     assert set(frame[frame["status"] == "ok"]["arm"]) == {"send", "all_gather"}
+    wrong = how == "wrong_in_all_reduce"
+    assert main(["fleet", str(tmp_path)]) == (1 if wrong else 2)
+    if wrong:
+        assert json.loads(failed["resolved"].iloc[0])["wrong_part"] == "0-1"
 
 
 def test_one_rank_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
