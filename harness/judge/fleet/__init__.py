@@ -15,7 +15,7 @@ from harness.judge.fleet.cards import cards, groups
 from harness.judge.fleet.judge import Group, Spread, judge
 from harness.judge.fleet.link_rule import TOLERANCE
 from harness.judge.fleet.links import Links
-from harness.machine import terminal
+from harness.machine import raw_output, terminal
 from harness.machine.links import SUITE as LINKS
 from harness.store.errors import UsageError
 from harness.store.text import markdown, percent, plural, ratio, some
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
     folders = [store.find_run(run, options.get("results_dir", "results")) for run in runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
     for problem in frame.attrs["problems"]:
-        sys.stderr.write(f"warning: {terminal.printable(problem)}\n")
+        raw_output.say(f"warning: {terminal.printable(problem)}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(runs)}")
     unread = tuple(frame.attrs["problems"])
