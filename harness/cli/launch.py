@@ -50,20 +50,18 @@ class Launcher:
     module: str
     extra: str
     here: bool  # whether its jobs run on this machine alone
-    library: str = ""  # that the module needs
+    needs: str = ""  # what the module imports
     program: str = ""  # that must be on the path
 
 
 LAUNCHERS = {
     "basic": Launcher("hydra", "", here=True),
-    "joblib": Launcher("hydra_plugins.hydra_joblib_launcher", "joblib", here=True, library="joblib"),
-    "submitit_local": Launcher(
-        "hydra_plugins.hydra_submitit_launcher", "slurm", here=True, library="submitit"
-    ),
+    "joblib": Launcher("hydra_plugins.hydra_joblib_launcher", "joblib", here=True, needs="joblib"),
+    "submitit_local": Launcher("hydra_plugins.hydra_submitit_launcher", "slurm", here=True, needs="submitit"),
     "submitit_slurm": Launcher(
-        "hydra_plugins.hydra_submitit_launcher", "slurm", here=False, library="submitit", program="sbatch"
+        "hydra_plugins.hydra_submitit_launcher", "slurm", here=False, needs="submitit", program="sbatch"
     ),
-    "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False, library="ray"),
+    "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False, needs="ray"),
 }
 INTERRUPTED = "interrupted"
 LOOKS = 5
@@ -226,7 +224,7 @@ def _chosen_launcher(to_hydra: Sequence[str]) -> str:
         raise unknown("launcher", name, LAUNCHERS)
     launcher = LAUNCHERS[name]
     try:
-        there = all(importlib.util.find_spec(name) for name in (launcher.module, launcher.library) if name)
+        there = all(importlib.util.find_spec(name) for name in (launcher.module, launcher.needs) if name)
     except ModuleNotFoundError:  # not even Hydra's folder of plugins
         there = False
     if not there:

@@ -15,7 +15,7 @@ import time
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import library, nn
 from torch.nn.modules import linear, module
 
 # Names in rows, and the modules and classes whose functions are compared: what arms compute with and are timed by.
@@ -84,8 +84,8 @@ def functions() -> Names:
 
 def operators() -> str:
     """Operators of PyTorch's own that Python code has given a kernel, but for those that torch itself registers as it goes."""
-    if _kernels[0] != torch.library._impls:  # some 13 us for 2,000 that are as they were
-        _kernels[0] = frozenset(torch.library._impls)
+    if _kernels[0] != library._impls:  # some 13 us for 2,000 that are as they were
+        _kernels[0] = frozenset(library._impls)
         own = (k for k in _kernels[0] if k.startswith("aten/") and not k.endswith(_BY_TORCH_LATER))
         _named[0] = ", ".join(sorted(own))
     return _named[0]
