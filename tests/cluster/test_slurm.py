@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from slurm_here import run, wait_for
+from tiny_sweep import CASES, began, harness, states, stored, whole
 
 from harness import store
 
@@ -22,17 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-CASES = 16
 SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "sweep.sbatch"
-
-
-def harness(*words: str, code: int = 0) -> str:
-    """What a command of the harness prints, which ends with `code`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *words], capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
-    return done.stdout + done.stderr
 
 
 def submit(*options: str) -> str:
@@ -45,32 +36,8 @@ def rows_of(job: str) -> Path:
     return Path("results/tiny") / f"slurm-{job}"
 
 
-def stored(folder: Path) -> int:
-    """Cases that a shard has stored."""
-    with_rows = folder.exists() and any(folder.rglob("*.parquet"))
-    return int(store.read(folder)["case_id"].nunique()) if with_rows else 0
-
-
-def whole(folder: Path) -> None:
-    """Every case of the sweep has its rows, each once, and none is missing in the report."""
-    frame = store.read(folder)
-    assert frame["case_id"].nunique() == CASES
-    assert not frame.duplicated(["case_id", "arm", "metric", "regime", "part"]).any()
-    assert set(frame["status"]) == {"ok"}
-    harness("report", str(folder), "-o", "whole.html")
-    assert "not measured" not in Path("whole.md").read_text()
-
-
-def began(folder: Path, shard: int) -> None:
-    wait_for(f"a case of shard {shard}", lambda: stored(folder / f"shard-{shard}-of-4") > 0, 120)
-
-
 def gone(slurm: Slurm, job: str) -> None:
     wait_for(f"job {job} to end", lambda: not any(name.startswith(job) for name in slurm.jobs()), 300)
-
-
-def states(folder: Path) -> list[str]:
-    return [store.read_about(folder / f"shard-{shard}-of-4").get("state", "") for shard in range(4)]
 
 
 def test_submitit_spreads_four_shards_over_two_nodes(slurm: Slurm, shared: Path) -> None:
