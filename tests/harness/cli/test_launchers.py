@@ -260,7 +260,7 @@ def test_bad_input_is_one_line_exit_2_and_starts_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("missing", ["module", "library"])
+@pytest.mark.parametrize("missing", ["module", "needs"])
 @pytest.mark.parametrize(
     ("name", "extra"),
     [("joblib", "joblib"), ("submitit_local", "slurm"), ("submitit_slurm", "slurm"), ("ray", "ray")],
