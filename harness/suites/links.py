@@ -40,10 +40,8 @@ __all__ = ["METRIC"]  # of a row that says why there is none
 
 TIMEOUT_S = 600.0  # of all rounds of all pairs
 ROUNDS_SHARE = 0.5  # of it, after which no other round begins: a slow pair takes rounds, not the whole matrix
-LEAST_S, MOST_ROUNDS = (
-    2.0,
-    50,
-)  # rounds go on for so long, since another process's burst lasts as long as some
+LEAST_S = 2.0  # that rounds go on, since another process's burst lasts as long as some
+MOST_ROUNDS = 50
 ALL = "all"
 MOST = 32  # ranks: 496 pairs, one after the other
 
