@@ -26,6 +26,12 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    """The same random numbers in a test whatever ran before it in its process."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _no_step_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the gates of tests out of the summary of the CI job that runs the tests."""
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)

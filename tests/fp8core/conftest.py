@@ -1,4 +1,4 @@
-"""Shared by the tests of fp8core: the error measures and the seeds."""
+"""Shared by the tests of fp8core: the error measures and the file of measured choices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ import torch
 from fp8core.kernels import tuning
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed() -> None:
-    torch.manual_seed(0)
 
 
 @pytest.fixture
