@@ -5,6 +5,7 @@ A control falls from 3.5 to 2.1 nats; a candidate is the control plus a gap. Eve
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,10 @@ from harness.store.case import Case
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.judge.verdict import Verdict
+    from harness.judge.verdict.result import GateResult
 
 STEPS = 300
 SEEDS = 5
@@ -44,6 +48,17 @@ def falling(seed: int, steps: int = STEPS, noise: float = 0.01) -> np.ndarray:
 def control(seeds: Sequence[int] = range(SEEDS), steps: int = STEPS, **more: Any) -> dict[int, Run]:
     """The control's runs by seed."""
     return {s: run_of(falling(s, steps), **more) for s in seeds}
+
+
+def with_loss(runs: Mapping[int, Run], seed: int, values: Sequence[float], **more: Any) -> dict[int, Run]:
+    """The runs with another loss curve for one seed."""
+    return {**runs, seed: dataclasses.replace(runs[seed], loss=Curve.of(values), **more)}
+
+
+def gate(verdict: Verdict, name: str) -> GateResult:
+    found = verdict.gate(name)
+    assert found is not None
+    return found
 
 
 def shifted(

@@ -12,7 +12,7 @@ from harness import store
 from harness.engine.executor import Executor
 from harness.engine.plan import make_plan
 from harness.store.case import Case
-from harness.suites import train
+from harness.suites import divergence, train
 from harness.timing.rounds import TimingConfig, timer_for
 
 QUICK = TimingConfig(
@@ -31,6 +31,20 @@ SMALL = {"compute": "fp32", "batch": 2, "seq": 16}
 def case(**changes: Any) -> Case:
     axes = {**SMALL, **changes}
     return Case.of("train", train.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes)
+
+
+def divergence_case(**changes: Any) -> Case:
+    """A short run of the suite `divergence`."""
+    axes = {
+        "steps": 10,
+        "batch": 4,
+        "seq": 16,
+        "eval_every": 5,
+        "eval_batches": 1,
+        "diagnose_every": 5,
+        **changes,
+    }
+    return Case.of("divergence", divergence.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes)
 
 
 def execute(

@@ -12,6 +12,7 @@ import re
 import numpy as np
 import pytest
 from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
+from diagnosed import found, look
 from report_fixtures import CPU, H200, Invented, absent, ceiling_cases, figure, frame, linear_cases
 
 import fp8core
@@ -22,34 +23,10 @@ from harness.judge.diagnosis.finding import few, gib
 from harness.judge.verdict import Curve
 from harness.store.case import Case
 from harness.store.cause import Cause
-from harness.store.measurement import Measurement
 
 BASE = control()
 SCHEDULE = {"rise_steps": 30, "lr": 1e-3}
 MIB = 2**20
-
-
-def found(tmp_path, rows, word, **more):
-    """The findings whose symptom holds a word."""
-    return [f for f in findings(frame(tmp_path, rows, **more)) if word in f.symptom]
-
-
-def look(arm, metric, part, values, recipe="tensorwise", seed=0):
-    """A diagnosis series of one tensor of one arm."""
-    case = case_of(seed)
-    return Measurement(
-        "divergence",
-        case.case_id,
-        arm,
-        case.axes_json,
-        metric,
-        "ok",
-        baseline="base",
-        part=part,
-        resolved={"recipe": recipe},
-        samples=tuple(values),
-        rounds=tuple(50 * i for i in range(len(values))),
-    )
 
 
 def test_a_sweep_in_which_nothing_is_wrong_has_no_finding(tmp_path):
@@ -375,62 +352,6 @@ def test_a_slow_training_step_says_what_fp8_could_save(tmp_path):
     assert "can save at most 0.506 ms" in told
     assert "its casts take 8.5 ms" in told
     assert "with 16384 tokens a pass only layers wider than about" in told
-
-
-# Casts
-
-
-def test_delayed_scales_that_never_move(tmp_path):
-    looks = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    rows = rows_of_runs("base", BASE) + rows_of_runs("delayed", shifted(BASE), recipe="delayed")
-    for part, scales in (("q:input", [6.0] * 6), ("q:weight", [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])):
-        rows.append(look("delayed", "scale_log2", part, scales, "delayed"))
-        rows.append(look("delayed", "amax", part, looks, "delayed"))
-    (finding,) = found(tmp_path, rows, "never move")
-    assert finding.symptom == "delayed: 1 delayed scale never moves"
-    assert finding.evidence == ("q:input: scale 2^6 at all 6 looks, amax 1 to 30",)
-    assert "update_scales" in finding.change
-
-
-def test_scales_that_stand_still_because_the_tensor_does_are_healthy(tmp_path):
-    rows = [
-        look("delayed", "scale_log2", "q:input", [6.0] * 6, "delayed"),
-        look("delayed", "amax", "q:input", [1.0] * 6, "delayed"),
-    ]
-    assert found(tmp_path, rows, "never move") == []
-
-
-@pytest.mark.parametrize(
-    ("metric", "part", "values", "kind"),
-    [
-        ("saturated_frac", "q:input", [0.0, 1e-5], "saturated"),
-        ("underflow_frac", "q:input", [0.02], "underflow"),
-        ("sqnr_db", "q:input", [31.0, 27.0], "SQNR"),
-        ("sqnr_db", "q:grad_output", [21.0], "SQNR"),
-    ],
-)
-def test_alarms_of_single_tensors(tmp_path, metric, part, values, kind):
-    (finding,) = found(tmp_path, [look("tensorwise", metric, part, values)], "alarm")
-    assert finding.symptom == f"tensorwise: {kind} alarm in 1 tensor"
-    assert part in finding.evidence[0]
-
-
-@pytest.mark.parametrize(
-    ("metric", "part", "values", "recipe"),
-    [
-        (
-            "saturated_frac",
-            "q:input",
-            [1e-5],
-            "delayed",
-        ),  # clipping between two updates is delayed scaling's nature
-        ("underflow_frac", "q:input", [0.009], "tensorwise"),
-        ("sqnr_db", "q:grad_output", [25.0], "tensorwise"),
-        ("sqnr_db", "q:input", [math.inf], "tensorwise"),
-    ],
-)
-def test_healthy_tensors_raise_no_alarm(tmp_path, metric, part, values, recipe):
-    assert found(tmp_path, [look("tensorwise", metric, part, values, recipe)], "alarm") == []
 
 
 # Words

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from curves_for_tests import STEPS, control, shifted
+from curves_for_tests import STEPS, control, gate, shifted
 
 from harness.judge.verdict import Curve, judge_pairs
 from harness.judge.verdict.curves import pair
@@ -15,12 +15,6 @@ from harness.judge.verdict.result import MARGIN
 from harness.judge.verdict.spike_events import calm
 
 BASE = control()
-
-
-def gate(verdict, name):
-    found = verdict.gate(name)
-    assert found is not None
-    return found
 
 
 def added(runs, seed, first, nats):

@@ -7,8 +7,6 @@ them so is only seen on its GPU, where the suites check every product.
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import subprocess
 import sys
 import types
 from contextlib import contextmanager, suppress
@@ -27,7 +25,7 @@ import harness.peers
 from fp8core.recipe import RECIPES
 from harness.__main__ import main
 from harness.cli import run
-from harness.peers import PEERS, aiter, deepgemm, torchao, torchao_mx, transformer_engine, triton_tutorial
+from harness.peers import PEERS, aiter, deepgemm, torchao, torchao_mx, transformer_engine
 from harness.peers.peer import fp8_kernels
 from harness.store.case import Case
 from harness.suites import gemm, linear, train
@@ -314,81 +312,6 @@ def test_torchaos_mx_layer_refuses_other_recipes_and_devices() -> None:
     with pytest.raises(ValueError, match="offers mxfp8, not 'rowwise'"):
         torchao_mx.linear(nn.Linear(32, 32), "rowwise")
     assert torchao_mx.missing("cpu") is not None
-
-
-# The tutorial's kernel
-
-INTERPRETED = """
-import sys, types
-import torch
-import triton
-from fp8core.cast import scale_and_cast
-from fp8core.formats import E4M3FN
-from harness.peers import triton_tutorial
-
-torch.manual_seed(0)
-function = triton_tutorial.kernel()[1]
-worst = 0.0
-for M, K, N in ((16, 32, 16), (33, 100, 70), (64, 64, 48), (1, 16, 1)):
-    for granularity in ("tensorwise", "rowwise"):
-        a, a_inv = scale_and_cast(torch.randn(M, K), E4M3FN, granularity, dim=-1)
-        b, b_inv = scale_and_cast(torch.randn(N, K).t(), E4M3FN, granularity, dim=0)
-        tile = dict(TILE_M=16, TILE_N=32, TILE_K=32, GROUP=2)
-        got = triton_tutorial.launch(function, a, b, a_inv, b_inv, torch.float32, **tile)
-        right = (a.double() * a_inv) @ (b.double() * b_inv)
-        worst = max(worst, float((got.double() - right).abs().max() / right.abs().max()))
-print(worst)
-"""
-
-
-def test_the_tutorials_kernel_multiplies() -> None:
-    """Oracle: float64 on the same codes; left is the rounding of at most 100 sums in float32, each 2^-24 of a partial sum.
-
-    The interpreter cuts where a GPU rounds to bfloat16, so the result is taken in float32.
-    """
-    from interpreted import CANNOT_LOOP, interpreter_cannot_loop
-
-    if interpreter_cannot_loop():
-        pytest.skip(CANNOT_LOOP)
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) <= 100 * 2**-24
-
-
-def test_the_tutorials_kernel_compiles_to_fp8_instructions_of_hopper() -> None:
-    """Oracle: the PTX of each of its tiles, built ahead of time for sm_90."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    _, function = triton_tutorial.kernel()
-    names = function.arg_names
-    kinds = dict.fromkeys(names[:2], "*fp8e4nv") | {names[2]: "*bf16"} | dict.fromkeys(names[3:5], "*fp32")
-    kinds |= dict.fromkeys(names[5:12], "i32")
-    fixed = {"a_column": 1, "b_row": 1, "ROWWISE": True, "GROUP": triton_tutorial.GROUP}
-    m, n, k, warps, stages = triton_tutorial.TILES[0]
-    fixed |= {"TILE_M": m, "TILE_N": n, "TILE_K": k}
-    signature = {name: "constexpr" if name in fixed else kinds[name] for name in names}
-    places = [i for i, name in enumerate(names) if name not in fixed]
-    source = ASTSource(function, signature, fixed, {(i,): [["tt.divisibility", 16]] for i in places})
-    built = triton.compile(
-        source,
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": warps, "num_stages": stages, **triton_tutorial.FUSION},
-    )
-    assert "wgmma.mma_async" in built.asm["ptx"]
-    assert "e4m3.e4m3" in built.asm["ptx"]
-
-
-def test_the_tutorials_arm_is_compared_with_the_accumulation_that_it_has() -> None:
-    assert {a: i.baseline for a, i in gemm.ARMS.items() if i.peer == "triton_tutorial"} == {
-        "tutorial_tensorwise_eager": "tensorwise_fast_eager",
-        "tutorial_rowwise_eager": "rowwise_fast_eager",
-    }
-    assert triton_tutorial.missing("cpu") == "a Triton kernel, which cpu can't run"
 
 
 # By name

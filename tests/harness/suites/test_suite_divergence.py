@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from model_for_training import BATCH, build
+from train_cases import divergence_case
 
-from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule
+from fp8core import RECIPES, Float8Tensor, GroupedMatmul
 from fp8core.gemm.layout import Operand
 from fp8core.inputs import operands
 from harness import store
 from harness.__main__ import main
-from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.suites import divergence
 from harness.suites.common import recipe_unsupported
 from harness.timing.workload import Trial
-from harness.training.bisect import Finding, bisect, locate, schedule_with
-from harness.training.loop import Job, train
+from harness.training.loop import Job
 from harness.training.setup import prepare
 
 TEXT = Path(__file__).read_bytes() * 4  # any text will do
-
-
-def case(**changes: Any) -> Case:
-    axes = {
-        "steps": 10,
-        "batch": 4,
-        "seq": 16,
-        "eval_every": 5,
-        "eval_batches": 1,
-        "diagnose_every": 5,
-        **changes,
-    }
-    return Case.of("divergence", divergence.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes)
 
 
 def weights(job: Job) -> dict[str, torch.Tensor]:
@@ -63,7 +48,7 @@ ARMS = (
 
 @pytest.mark.parametrize("arm", [*ARMS, "base_eps", "tensorwise_eps", "base_other"])
 def test_arms_share_weights_and_batches_but_where_they_must_not(arm: str) -> None:
-    base, job = (divergence.job_of(case(seed=2), name, "cpu") for name in ("base", arm))
+    base, job = (divergence.job_of(divergence_case(seed=2), name, "cpu") for name in ("base", arm))
     same_batches = all(
         torch.equal(x, y)
         for step in (0, 7)
@@ -89,7 +74,7 @@ def test_arms_share_weights_and_batches_but_where_they_must_not(arm: str) -> Non
 
 
 def test_seeds_differ_in_weights_and_batches() -> None:
-    one, two = (divergence.job_of(case(seed=seed), "base", "cpu") for seed in (0, 1))
+    one, two = (divergence.job_of(divergence_case(seed=seed), "base", "cpu") for seed in (0, 1))
     assert not torch.equal(one.batches(0)[0][0], two.batches(0)[0][0])
     assert not torch.equal(weights(one)["layers.0.mlp.up.weight"], weights(two)["layers.0.mlp.up.weight"])
 
@@ -121,7 +106,7 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
         monkeypatch.setattr(operands, "lines_one", spy)
         monkeypatch.setattr(operands, "rows_and_columns", spy_both)
         monkeypatch.setattr("fp8core.scaled_linear.lines_one", spy)
-        job = divergence.job_of(case(), arm, "cpu")
+        job = divergence.job_of(divergence_case(), arm, "cpu")
         prepare(job.setup, "cpu").step(job.batches(0))
         return seen
 
@@ -144,7 +129,7 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
 
 
 def run(arm: str, folder: Path, **changes: Any) -> Trial:
-    return divergence.trial(case(**changes), arm, "cpu", folder, lambda done, total: None)
+    return divergence.trial(divergence_case(**changes), arm, "cpu", folder, lambda done, total: None)
 
 
 def curve(trial: Trial, metric: str = "loss") -> tuple[float, ...]:
@@ -182,7 +167,9 @@ def test_rows_say_what_ran(tmp_path: Path) -> None:
 
 def test_the_head_of_the_character_set_is_left_alone_and_says_why(tmp_path: Path) -> None:
     job = divergence.job_of(
-        case(model="nanogpt_char_cpu", data="bytes", data_path=str(text(tmp_path))), "tensorwise", "cpu"
+        divergence_case(model="nanogpt_char_cpu", data="bytes", data_path=str(text(tmp_path))),
+        "tensorwise",
+        "cpu",
     )
     setup = dataclasses.replace(job.setup, vocab_size=65)
     (head,) = prepare(setup, "cpu").audit.not_converted
@@ -229,7 +216,7 @@ def test_the_negative_control_casts_gradients_to_zero(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_makes_no_run_is_refused_before_one_starts(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        case(**changes)
+        divergence_case(**changes)
     assert "\n" not in str(caught.value)
 
 
@@ -249,21 +236,21 @@ def test_a_schedule_that_fits_no_layer_is_refused_in_the_plan(capsys: pytest.Cap
 
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="training part has 90 tokens, seq=128 needs more"):
-        case(data="bytes", data_path=str(text(tmp_path, b"x" * 100)), seq=128)
+        divergence_case(data="bytes", data_path=str(text(tmp_path, b"x" * 100)), seq=128)
     with pytest.raises(UsageError, match="held-out part has 10 tokens, seq=16 needs more"):
-        case(data="bytes", data_path=str(text(tmp_path, b"x" * 100)))
+        divergence_case(data="bytes", data_path=str(text(tmp_path, b"x" * 100)))
 
 
 def test_tokens_that_fp8_cannot_take_are_skipped_with_the_reason() -> None:
-    why = divergence.unsupported(case(batch=3, seq=5), "tensorwise", "cpu")
+    why = divergence.unsupported(divergence_case(batch=3, seq=5), "tensorwise", "cpu")
     assert why is not None
     assert "batch x seq = 15 tokens; GEMM grad_weight takes multiples of 16" in why.reason
-    assert divergence.unsupported(case(batch=3, seq=5), "rowwise_with_gw_hp", "cpu") is None
-    assert divergence.unsupported(case(batch=3, seq=5), "base", "cpu") is None
-    blockwise = divergence.unsupported(case(), "blockwise", "cpu")
+    assert divergence.unsupported(divergence_case(batch=3, seq=5), "rowwise_with_gw_hp", "cpu") is None
+    assert divergence.unsupported(divergence_case(batch=3, seq=5), "base", "cpu") is None
+    blockwise = divergence.unsupported(divergence_case(), "blockwise", "cpu")
     assert blockwise is not None
     assert blockwise.kind == "device"
-    assert divergence.unsupported(case(), "blockwise_golden", "cpu") is None
+    assert divergence.unsupported(divergence_case(), "blockwise_golden", "cpu") is None
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise", "mxfp8"])
@@ -303,94 +290,6 @@ def test_a_model_of_ones_own_trains_on_its_own_batches(tmp_path: Path) -> None:
     assert isinstance(build(32).hidden, torch.nn.Linear)
 
 
-# Bisection
-
-
-def planted(*culprits: set[str]) -> tuple[Any, list[frozenset[str]]]:
-    """A run that fails if all members of one of the sets are in FP8; and what was asked."""
-    asked: list[frozenset[str]] = []
-
-    def fails(chosen: frozenset[str]) -> bool:
-        asked.append(chosen)
-        return any(culprit <= chosen for culprit in culprits)
-
-    return fails, asked
-
-
-UNITS = [f"layers.{i}" for i in range(32)]
-
-
-@pytest.mark.parametrize("index", range(32))
-def test_one_culprit_is_found_wherever_it_is_in_logarithmic_time(index: int) -> None:
-    fails, asked = planted({UNITS[index]})
-    assert bisect(UNITS, fails) == Finding(((UNITS[index],),), True, len(asked))
-    assert len(asked) <= 2 * 5 + 3  # 2 log2(32), and all, none and the rest
-    assert len(set(asked)) == len(asked)
-
-
-def test_an_interaction_is_said_to_be_one() -> None:
-    finding = bisect(UNITS, planted({"layers.3", "layers.20"})[0])
-    assert finding.culprits == (("layers.3", "layers.20"),)
-    assert "layers.3 and layers.20 fail together and not one without the other" in str(finding)
-    assert finding.rest_passes
-
-
-def test_several_culprits_are_found_one_after_the_other_up_to_a_number() -> None:
-    fails, _ = planted({"layers.1"}, {"layers.9"}, {"layers.30"})
-    found = bisect(UNITS, fails)
-    assert {units[0] for units in found.culprits} == {"layers.1", "layers.9", "layers.30"}
-    assert found.rest_passes
-    few = bisect(UNITS, fails, most=1)
-    assert len(few.culprits) == 1
-    assert str(few).count("what is left fails too: there are more") == 1
-
-
-def test_a_run_that_passes_or_that_fails_without_fp8_is_not_searched() -> None:
-    assert bisect(UNITS, lambda chosen: False) == Finding((), True, 1)
-    with pytest.raises(ValueError, match="FP8 is not the cause"):
-        bisect(UNITS, lambda chosen: True)
-
-
-def test_the_schedule_of_a_bisection_is_what_it_says() -> None:
-    layers = ["hidden", "out"]
-    everything = frozenset(
-        f"{layer}:{gemm}" for layer in layers for gemm in ("output", "grad_input", "grad_weight")
-    )
-    assert schedule_with(layers, everything) == ""
-    assert schedule_with(layers, frozenset()) == "keep_bf16@hidden,keep_bf16@out"
-    assert PrecisionSchedule.parse(schedule_with(layers, frozenset({"out:output"})))
-
-
-def test_a_fault_in_one_gemm_of_one_layer_of_a_real_run_is_located() -> None:
-    """Planted: an amax of infinity in one layer, for the gradient of its weight alone, which therefore is NaN."""
-    sick = "layers.1.mlp.up"
-
-    def plant(trainee: Any) -> None:
-        layer = trainee.model.get_submodule(sick)
-        assert isinstance(layer, Float8Linear)
-        layer.recipe = dataclasses.replace(layer.recipe, grad_weight=divergence.UNSCALED.grad_weight)
-        layer.amaxes = Float8Linear(16, 16, config=divergence.UNSCALED).amaxes
-        divergence.scale_by_one(trainee)
-        assert layer.amaxes is not None
-        layer.amaxes.in_use.fill_(math.inf)
-
-    short = case(steps=1, diagnose_every=0, eval_batches=0)
-    layers = [
-        m.fqn for m in prepare(divergence.job_of(short, "tensorwise", "cpu").setup, "cpu").audit.converted
-    ]
-
-    def fails(in_fp8: frozenset[str]) -> bool:
-        job = divergence.job_of(short, "tensorwise", "cpu")
-        job.schedule, job.alter = PrecisionSchedule.parse(schedule_with(layers, in_fp8)), plant
-        return bool(train(job, "cpu").stopped)
-
-    by_layer, by_gemm = locate(layers, fails)
-    assert by_layer.culprits == ((sick,),)
-    assert by_gemm is not None
-    assert by_gemm.culprits == ((f"{sick}:grad_weight",),)
-    assert by_gemm.rest_passes
-
-
 @pytest.mark.slow
 def test_the_sweep_end_to_end_here_and_in_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -416,49 +315,9 @@ def test_the_sweep_end_to_end_here_and_in_two_processes(
     assert len(frames[0]) > 100
 
 
-def test_bisect_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A correct recipe has nothing to be found, and nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    words = [
-        "sweep=divergence",
-        "device=cpu",
-        "axes.steps=50",
-        "axes.lr_warmup=5",
-        "axes.seed=[0,1,2]",
-        "axes.seq=16",
-    ]
-    words += ["axes.eval_batches=2", "axes.diagnose_every=0", "axes.lr=0.003"]
-    assert main([*words, "bisect=tensorwise"]) == 0
-    assert "nothing to find: with every unit in FP8 the run passes (1 run)" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["bisect=tensrwise"], "unknown arm 'tensrwise' (nearest: tensorwise)"),
-        (["bisect=base"], "bisect=base: expected an arm that runs FP8 from the first step to the last"),
-        (["bisect=base_to_tensorwise"], "expected an arm that runs FP8 from the first step"),
-    ],
-)
-def test_what_cannot_be_bisected_is_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sweep=divergence", "device=cpu", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-def test_bisect_needs_the_sweep_that_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep=cast", "device=cpu", "bisect=eager"]) == 2
-    assert "which only sweep=divergence has" in capsys.readouterr().err
-
-
 def test_experts_in_fp8() -> None:
     """Oracle: the converted modules: of the recipes' arms alone, emulated in the golden ones; no schedule holds them."""
-    moe = case(model="llama_moe_tiny", experts="fp8")
+    moe = divergence_case(model="llama_moe_tiny", experts="fp8")
     found = {}
     for arm in ("base", "rowwise", "rowwise_golden", "negative_control"):
         assert divergence.unsupported(moe, arm, "cpu") is None

@@ -1,0 +1,56 @@
+"""Runs of the toy trial suite through the executor, and the curves that they must store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from toy_trials import STEPS, ToyTrials
+
+from harness import store
+from harness.engine.executor import Executor, Outcome, Place
+from harness.engine.plan import Plan, make_plan
+from harness.engine.resume import stored_arms, stored_cases
+from harness.engine.workers import Conditions
+from harness.timing.rounds import TimingConfig, timer_for
+
+ARMS = ("base", "tensorwise", "rowwise", "broken")
+
+
+def plan(suite: ToyTrials, seeds: int = 2, **changes: Any) -> Plan:
+    config: dict[str, Any] = {
+        "name": "toy", "suite": "toy", "axes": {"seed": list(range(seeds))}, "shapes": [], "arms": [], "parts": {},
+        "model": None, "seed": 0, "device": "cpu",
+    }  # fmt: skip
+    return make_plan(config | changes, {"toy": suite})
+
+
+def writer(folder: Path) -> store.RunWriter:
+    return store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
+
+
+def execute(
+    folder: Path, suite: ToyTrials, *, seeds: int = 2, resume: bool = False, lanes: int = 0, **changes: Any
+) -> tuple[Outcome, pd.DataFrame]:
+    made = plan(suite, seeds)
+    done = stored_cases(folder, made) if resume else set()
+    done_arms = stored_arms(folder, made, done) if resume else set()
+    into = writer(folder)
+    places = [Place(Conditions.here())] if lanes else []  # none: all in this process
+    given = {"device": "cpu", "timer": timer_for("cpu"), "places": places, "lanes": lanes} | changes
+    outcome = Executor(timing=TimingConfig(), **given).run(made, into, done, done_arms)
+    into.close(outcome.state)
+    return outcome, store.read(folder)
+
+
+def curves(frame: pd.DataFrame) -> dict[tuple[int, str], list[float]]:
+    """Losses of successful runs: (seed, arm) -> loss."""
+    good = frame[(frame["metric"] == "loss") & (frame["status"] == "ok")]
+    return {
+        (json.loads(row.axes)["seed"], row.arm): list(row.samples) for row in good.itertuples(index=False)
+    }
+
+
+WHOLE = {(seed, arm): [float(seed)] * STEPS for seed in (0, 1) for arm in ARMS}

@@ -1,0 +1,32 @@
+"""Findings by a word, and rows that look into one tensor's casts."""
+
+from __future__ import annotations
+
+from curves_for_tests import case_of
+from report_fixtures import frame
+
+from harness.judge.diagnosis import findings
+from harness.store.measurement import Measurement
+
+
+def look(arm, metric, part, values, recipe="tensorwise", seed=0):
+    """A diagnosis series of one tensor of one arm."""
+    case = case_of(seed)
+    return Measurement(
+        "divergence",
+        case.case_id,
+        arm,
+        case.axes_json,
+        metric,
+        "ok",
+        baseline="base",
+        part=part,
+        resolved={"recipe": recipe},
+        samples=tuple(values),
+        rounds=tuple(50 * i for i in range(len(values))),
+    )
+
+
+def found(tmp_path, rows, word, **more):
+    """The findings whose symptom holds a word."""
+    return [f for f in findings(frame(tmp_path, rows, **more)) if word in f.symptom]

@@ -1,0 +1,105 @@
+"""What captured steps ask of CUDA. Oracle: a fake CUDA that notes each call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from captured_trainee import batches, trainee
+from fakes import FakeGraphs
+from torch import Tensor, nn
+
+from harness.training import captured
+from harness.training.setup import Trainee
+
+# The CUDA side
+
+
+def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
+    cuda = FakeGraphs()
+    for name, fake in cuda.functions.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(
+        captured, "_stream", functools.cache(captured._stream.__wrapped__)
+    )  # no fake outlives its test
+    return cuda
+
+
+def noting(cuda: FakeGraphs, made: Trainee, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainee.step
+
+    def noted(self: Trainee, batches: Any) -> Tensor:
+        cuda.note(f"step, cycles {'collected' if gc.isenabled() else 'left'}")
+        if cuda.refuses and cuda.log[-2].startswith("begin"):
+            raise ValueError("no, for a reason")
+        return step(self, batches)
+
+    monkeypatch.setattr(Trainee, "step", noted)
+
+
+def test_all_recordings_share_a_stream_which_is_waited_for_whatever_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Libraries keep a workspace for each stream; and what a failed warm-up still writes must not be given back yet."""
+    cuda = fake_graphs(monkeypatch)
+    for _ in range(3):
+        with contextlib.suppress(ValueError), captured.CudaTape().beside():
+            raise ValueError
+    assert cuda.streams == 1
+    assert cuda.log == ["side waits for default on default", "default waits for side on default"] * 3
+
+
+def test_what_is_asked_of_cuda_and_on_which_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: PyTorch's notes on CUDA graphs: a warm-up on a side stream, between two waits, then the capture."""
+    cuda, made, fed = fake_graphs(monkeypatch), trainee(), batches()
+    noting(cuda, made, monkeypatch)
+    cycle = nn.Identity()
+    cycle.itself = [cycle]
+    left = weakref.ref(cycle)
+    del cycle
+    with captured.recorded(made, fed[: captured.WARM_UP], captured.CudaTape()) as step:
+        for one in fed[captured.WARM_UP : captured.WARM_UP + 2]:
+            step(one)
+    assert cuda.log == [
+        "side waits for default on default",
+        *["step, cycles collected on side"] * captured.WARM_UP,
+        "default waits for side on default",
+        "begin on side",
+        "step, cycles left on side",
+        "end on side",
+        *["replay on default"] * 2,
+        "synchronize on default",
+        "reset on default",
+    ]
+    assert gc.isenabled()
+    assert left() is None, "what autograd left in cycles is gone before the warm-up"
+
+
+def test_a_recording_that_cuda_refuses_gives_its_stream_back_and_the_first_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, made = fake_graphs(monkeypatch), trainee()
+    cuda.refuses = True
+    noting(cuda, made, monkeypatch)
+    with (
+        pytest.raises(captured.CaptureError, match=r"as a CUDA graph: ValueError: no, for a reason$"),
+        captured.recorded(made, batches()[: captured.WARM_UP], captured.CudaTape()),
+    ):
+        pytest.fail("was recorded")
+    assert cuda.current == "default"
+    assert gc.isenabled()
+
+
+def test_an_end_that_fails_by_itself_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, made = fake_graphs(monkeypatch), trainee()
+    cuda.refuses = True
+    with (
+        pytest.raises(captured.CaptureError, match="RuntimeError: operation failed due to a previous error"),
+        captured.recorded(made, batches()[: captured.WARM_UP], captured.CudaTape()),
+    ):
+        pytest.fail("was recorded")
