@@ -48,7 +48,7 @@ def ends_of(resolved: Mapping[str, Any]) -> tuple[End, ...]:
         raise ValueError("resolved.ends, which says who the ranks are, is missing; measure again")
     try:
         ends = tuple(End.of(end) for end in found)
-    except (TypeError, ValueError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(
             f"resolved.ends is not as this version writes it ({error}); read it with the one that did"
         ) from error
@@ -78,9 +78,14 @@ def link_row(row: Mapping[str, Any]) -> LinkRow:
     if members.directed != (arm == SEND) or (members.directed and not pair):
         raise ValueError(f"part={row['part']!r}: expected 0>1 of a message, 0-1 of anything else")
     size, backend = resolved.get("bytes"), resolved.get("backend")
-    if not isinstance(size, int) or size <= 0 or not isinstance(backend, str):
-        raise ValueError("resolved.bytes or resolved.backend is missing; measure again")
-    value, samples = float(row["value"]), tuple(float(one) for one in row["samples"])
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0 or not isinstance(backend, str):
+        raise ValueError(
+            "resolved.bytes or resolved.backend is missing, or no number above 0 and no text; measure again"
+        )
+    try:
+        value, samples = float(row["value"]), tuple(float(one) for one in row["samples"])
+    except TypeError:  # null in the file
+        value, samples = math.nan, ()
     if not samples or not all(math.isfinite(one) and one > 0 for one in (value, *samples)):
         raise ValueError("a time or bandwidth is no finite number above 0; measure again")
     return LinkRow(arm, members, ends, size, backend, str(resolved.get("calls")), value, samples)

@@ -135,12 +135,13 @@ def end_here(rank: int, device: str) -> End:
     """Who this rank is; its GPU's links by NVML."""
     # Two machines may have one name, and one number of a network namespace; a boot they don't share
     boot = Path("/proc/sys/kernel/random/boot_id")
+    machine = hashed(socket.gethostname())
     host = hashed(f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}")
     namespace = Path("/proc/self/ns/net")
     network = hashed(f"{host} {namespace.stat().st_ino if namespace.exists() else ''}")
     node = next((int(os.environ[name]) for name in _NODE if os.environ.get(name, "").isdecimal()), 0)
     if device == "cpu":
-        return End(rank, node, host, network, device)
+        return End(rank, node, host, network, device, machine=machine)
     properties = torch.cuda.get_device_properties(device)
     linked, passed = None, None
     with monitor_for(device) as monitor:
@@ -148,7 +149,8 @@ def end_here(rank: int, device: str) -> End:
             linked, passed = monitor.nvlinked(), monitor.pcie_paths()
     known = None if linked is None else tuple(hashed(uuid) for uuid in linked)
     paths = None if passed is None else tuple((hashed(uuid), path) for uuid, path in passed.items())
-    return End(rank, node, host, network, device, hashed(str(properties.uuid)), known, properties.name, paths)
+    uuid = hashed(str(properties.uuid))
+    return End(rank, node, host, network, device, uuid, known, properties.name, paths, machine)
 
 
 class _Call:

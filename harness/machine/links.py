@@ -8,7 +8,7 @@ all-gather, what is reduced of a reduce-scatter. 1 GB/s is 1e9 bytes/s. Pure fun
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +42,14 @@ class End:
     Attributes:
         rank: of the group that was measured.
         node: its place among the nodes that the launcher started; 0 where there is one.
-        host: hash of the host's name.
+        host: hash of the host's name and of its boot.
         network: hash of the host and of the network namespace that it is in.
         device: "cpu" or "cuda:i".
         gpu: hash of its UUID; "" without one.
         nvlinked: hashes of the UUIDs of the GPUs to which it has NVLink; None where that could not be read.
         model: of the GPU; "" without one, and in rows of before it was kept.
         paths: by hash of another GPU's UUID, what PCIe passes on the way to it, as NVML's common ancestor; None likewise.
+        machine: hash of the host's name alone, which stays when it starts anew; "" in rows of before it was kept.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class End:
     nvlinked: tuple[str, ...] | None = None
     model: str = ""
     paths: tuple[tuple[str, str], ...] | None = None
+    machine: str = ""
 
     @property
     def name(self) -> str:
@@ -81,21 +83,55 @@ class End:
         """The inverse of `as_dict`, after JSON.
 
         Raises:
-            TypeError: a field is missing, unknown or of another type.
+            ValueError: a field is missing, unknown or of another type.
         """
+        if not isinstance(values, dict):
+            raise ValueError(f"an end is {values!r}; expected its fields")
+        lacking = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        unknown = sorted(values.keys() - {f.name for f in fields(cls)})
+        if lacking or unknown:
+            raise ValueError(f"field {(lacking + unknown)[0]!r} is {'missing' if lacking else 'unknown'}")
+        for name, value in values.items():
+            if not _FITS[name](value):
+                raise ValueError(f"{name}={value!r}: expected {_EXPECTED[name]}")
         linked, paths = values.get("nvlinked"), values.get("paths")
-        end = cls(
+        return cls(
             **{
                 **values,
                 "nvlinked": None if linked is None else tuple(linked),
                 "paths": None if paths is None else tuple((gpu, path) for gpu, path in paths),
             }
         )
-        if not (
-            isinstance(end.rank, int) and all(isinstance(x, str) for x in (end.host, end.network, end.gpu))
-        ):
-            raise TypeError("rank is no integer, or host, network or gpu no text")
-        return end
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_text, value))
+
+
+def _are_pairs(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(_are_texts(pair) and len(pair) == 2 for pair in value)
+
+
+_EXPECTED = {
+    **dict.fromkeys(("rank", "node"), "a whole number from 0 on"),
+    **dict.fromkeys(("host", "network", "device", "gpu", "model", "machine"), "a text"),
+    "nvlinked": "a list of texts, or null",
+    "paths": "a list of pairs of texts, or null",
+}
+_FITS: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("rank", "node"), _is_count),
+    **dict.fromkeys(("host", "network", "device", "gpu", "model", "machine"), _is_text),
+    "nvlinked": lambda value: value is None or _are_texts(value),
+    "paths": lambda value: value is None or _are_pairs(value),
+}
 
 
 def kind(one: End, other: End) -> str:

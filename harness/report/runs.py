@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
@@ -29,7 +28,7 @@ from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
-from harness.store import run_files, text
+from harness.store import run_state, text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
 from harness.store.differences import GENERATED
@@ -63,9 +62,10 @@ _IDENTITY = [
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file behind the report: name, link from the report, size in bytes and checksum."""
+    """One Parquet file behind the report: name, path, link from the report, size in bytes and checksum."""
 
     name: str
+    path: Path
     href: str
     size: int
     sha256: str
@@ -339,41 +339,14 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
     files = tuple(
         DataFile(
             path.name,
+            path,
             quote(Path(os.path.relpath(path, out_folder)).as_posix()),
             path.stat().st_size,
             hashlib.sha256(path.read_bytes()).hexdigest(),
         )
         for path in map(Path, frame.attrs["files"])
     )
-    return Run(str(frame["run_id"].iloc[0]), str(frame["sweep"].iloc[0]), _about(folder), files)
-
-
-# The state of a run whose shards are in several: that which says most about what is missing
-_STATES = ("failed", "interrupted", "running", "finished")
-_LAUNCHED = "python -m harness -m "  # the command of who started shards, and knows of these alone
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    """What is known of a run; of one that has shards, what they say together.
-
-    Where it was spread several times, all shards of one spread are all of it; so is a process that ended it without any.
-    """
-    own, spreads = store.read_about(folder), dict[int, list[dict[str, Any]]]()
-    for path in run_files.below(folder, run_files.ABOUT, "shard-*"):
-        if named := re.fullmatch(r"shard-\d+-of-(\d+)", path.parent.name):
-            spreads.setdefault(int(named[1]), []).append(store.read_about(path.parent))
-    alone = not str(own.get("command", "")).startswith(_LAUNCHED)
-    if not spreads or (alone and own.get("state") == "finished"):
-        return own
-    shards = [about for spread in spreads.values() for about in spread]
-    states = {about.get("state") for about in shards} | {"running"}  # a shard is yet to come, or to go on
-    if any([about.get("state") for about in spread] == ["finished"] * n for n, spread in spreads.items()):
-        states = {"finished"}
-    return {
-        **(own or shards[0]),
-        "state": next(state for state in _STATES if state in states),
-        "started_at": min(str(about.get("started_at", "")) for about in shards),
-    }
+    return Run(str(frame["run_id"].iloc[0]), str(frame["sweep"].iloc[0]), run_state.about(folder), files)
 
 
 def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:

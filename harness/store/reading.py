@@ -349,7 +349,10 @@ def _axes(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def read_quietly(
-    source: str | Path | Sequence[str | Path], *, all_attempts: bool = False
+    source: str | Path | Sequence[str | Path],
+    *,
+    where: Mapping[str, object] | None = None,
+    all_attempts: bool = False,
 ) -> tuple[pd.DataFrame, list[str]]:
     """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
 
@@ -358,6 +361,6 @@ def read_quietly(
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = read(source, all_attempts=all_attempts)
+        frame = read(source, where=where, all_attempts=all_attempts)
     said = [str(w.message) for w in caught]
     return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from report_fixtures import H200, write_run
 
 from harness.machine.links import METRIC, SEND, End, Members, bandwidths, groups
 from harness.store.case import Case
+from harness.store.cause import Cause
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -32,8 +34,26 @@ def hosts(count: int, per_host: int = 1) -> list[End]:
         host = rank // per_host
         linked = tuple(f"gpu{host}{i}" for i in range(per_host) if i != rank % per_host)
         device, gpu = f"cuda:{rank % per_host}", f"gpu{host}{rank % per_host}"
-        found.append(End(rank, host, f"host{host}", f"net{host}", device, gpu, linked))
+        found.append(
+            End(rank, host, f"host{host}", f"net{host}", device, gpu, linked, machine=f"machine{host}")
+        )
     return found
+
+
+def without(ends: list[End], *pairs: tuple[int, int]) -> list[End]:
+    """The same, where these pairs lack NVLink."""
+    lost = {frozenset((ends[a].gpu, ends[b].gpu)) for a, b in pairs}
+    return [replace(e, nvlinked=tuple(g for g in e.nvlinked or () if {e.gpu, g} not in lost)) for e in ends]
+
+
+def wrong_bytes(ends: list[End]) -> Measurement:
+    """A message of rank 1 to rank 2 that arrived otherwise than it was sent."""
+    which = case(64)
+    resolved = {"ends": [end.as_dict() for end in ends], "bytes": 65536, "wrong_part": "1>2"}
+    return Measurement(
+        "links", which.case_id, "send", which.axes_json, "link_s", "failed", reason="5 elements arrived wrong",
+        cause=Cause.NUMERICS, resolved=resolved,
+    )  # fmt: skip
 
 
 def operation(arm: str, kib: int, members: Members, ends: Sequence[End], seconds: Sequence[float],
@@ -70,8 +90,9 @@ def write(
     rows: Sequence[Sequence[Measurement]],
     run_id: str = "links-1",
     env: Mapping[str, object] = H200,
+    state: str = "finished",
 ) -> Path:
     """A run of them."""
-    write_run(folder / run_id, [[row for some in rows for row in some]], run_id=run_id, sweep="fleet",
+    write_run(folder / run_id, [[row for some in rows for row in some]], run_id=run_id, sweep="fleet", state=state,
               env={"host_hash": "0123456789ab", "gpu_uuid_hash": "aa" * 6, **env})  # fmt: skip
     return folder / run_id

@@ -17,6 +17,7 @@ from harness.judge.fleet.link_rule import TOLERANCE
 from harness.judge.fleet.links import Links
 from harness.machine import raw_output, terminal
 from harness.machine.links import SUITE as LINKS
+from harness.store import run_state
 from harness.store.errors import UsageError
 from harness.store.text import markdown, percent, plural, ratio, some
 from harness.store.words import helped, keyed
@@ -60,7 +61,7 @@ def main(words: Sequence[str]) -> int:
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(runs)}")
     unread = tuple(frame.attrs["problems"])
-    links = fleet_links.judge(frame, of_links)
+    links = fleet_links.judge(frame, run_state.states(frame.attrs["files"]), of_links, unread)
     found = [judge(group, tolerance) for group in groups(cards(frame[frame["suite"] != LINKS]))]
     if options.get("json") == "true":
         said = as_dict(found, unread) | {"links": link_tables.as_dict(links)}

@@ -173,7 +173,7 @@ def _too_few(link: str, links: Mapping[Pair, Operation]) -> str:
     if len(links) < ENOUGH:
         count = "one link" if len(links) == 1 else f"{len(links)} links"
         return f"cannot tell: {count} of this kind, and the odd one takes {ENOUGH}; {way_out}"
-    between = {_hosts(one) for one in links.values()}
+    between = {_hosts(one, link) for one in links.values()}
     if link in (HOSTS, NETWORKS) and len(between) < ENOUGH:
         count = plural(len(between), "pair")
         return (
@@ -183,8 +183,11 @@ def _too_few(link: str, links: Mapping[Pair, Operation]) -> str:
     return ""
 
 
-def _hosts(one: Operation) -> frozenset[tuple[str, str]]:
-    return frozenset((end.host, end.network) for end in one.both)
+def _hosts(one: Operation, link: str) -> frozenset[tuple[str, ...]]:
+    """Those that a way joins: all networks of a host go to others by the same cards, before and after it starts anew."""
+    return frozenset(
+        (end.host, end.network) if link == NETWORKS else (end.machine or end.host,) for end in one.both
+    )
 
 
 def _another_sort(link: str, found: Found, links: Mapping[Pair, Operation]) -> bool:
@@ -194,8 +197,8 @@ def _another_sort(link: str, found: Found, links: Mapping[Pair, Operation]) -> b
     if (
         link == HOSTS
     ):  # not where all links between the same hosts are slow: then it is their way to each other
-        slow = {_hosts(links[pair]) for pair in found.links}
-        return any(pair not in found.links and _hosts(one) in slow for pair, one in links.items())
+        slow = {_hosts(links[pair], link) for pair in found.links}
+        return any(pair not in found.links and _hosts(one, link) in slow for pair, one in links.items())
     return link in (PCIE, UNKNOWN)
 
 

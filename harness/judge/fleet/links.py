@@ -26,13 +26,14 @@ from harness.judge.fleet.link_outlier import LinkOutlier
 from harness.judge.fleet.link_rule import TOLERANCE, Pair
 from harness.machine.link_rows import ends_of, link_row
 from harness.machine.links import METRIC, SEND, SUITE, End, Members, kind
+from harness.store import run_state
 from harness.store.cause import REFUTED, Cause
 from harness.store.compare import rows_of
 from harness.store.json_columns import parse
-from harness.store.text import bytes_, some
+from harness.store.text import bytes_, plural, some
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pandas as pd
 
@@ -52,6 +53,7 @@ class Links:
         problems: rows that could not be read, and pairs without a row.
         unclear: why nobody can tell whether NVLink was lost.
         apart: outliers that no time shows: NVLink that is lost, bytes that arrived wrong.
+        asked_of: runs and the arms that they have rows of.
     """
 
     groups: tuple[LinkGroup, ...] = ()
@@ -61,6 +63,7 @@ class Links:
     problems: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
     apart: tuple[LinkOutlier, ...] = ()
+    asked_of: tuple[tuple[str, str], ...] = ()
 
     @property
     def outliers(self) -> tuple[LinkOutlier, ...]:
@@ -78,12 +81,16 @@ class Links:
         return bool(self.missing or self.problems)
 
 
-def judge(frame: pd.DataFrame, tolerance: float = TOLERANCE) -> Links:
+def judge(
+    frame: pd.DataFrame, states: Mapping[str, str], tolerance: float = TOLERANCE, unread: Sequence[str] = ()
+) -> Links:
     """What is found among the links of all runs.
 
     Args:
         frame: rows of the store with all attempts.
+        states: of the runs (`harness.store.run_state`): one that has not ended lacks what nothing in its rows names.
         tolerance: deviation that is no fault, 0.25 for 25 %.
+        unread: files that could not be read, and why.
     """
     known = operations(frame)
     by_like: dict[tuple[str, ...], list[Operation]] = {}
@@ -95,7 +102,34 @@ def judge(frame: pd.DataFrame, tolerance: float = TOLERANCE) -> Links:
     of = 2 * max(1, sum(len(sizes) for sizes in tables.values()))
     groups = [judged_group(like, by_like[like], tables[like], tolerance, of) for like in sorted(by_like)]
     lost, unclear = nvlinks.lost([(one.like[2], one.ends) for one in known.operations])
-    return replace(known, groups=tuple(groups), unclear=tuple(unclear), apart=(*known.apart, *lost))
+    return replace(
+        known,
+        groups=tuple(groups),
+        problems=(*_unended(frame, states, unread), *known.problems),
+        unclear=(*unclear, *_without_messages(known)),
+        apart=(*known.apart, *lost),
+    )
+
+
+def _unended(frame: pd.DataFrame, states: Mapping[str, str], unread: Sequence[str]) -> Iterator[str]:
+    """What may be missing though no row says so."""
+    runs = dict.fromkeys(map(str, frame.loc[frame["suite"] == SUITE, "run_id"]))
+    if runs and unread:
+        yield f"{plural(len(unread), 'file')} could not be read: {some(unread, 1)}"
+    for run in runs:
+        state = states.get(run, run_state.UNKNOWN)
+        if state == run_state.UNKNOWN:
+            yield f"nothing says that run {run} has ended; give fleet its folder, with _run.json"
+        elif state != "finished":
+            yield f"run {run} is {state}: what it has not measured has no row; end it with resume={run}"
+
+
+def _without_messages(known: Links) -> Iterator[str]:
+    """Runs of which no link is judged: nobody asked for messages."""
+    asked = {run for run, arm in known.asked_of if arm == SEND}
+    for run in dict.fromkeys(run for run, _ in known.asked_of):
+        if run not in asked:
+            yield f"run {run} has no message (arm {SEND}), by which links are judged"
 
 
 def operations(frame: pd.DataFrame) -> Links:
@@ -111,6 +145,7 @@ def operations(frame: pd.DataFrame) -> Links:
     apart: dict[LinkOutlier, None] = {}
     figures: dict[tuple[Any, ...], dict[str, Any]] = {}
     pairs: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+    asked_of = dict.fromkeys((str(row["run_id"]), str(row["arm"])) for row in records)
     for row in records:
         if row["status"] == "failed" and row["cause"] in REFUTED:
             apart[_corrupt(row)] = None  # once wrong, always: no later attempt takes it back
@@ -156,7 +191,15 @@ def operations(frame: pd.DataFrame) -> Links:
             named = some([f"{a} > {b}" for a, b in absent])
             problems[f"run {run}, {bytes_(size)}: no message of ranks {named}; measure again"] += 1
     said = [f"{why} ({count} rows)" if count > 1 else why for why, count in problems.items()]
-    return Links((), tuple(found.values()), tuple(missing), tuple(skipped), tuple(said), apart=tuple(apart))
+    return Links(
+        (),
+        tuple(found.values()),
+        tuple(missing),
+        tuple(skipped),
+        tuple(said),
+        apart=tuple(apart),
+        asked_of=tuple(asked_of),
+    )
 
 
 def _corrupt(row: Mapping[str, Any]) -> LinkOutlier:

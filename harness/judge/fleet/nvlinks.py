@@ -30,8 +30,9 @@ def lost(runs: Sequence[tuple[str, tuple[End, ...]]]) -> tuple[list[LinkOutlier]
         runs: model and ends of operations, the newest last.
     """
     unclear: dict[str, None] = {}
-    newest: dict[Place, tuple[str, End, tuple[End, ...]]] = {}
-    for model, ends in dict.fromkeys(runs):
+    # By the number of GPUs of its host that were there too: a run with fewer of them takes nothing back
+    newest: dict[tuple[Place, int], tuple[str, End, tuple[End, ...]]] = {}
+    for model, ends in reversed(dict.fromkeys(reversed(runs))):
         known = [end for end in ends if end.gpu and end.nvlinked is not None]
         unread = [end for end in ends if end.gpu and end.nvlinked is None]
         if known and unread:  # its links are compared with each other alone, as those of a GPU without NVLink
@@ -40,7 +41,7 @@ def lost(runs: Sequence[tuple[str, tuple[End, ...]]]) -> tuple[list[LinkOutlier]
             ] = None
         for end in known:
             mates = tuple(mate for mate in known if mate.host == end.host and mate is not end)
-            newest[end.place] = (end.model or model, end, mates)
+            newest[end.place, len(mates)] = (end.model or model, end, mates)
     alike: dict[tuple[str, int], list[tuple[End, tuple[End, ...]]]] = {}
     for model, end, mates in newest.values():
         if mates:

@@ -105,7 +105,8 @@ def test_one_link_of_a_kind_cannot_be_judged_and_other_machines_help(
 
 
 def replaced(end: Any, name: str) -> Any:
-    return replace(end, host=f"{name}{end.host}", gpu=f"{name}{end.gpu}", network=f"{name}{end.network}")
+    named = {field: name + getattr(end, field) for field in ("host", "machine", "gpu", "network")}
+    return replace(end, **named)
 
 
 def test_a_burst_in_some_rounds_condemns_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from link_fixtures import ROUNDS, case, hosts, operation, sent, write
+from link_fixtures import ROUNDS, hosts, operation, sent, without, write, wrong_bytes
 from test_fleet_links import fleet, named
 
 from harness.__main__ import main
 from harness.judge.fleet.link_group import SLOW, SLOW_DIRECTION, SLOW_END
 from harness.judge.fleet.links import CORRUPT
 from harness.judge.fleet.nvlinks import NO_NVLINK
-from harness.machine.links import HOSTS, PCIE, SEND, End, Members
-from harness.store.cause import Cause
+from harness.machine.links import HOSTS, PCIE, SEND, Members
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
 
 KIB = [1024]
 Capture = pytest.CaptureFixture[str]
-
-
-def without(ends: list[End], *pairs: tuple[int, int]) -> list[End]:
-    """The same, where these pairs lack NVLink."""
-    lost = {frozenset((ends[a].gpu, ends[b].gpu)) for a, b in pairs}
-    return [replace(e, nvlinked=tuple(g for g in e.nvlinked or () if {e.gpu, g} not in lost)) for e in ends]
 
 
 @pytest.mark.parametrize(
@@ -99,15 +92,9 @@ def test_directions_are_compared_without_a_third_host(tmp_path: Path, capsys: Ca
 def test_wrong_bytes_are_an_outlier_that_no_later_run_takes_back(
     tmp_path: Path, capsys: Capture, later: bool
 ) -> None:
-    which, ends = case(64), hosts(4)
-    resolved = {"ends": [end.as_dict() for end in ends], "bytes": 65536, "wrong_part": "1>2"}
-    row = Measurement(
-        "links", which.case_id, "send", which.axes_json, "link_s", "failed", reason="5 elements arrived wrong",
-        cause=Cause.NUMERICS, resolved=resolved,
-    )  # fmt: skip
-    write(tmp_path, [[row]])
+    write(tmp_path, [[wrong_bytes(hosts(4))]])
     if later:
-        write(tmp_path, sent(ends), run_id="links-2")
+        write(tmp_path, sent(hosts(4)), run_id="links-2")
     code, said = fleet(tmp_path, capsys)
     assert (code, named(said)) == (1, {(CORRUPT, "rank 1", "rank 2")})
 
