@@ -74,11 +74,15 @@ def link_rates(frame: pd.DataFrame, device: Device, node: int = 8) -> LinkRates:
         device: the GPU that is asked about.
         node: GPUs of a node that is asked about.
     """
-    own = frame[(frame["suite"] == SUITE) & (frame["status"] == "ok") & (frame["metric"] == "bus_gb_s")]
+    own = frame[(frame["suite"] == SUITE) & ((frame["status"] != "ok") | (frame["metric"] == "bus_gb_s"))]
     ignored: dict[str, None] = {}
     found = []
     for row in rows_of(own):
         run, env = f"run {row['run_id']}", parse(row["env"])
+        if row["status"] != "ok":
+            if row["arm"] == ALL_GATHER:
+                ignored[f"{run}: all-gather {row['status']}: {row['reason']}"] = None
+            continue
         try:
             read = link_row(row)
         except ValueError as error:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.machine.links import FACTORS, SEND, End, Members
+from harness.machine.links import FACTORS, SEND, End, Members, is_count
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class LinkRow:
         size: bytes.
         backend: "gloo" or "nccl".
         calls: of one sample.
+        rounds: that were asked for; there may be fewer samples, where the operation's time was up.
         value, samples: seconds or GB/s; finite and above 0.
     """
 
@@ -33,8 +34,14 @@ class LinkRow:
     size: int
     backend: str
     calls: str
+    rounds: int
     value: float
     samples: tuple[float, ...]
+
+    @property
+    def places(self) -> tuple[tuple[str, ...], ...]:
+        """Where those are that took part."""
+        return tuple(self.ends[rank].place for rank in self.members.ranks)
 
 
 def ends_of(resolved: Mapping[str, Any]) -> tuple[End, ...]:
@@ -57,6 +64,18 @@ def ends_of(resolved: Mapping[str, Any]) -> tuple[End, ...]:
     return ends
 
 
+def size_of(resolved: Mapping[str, Any]) -> int:
+    """Bytes of a run's message.
+
+    Raises:
+        ValueError: they are not there, or no number above 0.
+    """
+    size = resolved.get("bytes")
+    if not is_count(size) or not size:
+        raise ValueError(f"resolved.bytes={size!r}: expected a whole number above 0; measure again")
+    return size
+
+
 def link_row(row: Mapping[str, Any]) -> LinkRow:
     """A row with status ok.
 
@@ -77,15 +96,15 @@ def link_row(row: Mapping[str, Any]) -> LinkRow:
         raise ValueError(f"part={row['part']!r}: expected several different ranks below {len(ends)}")
     if members.directed != (arm == SEND) or (members.directed and not pair):
         raise ValueError(f"part={row['part']!r}: expected 0>1 of a message, 0-1 of anything else")
-    size, backend = resolved.get("bytes"), resolved.get("backend")
-    if not isinstance(size, int) or isinstance(size, bool) or size <= 0 or not isinstance(backend, str):
-        raise ValueError(
-            "resolved.bytes or resolved.backend is missing, or no number above 0 and no text; measure again"
-        )
+    backend, rounds = resolved.get("backend"), parse(row["axes"]).get("rounds")
+    if not isinstance(backend, str) or not is_count(rounds):
+        raise ValueError("resolved.backend is no text, or axes.rounds no whole number; measure again")
     try:
         value, samples = float(row["value"]), tuple(float(one) for one in row["samples"])
     except TypeError:  # null in the file
         value, samples = math.nan, ()
     if not samples or not all(math.isfinite(one) and one > 0 for one in (value, *samples)):
         raise ValueError("a time or bandwidth is no finite number above 0; measure again")
-    return LinkRow(arm, members, ends, size, backend, str(resolved.get("calls")), value, samples)
+    return LinkRow(
+        arm, members, ends, size_of(resolved), backend, str(resolved.get("calls")), rounds, value, samples
+    )

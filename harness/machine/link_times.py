@@ -21,11 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from harness.machine import link_check
 from harness.machine.environment import hashed
 from harness.machine.gpu_monitor import GpuMonitor, monitor_for
-from harness.machine.links import ALL_GATHER, ALL_REDUCE, ELEMENT, SEND, End, Members, groups, undivided
+from harness.machine.links import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ELEMENT,
+    REDUCE_SCATTER,
+    SEND,
+    End,
+    Members,
+    groups,
+    undivided,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +172,8 @@ class _Call:
         share = elements // n
         # zeros: a sum of them stays finite however often it is made
         self.data = torch.zeros(share if survey.operation == ALL_GATHER else elements, device=device)
-        self.out = torch.empty(elements if survey.operation == ALL_GATHER else share, device=device)
+        received = {ALL_GATHER: elements, REDUCE_SCATTER: share}.get(survey.operation, 0)
+        self.out = torch.empty(received, device=device)  # nothing that an earlier call left passes the check
         self.answer = torch.zeros(1, device=device)
 
     def run(self) -> None:
@@ -193,27 +204,16 @@ class _Call:
         return (_by_events if self.survey.device == "cuda" else _by_clock)(timed) / count
 
     def check(self) -> str:
-        """What arrived otherwise than it was sent; "" for nothing. Each rank sends what no other one does, and each place too."""
-        self.data.copy_(_pattern(len(self.data), self.rank, self.device))
+        """What arrived otherwise than it was sent; "" for nothing."""
+        what = self.survey.operation
+        link_check.fill(self.data, what, self.members, self.rank)
         self.run()
-        n, ranks = len(self.data), self.members.ranks
-        if self.survey.operation == SEND:
+        if what == SEND:
             self._answered()
-            got, expected = self.data, _pattern(n, ranks[0], self.device)
             if self.rank == self.members.ranks[0]:
                 return ""
-        elif self.survey.operation == ALL_GATHER:
-            got = self.out
-            expected = torch.cat([_pattern(n, rank, self.device) for rank in ranks])
-        else:
-            expected = sum((_pattern(n, rank, self.device) for rank in ranks), torch.zeros_like(self.data))
-            got = self.data
-            if self.survey.operation != ALL_REDUCE:
-                got, share = self.out, ranks.index(self.rank)
-                expected = expected.view(len(ranks), -1)[share]
-        bad = _unequal(got, expected)
-        what = f"{self.survey.operation} of ranks {self.members}"
-        return f"{what}: {bad} of {got.numel()} elements arrived wrong at rank {self.rank}" if bad else ""
+        got = self.data if what in (SEND, ALL_REDUCE) else self.out
+        return link_check.wrong(got, what, self.members, self.rank)
 
     def _answered(self) -> None:
         one, other = self.members.ranks
@@ -221,15 +221,6 @@ class _Call:
             dist.recv(self.answer, other)
         else:
             dist.send(self.answer, one)
-
-
-def _pattern(elements: int, rank: int, device: str) -> Tensor:
-    """What a rank sends: whole numbers that differ by place and rank; sums of them over 32 ranks are exact in float32."""
-    return (torch.arange(elements, device=device) % 251 + 257 * (rank + 1)).float()
-
-
-def _unequal(got: Tensor, expected: Tensor) -> int:
-    return int((got != expected).sum())
 
 
 def _by_clock(timed: Callable[[], None]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,8 +92,9 @@ class End:
         if lacking or unknown:
             raise ValueError(f"field {(lacking + unknown)[0]!r} is {'missing' if lacking else 'unknown'}")
         for name, value in values.items():
-            if not _FITS[name](value):
-                raise ValueError(f"{name}={value!r}: expected {_EXPECTED[name]}")
+            fits, expected = _FIELDS[name]
+            if not fits(value):
+                raise ValueError(f"{name}={value!r}: expected {expected}")
         linked, paths = values.get("nvlinked"), values.get("paths")
         return cls(
             **{
@@ -104,7 +105,8 @@ class End:
         )
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value from JSON is a whole number from 0 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -120,17 +122,20 @@ def _are_pairs(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(_are_texts(pair) and len(pair) == 2 for pair in value)
 
 
-_EXPECTED = {
-    **dict.fromkeys(("rank", "node"), "a whole number from 0 on"),
-    **dict.fromkeys(("host", "network", "device", "gpu", "model", "machine"), "a text"),
-    "nvlinked": "a list of texts, or null",
-    "paths": "a list of pairs of texts, or null",
-}
-_FITS: Mapping[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("rank", "node"), _is_count),
-    **dict.fromkeys(("host", "network", "device", "gpu", "model", "machine"), _is_text),
-    "nvlinked": lambda value: value is None or _are_texts(value),
-    "paths": lambda value: value is None or _are_pairs(value),
+_COUNT = (is_count, "a whole number from 0 on")
+_TEXT = (_is_text, "a text")
+# Of each field of an end, after JSON: whether a value fits, and what would
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "rank": _COUNT,
+    "node": _COUNT,
+    "host": _TEXT,
+    "network": _TEXT,
+    "device": _TEXT,
+    "gpu": _TEXT,
+    "nvlinked": (lambda value: value is None or _are_texts(value), "a list of texts, or null"),
+    "model": _TEXT,
+    "paths": (lambda value: value is None or _are_pairs(value), "a list of pairs of texts, or null"),
+    "machine": _TEXT,
 }
 
 

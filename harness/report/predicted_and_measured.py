@@ -2,7 +2,7 @@
 
 Pairs what one run holds of one arm: the prediction, the block of paired steps (suite `ab`), the training runs (`divergence`).
 A suite of which a run holds several cases is not shown, since nothing says which of them is the job; nor is a prediction for
-another GPU than the rows are of. Seeds of one training run are no cases of their own.
+another GPU than the rows are of, or for another model, batch or number of ranks. Seeds of one training run are no cases of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     import pandas as pd
 
@@ -36,6 +36,10 @@ INTRO = (
     "One job: each arm as it was predicted for these GPUs, as it was timed in blocks that alternate with bf16 (A/B block), and as "
     "it trained. Speed is decided by the A/B block alone, since training runs follow one another."
 )
+# Axes of suite `scale` that say which job it is -> their names in `ab` and `divergence`
+_SHARED = {name: name for name in ("model", "batch", "seq", "accumulation", "checkpointing", "weights")} | {
+    "world": "ranks"
+}
 _UNPAIRED = ("base", "bf16")  # the control as suites `ab` and `divergence`, and `scale`, name it
 
 
@@ -81,11 +85,12 @@ def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] 
     arms: dict[tuple[str, str], JobArm] = {}
     steps: dict[tuple[str, str], list[float]] = {}
     rows = rows_of(own[own["run_id"].isin(jobs)])
-    cases = _cases(rows, device)
+    other_jobs = _other_jobs(rows, device)
+    cases = _cases(rows, other_jobs)
     for row in rows:
         key = str(row["run_id"]), _name(row)
         arm = arms.setdefault(key, JobArm(*key))
-        if row["suite"] == "scale" and (other := _other_gpu(row, device)):
+        if other := other_jobs.get((key[0], row["case_id"])):
             arm.no_prediction = arm.no_prediction or other
         elif (count := len(cases[key[0], row["suite"]])) > 1:
             if (why := _several(str(row["suite"]), count)) not in arm.left_out:
@@ -106,21 +111,47 @@ def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] 
     return sorted(arms.values(), key=lambda arm: (arm.run_id, arm.name != "bf16", arm.name))
 
 
-def _cases(rows: list[dict[str, Any]], device: Device | None) -> dict[tuple[str, str], set[str]]:
+def _cases(
+    rows: list[dict[str, Any]], other_jobs: Mapping[tuple[str, str], str]
+) -> dict[tuple[str, str], set[str]]:
     """By run and suite the cases that may be the job, seeds apart."""
     found: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         known = found.setdefault((str(row["run_id"]), str(row["suite"])), set())
-        if row["suite"] != "scale" or not _other_gpu(row, device):
+        if (str(row["run_id"]), row["case_id"]) not in other_jobs:
             axes = {name: value for name, value in parse(row["axes"]).items() if name != "seed"}
             known.add(json.dumps(axes, sort_keys=True))
     return found
 
 
-def _other_gpu(row: dict[str, Any], device: Device | None) -> str:
-    """Why a prediction is not of this device; "" where it is, or where there is none."""
-    gpu = str(parse(row["axes"]).get("gpu") or "")
-    if row["status"] != "ok" or (device is not None and _known(gpu) is device):
+def _other_jobs(rows: list[dict[str, Any]], device: Device | None) -> dict[tuple[str, str], str]:
+    """Predictions, by run and case, that are not of what the run timed on this device, and why."""
+    timed: dict[tuple[str, str], set[Any]] = {}
+    for row in rows:
+        if row["suite"] != "scale":
+            for name, value in parse(row["axes"]).items():
+                timed.setdefault((str(row["run_id"]), name), set()).add(value)
+    found = {}
+    for row in rows:
+        if row["suite"] == "scale" and row["status"] == "ok":
+            run, axes = str(row["run_id"]), parse(row["axes"])
+            if why := _other_gpu(str(axes.get("gpu") or ""), device) or _other_axis(run, axes, timed):
+                found[run, str(row["case_id"])] = why
+    return found
+
+
+def _other_axis(run: str, axes: Mapping[str, Any], timed: Mapping[tuple[str, str], set[Any]]) -> str:
+    for name, there in _SHARED.items():
+        values = timed.get((run, there), set())
+        if name in axes and values and axes[name] not in values:
+            rows = " and ".join(sorted(map(str, values)))
+            return f"predicted for {name}={axes[name]}, and the rows are of {there}={rows}"
+    return ""
+
+
+def _other_gpu(gpu: str, device: Device | None) -> str:
+    """Why a prediction is not of this device; "" where it is."""
+    if device is not None and _known(gpu) is device:
         return ""
     here = device.key if device is not None else "a device that the table of GPUs lacks"
     return f"predicted for {gpu or 'a GPU that is not named'}, and the rows are of {here}"

@@ -8,7 +8,7 @@ import time
 
 import torch.distributed as dist
 
-from harness.machine import link_times
+from harness.machine import link_check
 from harness.machine.link_times import Seen, Survey, measure
 from harness.machine.links import ALL_REDUCE
 
@@ -33,6 +33,6 @@ def silent_in_all_reduce(survey: Survey) -> Seen:
 def wrong_in_all_reduce(survey: Survey) -> Seen:
     """What arrives is not what was sent: rank 1 counts as another one."""
     if survey.operation == ALL_REDUCE and dist.get_rank() == 1:
-        pattern = link_times._pattern
-        link_times._pattern = lambda elements, rank, device: pattern(elements, rank + 7, device)
+        fill = link_check.fill
+        link_check.fill = lambda data, operation, members, rank: fill(data, operation, members, rank + 7)
     return measure(survey)

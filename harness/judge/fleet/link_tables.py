@@ -30,6 +30,8 @@ def lines(links: Links) -> Iterator[str]:
         yield NO_GPU
     for why in (*links.missing, *links.skipped):
         yield f"No time of a link: {why}"
+    if links.fewer_rounds:
+        yield f"Fewer rounds than asked, the time for an operation was up: {some(links.fewer_rounds)}"
 
 
 def _judged(group: LinkGroup) -> str:
@@ -134,6 +136,8 @@ def verdict(links: Links) -> str:
         gaps.append(some(links.problems, 2))
     if links.missing:
         gaps.append(f"{plural(len(links.missing), 'operation')} without a time, named above")
+    if links.fewer_rounds:
+        gaps.append(f"fewer rounds than asked of {plural(len(links.fewer_rounds), 'operation')}, named above")
     if not judged:
         first = next((g.why_not for g in links.groups if g.why_not), "")
         because = "; ".join(
@@ -161,6 +165,7 @@ def as_dict(links: Links) -> dict[str, Any]:
         "outliers": [asdict(outlier) for outlier in links.outliers],
         "not_measured": [*links.missing, *links.skipped],
         "problems": [*links.problems, *links.unclear],
+        "fewer_rounds": list(links.fewer_rounds),
         "operations": [
             {
                 "operation": one.arm,

@@ -24,7 +24,7 @@ from harness.judge.fleet.cards import alike
 from harness.judge.fleet.link_group import LinkGroup, Operation, judged_group
 from harness.judge.fleet.link_outlier import LinkOutlier
 from harness.judge.fleet.link_rule import TOLERANCE, Pair
-from harness.machine.link_rows import ends_of, link_row
+from harness.machine.link_rows import LinkRow, ends_of, link_row, size_of
 from harness.machine.links import METRIC, SEND, SUITE, End, Members, kind
 from harness.store import run_state
 from harness.store.cause import REFUTED, Cause
@@ -51,7 +51,8 @@ class Links:
         missing: what failed or was cut short, with its reason.
         skipped: what was not asked of a machine, with its reason: one rank has no link.
         problems: rows that could not be read, and pairs without a row.
-        unclear: why nobody can tell whether NVLink was lost.
+        unclear: why nobody can tell whether NVLink was lost, or how links are of which no message was timed.
+        fewer_rounds: operations whose time was up before all rounds that were asked for.
         apart: outliers that no time shows: NVLink that is lost, bytes that arrived wrong.
         asked_of: runs and the arms that they have rows of.
     """
@@ -62,6 +63,7 @@ class Links:
     skipped: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
+    fewer_rounds: tuple[str, ...] = ()
     apart: tuple[LinkOutlier, ...] = ()
     asked_of: tuple[tuple[str, str], ...] = ()
 
@@ -138,13 +140,11 @@ def operations(frame: pd.DataFrame) -> Links:
     records = list(rows_of(own.sort_values("attempt", kind="stable")))
     envs = {text: parse(text) for text in own["env"].unique()}
     newest = {_tried(r, envs): r["attempt"] for r in records}
-    found: dict[tuple[Any, ...], Operation] = {}
     missing: dict[str, None] = {}
     skipped: dict[str, None] = {}
     problems: Counter[str] = Counter()
     apart: dict[LinkOutlier, None] = {}
-    figures: dict[tuple[Any, ...], dict[str, Any]] = {}
-    pairs: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+    timed: dict[tuple[Any, ...], dict[str, LinkRow]] = {}
     asked_of = dict.fromkeys((str(row["run_id"]), str(row["arm"])) for row in records)
     for row in records:
         if row["status"] == "failed" and row["cause"] in REFUTED:
@@ -161,44 +161,49 @@ def operations(frame: pd.DataFrame) -> Links:
         except ValueError as error:
             problems[f"run {row['run_id']}, {row['arm']}: {error}"] += 1
             continue
-        like = (
-            _kind(read.members, read.ends),
-            read.backend,
-            *alike(envs[row["env"]]),
-            read.calls,
-            *sorted({end.model for end in read.ends} - {""}),
+        key = (read.arm, _like(read, envs[row["env"]]), read.size, read.places, row["run_id"], row["attempt"])
+        timed.setdefault(key, {})[row["metric"]] = read
+    found: dict[tuple[Any, ...], Operation] = {}
+    sent: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+    rounds: dict[str, None] = {}
+    for (arm, like, size, places, run, attempt), figures in timed.items():
+        first = next(iter(figures.values()))
+        pairs = (
+            sent.setdefault((run, attempt, size, first.backend, first.ends), set()) if arm == SEND else set()
         )
-        places = tuple(read.ends[rank].place for rank in read.members.ranks)
-        key = (read.arm, like, read.size, places)
-        values = figures.setdefault((*key, row["run_id"], row["attempt"]), {})
-        values[row["metric"]] = read
-        if read.arm == SEND:
-            sent = pairs.setdefault(
-                (row["run_id"], row["attempt"], read.size, read.backend, read.ends), set()
-            )
-        if len(values) == 3:
-            time = values[METRIC]
-            algorithm, bus = (values[name].value for name in FIGURES[1:])
-            rounds = min(time.samples), max(time.samples)
-            found.pop(key, None)  # the newest last
-            found[key] = Operation(
-                read.arm, read.members, read.ends, read.size, time.value, rounds, algorithm, bus, row["run_id"], like
-            )  # fmt: skip
-            if read.arm == SEND:
-                sent.add(read.members.ranks)
-    for (run, _, size, _, ends), there in pairs.items():
+        if len(figures) < len(FIGURES):
+            continue
+        pairs.add(first.members.ranks)
+        found.pop((arm, like, size, places), None)  # the newest last
+        found[arm, like, size, places] = _operation(figures, run, like)
+        if len(first.samples) < first.rounds:
+            rounds[f"run {run}, {arm} of {bytes_(size)}: {len(first.samples)} of {first.rounds}"] = None
+    for (run, _, size, _, ends), there in sent.items():
         if absent := [pair for pair in permutations(range(len(ends)), 2) if pair not in there]:
             named = some([f"{a} > {b}" for a, b in absent])
             problems[f"run {run}, {bytes_(size)}: no message of ranks {named}; measure again"] += 1
-    said = [f"{why} ({count} rows)" if count > 1 else why for why, count in problems.items()]
     return Links(
-        (),
-        tuple(found.values()),
-        tuple(missing),
-        tuple(skipped),
-        tuple(said),
+        operations=tuple(found.values()),
+        missing=tuple(missing),
+        skipped=tuple(skipped),
+        problems=tuple(f"{why} ({count} rows)" if count > 1 else why for why, count in problems.items()),
+        fewer_rounds=tuple(rounds),
         apart=tuple(apart),
         asked_of=tuple(asked_of),
+    )
+
+
+def _like(read: LinkRow, env: Mapping[str, Any]) -> tuple[str, ...]:
+    """What operations must share to be compared."""
+    models = sorted({end.model for end in read.ends} - {""})
+    return (_kind(read.members, read.ends), read.backend, *alike(env), read.calls, *models)
+
+
+def _operation(figures: Mapping[str, LinkRow], run: str, like: tuple[str, ...]) -> Operation:
+    time, algorithm, bus = (figures[name] for name in FIGURES)
+    span = min(time.samples), max(time.samples)
+    return Operation(
+        time.arm, time.members, time.ends, time.size, time.value, span, algorithm.value, bus.value, run, like
     )
 
 
@@ -210,8 +215,8 @@ def _corrupt(row: Mapping[str, Any]) -> LinkOutlier:
     try:
         ends, members = ends_of(resolved), Members.of(str(resolved["wrong_part"]))
         names = tuple(ends[rank].name for rank in members.ranks)
-        link, size = _kind(members, ends), int(resolved["bytes"])
-    except (ValueError, KeyError, IndexError, TypeError):
+        link, size = _kind(members, ends), size_of(resolved)
+    except (ValueError, KeyError, IndexError):
         pass  # rows of before that was kept: the reason says it in words
     return LinkOutlier(CORRUPT, names, link, size, 0.0, str(row["reason"]))
 

@@ -172,3 +172,14 @@ def test_gpus_of_two_models_and_unreadable_rows_are_named(tmp_path: Path) -> Non
     assert dict(found.figures) == {}
     assert "run a: links between GPU 0 and GPU 1 are those of neither and not applied" in found.ignored
     assert any(why.startswith("run b: resolved.ends") for why in found.ignored)
+
+
+def test_all_gathers_that_failed_are_named(tmp_path: Path) -> None:
+    """Beside smaller groups of the same run that give a rate: which of them failed is said, and with what."""
+    rows = all_gathers(hosts(1, 8), lambda m: 370.0)
+    failed = replace(rows[-1][0], status="failed", reason="rank 3 died", samples=(), rounds=(), part="")
+    write(tmp_path, [[failed]], run_id="a")
+    write(tmp_path, rows, run_id="b")
+    found = link_rates(store.read(tmp_path), H200)
+    assert found.figures["link"].value == pytest.approx(370e9)
+    assert found.ignored == ("run a: all-gather failed: rank 3 died",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -173,3 +173,60 @@ def test_a_report_keeps_links_that_have_words_and_no_table(
     page = (tmp_path / "reports" / "links-1.html").read_text()
     section = page[page.index("Links between ranks</") :]
     assert words in section.replace("&#39;", "&#x27;")
+
+
+def test_fewer_rounds_than_asked_are_said(tmp_path: Path, capsys: Capture) -> None:
+    """A slow pair costs rounds: three of nine were made when the time for the operation was up."""
+    rows = [
+        [replace(one, samples=one.samples[:3], rounds=one.rounds[:3]) for one in some]
+        for some in sent(hosts(4), kibs=KIB)
+    ]
+    write(tmp_path, rows)
+    code, said = fleet(tmp_path, capsys)
+    assert code == 0
+    assert said["fewer_rounds"] == ["run links-1, send of 1 MiB: 3 of 9"]
+    assert said["verdict"].startswith("can't tell of all links: fewer rounds than asked of 1 operation")
+    assert main(["fleet", str(tmp_path), "markdown=true"]) == 0
+    assert "Fewer rounds than asked" in capsys.readouterr().out
+
+
+def test_a_slow_link_in_few_rounds_is_named(tmp_path: Path, capsys: Capture) -> None:
+    slow = sent(hosts(4), lambda a, b, turn: 10.0 if {a, b} == {1, 2} else 1.0, kibs=KIB)
+    rows = [[replace(one, samples=one.samples[:1], rounds=one.rounds[:1]) for one in some] for some in slow]
+    write(tmp_path, rows)
+    code, said = fleet(tmp_path, capsys)
+    assert (code, len(said["fewer_rounds"])) == (1, 1)
+
+
+WRONG: dict[str, Any] = {
+    "null": None, "true": True, "a text": "x", "a number": 1.5, "below 0": -1, "NaN": float("nan"), "huge": 10**400, "nested": [[[[]]]],
+    "an object": {"a": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("field", ["bytes", "backend", "ends", *(f.name for f in fields(End))])
+def test_a_field_of_another_kind_is_named(tmp_path: Path, capsys: Capture, field: str, wrong: str) -> None:
+    """Of one of two runs; the other is whole. Whatever fits the field is another fleet, and no less judged."""
+    write(tmp_path, sent(hosts(4), kibs=KIB))
+    value, rows = WRONG[wrong], sent(hosts(4), kibs=KIB)
+    for one in (one for some in rows for one in some):
+        resolved = {**one.resolved, "ends": [dict(end) for end in one.resolved["ends"]]}
+        (resolved if field in resolved else resolved["ends"][1])[field] = value
+        object.__setattr__(one, "resolved", resolved)
+    write(tmp_path, rows, run_id="links-2")
+    texts = {"a text", "NaN"}  # the store writes NaN as a text
+    fits = {
+        "bytes": {"huge"},
+        **dict.fromkeys(("backend", "host", "network", "device", "gpu", "model", "machine"), texts),
+        "node": {"huge"},
+        "nvlinked": {"null"},
+        "paths": {"null"},
+    }
+    code, said = fleet(tmp_path, capsys)
+    if wrong in fits.get(field, ()):
+        assert code in (0, 1)
+        return
+    assert code == 2
+    assert said["verdict"].startswith("can't tell of all links: run links-2, send: ")
+    assert any(field in problem for problem in said["problems"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from report_fixtures import frame
 
 from harness.machine.hardware import named
@@ -64,3 +65,33 @@ def test_several_cases_are_not_mixed(tmp_path: Path) -> None:
     assert "2 cases of suite scale in this run, of which none is shown" in line
     assert "2 cases of suite ab" in line
     assert "ms" not in line.replace("cases", "")
+
+
+JOB = {"model": "llama_tiny", "batch": 2, "seq": 256, "accumulation": 1, "checkpointing": "none"}
+
+
+@pytest.mark.parametrize(
+    ("axis", "value"), [("model", "llama3_8b"), ("batch", 4), ("seq", 512), ("accumulation", 2), ("checkpointing", "full")]
+)  # fmt: skip
+def test_the_prediction_of_another_job_is_not_shown(tmp_path: Path, axis: str, value: object) -> None:
+    trained = one("divergence", "elapsed_s", 1.0, {}, **JOB, ranks=2, steps=100)
+    other = predicted(900.0, gpu="h200", world=2, **{**JOB, axis: value})
+    found = frame(tmp_path, [other, trained, timed(110.0, model="llama_tiny", ranks=2)])
+    (arm,) = job_arms(found, H200)
+    assert (arm.predicted, arm.block_ms) == ({}, 110.0)
+    assert f"predicted for {axis}={value}, and the rows are of {axis}={JOB[axis]}" in lines(found, H200)[0]
+    # Beside it the job's own prediction is the one that is taken
+    own = predicted(100.0, gpu="h200", world=2, **JOB)
+    (arm,) = job_arms(
+        frame(tmp_path / "both", [other, own, trained, timed(110.0, model="llama_tiny", ranks=2)]), H200
+    )
+    assert (arm.predicted["step_ms"], arm.left_out) == (100.0, [])
+
+
+def test_the_prediction_for_another_number_of_ranks_is_not_shown(tmp_path: Path) -> None:
+    found = frame(
+        tmp_path, [predicted(9.0, gpu="h200", world=16, **JOB), timed(110.0, model="llama_tiny", ranks=2)]
+    )
+    (arm,) = job_arms(found, H200)
+    assert arm.predicted == {}
+    assert arm.no_prediction == "predicted for world=16, and the rows are of ranks=2"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fakes import FakeCuda, FakeNvml
 
-from harness.machine import link_times
+from harness.machine import link_check, link_times
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.link_times import Survey
 from harness.machine.links import (
@@ -185,9 +185,10 @@ def test_bytes_of_the_right_rank_in_the_wrong_place_are_found(
 ) -> None:
     """Two ranks made up: what arrives at rank 1 is right, and then moved on by one place. Sums by hand."""
     size, moved = 64, [0]
-    first, second = (torch.arange(size // 4.0) + 257 * rank for rank in (1, 2))
-    if operation == ALL_GATHER:
-        first, second = first[: size // 8], second[: size // 8]
+    members = Members((0, 1), operation == SEND)
+    first, second = (torch.empty(size // (8 if operation == ALL_GATHER else 4)) for _ in range(2))
+    for rank, data in enumerate((first, second)):
+        link_check.fill(data, operation, members, rank)
 
     def arrive(out: torch.Tensor, values: torch.Tensor) -> None:
         out.copy_(values.roll(moved[0]))
@@ -204,7 +205,5 @@ def test_bytes_of_the_right_rank_in_the_wrong_place_are_found(
     )  # fmt: skip
     monkeypatch.setattr(link_times, "dist", one_of_two)
     for moved[0], wrong in ((0, False), (1, True)):
-        call = link_times._Call(
-            Survey(operation, size, 1), Members((0, 1), operation == SEND), 1, None, "cpu"
-        )
+        call = link_times._Call(Survey(operation, size, 1), members, 1, None, "cpu")
         assert bool(call.check()) == wrong
