@@ -4,8 +4,9 @@ A library that replaces `torch.nn.functional.linear`, overrides an operator of t
 thread running does so for all arms. Others may hold references to what it put there, so undoing it is no way out: such an
 arm gets a process of its own (`harness.engine.remote_arm`).
 
-Not seen: what C code changes by itself (a kernel registered from C++, a setting of a library, an allocator), and functions
-other than those of `PLACES`. A peer that does such things says so: `own_process` of `harness.peers.Peer`.
+Not seen: what C code changes by itself (a setting of a library, an allocator, a kernel that C++ registers for another operator
+than those of `GEMMS`), a second kernel in place of an arm's first one for such an operator, and functions other than those of
+`PLACES`. A peer that does such things says so: `own_process` of `harness.peers.Peer`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import library, nn
+from torch._functorch.predispatch import lazy_load_decompositions
 from torch.nn.modules import linear, module
 
 # Names in rows, and the modules and classes whose functions are compared: what arms compute with and are timed by.
@@ -41,14 +43,14 @@ PLACES: dict[str, Any] = {
 }
 # Replaced by torch itself when its compiler is imported, or compiles for the first time
 _BY_TORCH = {"torch.manual_seed", "torch.nn.Module.__init__", "torch.nn.Module.__setstate__"}
-# Shape functions; batching rules, at the first `torch.vmap`, `torch.func.grad` or mask of flex_attention
-_BY_TORCH_LATER = ("/Meta", "/FuncTorchBatched", "/FuncTorchBatchedDecomposition")
+# Operators whose kernels of every dispatch key are compared, by where they were registered; about 15 us each
+GEMMS = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm")
 # Whose threads wait for work of the arm that they were started for
 _POOLS = ("torch", "concurrent", "multiprocessing", "tqdm", "harness", "threading")
 
 
 class Names(NamedTuple):
-    """What was replaced, by name; two are equal where the same objects are in the same places."""
+    """What was replaced, by name; two are equal where the same objects, or kernels, are in the same places."""
 
     by_identity: tuple[tuple[str, int], ...] = ()
 
@@ -82,17 +84,14 @@ def functions() -> Names:
     return Names(tuple(one for place in _PLACES for one in place.replaced()))
 
 
-def operators() -> str:
-    """Operators of PyTorch's own that Python code has given a kernel, but for those that torch itself registers as it goes."""
-    if _kernels[0] != library._impls:  # some 13 us for 2,000 that are as they were
-        _kernels[0] = frozenset(library._impls)
-        own = (k for k in _kernels[0] if k.startswith("aten/") and not k.endswith(_BY_TORCH_LATER))
-        _named[0] = ", ".join(sorted(own))
-    return _named[0]
-
-
-_kernels: list[frozenset[str]] = [frozenset()]
-_named = [""]
+def operators() -> Names:
+    """Operators of PyTorch's own that have other kernels than when this file was imported."""
+    now = library._impls
+    found = {} if now == _KERNELS else {key: 0 for key in now ^ _KERNELS if key.startswith("aten/")}
+    for name in GEMMS:
+        if (dump := torch._C._dispatch_dump(name)) != _DUMPS[name]:
+            found[name] = hash(dump)
+    return Names(tuple(sorted(found.items())))
 
 
 def module_hooks() -> int:
@@ -119,7 +118,7 @@ def before_arms() -> str:
     """
     named = [
         str(functions()),
-        "" if operators() == _OPERATORS else "operators",
+        "operators" if str(operators()) else "",
         "module hooks" if module_hooks() else "",
     ]
     return ", ".join(filter(None, named))
@@ -129,4 +128,7 @@ _HOOKS = [
     hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)
 ]
 _PLACES = tuple(_Place(name, place) for name, place in PLACES.items())
-_OPERATORS = operators()
+# Some batching rules are registered at the first `torch.vmap`, `torch.func.grad` or mask of flex_attention, and no arm's doing
+lazy_load_decompositions()
+_KERNELS = frozenset(library._impls)
+_DUMPS = {name: torch._C._dispatch_dump(name) for name in GEMMS}

@@ -39,6 +39,25 @@ def override_an_operator() -> None:
     KEPT[-1].impl("frac", lambda x: x + 1, "CPU")
 
 
+def override(key: str, kernel: Callable[..., object]) -> None:
+    """A kernel of `aten::mm` for a dispatch key."""
+    KEPT.append(library.Library("aten", "IMPL"))
+    KEPT[-1].impl("mm", kernel, key)
+
+
+def override_once_more() -> None:
+    """Another in its place, from another line: kernels are told by where they were registered."""
+    KEPT.append(library.Library("aten", "IMPL"))
+    KEPT[-1].impl("mm", lambda a, b: a.new_full((2, 2), 9.0), "CPU", allow_override=True)
+
+
+def _shape_of_vmap() -> object:
+    try:
+        return torch.vmap(torch.mm)(torch.ones(2, 2, 2), torch.ones(2, 2, 2)).shape
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return type(error)
+
+
 def start_a_thread() -> None:
     """Computes for ever, as a library's watcher may."""
     threading.Thread(target=spin, daemon=True).start()
@@ -136,6 +155,26 @@ FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str
         {"functions"},
     ),
     "operator": (override_an_operator, lambda: torch.frac(torch.ones(1)).item(), {"operators"}),
+    "shapes of an operator": (
+        lambda: override("Meta", lambda a, b: a.new_empty(7)),
+        lambda: (torch.ones(2, 2, device="meta") @ torch.ones(2, 2, device="meta")).shape,
+        {"operators"},
+    ),
+    "batches of an operator": (
+        lambda: override("FuncTorchBatched", lambda a, b: torch.ones(3)),
+        lambda: _shape_of_vmap(),
+        {"operators"},
+    ),
+    "override": (
+        lambda: override("CPU", lambda a, b: a.new_zeros(2, 2)),
+        lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item(),
+        {"operators"},
+    ),
+    "override of an override": (
+        override_once_more,
+        lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item(),
+        {"operators"},
+    ),
     "hook": (
         lambda: register_module_forward_hook(lambda *_: None),
         lambda: len(module._global_forward_hooks),

@@ -87,10 +87,7 @@ sys.path.insert(0, sys.argv[1])
 from leaky import FOR_GOOD
 from harness.engine import replaced
 from harness.engine.process_state import OwnStates
-import torch
-from torch import library
-torch.vmap(torch.nn.functional.mse_loss)(torch.ones(2, 2), torch.ones(2, 2))
-print(any(key.endswith("/FuncTorchBatched") for key in library._impls), replaced.before_arms())
+print(replaced.before_arms())
 for name, (leak, read, named) in FOR_GOOD.items():
     states = OwnStates()
     before = read()
@@ -101,10 +98,35 @@ for name, (leak, read, named) in FOR_GOOD.items():
 
 
 def test_each_change_that_cannot_be_put_back_is_found_and_named() -> None:
-    """In one process of its own, which is spoiled by each of them; kernels that torch registers for `vmap` are no change."""
+    """In one process of its own, which is spoiled by each of them."""
     folder = str(Path(__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", EACH, folder], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["True ", *(f"{name} True guilty True" for name in FOR_GOOD)]
+    assert done.stdout.splitlines() == ["", *(f"{name} True guilty True" for name in FOR_GOOD)]
+
+
+FIRST_USES = """
+from harness.engine import replaced
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+x = torch.ones(2, 2, requires_grad=True)
+for use in (
+    lambda: torch.vmap(torch.nn.functional.mse_loss)(x, x),
+    lambda: torch.func.grad(lambda y: y.sum())(x),
+    lambda: create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 128, 128, device="cpu"),
+    lambda: __import__("torch.distributed.tensor"),
+    lambda: torch.compile(lambda y: (y @ y).relu(), backend="aot_eager")(x).sum().backward(),
+    lambda: torch.export.export(torch.nn.Linear(2, 2), (x.detach(),)),
+    lambda: __import__("torch.ao.quantization"),
+):
+    use()
+    print(replaced.before_arms())
+"""
+
+
+def test_what_torch_registers_at_a_first_use_is_no_change() -> None:
+    """In a process of its own, where all of it is used for the first time."""
+    done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n" * 7
 
 
 def test_a_process_that_cannot_be_put_back_is_told_and_does_nothing_more() -> None:

@@ -16,7 +16,7 @@ from harness import store
 from harness.__main__ import main
 from harness.engine.plan import Plan, PlannedCase
 from harness.engine.shards import Shard, costs, deal, of_command, parse, share
-from harness.report import runs
+from harness.store import run_state
 from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.timing.workload import Unsupported, Workload
@@ -253,7 +253,7 @@ def test_the_state_of_a_run_is_that_of_its_shards(
         about(tmp_path, "finished", "python -m harness -m x" if own == "launched" else "python -m harness x")
     for name, its in shards.items():
         about(tmp_path / f"shard-{name}", its)
-    assert runs._about(tmp_path).get("state") == state
+    assert run_state.about(tmp_path).get("state") == state
 
 
 def test_the_log_has_levels_and_says_why_an_arm_failed(toy: ToySuite) -> None:

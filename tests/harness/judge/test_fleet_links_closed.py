@@ -207,7 +207,7 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("field", ["bytes", "backend", "ends", *(f.name for f in fields(End))])
 def test_a_field_of_another_kind_is_named(tmp_path: Path, capsys: Capture, field: str, wrong: str) -> None:
-    """Of one of two runs; the other is whole. Whatever fits the field is another fleet, and no less judged."""
+    """Only one of two runs has it; the other is whole. Whatever fits the field is another fleet, and no less judged."""
     write(tmp_path, sent(hosts(4), kibs=KIB))
     value, rows = WRONG[wrong], sent(hosts(4), kibs=KIB)
     for one in (one for some in rows for one in some):
