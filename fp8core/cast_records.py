@@ -18,7 +18,7 @@ from fp8core.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, slots
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from fp8core.cast_stats import Seen, StepStats
+    from fp8core.cast_stats import OperandStats, StepStats
     from fp8core.recipe import Recipe
 
 # of a record, as they go to TensorBoard
@@ -91,11 +91,11 @@ class CastRecord:
 def records_of(step: StepStats, number: int, rank: int, recipes: dict[str, Recipe]) -> Iterator[CastRecord]:
     """What a step showed of each module, in the order of `recipes`: name -> what it runs. One wait for each device."""
     step.count()
-    by_device: dict[torch.device, list[Seen]] = {}
+    by_device: dict[torch.device, list[OperandStats]] = {}
     for seen in (seen for of_module in step.seen.values() for seen in of_module.values()):
         if seen.rows:
             by_device.setdefault(seen.rows[0].counted.device, []).append(seen)
-    rows: dict[Seen, list[float]] = {}
+    rows: dict[OperandStats, list[float]] = {}
     for group in by_device.values():
         rows.update(zip(group, torch.stack([seen.merge() for seen in group]).tolist(), strict=True))
     for module, recipe in recipes.items():
@@ -109,7 +109,7 @@ def records_of(step: StepStats, number: int, rank: int, recipes: dict[str, Recip
                 yield CastRecord(number, module, slot.role, slot.gemms, status, rank=rank)
 
 
-def _figures(seen: Seen, row: list[float] | None) -> dict[str, Any]:
+def _figures(seen: OperandStats, row: list[float] | None) -> dict[str, Any]:
     cast, status = seen.cast, seen.status
     result: dict[str, Any] = {"elements": seen.elements, "sampled": seen.sampled, "calls": seen.calls}
     if cast is not None:

@@ -124,7 +124,7 @@ class Waiting(NamedTuple):
     sample: Sample | None
 
 
-class Seen:
+class OperandStats:
     """What one operand of one layer showed in all calls of a step.
 
     Attributes:
@@ -167,7 +167,7 @@ class StepStats:
 
     def __init__(self, places: Places) -> None:
         self.places = places
-        self.seen: dict[str, dict[tuple[str, int, Slot, str], Seen]] = {}
+        self.seen: dict[str, dict[tuple[str, int, Slot, str], OperandStats]] = {}
         self.calls = 0
         self.failure = ""
         self._slots: dict[int, tuple[Recipe, dict[tuple[str, str], tuple[Slot, Cast | None]]]] = {}
@@ -305,13 +305,13 @@ class CallStats:
         for (slot, status), (cast, row, elements, sampled) in self._pending.items():
             key = self.name, self.recipe, slot, status
             if key not in seen:
-                seen[key] = Seen(slot, cast, status)
+                seen[key] = OperandStats(slot, cast, status)
             seen[key].add(row, elements, sampled)
         self._pending.clear()
         self._extremes.clear()
         self._keep_few(seen.values())
 
-    def _keep_few(self, all_seen: Iterable[Seen]) -> None:
+    def _keep_few(self, all_seen: Iterable[OperandStats]) -> None:
         """Merges the rows of many calls."""
         many = [seen for seen in all_seen if len(seen.rows) >= _ROWS_KEPT]
         if not many or self.step.failure:

@@ -36,7 +36,7 @@ from torch import nn
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
 from fp8core.verify.in_loop import StepProof
-from fp8core.verify.passes import Passes, Seen, conclude
+from fp8core.verify.passes import Passes, PassResults, conclude
 from fp8core.verify.proof import Proof
 from fp8core.verify.ranks import RANK_TIMEOUT_S, Ranks
 from fp8core.verify.records import GemmProof, LayerProof
@@ -98,7 +98,7 @@ def verify(
     return proof
 
 
-def _run(step_fn: Callable[[], object], model: nn.Module) -> Seen:
+def _run(step_fn: Callable[[], object], model: nn.Module) -> PassResults:
     """The three passes; the model is as it was before and after each of them."""
     state = State(model)
     passes = Passes(model, state.about_to_write)

@@ -10,7 +10,7 @@ from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
-from fp8core.verify.passes import Passes, Seen, conclude
+from fp8core.verify.passes import Passes, PassResults, conclude
 from fp8core.verify.ranks import RANK_TIMEOUT_S, Ranks
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class StepProof:
             rank_timeout_s: how long to wait for the verdicts of other ranks.
         """
 
-        def see() -> Seen:
+        def see() -> PassResults:
             seen = self._passes.seen()
             if not self.complete:
                 seen.problems.append(f"{self._through} of the 2 steps that a proof needs were seen")

@@ -37,7 +37,7 @@ UNDERFLOW_ALARM = 0.01  # share of nonzero elements that became zero
 
 
 @dataclass
-class Seen:
+class PassResults:
     """What the passes showed.
 
     Attributes:
@@ -71,7 +71,7 @@ class Passes:
     ) -> None:
         self._model = model
         self._watch = Watch(model, on_write)
-        self._seen = Seen(self._watch)
+        self._seen = PassResults(self._watch)
         self._layers = [layer for _, layer in self._watch.layers]
         self._updates = [layer.amaxes.updates if layer.amaxes is not None else 0 for layer in self._layers]
         self._moved = [layer.recipe.scaling != "delayed" or layer.amaxes is None for layer in self._layers]
@@ -122,7 +122,7 @@ class Passes:
         for index, (layer, before) in enumerate(zip(self._layers, self._updates, strict=True)):
             self._moved[index] |= layer.amaxes is not None and layer.amaxes.updates != before
 
-    def seen(self) -> Seen:
+    def seen(self) -> PassResults:
         """What both passes showed."""
         seen = self._seen
         seen.proofs = self._watch.proofs()
@@ -143,7 +143,7 @@ class Passes:
 
 
 def conclude(
-    see: Callable[[], Seen],
+    see: Callable[[], PassResults],
     model: nn.Module,
     ranks: Ranks,
     *,
@@ -189,7 +189,7 @@ def conclude(
     )
 
 
-def _counts(seen: Seen) -> list[str]:
+def _counts(seen: PassResults) -> list[str]:
     problems = []
     if seen.counted == 0:
         problems.append("no FP8 GEMM ran")

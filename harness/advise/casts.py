@@ -19,7 +19,7 @@ GEMMS = ("output", "grad_input", "grad_weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class CastCost:
     """Bytes for an element of one tensor.
 
     Attributes:
@@ -42,7 +42,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class RecipeCost:
     """One way to run a Linear layer in FP8.
 
     Attributes:
@@ -62,12 +62,12 @@ class Recipe:
 
     name: str
     by: str
-    casts: Mapping[str, Cast]
+    casts: Mapping[str, CastCost]
     fp8_gemms: tuple[str, ...] = GEMMS
     kind: str = TENSORWISE
     shares_input: bool = True
     product_share: float = 1.0
     rescaled: float = 0.0
     fuses_gathers: bool = True
-    gathered_weight: Cast | None = None
+    gathered_weight: CastCost | None = None
     source: str = ""

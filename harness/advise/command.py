@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.advise.advice import Advice
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.fits import Memory
     from harness.advise.measured import Check
     from harness.advise.model import Model
     from harness.advise.plan import Plan
     from harness.advise.rates import Rates
-    from harness.advise.scale.job import Job
+    from harness.advise.scale.job import ClusterJob
 
 USAGE = """\
 usage: python -m harness advise model=NAME [gpu=NAME] [KEY=VALUE ...] [--full]
@@ -228,7 +228,7 @@ def answer(question: Question) -> Advice:
     )
 
 
-def _memory(question: Question, found: Advice, job: Job) -> Memory:
+def _memory(question: Question, found: Advice, job: ClusterJob) -> Memory:
     """What the advised step takes: of a named model whole, of any other at least."""
     spec = MODELS.get(question.model)
     batch, seq = sizes(question, spec.max_seq) if spec is not None else (1, job.seq)
@@ -282,7 +282,7 @@ def sizes(question: Question, max_seq: int) -> tuple[int, int]:
 
 
 def _checks(frame: pd.DataFrame, rates: Rates) -> list[Check]:
-    def recipe_of(name: str, compiled: bool) -> Recipe | None:
+    def recipe_of(name: str, compiled: bool) -> RecipeCost | None:
         return candidates(compiled).get(name)
 
     def of_case(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[Model, Plan] | None:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.advise import pays
+from harness.advise import fp8_break_even
 from harness.advise.sent import as_sent, sends_codes
 from harness.advise.step import (
     Ratio,
@@ -27,7 +27,7 @@ from harness.advise.step import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.model import Linear, Model
     from harness.advise.rates import Rates
     from harness.advise.step import LayerCost, Parts, Plan
@@ -76,7 +76,7 @@ class RecipeAdvice:
         unavailable: why this GPU cannot run it; "" if it can.
     """
 
-    recipe: Recipe
+    recipe: RecipeCost
     layers: tuple[LayerAdvice, ...]
     plan: Plan
     step: Ratio
@@ -132,7 +132,7 @@ def advise(
     model: Model,
     rates: Rates,
     plan: Plan,
-    recipe: Recipe,
+    recipe: RecipeCost,
     unavailable: str = "",
     fp8_all_gather: bool | None = False,
 ) -> RecipeAdvice:
@@ -174,13 +174,13 @@ def advise(
     return RecipeAdvice(recipe, tuple(layers), plan, step, everything, unavailable)
 
 
-def able(model: Model, recipe: Recipe) -> frozenset[str]:
+def able(model: Model, recipe: RecipeCost) -> frozenset[str]:
     """Names of the layers that can run a recipe."""
     return frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
 
 
 def _best_plan(
-    model: Model, rates: Rates, kept: Plan, recipe: Recipe, fp8_all_gather: bool | None
+    model: Model, rates: Rates, kept: Plan, recipe: RecipeCost, fp8_all_gather: bool | None
 ) -> tuple[Plan, frozenset[str]]:
     """How what is gathered goes around, and the layers to convert then; `kept`: all of it in bf16."""
     coded = replace(kept, gather_fp8=True, tp_gather_fp8=kept.tp > 1)
@@ -192,7 +192,7 @@ def _best_plan(
 
 
 def choose(
-    model: Model, rates: Rates, plan: Plan, recipe: Recipe, gain: float = LAYER_GAIN
+    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost, gain: float = LAYER_GAIN
 ) -> frozenset[str]:
     """Names of the layers that FP8 makes faster by `gain`, casts counted and shared ones counted once.
 
@@ -230,7 +230,7 @@ def choose(
     return found if total.total < step_cost(model, rates, plan, None).total * (1 - 1e-9) else frozenset()
 
 
-def _what_waits(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> str:
+def _what_waits(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost) -> str:
     """Why a step gains nothing although layers of it do: "communication" or "launches" of the CPU; "" if neither."""
     bf16 = step_cost(model, rates, plan, None)
     fp8 = step_cost(model, rates, plan, recipe, able(model, recipe))
@@ -258,7 +258,7 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
     return next(option for option in usable if option.step.value >= top / STEP_GAIN)
 
 
-def pays_from(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> int | None:
+def pays_from(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost) -> int | None:
     """Fewest tokens in a pass of one GPU at which the step gains `STEP_GAIN`; None if it never does."""
 
     def gains(tokens: int) -> bool:
@@ -281,10 +281,10 @@ def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
 
 
 def break_even_width(rates: Rates, tokens: float, cast_bytes: float) -> float:
-    """Smallest K = N at which a layer wins with so many tokens and bytes an element, see `harness.advise.pays`; inf if none."""
+    """Smallest K = N at which a layer wins with so many tokens and bytes an element, see `harness.advise.fp8_break_even`; inf if none."""
     if not rates.has_fp8:
         return math.inf
-    machine = pays.Rates(rates["bf16"], rates["fp8"], rates["bandwidth"], rates.name)
+    machine = fp8_break_even.Rates(rates["bf16"], rates["fp8"], rates["bandwidth"], rates.name)
     return machine.break_even(tokens, cast_bytes)
 
 
@@ -302,14 +302,14 @@ def module_filter(model: Model, converted: frozenset[str]) -> Mapping[str, tuple
 
 def _with_again(cost: LayerCost, plan: Plan) -> tuple[LayerCost, float, float, float]:
     """Seconds in bf16, in FP8 without the input's cast, and of the input's cast, what is run twice counted twice."""
-    again = plan.again.products
+    again = plan.again.matmul
     before = sum(cost.bf16.values()) + again * cost.bf16["output"]
     after = sum(cost.fp8.values()) + again * cost.fp8["output"]
     casts = {t: cost.casts[t] + again * cost.forward_casts[t] for t in cost.casts}
     return cost, before, after + casts["grad_output"] + casts["weight"], casts["input"]
 
 
-def barred(layer: Linear, recipe: Recipe) -> str:
+def barred(layer: Linear, recipe: RecipeCost) -> str:
     """Why a layer cannot run a recipe; "" if it can."""
     if layer.tokens == 0:
         return "not used in the forward pass"
@@ -323,7 +323,7 @@ _WAITS = {
 }
 
 
-def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio, waits: str) -> str:
+def _why_not(layer: Linear, recipe: RecipeCost, ratio: Ratio, waits: str) -> str:
     never = barred(layer, recipe)
     if never:
         return never.split(";")[0].split(", which")[0]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.advise import recipes
-from harness.advise.casts import TENSORS, Cast, Recipe
+from harness.advise.casts import TENSORS, CastCost, RecipeCost
 from harness.advise.library_names import ENGINE, FP8CORE, TORCHAO
 from harness.machine.ceilings import ROWWISE
 from harness.store.errors import UsageError
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 # Of one layout: what the first forward pass of a checkpoint casts, and its repetition again
 FORWARD: Mapping[str, float] = {"input": 1.0, "weight": 1.0, "grad_output": 0.0}
 _TORCHAO = "torchao: high-precision input and weight are saved and read again backward; compiled"
-TENSORWISE_AO = Recipe(
+TENSORWISE_AO = RecipeCost(
     "tensorwise",
     "compiler",
-    {"input": Cast(3, 3, forward=3), "weight": Cast(5, 3, forward=5), "grad_output": Cast(2, 4)},
+    {"input": CastCost(3, 3, forward=3), "weight": CastCost(5, 3, forward=5), "grad_output": CastCost(2, 4)},
     # A shard's amax and cast, by the gather, which recomputation does not repeat; codes transposed backward
-    gathered_weight=Cast(5, 2),
+    gathered_weight=CastCost(5, 2),
     source=_TORCHAO,
 )
 # Along the tokens: a transposed copy in bfloat16 (4), then a cast (3), as torchao's own roofline charges the weight; the
@@ -35,10 +35,10 @@ TENSORWISE_AO = Recipe(
 # are tensorwise ones, rescaled afterwards by a kernel of its own each (torchao pull request 1325, issue 2184): 4 bytes of the
 # weight's gradient and of the input's. Asynchronous TP finds products before a scatter, and none behind a gather
 # (pytorch issue 149990).
-ROWWISE_AO = Recipe(
+ROWWISE_AO = RecipeCost(
     "rowwise",
     "compiler",
-    {"input": Cast(3, 7, forward=3), "weight": Cast(7, 7, forward=3), "grad_output": Cast(3, 5)},
+    {"input": CastCost(3, 7, forward=3), "weight": CastCost(7, 7, forward=3), "grad_output": CastCost(3, 5)},
     kind=ROWWISE,
     rescaled=4.0,
     fuses_gathers=False,
@@ -46,32 +46,32 @@ ROWWISE_AO = Recipe(
     product_share=0.98,
     source=_TORCHAO,
 )
-GW_HP_AO = Recipe(
+GW_HP_AO = RecipeCost(
     "rowwise_with_gw_hp",
     "compiler",
-    {"input": Cast(3, forward=3), "weight": Cast(5, 3, forward=3), "grad_output": Cast(3)},
+    {"input": CastCost(3, forward=3), "weight": CastCost(5, 3, forward=3), "grad_output": CastCost(3)},
     fp8_gemms=("output", "grad_input"),
     kind=ROWWISE,
     rescaled=4.0,  # the tensorwise scale of the weight is repeated into one of rows, which takes the same way
     fuses_gathers=False,
     source=_TORCHAO,
 )
-DELAYED_TE = Recipe(
+DELAYED_TE = RecipeCost(
     "delayed",
     "kernels",
-    {tensor: Cast(4, kernels=1, forward=FORWARD[tensor] * 3) for tensor in TENSORS},
+    {tensor: CastCost(4, kernels=1, forward=FORWARD[tensor] * 3) for tensor in TENSORS},
     source="TransformerEngine: cast_transpose",
 )
-CURRENT_TE = Recipe(
+CURRENT_TE = RecipeCost(
     "current",
     "kernels",
-    {tensor: Cast(6, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
+    {tensor: CastCost(6, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
     source="TransformerEngine: amax, cast_transpose",
 )
-BLOCK_TE = Recipe(
+BLOCK_TE = RecipeCost(
     "block",
     "kernels",
-    {tensor: Cast(4.1, kernels=1, forward=FORWARD[tensor] * 3.1) for tensor in TENSORS},
+    {tensor: CastCost(4.1, kernels=1, forward=FORWARD[tensor] * 3.1) for tensor in TENSORS},
     product_share=0.77,
     source="TransformerEngine: one read of a tile; product's share as in harness.advise.recipes",
 )
@@ -92,7 +92,7 @@ _ENGINE = {"tensorwise": CURRENT_TE, "delayed": DELAYED_TE, "blockwise": BLOCK_T
 _ENGINE_NEEDS = {"blockwise": ("9.0", "10.0", "10.3")}
 
 
-def candidates(library: str, compiled: bool) -> dict[str, Recipe]:
+def candidates(library: str, compiled: bool) -> dict[str, RecipeCost]:
     """The recipes of a library as they run in that mode, by fp8core's names.
 
     Raises:
@@ -125,9 +125,9 @@ def unavailable(library: str, name: str, capability: str, compiled: bool) -> str
     return recipes.unavailable(name, capability, compiled)
 
 
-def _eager(name: str) -> Recipe:
+def _eager(name: str) -> RecipeCost:
     casts = {
-        tensor: Cast(
+        tensor: CastCost(
             EAGER_CAST_AO * count,
             2.0 * copies,
             kernels=EAGER_KERNELS_AO * count + copies,
@@ -139,5 +139,5 @@ def _eager(name: str) -> Recipe:
     source = "torchao 0.18: six operators a cast, one after the other"
     gathered = None
     if compiled.gathered_weight is not None:  # the shard by operators, its codes transposed backward
-        gathered = Cast(EAGER_CAST_AO, 2.0, kernels=EAGER_KERNELS_AO + 1)
+        gathered = CastCost(EAGER_CAST_AO, 2.0, kernels=EAGER_KERNELS_AO + 1)
     return replace(compiled, casts=casts, shares_input=False, gathered_weight=gathered, source=source)

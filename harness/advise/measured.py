@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.model import Model
     from harness.advise.rates import Rates
     from harness.advise.step import Plan
@@ -78,7 +78,9 @@ def products(frame: pd.DataFrame, rates: Rates) -> list[Check]:
     ]
 
 
-def layers(frame: pd.DataFrame, rates: Rates, recipe_of: Callable[[str, bool], Recipe | None]) -> list[Check]:
+def layers(
+    frame: pd.DataFrame, rates: Rates, recipe_of: Callable[[str, bool], RecipeCost | None]
+) -> list[Check]:
     """Speedups of the suite `linear`. A layer alone has no producer that could take the amax of its input.
 
     Args:
@@ -105,7 +107,7 @@ def steps(
     frame: pd.DataFrame,
     rates: Rates,
     traced: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Model, Plan] | None],
-    recipe_of: Callable[[str, bool], Recipe | None],
+    recipe_of: Callable[[str, bool], RecipeCost | None],
 ) -> list[Check]:
     """Speedups of the suite `train`, with those layers converted that the arm had: all that can be, or the advised ones.
 
@@ -140,7 +142,7 @@ def _plain_recipe(arm: Arm) -> str:
     return arm.recipe if arm == Arm(arm.recipe, arm.mode) else ""
 
 
-def alone(recipe: Recipe) -> Recipe:
+def alone(recipe: RecipeCost) -> RecipeCost:
     """The recipe of a layer that stands alone: the amax of its input takes a read of its own."""
     cast = recipe.casts["input"]
     if recipe.by != "compiler" or recipe.name != "tensorwise":

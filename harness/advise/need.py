@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from harness.advise.advice import Advice
     from harness.advise.model import Model
-    from harness.advise.scale.job import Job
+    from harness.advise.scale.job import ClusterJob
 
 Changes = dict[
     str, str | int
@@ -32,7 +32,7 @@ _STATES = 4  # weight, gradient, two averages
 _MOST_GPUS = 4096
 
 
-def memory_of(found: Advice, job: Job, *, by_gpus: bool = False, reduce: str = "") -> Memory:
+def memory_of(found: Advice, job: ClusterJob, *, by_gpus: bool = False, reduce: str = "") -> Memory:
     """Memory of the step that is advised, see the module docstring.
 
     Args:
@@ -57,12 +57,12 @@ def memory_of(found: Advice, job: Job, *, by_gpus: bool = False, reduce: str = "
     return Memory(bf16, fp8, device, True, ways)
 
 
-def _states(model: Model, job: Job) -> int:
+def _states(model: Model, job: ClusterJob) -> int:
     """Bytes of weights, gradients and AdamW's averages of one GPU: the mean of a pipeline's stages, the largest has no less."""
     return round(_STATES * BYTES[job.weights] * model.parameters / job.shard / job.pp)
 
 
-def _more_gpus(model: Model, job: Job, device: int, by_gpus: bool) -> dict[str, int]:
+def _more_gpus(model: Model, job: ClusterJob, device: int, by_gpus: bool) -> dict[str, int]:
     """GPUs with which weights and averages alone fit: more shards; or stages, of a model that divides into so many."""
     found: dict[str, int] = {}
     for key, options in (("dp", _gpus(job.dp)), ("pp", _stages(model) if job.pp == 1 else [])):
@@ -87,7 +87,7 @@ def _stages(model: Model) -> list[int]:
     return found
 
 
-def _ways(job: Job, device: int, by_gpus: bool, reduce: str) -> dict[str, int]:
+def _ways(job: ClusterJob, device: int, by_gpus: bool, reduce: str) -> dict[str, int]:
     """Single changes first; then fewer bytes and more GPUs together. The first of each kind that fits with `MARGIN`.
 
     No stages of a pipeline: their memory is not predicted, so that none can be said to fit.
@@ -111,7 +111,7 @@ def _ways(job: Job, device: int, by_gpus: bool, reduce: str) -> dict[str, int]:
     return found
 
 
-def _single(job: Job) -> Iterator[Changes]:
+def _single(job: ClusterJob) -> Iterator[Changes]:
     if job.replicas > 1:
         yield {"replicas": 1}
     for gpus in _gpus(job.dp):
@@ -127,14 +127,14 @@ def _single(job: Job) -> Iterator[Changes]:
         batch //= 2
 
 
-def _together(job: Job) -> Iterator[Changes]:
+def _together(job: ClusterJob) -> Iterator[Changes]:
     for gpus in _gpus(job.dp):
         yield {"dp": gpus, "checkpointing": "full"}
     for gpus in _gpus(job.dp):
         yield {"dp": gpus, "checkpointing": "full", "batch": 1}
 
 
-def _changed(job: Job, changes: Mapping[str, str | int], reduce: str) -> Job:
+def _changed(job: ClusterJob, changes: Mapping[str, str | int], reduce: str) -> ClusterJob:
     fields: dict[str, Any] = dict(changes)
     if "dp" in fields:
         fields["world"] = fields.pop("dp") * job.tp * job.pp
@@ -145,7 +145,7 @@ def _changed(job: Job, changes: Mapping[str, str | int], reduce: str) -> Job:
     return replace(job, **fields)
 
 
-def _words(job: Job, changes: Mapping[str, str | int], by_gpus: bool) -> str:
+def _words(job: ClusterJob, changes: Mapping[str, str | int], by_gpus: bool) -> str:
     """The changes as words of the command."""
     world = _changed(job, changes, "").world
     all_of = {"gpus": world} if by_gpus and world != job.world else {}

@@ -15,18 +15,18 @@ UPDATE_BYTES: Mapping[str, float] = {"fp32": 40.0, "bf16": 20.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Recompute:
     """What activation checkpointing runs a second time: shares of the forward pass."""
 
-    products: float = 0.0
+    matmul: float = 0.0
     attention: float = 0.0
-    between: float = 0.0
+    elementwise: float = 0.0
 
 
-CHECKPOINTING: Mapping[str, Again] = {
-    "none": Again(),
-    "selective": Again(between=1.0),
-    "full": Again(1.0, 1.0, 1.0),
+CHECKPOINTING: Mapping[str, Recompute] = {
+    "none": Recompute(),
+    "selective": Recompute(elementwise=1.0),
+    "full": Recompute(1.0, 1.0, 1.0),
 }
 
 
@@ -73,7 +73,7 @@ class Plan:
     """
 
     compiled: bool = True
-    again: Again = Again()
+    again: Recompute = Recompute()
     accumulation: int = 1
     dp: int = 1
     replicas: int = 1

@@ -15,7 +15,7 @@ from fp8core.distributed.gather_reasons import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.cast_traffic import TENSORS as PLACES
 from harness.advise.cast_traffic import cast_bytes, one_layout_bytes
-from harness.advise.casts import GEMMS, TENSORS, Cast, Recipe
+from harness.advise.casts import GEMMS, TENSORS, CastCost, RecipeCost
 from harness.advise.compiled_bytes import counted
 from harness.machine.ceilings import ROWWISE, TENSORWISE
 
@@ -41,7 +41,7 @@ _NEEDS = {
 _AT_RISK = ("static",)  # a scale that is measured once is no general advice
 
 
-def candidates(compiled: bool) -> dict[str, Recipe]:
+def candidates(compiled: bool) -> dict[str, RecipeCost]:
     """Every recipe of fp8core as it runs in that mode; of one from outside no rate is known that it could be predicted by."""
     return {name: described(recipe, compiled) for name, recipe in RECIPES.own.items() if name not in _AT_RISK}
 
@@ -60,12 +60,12 @@ def unavailable(name: str, capability: str, compiled: bool) -> str:
     )
 
 
-def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
+def described(recipe: CoreRecipe, compiled: bool) -> RecipeCost:
     """One recipe; eager casts by kernels, compiled ones by generated code."""
     # One scale a tensor needs no second product kernel; the finest granularity decides
     granularity = next((g.granularity for g in recipe.gemms.values() if g.is_fp8), "tensorwise")
     casts = {tensor: _compiled(recipe, tensor) if compiled else _fused(recipe, tensor) for tensor in TENSORS}
-    return Recipe(
+    return RecipeCost(
         name=recipe.name,
         by="compiler" if compiled else "kernels",
         casts=casts,
@@ -78,7 +78,7 @@ def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
     )
 
 
-def _gathered(recipe: CoreRecipe) -> Cast | None:
+def _gathered(recipe: CoreRecipe) -> CastCost | None:
     """The weight's cast where FSDP gathers its codes, which only one scale a tensor lets it do under tensor parallelism too.
 
     A shard is read, for its amax too if the scale is new, and written as codes; gathered codes are transposed once, backward.
@@ -86,30 +86,30 @@ def _gathered(recipe: CoreRecipe) -> Cast | None:
     first = recipe.gemms["output"].b
     if first is None or first.granularity != "tensorwise" or recipe_reason(recipe):
         return None
-    return Cast(3.0 + 2.0 * _whole(first), 2.0)
+    return CastCost(3.0 + 2.0 * _whole(first), 2.0)
 
 
-def _fused(recipe: CoreRecipe, tensor: str) -> Cast:
+def _fused(recipe: CoreRecipe, tensor: str) -> CastCost:
     only = {name: (1, 1) if name == tensor else (0, 0) for name in TENSORS}
     total = cast_bytes(recipe, only)
     if not total:
-        return Cast(0.0, kernels=0)
+        return CastCost(0.0, kernels=0)
     along_1 = recipe.gemms["output"].a if tensor == "input" else recipe.gemms["output"].b
     forward = 0.0 if tensor == "grad_output" or along_1 is None else one_layout_bytes(along_1)
-    return Cast(total, kernels=2 if total > 4.5 else 1, forward=forward)
+    return CastCost(total, kernels=2 if total > 4.5 else 1, forward=forward)
 
 
-def _compiled(recipe: CoreRecipe, tensor: str) -> Cast:
+def _compiled(recipe: CoreRecipe, tensor: str) -> CastCost:
     """Inductor's count of bytes, divided into ordered and transposing passes as the rules divide theirs."""
     ruled = _by_rules(recipe, tensor)
     total = counted(recipe.name, TENSORS.index(tensor))
     if total is None or not ruled.total:
         return ruled
     part = total / ruled.total
-    return Cast(ruled.streamed * part, ruled.strided * part, ruled.kernels, min(ruled.forward, total))
+    return CastCost(ruled.streamed * part, ruled.strided * part, ruled.kernels, min(ruled.forward, total))
 
 
-def _by_rules(recipe: CoreRecipe, tensor: str) -> Cast:
+def _by_rules(recipe: CoreRecipe, tensor: str) -> CastCost:
     along_1, along_0 = _casts(recipe, tensor)
     streamed = strided = forward = 0.0
     kernels = 0
@@ -124,7 +124,7 @@ def _by_rules(recipe: CoreRecipe, tensor: str) -> Cast:
         else:
             strided += 3.0 + 2.0 * (along_0.granularity == "rowwise")
             streamed += 2.0 * _whole(along_0)
-    return Cast(streamed, strided, kernels, forward)
+    return CastCost(streamed, strided, kernels, forward)
 
 
 def _casts(recipe: CoreRecipe, tensor: str) -> tuple[CoreCast | None, CoreCast | None]:

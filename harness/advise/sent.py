@@ -24,7 +24,7 @@ from harness.machine.communication import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.model import Model
     from harness.advise.plan import Plan
     from harness.advise.rates import Rates
@@ -49,12 +49,12 @@ class Pass:
         return Pass(self.forward + other.forward, self.backward + other.backward)
 
 
-def sends_codes(recipe: Recipe | None, plan: Plan) -> bool:
+def sends_codes(recipe: RecipeCost | None, plan: Plan) -> bool:
     """Whether FSDP gathers the converted layers' weights in FP8."""
     return recipe is not None and recipe.gathered_weight is not None and plan.dp > 1 and plan.gather_fp8
 
 
-def as_sent(recipe: Recipe, plan: Plan) -> Recipe:
+def as_sent(recipe: RecipeCost, plan: Plan) -> RecipeCost:
     """The recipe with the cast of the weight that it then needs: in order that of a shard alone, as what is gathered is codes."""
     if not sends_codes(recipe, plan) or recipe.gathered_weight is None:
         return recipe
@@ -70,7 +70,7 @@ def gather_seconds(model: Model, rates: Rates, plan: Plan, fp8_weights: float = 
 
 
 def sharding(
-    model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, fp8_weights: float, busy: Pass
+    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost | None, fp8_weights: float, busy: Pass
 ) -> float:
     """What FSDP adds to the step: what `busy` does not hide, the first gather and last reduction, and its copies.
 
@@ -118,7 +118,11 @@ def sharding(
 
 
 def tensor_parallel(
-    rates: Rates, plan: Plan, recipe: Recipe | None, converted: int, times: Mapping[str, Mapping[str, float]]
+    rates: Rates,
+    plan: Plan,
+    recipe: RecipeCost | None,
+    converted: int,
+    times: Mapping[str, Mapping[str, float]],
 ) -> Pass:
     """What tensor parallelism adds to a microbatch: each input is gathered and each result scattered, and backward the other way.
 
@@ -149,7 +153,7 @@ def tensor_parallel(
                 once = max(0.0, once - sum(times[fqn][role] for fqn in exchange.layers))
             if role == "output":
                 forward += once
-                backward += plan.again.products * once
+                backward += plan.again.matmul * once
             else:
                 backward += once
     agreed = small * small_all_reduce(group) / _SCALES_A_LAYER

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from harness.advise.gemm import BF16, FLOOR_S, product_seconds
 from harness.advise.pipeline import slowest_stage
-from harness.advise.plan import CHECKPOINTING, Again, Exchange, Plan
+from harness.advise.plan import CHECKPOINTING, Exchange, Plan, Recompute
 from harness.advise.sent import Pass, as_sent, gather_seconds, pipeline, sharding, tensor_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.model import Linear, Model
     from harness.advise.rates import Rates
 
@@ -92,7 +92,7 @@ def gemm_sizes(layer: Linear) -> dict[str, tuple[int, int, int]]:
     return {"output": (T, K, N), "grad_input": (T, N, K), "grad_weight": (N, T, K)}
 
 
-def layer_cost(layer: Linear, recipe: Recipe | None, rates: Rates) -> LayerCost:
+def layer_cost(layer: Linear, recipe: RecipeCost | None, rates: Rates) -> LayerCost:
     """Cost of one layer; a GEMM that the recipe does not convert costs the same in both."""
     bf16, fp8 = {}, {}
     for role, size in gemm_sizes(layer).items():
@@ -116,7 +116,7 @@ def layer_cost(layer: Linear, recipe: Recipe | None, rates: Rates) -> LayerCost:
     return LayerCost(layer, bf16, fp8, casts, forward)
 
 
-def cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Rates) -> float:
+def cast_seconds(elements: float, tensor: str, recipe: RecipeCost, rates: Rates) -> float:
     """Seconds of a tensor's casts, forward and backward together."""
     cast = recipe.casts.get(tensor)
     if cast is None or not cast.total:
@@ -128,7 +128,7 @@ def cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Rates) -> 
     return max(elements * moved / bandwidth, FLOOR_S * cast.kernels)
 
 
-def forward_cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Rates) -> float:
+def forward_cast_seconds(elements: float, tensor: str, recipe: RecipeCost, rates: Rates) -> float:
     """Seconds of the cast of a tensor that the forward product alone needs."""
     cast = recipe.casts.get(tensor)
     if cast is None or not cast.forward:
@@ -138,7 +138,7 @@ def forward_cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Ra
 
 
 def step_cost(
-    model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, converted: Collection[str] = ()
+    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost | None, converted: Collection[str] = ()
 ) -> Parts:
     """One optimizer step on one GPU.
 
@@ -167,11 +167,11 @@ def step_cost(
             known[key] = layer_cost(layer, recipe if in_fp8 else None, rates)
         cost = known[key]
         times[layer.fqn] = cost.fp8
-        linear += sum(cost.fp8.values()) + plan.again.products * cost.fp8["output"]
+        linear += sum(cost.fp8.values()) + plan.again.matmul * cost.fp8["output"]
         first += cost.fp8["output"]
         if recipe is None or not in_fp8:
             continue
-        mine = {t: cost.casts[t] + plan.again.products * cost.forward_casts[t] for t in cost.casts}
+        mine = {t: cost.casts[t] + plan.again.matmul * cost.forward_casts[t] for t in cost.casts}
         early = dict(cost.forward_casts)
         if recipe.shares_input and layer.input_id in cast_inputs:
             mine["input"] = early["input"] = 0.0
@@ -186,7 +186,7 @@ def step_cost(
     backward = model.backward.fused_bytes if plan.compiled else model.backward.eager_bytes
     products = 3 * model.other / rates["bf16"]
     attention = model.attention * (3 + plan.again.attention) / rates["attention"]
-    between = (forward * (1 + plan.again.between) + backward) / bandwidth
+    between = (forward * (1 + plan.again.elementwise) + backward) / bandwidth
     once = linear + casts + products + attention + between
     # The CPU must have launched everything by the time that the device is done.
     launching = kernels * rates["launch" if plan.compiled else "dispatch"]
@@ -214,7 +214,9 @@ def step_cost(
     )
 
 
-def step_ratio(model: Model, rates: Rates, plan: Plan, recipe: Recipe, converted: Collection[str]) -> float:
+def step_ratio(
+    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost, converted: Collection[str]
+) -> float:
     """Step time in bf16 over step time in FP8."""
     bf16 = step_cost(model, rates, plan, None)
     fp8 = step_cost(model, rates, plan, recipe, converted)
@@ -227,7 +229,7 @@ def unexplained(plan: Plan, bf16: Parts) -> float:
     return 0.0 if plan.bf16_step_s is None else max(0.0, plan.bf16_step_s - bf16.total)
 
 
-def speedup(model: Model, rates: Rates, plan: Plan, recipe: Recipe, converted: Collection[str]) -> Ratio:
+def speedup(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost, converted: Collection[str]) -> Ratio:
     """Step time in bf16 over step time in FP8, with its interval."""
 
     def value(at: Rates) -> float:
@@ -251,12 +253,12 @@ def with_interval(
 
 __all__ = [
     "CHECKPOINTING",
-    "Again",
     "Exchange",
     "LayerCost",
     "Parts",
     "Plan",
     "Ratio",
+    "Recompute",
     "cast_seconds",
     "forward_cast_seconds",
     "gather_seconds",

@@ -21,14 +21,14 @@ from harness.advise.gpu import gpu_and_rows, here, rows_of_runs
 from harness.advise.plan import BYTES, CHECKPOINTING, UPDATE_BYTES, Plan
 from harness.advise.rates import rates_of
 from harness.advise.recipes import described, unavailable
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.advise.step import speedup, step_cost
 from harness.advise.trace import trace
 from harness.machine.ceilings import SUITES, ceilings
 from harness.store.compare import rows_of
 from harness.store.errors import UsageError
+from harness.training.meta_estimate import skeleton
 from harness.training.models import ModelSpec, resolve
-from harness.training.on_paper import skeleton
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -213,7 +213,7 @@ def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) 
     extent = (setup.seq, setup.layers, setup.vocab_size) if named else (0, None, None)
     held = "bf16" if setup.compute == "bf16" else "fp32"
     try:
-        model, plan = Job(
+        model, plan = ClusterJob(
             model=setup.model,
             gpu=known.key,
             world=world,

@@ -68,7 +68,7 @@ LOOKS = 5
 
 
 @dataclass
-class Job:
+class ShardJob:
     """What Hydra composes for each shard. The words of the sweep are one text, so that Hydra reads none of them."""
 
     words: str = ""
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
     kept = [w for w in words if w.partition("=")[0] not in ("resume", "run_id", "quiet", *moved)]
     kept += [f"{key}={value}" for key, value in moved.items()]
     kept += ["quiet=true", *([f"resume={folder}"] if goes_on else [])]
-    job = Job(
+    job = ShardJob(
         words=_without_dollars(json.dumps(kept)),
         run_id="" if goes_on else folder.name,
         folder=_without_dollars(str(Path.cwd())),
@@ -240,7 +240,7 @@ def _chosen_launcher(to_hydra: Sequence[str]) -> str:
     return name
 
 
-def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder: Path) -> str:
+def _launch(job: ShardJob, overrides: Sequence[str], to_hydra: Sequence[str], folder: Path) -> str:
     """Hands the shards to Hydra; why that ended early, or ""."""
     import hydra
     from hydra.core.config_store import ConfigStore

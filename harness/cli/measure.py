@@ -53,9 +53,9 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
     config, console = request.config, Console(file=raw_output.stream())
     with device_lock.held([gpu.uuid for gpu in gpus]):
         if config["bisect"] is not None:
-            from harness.cli import culprits  # it trains: not needed by any other command
+            from harness.cli import bisection  # it trains: not needed by any other command
 
-            for line in culprits.find(plan, config["bisect"], config["device"], console.print):
+            for line in bisection.run(plan, config["bisect"], config["device"], console.print):
                 sys.stdout.write(line + "\n")
             return 0
         return _run(request, plan, gpus, shard, console)
@@ -86,7 +86,7 @@ def _run_owned(
     """The part of a sweep that has the folder of its run to itself."""
     config = request.config
     env_id, env = work.conditions[0]
-    writer = runlog.TellingWriter(
+    writer = runlog.LoggingWriter(
         work.folder,
         run_id=work.run_id,
         sweep=config["name"],
@@ -106,7 +106,7 @@ def _run_owned(
     for change in work.changed:
         console.print(f"resumed although changed: {change}", highlight=False, markup=False)
     started = time.perf_counter()
-    note = runlog.Note(writer)
+    note = runlog.ProgressFile(writer)
     with runlog.recorded(writer, note):
         outcome = _measure(request, plan, writer, work, console, note, raw)
         writer.close(outcome.state)
@@ -152,7 +152,7 @@ class _Work:
         """Reads the machine and, where a run is resumed, what that run holds."""
         facts = environment.fingerprint(config["device"])
         lanes = _lanes(config, plan, len(gpus))
-        where = places.places(config, gpus, facts, lanes)
+        where = places.places_for(config, gpus, facts, lanes)
         own = environment.env_id(facts), facts
         conditions: list[tuple[str, Mapping[str, Any]]]
         conditions = [(p.env_id, p.env) for p in where if p.env_id is not None] or [own]
@@ -183,10 +183,10 @@ def left_to_run(
 def _measure(
     request: Request,
     plan: Plan,
-    writer: runlog.TellingWriter,
+    writer: runlog.LoggingWriter,
     work: _Work,
     console: Console,
-    note: runlog.Note,
+    note: runlog.ProgressFile,
     raw: runlog.RawOutput,
 ) -> Outcome:
     config, units = request.config, _units(plan, work.done, work.done_arms)
@@ -248,7 +248,7 @@ class _ReportSoFar:
         units: that will be measured one after the other; none where several are under way at once.
     """
 
-    def __init__(self, config: dict[str, Any], writer: runlog.TellingWriter, units: Sequence[Unit]) -> None:
+    def __init__(self, config: dict[str, Any], writer: runlog.LoggingWriter, units: Sequence[Unit]) -> None:
         wanted = config["report"] and config["shard"] is None
         self._html = Path(config["reports_dir"]) / f"{writer.folder.name}.html"
         self._writer = writer

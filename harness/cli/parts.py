@@ -262,16 +262,16 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
             "resumed_despite": changed,
             "parts": store.read_about(folder).get("parts", {}),
         }
-        writer = runlog.TellingWriter(
+        writer = runlog.LoggingWriter(
             folder, run_id=run_id, sweep=config["name"], env_id=conditions[0], env=facts, about=about
         )
-        note = runlog.Note(writer)
+        note = runlog.ProgressFile(writer)
         with runlog.recorded(writer, note):
             note.write(state="running", total=len(parts), share=0.0)
             return _run_and_report(Whole(request, folder, writer, measure, note=note.write), writer, note)
 
 
-def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.Note) -> int:
+def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.ProgressFile) -> int:
     out, config, is_interrupted = sys.stdout, whole.config, False
     banner = REHEARSAL + "\n" if rehearsed(config) else ""
     out.write(banner)

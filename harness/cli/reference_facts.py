@@ -10,7 +10,7 @@ import torch
 from harness.machine import environment
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.loop import facts_of
 
 if TYPE_CHECKING:
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.training.loop import Job
+    from harness.training.loop import TrainingJob
 
 CHANGED = "continued_with_other"  # in `_run.json`
 
 
-def resolved(job: Job, found: Mapping[str, object], ranks: int, *, compiled: bool) -> dict[str, object]:
+def resolved(
+    job: TrainingJob, found: Mapping[str, object], ranks: int, *, compiled: bool
+) -> dict[str, object]:
     """Facts of a run for its rows.
 
     Args:
@@ -38,7 +40,7 @@ def resolved(job: Job, found: Mapping[str, object], ranks: int, *, compiled: boo
         **found,
         "timed": "optimizer steps of all ranks, the wait for the device after each included",
         "ranks": ranks,
-        "tokens_per_step": ranks * on_paper.tokens(job.setup),
+        "tokens_per_step": ranks * meta_estimate.tokens(job.setup),
         "compile": "blocks" if compiled else "none",
         "sharding": "FSDP2, each block and the rest",
         "fp8_all_gather": recipe is not None and recipe.fp8_all_gather,

@@ -56,10 +56,10 @@ from harness.store.errors import UsageError, unknown
 from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import divergence
 from harness.timing.workload import Trial
-from harness.training import batches, on_paper
+from harness.training import batches, meta_estimate
 from harness.training.ab.plan import ARMS, WITH_GATHER
 from harness.training.ab.rows import measurements
-from harness.training.loop import Job, Regime, TrainingRun
+from harness.training.loop import Regime, TrainingJob, TrainingRun
 from harness.training.models import resolve
 from harness.training.setup import Setup, optimizer_of, prepare
 from harness.training.sharded import NotSavedError, notices, shard_blocks, train_sharded
@@ -313,7 +313,7 @@ class ReferenceJob:
         setup = self._setup(seed, fp8=arm != divergence.BASE)
         planned = PlannedCase("", divergence, case, (arm,))
         per_rank = -(-self.settings.eval_batches // self.world)
-        job = Job(setup, self.regime, self._batches(seed), self._heldout(per_rank * self.world),
+        job = TrainingJob(setup, self.regime, self._batches(seed), self._heldout(per_rank * self.world),
                   identity=f"{case.case_id} {arm} {self.text.sha256 if self.text else ''}")  # fmt: skip
         place = self.folder / run_files.CHECKPOINTS / f"{case.case_id}-{arm}"
 
@@ -348,7 +348,7 @@ class ReferenceJob:
                 "stopped": result.stopped,
                 "nonfinite_step": result.nonfinite_step,
             }
-            flops = on_paper.flops(setup)
+            flops = meta_estimate.flops(setup)
             series = result.curves.series()
             failure = "" if series else result.stopped  # nothing of it is finite
             rows = trial_rows(planned, arm, Trial(series, resolved, failure, cause=Cause.DIVERGED))

@@ -48,9 +48,9 @@ def run_request(request: Request) -> int:
 
         refuse_shares(config, shares)
     if config["bisect"] is not None:
-        from harness.cli import culprits  # it trains: not needed by any other command
+        from harness.cli import bisection  # it trains: not needed by any other command
 
-        culprits.check(plan, config["bisect"], config["resume"])
+        bisection.check(plan, config["bisect"], config["resume"])
     if config["dry_run"] and not config["resume"]:
         return _listed(config, plan)
     from harness.cli import measure  # pandas, a pool, a report

@@ -98,7 +98,7 @@ def _run(config: DictConfig) -> int:
 
 def _settle(config: DictConfig) -> None:
     """Takes a place for this process, which keeps it for all shards that it gets: a GPU that is open stays open."""
-    own = side_by_side.place(config.lead, config.places)
+    own = side_by_side.acquire_place(config.lead, config.places)
     if config.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.gpus[own]
     if config.cores:

@@ -68,7 +68,7 @@ def chosen(devices: str | None, device: str, visible: Sequence[Gpu]) -> list[Gpu
     return [known[word] for word in dict.fromkeys(words)]
 
 
-def places(
+def places_for(
     config: Mapping[str, Any], chosen_gpus: Sequence[Gpu], facts: Mapping[str, Any], lanes: int
 ) -> list[Place]:
     """Where the workers of a sweep compute; none with `isolate=false`.

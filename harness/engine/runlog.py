@@ -32,7 +32,7 @@ EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
 _log = logging.getLogger("harness.cli.run")
 
 
-class TellingWriter(RunWriter):
+class LoggingWriter(RunWriter):
     """A writer that logs what it stored and counts it by status."""
 
     def __init__(self, *args: object, **named: object) -> None:
@@ -56,14 +56,14 @@ class TellingWriter(RunWriter):
                 _log.debug("%s = %s", about, row.value)
 
 
-class Note:
+class ProgressFile:
     """Keeps `_progress.json` of a run or shard up to date; a `show` of `harness.engine.progress.Progress`.
 
     Args:
         writer: of the rows, whose folder the note lies in.
     """
 
-    def __init__(self, writer: TellingWriter) -> None:
+    def __init__(self, writer: LoggingWriter) -> None:
         self._writer = writer
         self._started, self._last = time.time(), 0.0
         self._state: dict[str, object] = {}
@@ -159,7 +159,7 @@ def log_to(folder: Path, lowest: int) -> Iterator[None]:
 
 
 @contextmanager
-def recorded(writer: RunWriter, note: Note | None = None) -> Iterator[None]:
+def recorded(writer: RunWriter, note: ProgressFile | None = None) -> Iterator[None]:
     """Records that a run has failed, or was interrupted, where an exception ends the block; the exception goes on."""
     try:
         yield

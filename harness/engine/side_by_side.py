@@ -2,8 +2,8 @@
 
 Whoever starts their processes (joblib, submitit), they share a folder of files with the command that asked for them. The
 files are there to be locked (`flock`), and the kernel lets go of a lock however its holder ends. `command` is locked by
-the command for as long as its shards may work; each of their processes waits for that lock in a thread. `place-0`,
-`place-1`, ... are locked by the processes that have these places.
+the command for as long as its shards may work; each of their processes waits for that lock in a thread. `acquire_place-0`,
+`acquire_place-1`, ... are locked by the processes that have these places.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def shard_turn(folder: str) -> Iterator[bool]:
 
 
 @cache
-def place(folder: str, count: int) -> int:
+def acquire_place(folder: str, count: int) -> int:
     """Index of this process's place, below `count` and reserved until it ends; wait while all are taken."""
     files = [
         os.open(Path(folder) / f"place-{index}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from harness.engine.bench import ArmFaultError, Bench, ChangedProcessError, Setting
 from harness.engine.remote_arm import moved_for
 from harness.engine.rows import rows_of_others, trial_rows, unfinished_rows, with_changes
-from harness.engine.worker_process import Instead
+from harness.engine.worker_process import Resubmit
 from harness.machine import environment
 from harness.store.cause import Cause
 from harness.store.errors import cause_of, one_line
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from harness.engine.plan import PlannedCase
     from harness.engine.stages import Stage
-    from harness.engine.worker_process import Tell
+    from harness.engine.worker_process import Reporter
     from harness.store.case import Case
     from harness.store.measurement import Measurement
 
@@ -44,7 +44,7 @@ class Task:
         arm: of a trial suite, the arm whose run this is; "" where the case is timed, all arms at once.
         workspace: where a run may keep checkpoints; None where the case is timed.
         sustained: time the case under sustained load as well.
-        failed: rows of arms that were taken out of the case, see `without`.
+        failed: rows of arms that were taken out of the case, see `drop_arm`.
         apart: arms that get a process of their own, each with the reason.
     """
 
@@ -60,7 +60,7 @@ class Task:
         """The case, without what was planned for it."""
         return self.planned.case
 
-    def without(
+    def drop_arm(
         self, arm: str, rows: Sequence[Measurement], reason: str, cause: Cause, printed: str = ""
     ) -> Task | None:
         """The task for the other arms of a case, which are then all timed in the same rounds.
@@ -145,26 +145,26 @@ class WorkerJob:
     setting: Setting
     task: Task
 
-    def __call__(self, tell: Tell) -> tuple[list[Measurement] | Instead, bool]:
+    def __call__(self, tell: Reporter) -> tuple[list[Measurement] | Resubmit, bool]:
         """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
         bench = _bench(self.setting)
         try:
-            rows = run_task(self.task, bench, _now_and_then(tell), tell.at, tell.keep, tell.stage)
+            rows = run_task(self.task, bench, _now_and_then(tell), tell.set_arm, tell.keep, tell.stage)
         except ChangedProcessError as fault:
             apart = {**self.task.apart, fault.arm: moved_for(fault.left)}
-            return Instead(replace(self, task=replace(self.task, apart=apart))), True
+            return Resubmit(replace(self, task=replace(self.task, apart=apart))), True
         except ArmFaultError as fault:
-            rest = self.task.without(fault.arm, fault.rows, str(fault), Cause.BASELINE)
+            rest = self.task.drop_arm(fault.arm, fault.rows, str(fault), Cause.BASELINE)
             if rest is not None:
-                return Instead(replace(self, task=rest)), True
+                return Resubmit(replace(self, task=rest)), True
             others = rows_of_others(self.task.planned, fault.arm, str(fault), Cause.BASELINE)
             return [*fault.rows, *others], True
         return rows, bool(bench.lost()) or any(r.cause is Cause.OOM and r.status == "failed" for r in rows)
 
-    def without(self, arm: str, fault: str, printed: str, cause: Cause) -> WorkerJob | None:
-        """The rest of it, without an arm that ended its process (`harness.engine.worker_process.Divisible`)."""
+    def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> WorkerJob | None:
+        """The rest of it, without an arm that ended its process (`harness.engine.worker_process.Splittable`)."""
         rows = unfinished_rows(self.task.planned, arm, fault, printed, cause)
-        rest = self.task.without(arm, rows, fault, cause, printed)
+        rest = self.task.drop_arm(arm, rows, fault, cause, printed)
         return None if rest is None else replace(self, task=rest)
 
 

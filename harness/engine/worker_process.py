@@ -45,14 +45,14 @@ def wire(what: object) -> bytes:
     return bytes(ForkingPickler.dumps(what))
 
 
-class Tell(Protocol):
+class Reporter(Protocol):
     """What a job tells of itself."""
 
     def __call__(self, done: int, total: int, what: str) -> None:
         """Heartbeat: steps done, their total, and the last thing that it did or started."""
         ...
 
-    def at(self, arm: str) -> None:
+    def set_arm(self, arm: str) -> None:
         """Which of its arms is under way from now on, whose a fault then is; "" for none. Costs less than 1 us."""
         ...
 
@@ -65,27 +65,29 @@ class Tell(Protocol):
         ...
 
 
-Job = Callable[[Tell], tuple[Any, bool]]  # picklable; returns its result and whether its process is spoiled
+Job = Callable[
+    [Reporter], tuple[Any, bool]
+]  # picklable; returns its result and whether its process is spoiled
 
 
 @runtime_checkable
-class Divisible(Protocol):
+class Splittable(Protocol):
     """A job of several arms, which can be done without the one that ended its process."""
 
-    def without(self, arm: str, fault: str, printed: str, cause: Cause) -> Job | None:
+    def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> Job | None:
         """The rest of the job, which keeps what is known of the fault; None where nothing would be left."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Instead:
+class Resubmit:
     """The result of a job that is not at its end: another process has to do this one in its place."""
 
     job: Job
 
 
 class Sign(NamedTuple):
-    """A message of a job under way, see `Tell`."""
+    """A message of a job under way, see `Reporter`."""
 
     done: int
     total: int
@@ -93,7 +95,7 @@ class Sign(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """A message of a job under way: its result so far, see `Tell.keep`. The parent answers it."""
+    """A message of a job under way: its result so far, see `Reporter.keep`. The parent answers it."""
 
     result: Any
 
@@ -148,11 +150,11 @@ class Conditions:
         )
 
 
-class _Teller:
-    """A job's `Tell`."""
+class _PipeReporter:
+    """A job's `Reporter`."""
 
     def __init__(self, parent: Connection, arm: ArmUnderWay) -> None:
-        self._parent, self.at = parent, arm.write
+        self._parent, self.set_arm = parent, arm.write
 
     def __call__(self, done: int, total: int, what: str) -> None:
         self._parent.send(Sign(done, total, what))
@@ -185,7 +187,7 @@ def serve(parent: Connection, output_pipe: Connection, arm: ArmUnderWay, conditi
 
     torch.set_num_threads(conditions.threads)
     settled = 0  # resident memory after the first job
-    tell = _Teller(parent, arm)
+    tell = _PipeReporter(parent, arm)
     while True:
         try:
             job: Job = parent.recv()

@@ -9,7 +9,7 @@ server that has imported torch and the suites, runs nothing and so holds no thre
 
 Every job ends exactly once. One whose worker died is given to a second worker, since many deaths come from outside (the
 kernel's memory killer, an operator); with the second death it has failed. If it has arms and was at one of them
-(`worker_process.Divisible`), that arm has failed, and the rest of the job is done without it, all of it anew, in another
+(`worker_process.Splittable`), that arm has failed, and the rest of the job is done without it, all of it anew, in another
 worker. So has an arm that was silent for too long, or spoiled its process. A job of n arms thus takes 1 + n workers at most.
 """
 
@@ -37,12 +37,12 @@ from harness.engine.worker_process import (
     Answer,
     ArmUnderWay,
     Conditions,
-    Divisible,
-    Instead,
     Job,
     Partial,
+    Reporter,
+    Resubmit,
     Sign,
-    Tell,
+    Splittable,
     serve,
 )
 from harness.machine.processes import MARK, ending, kill_group, kill_marked
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
     from types import TracebackType
 
-__all__ = ["Conditions", "Ended", "Instead", "Job", "Pool", "Tell", "start_server"]
+__all__ = ["Conditions", "Ended", "Job", "Pool", "Reporter", "Resubmit", "start_server"]
 
 PRELOADED = ["harness.engine.tasks"]  # nothing of it starts a thread; pyarrow would
 START_S = 300.0  # for a worker to start; the server's first imports are within it
@@ -326,7 +326,7 @@ class _Worker:
     def _answered(self, answer: Answer) -> Ended | None:
         if answer.fault:
             return self._failed(answer.fault)
-        if isinstance(answer.result, Instead):
+        if isinstance(answer.result, Resubmit):
             self._retry_elsewhere(answer.result.job)
             return None
         self._last_lines()  # they are of this job
@@ -360,7 +360,7 @@ class _Worker:
         printed = self._last_lines()
         self.end()
         job, self.job = self.job, None
-        rest = job.without(arm, fault, printed, cause) if arm and isinstance(job, Divisible) else None
+        rest = job.drop_arm(arm, fault, printed, cause) if arm and isinstance(job, Splittable) else None
         if rest is not None:
             self._retry_elsewhere(rest)
             return None

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.codes import Exit, GateError
+from harness.gate.exit_code import Exit, GateError
 from harness.store.errors import UsageError
 from harness.store.words import Parser
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.codes import Exit, GateError
+from harness.gate.exit_code import Exit, GateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.gate.conditions import excluded_by
+from harness.gate.judged_metric import EMPTY, KEY, RATIO, Key, Table, Unit
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, FIRST
-from harness.gate.unit import EMPTY, KEY, RATIO, Key, Table, Unit
 from harness.store import stats
 from harness.store.arm import controls
 from harness.store.cause import REFUTED

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.gate.codes import LOUD, Exit, GateError
+from harness.gate.exit_code import LOUD, Exit, GateError
 from harness.gate.policy import load_policy
 from harness.store.errors import UsageError
 

@@ -14,14 +14,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from harness.gate.cause import Cause
-from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
+from harness.gate.exit_code import Exit, GateError
 from harness.gate.judge import Control, Finding, Judgement
+from harness.gate.judged_metric import Unit
 from harness.gate.policy import Rule
 from harness.gate.process import Process, WorkerError
 from harness.gate.shell import Ran
 from harness.gate.sides import Side
-from harness.gate.unit import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.gate.unit import OPERATORS as CALLS
-from harness.gate.unit import facts_of
+from harness.gate.judged_metric import OPERATORS as CALLS
+from harness.gate.judged_metric import facts_of
 from harness.store import stats
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.gate.unit import Unit
+    from harness.gate.judged_metric import Unit
     from harness.store.stats import Vector
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")

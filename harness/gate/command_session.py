@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.gate.against import restore
 from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_document, row_of
-from harness.gate.codes import Exit, GateError
-from harness.gate.session import OutOfTimeError, Session, SideError
+from harness.gate.exit_code import Exit, GateError
+from harness.gate.session import OutOfTimeError, PairedMeasurement, SideError
 from harness.gate.shell import Fault, Kind, Ran, last_line, run_shell
 from harness.gate.tree_proof import RECORDER, VARIABLE, Proof, Trees, read_modules, unproven
 from harness.machine.environment import env_id
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.gate.collect import Collected
-    from harness.gate.session import Tell
+    from harness.gate.session import Report
 
 OUT = "{out}"
 WALL = "wall time"
@@ -97,7 +97,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class CommandSession(Session):
+class CommandSession(PairedMeasurement):
     """A session whose rounds are runs of a command."""
 
     benchmark: BenchmarkCommand = None  # type: ignore[assignment] # always given; the base class has defaults
@@ -123,7 +123,7 @@ class CommandSession(Session):
             except OutOfTimeError:
                 return 0
         self.warm = True
-        return Session.stage(self, number, pairs, only, ends, least, reserve)  # slots: no super()
+        return PairedMeasurement.stage(self, number, pairs, only, ends, least, reserve)  # slots: no super()
 
     def measure_round(
         self,
@@ -297,7 +297,7 @@ class CommandSession(Session):
         return {**env, **self.benchmark.commits[side], "imported_from": None}
 
 
-def prepare_trees(command: str, benchmark: BenchmarkCommand, tell: Tell) -> None:
+def prepare_trees(command: str, benchmark: BenchmarkCommand, tell: Report) -> None:
     """Runs a set-up command once in each tree; once more in a fresh tree where it fails on the baseline alone.
 
     Raises:
@@ -319,7 +319,7 @@ def prepare_trees(command: str, benchmark: BenchmarkCommand, tell: Tell) -> None
         raise SideError(side, str(fault))
 
 
-def _set_up(command: str, side: str, benchmark: BenchmarkCommand, tell: Tell) -> Fault | None:
+def _set_up(command: str, side: str, benchmark: BenchmarkCommand, tell: Report) -> Fault | None:
     folder = benchmark.trees.trees[side] / benchmark.inside
     output = benchmark.scratch / f"setup-{side}"
     seconds, fault = run_shell(command, folder, None, output, dict(os.environ), Ran.SET_UP)

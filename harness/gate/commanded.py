@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from harness.gate import against
 from harness.gate.base import OWN_POLICY, base_policy, below
 from harness.gate.broken import judge_failed_command
-from harness.gate.codes import LOUD
 from harness.gate.command_session import (
     BenchmarkCommand,
     CommandSession,
@@ -23,6 +22,7 @@ from harness.gate.command_session import (
     require_base_paths,
 )
 from harness.gate.drive import Request, measure_and_judge, open_session
+from harness.gate.exit_code import LOUD
 from harness.gate.policy import DEFAULT, as_given
 from harness.gate.session import SideError
 from harness.gate.shell import Ran, contained
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from harness.gate.judge import Judgement
     from harness.gate.policy import Policy
-    from harness.gate.session import Tell
+    from harness.gate.session import Report
 
 
-def measure_command(options: argparse.Namespace, typed: str, tell: Tell) -> Judgement | None:
+def measure_command(options: argparse.Namespace, typed: str, tell: Report) -> Judgement | None:
     """Measures and judges a command; None where the two sides are the same files.
 
     Raises:
@@ -81,7 +81,7 @@ def measure_command(options: argparse.Namespace, typed: str, tell: Tell) -> Judg
         return measure_and_judge(request, tell)
 
 
-def _judge_set_up(request: Request, error: SideError, setup: str, tell: Tell) -> Judgement:
+def _judge_set_up(request: Request, error: SideError, setup: str, tell: Report) -> Judgement:
     """The judgement where the set-up fails on one side: to mend it takes a candidate on which the command works too."""
     notes: list[str] = []
     if error.side == "baseline":

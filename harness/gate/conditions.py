@@ -16,8 +16,8 @@ from harness.store.json_columns import parse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.gate.judged_metric import Unit
     from harness.gate.policy import Policy
-    from harness.gate.unit import Unit
 
 WORDS = {
     "contended": "beside another process on the device",

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.gate.broken import judge_broken, judge_failed_command
-from harness.gate.codes import Exit, GateError
 from harness.gate.command_session import CommandSession
 from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, rounds_for
+from harness.gate.exit_code import Exit, GateError
 from harness.gate.judge import Judgement, judge
 from harness.gate.process import Process, WorkerError
-from harness.gate.session import START_S, Session, SideError, TooSlowError, new_session
+from harness.gate.session import START_S, PairedMeasurement, SideError, TooSlowError, new_session
 from harness.gate.sides import load_side
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from harness.gate.command_session import BenchmarkCommand
     from harness.gate.policy import Policy
-    from harness.gate.session import Tell
+    from harness.gate.session import Report
 
 JUDGING_S = 5.0  # reading the store, twice, and writing the verdicts
 PLANNED_SPREADS = (0.01, 0.05)  # a quiet machine, a shared one
@@ -41,11 +41,11 @@ class Request:
         results_dir: the session is stored in `<results_dir>/gate/<session>/`.
         stored_baseline: a run, where `trees` has no baseline.
         machine_free: see `judge`.
-        alone: one process at a time (see `Session`).
+        alone: one process at a time (see `PairedMeasurement`).
         pads: share by which a side is slowed, for experiments.
         command: what was typed, without its budget, for advice that can be copied.
         benchmark: a user's command that is measured instead of a sweep.
-        clock_tree: see `Session`.
+        clock_tree: see `PairedMeasurement`.
         notes: what is told with the verdict, whatever it is.
     """
 
@@ -69,7 +69,7 @@ class Request:
         return not self.machine_free and self.policy.on_slower == "fail"
 
 
-def measure_and_judge(request: Request, tell: Tell) -> Judgement:
+def measure_and_judge(request: Request, tell: Report) -> Judgement:
     """Run both stages: units that the first one flags are measured again in new processes.
 
     Raises:
@@ -162,7 +162,7 @@ def print_plan(tree: Path, words: Sequence[str], policy: Policy) -> None:
     sys.stdout.write("\n".join(plan_lines(units, policy)) + "\n")
 
 
-def open_session(request: Request, tell: Tell) -> Session:
+def open_session(request: Request, tell: Report) -> PairedMeasurement:
     """A session that has measured nothing yet."""
     folder = request.results_dir / "gate" / new_session()
     if request.benchmark is not None:
@@ -175,7 +175,7 @@ def open_session(request: Request, tell: Tell) -> Session:
             tell=tell,
             benchmark=request.benchmark,
         )
-    return Session(
+    return PairedMeasurement(
         trees=request.trees,
         words=request.words,
         folder=folder,
@@ -188,7 +188,7 @@ def open_session(request: Request, tell: Tell) -> Session:
     )
 
 
-def judge_session(request: Request, session: Session) -> Judgement:
+def judge_session(request: Request, session: PairedMeasurement) -> Judgement:
     """Judges what a session has stored so far."""
     before = (
         session.folder / "baseline" if "baseline" in request.trees else Path(str(request.stored_baseline))

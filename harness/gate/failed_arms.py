@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.codes import LOUD
+from harness.gate.exit_code import LOUD
+from harness.gate.judged_metric import Unit, arm_names
 from harness.gate.sides import CONTROL_SUITE
-from harness.gate.unit import Unit, arm_names
 from harness.store.arm import controls
 from harness.store.text import axes_of, case_label
 

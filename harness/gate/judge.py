@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.gate.cause import Cause, cause_of
-from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict, decide
+from harness.gate.exit_code import Exit, GateError
+from harness.gate.judged_metric import Unit
 from harness.gate.loss import outcomes
+from harness.gate.matching import match
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
-from harness.gate.unit import Unit
-from harness.gate.units import match
 from harness.gate.why import why
 from harness.store import stats
 from harness.store.compare import noise_floors

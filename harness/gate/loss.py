@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.gate.decide import Verdict
+from harness.gate.judged_metric import LOSS, Unit
 from harness.gate.policy import Rule
-from harness.gate.unit import LOSS, Unit
 from harness.judge import verdict
 from harness.judge.verdict.rows import SUITE, Setup, setups
 from harness.store.text import case_label

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.codes import Exit
+from harness.gate.exit_code import Exit
 from harness.store import run_files
 from harness.store.errors import UsageError
 from harness.store.parquet import find_run

@@ -10,8 +10,8 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from harness.gate.codes import LOUD, Exit
 from harness.gate.decide import Verdict
+from harness.gate.exit_code import LOUD, Exit
 from harness.gate.render import headline, markdown
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.codes import LOUD, Exit
 from harness.gate.decide import Verdict
+from harness.gate.exit_code import LOUD, Exit
 from harness.gate.sides import differing_fields
 from harness.store.measurement import to_json
 

@@ -31,7 +31,7 @@ from harness.gate.simulate import (
     bars,
     grid,
 )
-from harness.gate.sittings import Sitting, about_sittings, read_sittings
+from harness.gate.stored_sessions import StoredSession, about_sittings, read_sittings
 from harness.store.errors import UsageError
 from harness.store.words import Parser
 
@@ -169,7 +169,7 @@ def _store(
     cells: Sequence[Cell],
     beside: Sequence[Rate],
     promises: Sequence[Bar],
-    sittings: Sequence[Sitting],
+    sittings: Sequence[StoredSession],
 ) -> None:
     document: dict[str, Any] = {
         "grid": {"noises": [dataclasses.asdict(n) for n in NOISES], "rounds": ROUNDS, "effects": EFFECTS},

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class OutOfTimeError(Exception):
@@ -63,7 +63,7 @@ def new_session() -> str:
 
 
 @dataclass(slots=True)
-class Session:
+class PairedMeasurement:
     """One sitting: the same sides, measured once for each stage.
 
     Attributes:
@@ -88,7 +88,7 @@ class Session:
     pads: Mapping[str, float] = field(default_factory=dict)
     clock_tree: Path | None = None
     seed: int = 0
-    tell: Tell = lambda line: None
+    tell: Report = lambda line: None
     clock: Callable[[], float] = time.monotonic
     rounds: int = 0
     _ends: float = math.inf

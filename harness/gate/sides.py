@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from harness import store
-from harness.gate.codes import Exit, GateError
 from harness.gate.decide import FEWEST_TO_CLAIM, rounds_for
+from harness.gate.exit_code import Exit, GateError
 from harness.store.differences import comparable, in_words
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse

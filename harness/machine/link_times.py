@@ -72,7 +72,7 @@ class Survey:
 
 
 @dataclass(slots=True)
-class Seen:
+class RankTimes:
     """What one rank saw.
 
     Attributes:
@@ -97,7 +97,7 @@ def calls(device: str, size: int) -> int:
     return 20 if size <= 2**24 else 5
 
 
-def measure(survey: Survey) -> Seen:
+def measure(survey: Survey) -> RankTimes:
     """This rank's part of a survey."""
     rank, world = dist.get_rank(), dist.get_world_size()
     parts = [
@@ -106,7 +106,7 @@ def measure(survey: Survey) -> Seen:
         if not undivided(survey.operation, survey.size, len(members.ranks))
     ]
     device = "cpu" if survey.device == "cpu" else f"cuda:{torch.cuda.current_device()}"
-    seen = Seen(end_here(rank, device).as_dict(), "nccl" if survey.device == "cuda" else "gloo")
+    seen = RankTimes(end_here(rank, device).as_dict(), "nccl" if survey.device == "cuda" else "gloo")
     # Every rank makes every group, in the same order; a message needs none
     made = {
         m: dist.new_group(list(m.ranks)) if not m.directed and len(m.ranks) < world else None for m in parts

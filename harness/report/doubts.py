@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.report.first_steps import first_steps
 from harness.report.headline import recipe
 from harness.report.numerics import fp8_rows, numerics_by_arm
 from harness.report.records import newest
@@ -15,6 +14,7 @@ from harness.report.runs import once
 from harness.report.soundness import STUDIES
 from harness.report.table import resolved_of
 from harness.report.training import is_candidate
+from harness.report.training_proof import first_steps
 from harness.report.verdicts import fp8_pairs
 from harness.store import text
 from harness.store.arm import Arm, arm_of, parse

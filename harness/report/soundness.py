@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from harness.report.answer import Answer, reasons, shortened
-from harness.report.first_steps import evidence_of, first_steps, named, summary_of
 from harness.report.numerics import SQNR, Worst, numerics_by_arm
+from harness.report.training_proof import evidence_of, first_steps, named, summary_of
 from harness.store import text
 from harness.store.cause import REFUTED
 

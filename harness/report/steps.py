@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.model_title import title_of
 from harness.machine.kernels_by_name import CLASSES
+from harness.report.compile_break_even import compilations
 from harness.report.drawing import INK, SERIES, Chart, sheet, styled
-from harness.report.first_steps import SUITE
-from harness.report.paying import compilations
 from harness.report.records import arm_records
 from harness.report.table import (
     CASE_ID,
@@ -26,6 +25,7 @@ from harness.report.table import (
     resolved_of,
 )
 from harness.report.tables import ARM, COMPILE_COLUMNS, GAIN, run_column, value_or_status
+from harness.report.training_proof import SUITE
 from harness.store import text
 from harness.store.arm import controls
 from harness.store.compare import rows_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.advise.advised_arms import advised_arms
 from harness.advise.advised_arms import lines as of_advised
-from harness.judge import step_bars, verdict
+from harness.judge import step_targets, verdict
 from harness.judge.model_title import title_of
 from harness.judge.smoke import failed_kernels, failed_recipes
 from harness.judge.verdict.result import MIN_SEEDS
@@ -53,7 +53,7 @@ def lines(frame: pd.DataFrame, predicted: Sequence[Check] = ()) -> list[str]:
         *_tests(frame),
         *_smoke(frame),
         *_failed(frame),
-        *(f"step: {one}" for one in step_bars.held(frame)),
+        *(f"step: {one}" for one in step_targets.held(frame)),
         *of_advised(advised_arms(frame)),
         *_steps(frame),
         *_loss(frame),
@@ -238,7 +238,7 @@ def _steps(frame: pd.DataFrame) -> Iterator[str]:
             f"{r['arm']} {r['value']:.4g}, {r['speedup']:.3f}x ({r['low']:.3f} to {r['high']:.3f}) of {r['baseline']}"
             + (f", passes alone {alone:.3f}x" if not math.isnan(alone) else "")
             + _mfu(whole.get((*key, r["arm"])))
-            + (f" [{step_bars.cut_off(r['rounds'])}]" if r["cut_off"] else "")
+            + (f" [{step_targets.cut_off(r['rounds'])}]" if r["cut_off"] else "")
         )
     for (run_id, case_id), said in arms.items():
         titles = [title_of(row) for key, row in whole.items() if key[:2] == (run_id, case_id)]
@@ -270,7 +270,7 @@ def _beside_copies(frame: pd.DataFrame) -> Iterator[str]:
                 continue
             share = r["speedup"] * moved[*key, arm] / moved[*key, "copy"]
             axes = parse(r["axes"])
-            cut = f", {step_bars.cut_off(r['rounds'])}" if r["cut_off"] else ""
+            cut = f", {step_targets.cut_off(r['rounds'])}" if r["cut_off"] else ""
             said.setdefault(arm, []).append(f"{share:.0%} ({axes['M']}x{axes['K']}{cut})")
     if said:
         told = "; ".join(f"{arm} {', '.join(shares)}" for arm, shares in said.items())

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.report import product_alone
-from harness.report.paying import FACTS, compilations
+from harness.report.compile_break_even import FACTS, compilations
 from harness.report.records import arm_records, repeated
 from harness.report.table import (
     CASE_ID,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness.report.answer import MOST_BRIEF, Answer, Verdict, reasons, shortened
-from harness.report.first_steps import runs_in_fp8
 from harness.report.numerics import fp8_rows
 from harness.report.runs import once
 from harness.report.soundness import is_sound
 from harness.report.table import Cell, Column, Table, make_table, number
+from harness.report.training_proof import runs_in_fp8
 from harness.store import text
 from harness.store.arm import baseline_of
 from harness.store.cause import Cause

@@ -48,7 +48,7 @@ class Metric:
     series: bool = False
 
 
-def filed(metrics: Iterable[Metric]) -> dict[str, Metric]:
+def by_name(metrics: Iterable[Metric]) -> dict[str, Metric]:
     """Metrics by name.
 
     Raises:
@@ -62,7 +62,7 @@ def filed(metrics: Iterable[Metric]) -> dict[str, Metric]:
     return table
 
 
-METRICS = filed(
+METRICS = by_name(
     (
         Metric(
             "time_ms", "ms", "lower", "one call of the timed closure; `resolved.timed` says what it spans"

@@ -43,8 +43,8 @@ from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaul
 from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported
-from harness.training import batches, on_paper
-from harness.training.loop import Batch, Job, Regime, facts_of, train
+from harness.training import batches, meta_estimate
+from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:
@@ -156,14 +156,14 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """
     setup = setup_of(case, arm)
     why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
-    why = why or on_paper.unsupported(setup, device, free_bytes(device))
+    why = why or meta_estimate.unsupported(setup, device, free_bytes(device))
     schedule = schedule_of(case, arm)
     if setup.experts == "fp8" and schedule.rules:
         return Unsupported(
             "shape", "a precision schedule holds nn.Linear layers back, not experts; take experts=hp"
         )
     if why is None and schedule.rules and setup.recipe is not None:
-        layers = on_paper.fp8_layers(setup)
+        layers = meta_estimate.fp8_layers(setup)
         try:
             schedule.check_patterns(layers)
         except ValueError as error:
@@ -255,17 +255,17 @@ def setup_of(case: Case, arm: str) -> Setup:
 def _not_for_kernels(setup: Setup, recipe: Recipe) -> tuple[str, ...]:
     """Layers that the recipe's own kernels refuse by their sizes: an emulation that rounded them would be another model."""
     try:
-        taken = set(on_paper.fp8_layers(replace(setup, recipe=recipe)))
+        taken = set(meta_estimate.fp8_layers(replace(setup, recipe=recipe)))
     except (UsageError, ValueError):  # it converts nothing, which the plan tells of the recipe's own arm
         return ()
-    return tuple(name for name in on_paper.fp8_layers(setup) if name not in taken)
+    return tuple(name for name in meta_estimate.fp8_layers(setup) if name not in taken)
 
 
-def job_of(case: Case, arm: str, device: str) -> Job:
+def job_of(case: Case, arm: str, device: str) -> TrainingJob:
     """The run that an arm of a case is."""
     setup, text = setup_of(case, arm), batches.text_of(case)
     size = setup.accumulation, setup.batch, setup.seq
-    return Job(
+    return TrainingJob(
         setup=setup,
         regime=regime_of(case),
         batches=lambda step: batches.microbatches_of(setup.model, text, step, setup.seed, size, device),
@@ -313,7 +313,7 @@ def _heldout(case: Case, device: str) -> list[Batch]:
 def _data_facts(case: Case, device: str) -> dict[str, object]:
     text, windows = batches.text_of(case), case.integer("eval_batches") * case.integer("batch")
     if text is None:
-        own = on_paper.facts_of_calls(setup_of(case, BASE), device)
+        own = meta_estimate.facts_of_calls(setup_of(case, BASE), device)
         return own | {"heldout": f"batches of steps from {HELDOUT_STEP} on"}
     return {
         "data": text.name,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.machine import ranks, torchrun
-from harness.machine.link_times import Seen, Survey, calls, measure
+from harness.machine.link_times import RankTimes, Survey, calls, measure
 from harness.machine.links import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -128,7 +128,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         "timed": "the slowest rank of the group; of a message its sender, until 4 bytes came back",
     }
     try:
-        every: list[Seen] = ranks.run(measure, count, survey, timeout_s=TIMEOUT_S, device=device)
+        every: list[RankTimes] = ranks.run(measure, count, survey, timeout_s=TIMEOUT_S, device=device)
     except ranks.RanksError as error:
         trace = {"traceback": str(error)[-4000:]}
         return Trial((), resolved | trace, str(error).splitlines()[0], cause=Cause.RUN)
@@ -149,7 +149,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     return Trial(series, resolved, refusal=uneven[0] if uneven else "")
 
 
-def slowest(every: Sequence[Seen]) -> dict[str, tuple[float, ...]]:
+def slowest(every: Sequence[RankTimes]) -> dict[str, tuple[float, ...]]:
     """Seconds by group and round: an operation is over when its slowest rank is done."""
     parts = dict.fromkeys(part for seen in every for part in seen.seconds)
     return {

@@ -24,7 +24,7 @@ from harness.suites.extended import extended_table
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 from harness.training.parallel import bounds
 from harness.training.parallel.cells import CELLS, Cell, Ran, run
-from harness.training.parallel.job import BATCH, SEQ, Job
+from harness.training.parallel.job import BATCH, SEQ, ParallelRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -115,12 +115,12 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     )
 
 
-def job_of(case: Case, arm: str, device: str) -> Job:
+def job_of(case: Case, arm: str, device: str) -> ParallelRun:
     """What an arm of a case trains, before the cell adds its own."""
     recipe = None if arm == BASE else RECIPES[arm]
     if recipe is not None and _lacking(arm, device):
         recipe = recipe.emulated()
-    return Job(recipe, steps=case.integer("steps"), seed=case.seed, device=device)
+    return ParallelRun(recipe, steps=case.integer("steps"), seed=case.seed, device=device)
 
 
 def not_finite(curves: Sequence[Sequence[float]]) -> str:

@@ -23,7 +23,7 @@ from harness.advise.plan import BYTES
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
 from harness.advise.scale.counts import given, sharding
-from harness.advise.scale.job import MOST_GPUS, Job
+from harness.advise.scale.job import MOST_GPUS, ClusterJob
 from harness.advise.scale.predict import check, predict
 from harness.advise.scale.weights import weights_of
 from harness.machine.ceilings import ceilings
@@ -183,7 +183,7 @@ def _series(found: Prediction) -> list[Series]:
     ]
 
 
-def _disproved(job: Job) -> str:
+def _disproved(job: ClusterJob) -> str:
     """What FSDP2 sends that was not counted, or the other way round; "" if they agree. Tensor parallelism is left out."""
     from harness.advise.scale.observed import observe_fake
 
@@ -193,9 +193,9 @@ def _disproved(job: Job) -> str:
     return "" if seen == counted else f"FSDP2 called and sent (calls, bytes) {seen}; counted were {counted}"
 
 
-def _job(case: Case, arm: str) -> Job:
-    named_axes = {f.name for f in fields(Job)} & set(AXES)
+def _job(case: Case, arm: str) -> ClusterJob:
+    named_axes = {f.name for f in fields(ClusterJob)} & set(AXES)
     values: dict[str, Any] = {name: case[name] for name in named_axes}
     record = ARMS[arm].arm
     gather_fp8 = record.variant != _BF16_GATHER and record.recipe != "rowwise"
-    return Job(**values, recipe=record.fp8_recipe, gather_fp8=gather_fp8)
+    return ClusterJob(**values, recipe=record.fp8_recipe, gather_fp8=gather_fp8)

@@ -7,7 +7,7 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
     RECIPE_MODE          fp8core's layers
     bf16_fused_eager     the control with fp8core's fused RMSNorm and SwiGLU (models that have them)
     RECIPE_fused_eager   both, the norms and activations handing amaxes or codes to the layers
-    bf16_graph, RECIPE_graph   the eager step recorded as one CUDA graph and replayed (`harness.training.captured`)
+    bf16_graph, RECIPE_graph   the eager step recorded as one CUDA graph and replayed (`harness.training.cuda_graph`)
     torchao_RECIPE_MODE  torchao's layers in the same places (mode "linears": they alone are compiled); nocompile_...
                          its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
@@ -48,7 +48,7 @@ from harness.suites.common import (
 from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Axis, Unsupported, Workload
-from harness.training import batches, captured, on_paper
+from harness.training import batches, cuda_graph, meta_estimate
 from harness.training.data import CORPORA
 from harness.training.models import ModelSpec, resolve
 from harness.training.parallel.ranked import RankedArm, Sharded
@@ -176,7 +176,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if owner and _option(case, "experts") == "fp8":
         return Unsupported("shape", f"peer {owner!r} has layers for nn.Linear, none for experts")
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
-    if setup.graph and (refusal := captured.refused(device, setup.experts)):
+    if setup.graph and (refusal := cuda_graph.refused(device, setup.experts)):
         return Unsupported("device", refusal)
     if setup.peer:
         peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
@@ -206,7 +206,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         setup, _ = _narrowed(case, setup, device)
     if _ranks(case) > 1:  # what a rank takes of a sharded model shows when it is made
         return None
-    return on_paper.unsupported(setup, device, free_bytes(device))
+    return meta_estimate.unsupported(setup, device, free_bytes(device))
 
 
 def _ranks(case: Case) -> int:
@@ -262,7 +262,10 @@ def largest(case: Case, arm: str, device: str) -> TimedArm:
     room, batch = free_bytes(device), 1
     # The first to be tried is predicted not to fit: the prediction is of eager code, and compiled code may need less.
     while (
-        on_paper.total(on_paper.memory(_narrowed(case, _setup(case, arm, batch), device)[0], device)) <= room
+        meta_estimate.total(
+            meta_estimate.memory(_narrowed(case, _setup(case, arm, batch), device)[0], device)
+        )
+        <= room
     ):
         batch *= 2
     while True:

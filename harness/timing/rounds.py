@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from harness.timing.clock import Split
 from harness.timing.config import SHORT_MS, StopReason, Timing, TimingConfig, WarmupRule
-from harness.timing.session import Annotate, Resident, Session
+from harness.timing.session import Annotate, Resident, Sampler
 from harness.timing.timers import Clock, CpuTimer, CudaTimer, L2State, Timer, timer_for
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def measure(
         A Timing per arm. All arms that did not fail have the same rounds. An arm that raises leaves the
         later rounds and has `failure` set; the others go on.
     """
-    session = Session(arms, timer, config, seed, monitor, clock, annotate, resident, splits, around)
+    session = Sampler(arms, timer, config, seed, monitor, clock, annotate, resident, splits, around)
     take = timer.back_to_back if resident else timer.block
     rule = _warm_up(session, take)
     mean = False
@@ -127,7 +127,7 @@ def measure(
     return session.finish("isolated", method, dict.fromkeys(arms, l2), rule, cap)
 
 
-def _rotated(session: Session, rotations: Mapping[str, Sequence[Callable[[], object]]]) -> Timer | None:
+def _rotated(session: Sampler, rotations: Mapping[str, Sequence[Callable[[], object]]]) -> Timer | None:
     """Where a call is short, makes the arms rotate their operands, and returns the timer for it; None elsewhere."""
     live = session.live()
     if session.timer.l2 != "cold" or not any(run.call_ms < SHORT_MS for run in live.values()):
@@ -148,7 +148,7 @@ def _rotated(session: Session, rotations: Mapping[str, Sequence[Callable[[], obj
     return turned
 
 
-def _warm_up(session: Session, take: Callable[..., list[float]]) -> WarmupRule:
+def _warm_up(session: Sampler, take: Callable[..., list[float]]) -> WarmupRule:
     """Loads the device until its clock is steady; returns the rule that ended it."""
     config, clock, timer = session.config, session.clock, session.timer
     readings: deque[float] = deque(maxlen=config.clock_window)
@@ -218,7 +218,7 @@ def measure_sustained(
         if not closures:
             raise ValueError(f"arm {name!r} has no closure to run")
     rotating = {name: _rotate(closures) for name, closures in arms.items()}
-    session = Session(rotating, timer, config, seed, monitor, clock, annotate, around=around)
+    session = Sampler(rotating, timer, config, seed, monitor, clock, annotate, around=around)
     run_ms = 1e3 * config.sustained_seconds / config.sustained_rounds
     lead_ms = 1e3 * config.sustained_lead_seconds
     begin, budget = clock(), config.max_seconds * len(arms)

@@ -95,7 +95,7 @@ class Run:
         return width is not None and width < config.rel_half_width
 
 
-class Session:
+class Sampler:
     """One call of `measure` or `measure_sustained`: the arms and what watches them."""
 
     def __init__(

@@ -27,7 +27,7 @@ from fp8core.gemm import backend_named
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.store.proof import FIELD, ProofOutcome
 from harness.timing.workload import Series
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
 from harness.training.determinism import reproducible
@@ -143,7 +143,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Job:
+class TrainingJob:
     """One run, ready to go.
 
     Attributes:
@@ -170,7 +170,7 @@ class Job:
 
 
 def train(
-    job: Job, device: str, workspace: Path | None = None, on_step: OnStep = lambda step, steps: None
+    job: TrainingJob, device: str, workspace: Path | None = None, on_step: OnStep = lambda step, steps: None
 ) -> Result:
     """Trains from the first step, or on from the newest checkpoint in the workspace, to the last.
 
@@ -193,7 +193,7 @@ def train(
 class TrainingRun:
     """A run under way, in this process alone; `harness.training.sharded` has that of several ranks."""
 
-    def __init__(self, job: Job, device: str, workspace: Path | None) -> None:
+    def __init__(self, job: TrainingJob, device: str, workspace: Path | None) -> None:
         self.job, self.device = job, device
         self.trainee = prepare(job.setup, device, job.model)
         if job.perturb:
@@ -385,7 +385,7 @@ def facts_of(setup: Setup, regime: Regime, schedule: PrecisionSchedule) -> Mappi
         "recipe": str(setup.recipe) if setup.recipe else "none",
         "schedule": str(schedule),
         "steps": regime.steps,
-        "tokens_per_step": on_paper.tokens(setup),
+        "tokens_per_step": meta_estimate.tokens(setup),
         "lr_schedule": {
             "rise_steps": regime.warmup,
             "lr": regime.lr,

@@ -86,7 +86,7 @@ class Setup:
         fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.training.models.fused`).
         compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
         compiled_linears: each layer of the peer as a graph of its own, and the rest eager.
-        graph: eager, and fit to be recorded as a CUDA graph (`harness.training.captured`): a step never waits.
+        graph: eager, and fit to be recorded as a CUDA graph (`harness.training.cuda_graph`): a step never waits.
         layers: number of layers, where fewer than the model's own.
         vocab_size: of the corpus; None for the model's own.
         seed: of the initial weights.

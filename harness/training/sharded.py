@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from harness.training.loop import Job, Result
+    from harness.training.loop import Result, TrainingJob
     from harness.training.setup import Setup, Trainee
 
 
@@ -41,7 +41,7 @@ class NotSavedError(RuntimeError):
 
 
 def train_sharded(
-    job: Job,
+    job: TrainingJob,
     device: str,
     workspace: Path,
     on_step: OnStep = lambda step, steps: None,
@@ -96,7 +96,7 @@ class _ShardedRun(TrainingRun):
     """This rank's part of a run under way."""
 
     def __init__(
-        self, job: Job, device: str, workspace: Path, compiled: bool, asked_to_end: Callable[[], bool],
+        self, job: TrainingJob, device: str, workspace: Path, compiled: bool, asked_to_end: Callable[[], bool],
         on_problem: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._asked_to_end, self._on_problem = asked_to_end, on_problem

@@ -15,7 +15,7 @@ from harness.store.errors import MemoryShortageError, let_go, one_line, out_of_m
 from harness.timing.clock import Split
 from harness.timing.device_memory import peak_memory
 from harness.timing.workload import Numerics, Workload
-from harness.training import captured, on_paper, steps
+from harness.training import cuda_graph, meta_estimate, steps
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.models import ModelSpec, resolve
 from harness.training.residency import Residency, keep
@@ -79,7 +79,7 @@ class TimedArm:
         self.setup, self.source, self.device, self.profiling = setup, source, device, profile
         self.resolved: dict[str, object] = {}
         self._turn = 0
-        self._replay: Callable[[captured.Microbatches], Tensor] | None = None
+        self._replay: Callable[[cuda_graph.Microbatches], Tensor] | None = None
         self._halfway = Split()
         with self._memory_explained("building the model"):
             self.control = control_of(_without_fp8(setup), source, device)
@@ -93,12 +93,12 @@ class TimedArm:
         return Workload(
             run=self.run,
             check=self.check,
-            flops=on_paper.flops(self.setup),
+            flops=meta_estimate.flops(self.setup),
             resolved=self.resolved,
             compiled=self.setup.compiled or self.setup.compiled_linears,
             resident=self.resident,
             recompile=self.recompile if self.setup.compiled else None,
-            tokens=on_paper.tokens(self.setup),
+            tokens=meta_estimate.tokens(self.setup),
             profile=self.profile if self.profiling is not None else None,
             split=None if self.setup.graph else self._halfway,
             split_metric="" if self.setup.graph else "forward_backward_ms",
@@ -118,8 +118,8 @@ class TimedArm:
             if not (self.setup.graph and recorded):
                 yield
                 return
-            warm_up = [self._next() for _ in range(captured.WARM_UP)]
-            with captured.recorded(self.trainee, warm_up, captured.CudaTape()) as self._replay:
+            warm_up = [self._next() for _ in range(cuda_graph.WARM_UP)]
+            with cuda_graph.recorded(self.trainee, warm_up, cuda_graph.CudaTape()) as self._replay:
                 try:
                     yield
                 finally:
@@ -158,7 +158,11 @@ class TimedArm:
             fault, cause = self._replay_fault(), Cause.NUMERICS
         if fault:
             return Numerics({}, ok=False, reason=fault, cause=cause)
-        figures = {"predicted_memory_bytes": float(on_paper.total(on_paper.memory(self.setup, self.device)))}
+        figures = {
+            "predicted_memory_bytes": float(
+                meta_estimate.total(meta_estimate.memory(self.setup, self.device))
+            )
+        }
         measured = ("peak_memory_bytes", "reserved_memory_bytes")
         if torch.device(self.device).type != "cuda":
             why = f"the allocator of a {self.device} keeps no peak; predicted_memory_bytes has the expected value"
@@ -173,7 +177,7 @@ class TimedArm:
     def _replay_fault(self) -> str:
         """Why replayed steps are not the eager ones that were proved; "" if they are."""
         with self.resident(recorded=False):
-            eager = [float(self.run()) for _ in range(captured.WARM_UP + _REPLAYED)][captured.WARM_UP :]
+            eager = [float(self.run()) for _ in range(cuda_graph.WARM_UP + _REPLAYED)][cuda_graph.WARM_UP :]
         with self.resident():
             replayed = [float(self.run()) for _ in range(_REPLAYED)]
         self.resolved |= {"eager_losses": eager, "replayed_losses": replayed}
@@ -202,7 +206,7 @@ class TimedArm:
             let_go(error)
         else:
             return
-        line, facts = on_paper.shortage(self.setup, self.device, what)
+        line, facts = meta_estimate.shortage(self.setup, self.device, what)
         self.resolved |= facts
         raise MemoryShortageError(f"{line} ({reason})", self.resolved)
 
@@ -232,19 +236,19 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
         "accumulation": setup.accumulation,
         "batch": setup.batch,
         "seq": setup.seq,
-        "tokens_per_step": on_paper.tokens(setup),
+        "tokens_per_step": meta_estimate.tokens(setup),
         "optimizer": "AdamW" + (", fused" if trainee.optimizer.defaults.get("fused") else ""),
         "linear_layers": len(audit.layers),
         "fp8_layers": len(audit.converted),
         "skipped_layers": {layer.fqn: layer.reason for layer in audit.not_converted} if recipe else {},
-        "memory": on_paper.memory(setup, device),
-        "flops_formula_id": on_paper.flops_formula_id(setup),
+        "memory": meta_estimate.memory(setup, device),
+        "flops_formula_id": meta_estimate.flops_formula_id(setup),
         "layers": note_of_layers(setup),
         "weights": f"of all arms, drawn once on {_drawn_on(setup, device)}",
     }
     if facts["flops_formula_id"] == "palm":
-        facts["flops_causal"] = on_paper.flops(setup, "causal")
-        facts["flops_recomputed"] = on_paper.recomputed_flops(setup)
+        facts["flops_causal"] = meta_estimate.flops(setup, "causal")
+        facts["flops_recomputed"] = meta_estimate.recomputed_flops(setup)
     if recipe is not None:
         facts["weight_casts"] = "once a step" if setup.casts_kept else "each microbatch"
     if setup.peer:
@@ -252,7 +256,7 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
     text = corpus_of(setup.model, source.data, source.path)
     if text is not None:
         return facts | {"data": text.name, "data_sha256": text.sha256, "vocab_size": text.vocab_size}
-    return facts | on_paper.facts_of_calls(setup, device)
+    return facts | meta_estimate.facts_of_calls(setup, device)
 
 
 def _drawn_on(setup: Setup, device: str) -> str:

@@ -27,7 +27,7 @@ from situations import Place, situation
 
 from harness.__main__ import main
 from harness.gate import against, selftest
-from harness.gate.codes import GateError
+from harness.gate.exit_code import GateError
 from harness.gate.tree_proof import Trees
 from harness.machine.environment import env_id
 

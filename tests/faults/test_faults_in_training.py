@@ -25,7 +25,7 @@ from harness.judge.verdict import Curve, Run, Verdict, judge_pairs
 from harness.store.case import Case
 from harness.store.proof import proof_outcome
 from harness.suites import divergence
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.loop import train
 
 GATES = {"early loss": {"L3"}, "late loss": {"L4", "L4h"}, "gradient": {"L6"}}
@@ -87,7 +87,7 @@ def trained(
                 planned_steps=size.steps,
                 nonfinite_step=result.nonfinite_step,
                 stopped=result.stopped,
-                tokens_per_step=on_paper.tokens(job.setup),
+                tokens_per_step=meta_estimate.tokens(job.setup),
                 proof=str(result.facts.get("verify", "")),
                 proof_outcome=proof_outcome(result.facts),
                 fp8_grad_norm=curves.get("fp8_grad_norm"),

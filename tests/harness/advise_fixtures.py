@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from harness.advise.casts import Cast, Recipe
+from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import MEASURED, Figure, Rates, rates_of
 from harness.machine.hardware import named
 
 NOTHING = Traffic(0.0, 0.0, 0, 0)
-SIX = Recipe(
+SIX = RecipeCost(
     "six",
     "kernels",
-    {t: Cast(6.0, forward=5.0 * (t != "grad_output")) for t in ("input", "weight", "grad_output")},
+    {t: CastCost(6.0, forward=5.0 * (t != "grad_output")) for t in ("input", "weight", "grad_output")},
 )
 
 

@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 
 class OperatorTape:
-    """A tape of `harness.training.captured`."""
+    """A tape of `harness.training.cuda_graph`."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

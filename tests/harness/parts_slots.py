@@ -119,5 +119,5 @@ def ended(
     whole.config["report"] = False
     monkeypatch.setattr(whole, "slot", slot)
     monkeypatch.setattr(writer, "statuses", {}, raising=False)
-    note = runlog.Note(writer)
+    note = runlog.ProgressFile(writer)
     return whole_module._run_and_report(whole, writer, note), capsys.readouterr().out

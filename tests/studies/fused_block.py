@@ -22,7 +22,7 @@ from harness.advise.step import gemm_sizes
 from harness.machine.hardware import named
 
 if TYPE_CHECKING:
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.rates import Rates
 
 TOKENS, WIDTH, KV, FFN = 16384, 4096, 1024, 14336
@@ -73,7 +73,7 @@ def predictions(rates: Rates) -> list[Prediction]:
     return found
 
 
-def seconds(rates: Rates, recipe: Recipe | None, after: bool) -> float:
+def seconds(rates: Rates, recipe: RecipeCost | None, after: bool) -> float:
     """Forward and backward pass of the block; recipe None: in bf16."""
     linear, moved, read = 0.0, 0.0, set()
     for name, (K, N, producer) in _LAYERS.items():

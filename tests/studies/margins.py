@@ -33,7 +33,7 @@ from harness.training.models import MODELS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.rates import Rates
     from harness.machine.hardware import Device
 
@@ -85,7 +85,7 @@ class Step:
     model: Model
     rates: Rates
     plan: Plan
-    recipe: Recipe
+    recipe: RecipeCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def lost(real: Sequence[float]) -> float:
     return sum(ratio < FLOOR for ratio in real) / len(real) if real else 0.0
 
 
-def _machine(random_: random.Random, measured: bool) -> tuple[Rates, Plan, Recipe]:
+def _machine(random_: random.Random, measured: bool) -> tuple[Rates, Plan, RecipeCost]:
     """A GPU with FP8, a mode and a recipe that it runs."""
     while True:
         device, compiled = random_.choice(DEVICES), random_.random() < 0.5

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from speedups.throughputs import PUBLISHED
 
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Held:
     gib: float
     before: float
     source: str
-    job: Job
+    job: ClusterJob
     pair: str = ""
     in_view: bool = False
 
@@ -46,14 +46,14 @@ class Held:
 _AO = "torchao, docs, training workflow"
 _TITAN = "torchtitan, benchmarks/llama3_h100_202412"
 # torch 2.7 and torchtitan of early 2025: the loss in float32, not compiled. Its head stays in bf16.
-_STEP = Job("llama3_8b", "h100", 8, 1, 8192, checkpointing="by_op", loss="float32", left_out=("head",))
+_STEP = ClusterJob("llama3_8b", "h100", 8, 1, 8192, checkpointing="by_op", loss="float32", left_out=("head",))
 # torchtitan compiles the loss where it compiles the model since its pull request 1033 (2025-04)
 _LATER = replace(_STEP, loss="fused")
 _MI300X, _B200 = replace(_LATER, gpu="mi300x"), replace(_LATER, gpu="b200")
 _TWO = replace(_STEP, batch=2)
 
 
-def _recipe(job: Job, recipe: str) -> Job:
+def _recipe(job: ClusterJob, recipe: str) -> ClusterJob:
     return replace(job, recipe=recipe, gather_fp8=recipe == "tensorwise")
 
 
@@ -79,7 +79,7 @@ def _kempner() -> tuple[Held, ...]:
     """Everything recomputed; embedding and logits whole under tensor parallelism; F.cross_entropy on bf16 logits."""
     found = []
     for case in PUBLISHED:
-        if case.memory_gb is None or not isinstance(case.step, Job):
+        if case.memory_gb is None or not isinstance(case.step, ClusterJob):
             continue
         job = replace(case.step, loss="native", unsplit_vocabulary=case.step.tp > 1)
         mode = "compile" if job.compiled else "eager"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from published_speedups import machine, step_of
 from speedups.throughputs import LEFT_OUT, PUBLISHED, Published
 
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.predict import step_parts, tokens_per_s
 from harness.advise.step import step_cost
 from harness.machine.hardware import named
@@ -39,7 +39,7 @@ class Outcome:
 
 def outcome(case: Published) -> Outcome:
     """The prediction for one published throughput."""
-    if isinstance(case.step, Job):
+    if isinstance(case.step, ClusterJob):
         job = case.step
         parts = step_parts(job, machine(named(job.gpu).key))
         return Outcome(case, tokens_per_s(job, parts))

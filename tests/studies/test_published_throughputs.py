@@ -10,7 +10,7 @@ from documented_table import documented
 from published_throughputs import Outcome, left_out, outcome, summary, table
 from speedups.throughputs import LEFT_OUT, PUBLISHED
 
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.machine.hardware import named
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale-accuracy.md"
@@ -52,6 +52,6 @@ def test_figures_are_complete() -> None:
     for case in PUBLISHED:
         assert case.source
         assert case.tokens_per_s > 0
-        if isinstance(case.step, Job):
+        if isinstance(case.step, ClusterJob):
             assert named(case.step.gpu).key == "H200 SXM"
             assert case.memory_gb is not None

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.layout import layout
 
 if TYPE_CHECKING:
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.command import Question
     from harness.advise.model import Model
     from harness.machine.hardware import Device
 
 
-def cannot_send(recipe: Recipe, question: Question) -> str:
+def cannot_send(recipe: RecipeCost, question: Question) -> str:
     """Why a recipe cannot do what `fp8_all_gather=true` asks for; "" if it can, or nothing is asked."""
     if question.fp8_all_gather != "true" or recipe.gathered_weight is not None:
         return ""
     return f"{recipe.name} casts a weight along both axes, so that FSDP must gather it in bf16"
 
 
-def job_of(question: Question, model: Model, device: Device) -> tuple[Job, str]:
+def job_of(question: Question, model: Model, device: Device) -> tuple[ClusterJob, str]:
     """How the model is trained and on which GPUs; and in one line what of it was not named.
 
     Raises:
@@ -37,7 +37,7 @@ def job_of(question: Question, model: Model, device: Device) -> tuple[Job, str]:
         schedule=question.schedule,
         node=question.node,
     )
-    job = Job(
+    job = ClusterJob(
         model=model.name,
         gpu=device.key,
         world=split.world,
@@ -57,7 +57,7 @@ def job_of(question: Question, model: Model, device: Device) -> tuple[Job, str]:
     return job, split.said
 
 
-def step_seconds(question: Question, tokens: int, job: Job) -> float | None:
+def step_seconds(question: Question, tokens: int, job: ClusterJob) -> float | None:
     """Seconds of the measured bf16 step, from the tokens/s of one GPU."""
     if question.bf16_tokens_per_s is None:
         return None

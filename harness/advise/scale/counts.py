@@ -27,7 +27,7 @@ from harness.machine.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.advise.scale.job import Job
+    from harness.advise.scale.job import ClusterJob
     from harness.advise.step import Exchange
 
 BF16, FP8, FP32 = BYTES["bf16"], 1, BYTES["fp32"]
@@ -65,7 +65,7 @@ class Collective:
     Attributes:
         part: what for.
         kind: a key of `harness.machine.communication.ROUNDS`.
-        group: a key of `Job.groups`.
+        group: a key of `ClusterJob.groups`.
         calls: how often.
         payload: bytes that are gathered or reduced, over all calls: the whole, not a rank's share.
     """
@@ -76,26 +76,26 @@ class Collective:
     calls: int
     payload: int
 
-    def given(self, job: Job) -> int:
+    def given(self, job: ClusterJob) -> int:
         """Bytes that a rank gives: its share of what is gathered, all of what is reduced."""
         return self.payload // (job.groups[self.group].size if self.kind == ALL_GATHER else 1)
 
-    def wire(self, job: Job) -> float:
+    def wire(self, job: ClusterJob) -> float:
         """Bytes that a rank sends, and receives, by a ring."""
         return wire_bytes(self.kind, self.payload, job.groups[self.group].size)
 
 
-def gathered_bytes(weights: Sequence[Weight], job: Job) -> int:
+def gathered_bytes(weights: Sequence[Weight], job: ClusterJob) -> int:
     """Bytes of a group of parameters that FSDP gathers."""
     return sum(w.padded(job.shard) * (FP8 if w.fp8 and job.gather_fp8 else BF16) for w in weights)
 
 
-def reduced_bytes(weights: Sequence[Weight], job: Job) -> int:
+def reduced_bytes(weights: Sequence[Weight], job: ClusterJob) -> int:
     """Bytes of a group of gradients that FSDP reduces."""
     return sum(w.padded(job.shard) for w in weights) * BYTES[job.reduce]
 
 
-def sharding(weights: Weights, job: Job) -> list[Collective]:
+def sharding(weights: Weights, job: ClusterJob) -> list[Collective]:
     """FSDP2's collectives of one optimizer step; [] on one shard and one copy."""
     n, passes = weights.blocks, job.accumulation
     reductions = passes if job.reduce_each else 1
@@ -117,7 +117,7 @@ def sharding(weights: Weights, job: Job) -> list[Collective]:
     return found
 
 
-def given(collectives: Sequence[Collective], job: Job) -> dict[str, tuple[int, int]]:
+def given(collectives: Sequence[Collective], job: ClusterJob) -> dict[str, tuple[int, int]]:
     """Calls and bytes that a rank gives, by kind."""
     found: dict[str, tuple[int, int]] = {}
     for each in collectives:
@@ -126,7 +126,7 @@ def given(collectives: Sequence[Collective], job: Job) -> dict[str, tuple[int, i
     return found
 
 
-def exchanging(exchanges: Sequence[Exchange], blocks: int, job: Job) -> list[Collective]:
+def exchanging(exchanges: Sequence[Exchange], blocks: int, job: ClusterJob) -> list[Collective]:
     """Tensor parallelism's collectives of one optimizer step.
 
     Args:

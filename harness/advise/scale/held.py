@@ -21,14 +21,14 @@ from harness.advise.scale.counts import BF16, Weight, gathered_bytes, reduced_by
 from harness.advise.scale.kept import BY_OP, Block, at_work, kept, kept_weights
 from harness.advise.scale.weights import weights_of
 from harness.store.errors import UsageError
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.models import MODELS
 from harness.training.setup import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.advise.scale.job import Job
+    from harness.advise.scale.job import ClusterJob
 
 MEMORY = ("weights", "gradients", "optimizer", "gathered", "reduced", "activations", "logits", "workspace")
 _FILLED = 2  # blocks whose weights and gradients are whole at once: the one at work and the one under way
@@ -39,7 +39,7 @@ _ADAMW_STATES = 2
 LOSS_COPIES: Mapping[str, int] = {"fused": 1, "native": 3, "float32": 6}
 
 
-def memory(job: Job) -> dict[str, int]:
+def memory(job: ClusterJob) -> dict[str, int]:
     """Bytes of one rank by `MEMORY`; their sum is the most that it holds.
 
     Whole are the weights outside of blocks and those of two blocks, and two blocks' gradients on their way to be
@@ -86,7 +86,7 @@ def memory(job: Job) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _activations(job: Job) -> dict[str, int]:
+def _activations(job: ClusterJob) -> dict[str, int]:
     """What a forward and backward pass keeps and works in: the same for every number of GPUs."""
     spec = MODELS[job.model]
     split = 1 if job.unsplit_vocabulary else job.tp
@@ -104,7 +104,7 @@ def _activations(job: Job) -> dict[str, int]:
     return {"activations": waiting, "logits": logits // split, "workspace": work}
 
 
-def setup_of(job: Job) -> Setup:
+def setup_of(job: ClusterJob) -> Setup:
     """How one GPU would train the job's model alone; products run in bf16."""
     return Setup(
         model=job.model,
@@ -117,7 +117,7 @@ def setup_of(job: Job) -> Setup:
     )
 
 
-def _closed(job: Job) -> tuple[int, int]:
+def _closed(job: ClusterJob) -> tuple[int, int]:
     """Bytes that wait, and that one block takes in its backward pass, before tensor parallelism splits them."""
     spec = MODELS[job.model]
     block = Block.of(spec.config)
@@ -134,16 +134,16 @@ def _closed(job: Job) -> tuple[int, int]:
     return waiting, work
 
 
-def _by_running(job: Job) -> tuple[int, int]:
+def _by_running(job: ClusterJob) -> tuple[int, int]:
     """The same in eager mode, of one block and of two that ran on fake tensors."""
     setup = setup_of(job)
-    one, two = (on_paper.memory(replace(setup, layers=layers), "cpu") for layers in (1, 2))
+    one, two = (meta_estimate.memory(replace(setup, layers=layers), "cpu") for layers in (1, 2))
     more = MODELS[job.model].layers - 1
     waiting = sum(one[part] + more * (two[part] - one[part]) for part in ("activations", "fp8_weights"))
     return waiting, max(one["workspace"], two["workspace"])
 
 
-def _unsplit(rest: Sequence[Weight], job: Job) -> tuple[Weight, ...]:
+def _unsplit(rest: Sequence[Weight], job: ClusterJob) -> tuple[Weight, ...]:
     """What is outside of blocks, with an embedding that tensor parallelism does not split."""
     if not job.unsplit_vocabulary:
         return tuple(rest)
@@ -154,6 +154,6 @@ def _unsplit(rest: Sequence[Weight], job: Job) -> tuple[Weight, ...]:
     )
 
 
-def _local(weights: Sequence[Weight], job: Job) -> int:
+def _local(weights: Sequence[Weight], job: ClusterJob) -> int:
     """Elements of a rank's shards, that of the first rank, which has the most."""
     return sum(w.padded(job.shard) for w in weights) // job.shard

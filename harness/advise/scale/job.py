@@ -17,7 +17,7 @@ MOST_GPUS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ClusterJob:
     """A training run on `world` GPUs: FSDP2 over all that tensor and pipeline parallelism leave, or over one of `replicas` of them.
 
     GPUs are counted along tensor parallelism first, then along the shards of one copy of the weights, then along

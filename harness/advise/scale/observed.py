@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from harness.advise.scale.job import Job
+    from harness.advise.scale.job import ClusterJob
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Seen = dict[str, tuple[int, int]]  # kind of collective -> calls, bytes that this rank gave to them
@@ -51,7 +51,7 @@ def in_fake_group(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def observe_fake(job: Job, blocks: int) -> Seen:
+def observe_fake(job: ClusterJob, blocks: int) -> Seen:
     """Counts one step of a job, its model cut to `blocks`, on fake tensors in a fake process group.
 
     Args:
@@ -70,14 +70,14 @@ def observe_fake(job: Job, blocks: int) -> Seen:
             return observe(model, mesh, job, (tokens, tokens))
 
 
-def mesh_of(job: Job) -> DeviceMesh:
+def mesh_of(job: ClusterJob) -> DeviceMesh:
     """Over all ranks: the shards of a copy are neighbours."""
     if job.replicas == 1:
         return init_device_mesh("cpu", (job.shard,))
     return init_device_mesh("cpu", (job.replicas, job.shard), mesh_dim_names=("replicas", "shard"))
 
 
-def observe(model: nn.Module, mesh: DeviceMesh, job: Job, batch: tuple[Tensor, ...]) -> Seen:
+def observe(model: nn.Module, mesh: DeviceMesh, job: ClusterJob, batch: tuple[Tensor, ...]) -> Seen:
     """Converts and shards a model over a mesh as a job says, runs the passes of one optimizer step and counts."""
     if job.recipe:
         recipe = RECIPES[job.recipe].with_fp8_all_gather(job.gather_fp8)

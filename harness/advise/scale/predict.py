@@ -21,7 +21,7 @@ from harness.advise.training import traced
 from harness.machine.hardware import named
 from harness.machine.mfu import Utilization, utilization
 from harness.store.errors import UsageError, unknown
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.models import MODELS, ModelSpec
 from harness.training.models.llama_moe import MoeConfig
 
@@ -30,11 +30,11 @@ __all__ = ["MEMORY", "Prediction", "check", "gain", "memory", "predict", "step_p
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
     from harness.advise.model import Model
     from harness.advise.plan import Plan
     from harness.advise.rates import Rates
-    from harness.advise.scale.job import Job
+    from harness.advise.scale.job import ClusterJob
     from harness.advise.step import Ratio
 
 
@@ -52,7 +52,7 @@ class Prediction:
         speedup: over the same step in bf16, with its interval; None for bf16.
     """
 
-    job: Job
+    job: ClusterJob
     collectives: tuple[Collective, ...]
     memory: Mapping[str, int]
     parts: Parts
@@ -66,7 +66,7 @@ class Prediction:
         return tokens_per_s(self.job, self.parts)
 
 
-def predict(job: Job, rates: Rates) -> Prediction:
+def predict(job: ClusterJob, rates: Rates) -> Prediction:
     """All of it.
 
     Raises:
@@ -79,8 +79,10 @@ def predict(job: Job, rates: Rates) -> Prediction:
     parts = step_parts(job, rates)
     # Of the whole group's tokens, each rank works on its part
     setup = setup_of(job)
-    flops = {dtype: amount / job.tp for dtype, amount in on_paper.flops(setup).items()}
-    again = {d: amount / job.tp for d, amount in on_paper.recomputed_flops(setup).get("palm", {}).items()}
+    flops = {dtype: amount / job.tp for dtype, amount in meta_estimate.flops(setup).items()}
+    again = {
+        d: amount / job.tp for d, amount in meta_estimate.recomputed_flops(setup).get("palm", {}).items()
+    }
     use = utilization(
         flops,
         parts.total,
@@ -91,7 +93,7 @@ def predict(job: Job, rates: Rates) -> Prediction:
     return Prediction(job, collectives, memory(job), parts, use, flops, gain(job, rates))
 
 
-def check(job: Job) -> ModelSpec:
+def check(job: ClusterJob) -> ModelSpec:
     """The model of a job whose names and sizes are known.
 
     Raises:
@@ -120,7 +122,7 @@ def check(job: Job) -> ModelSpec:
     return spec
 
 
-def step_parts(job: Job, rates: Rates, recipe: Recipe | None = None) -> Parts:
+def step_parts(job: ClusterJob, rates: Rates, recipe: RecipeCost | None = None) -> Parts:
     """Seconds of an optimizer step by part.
 
     Args:
@@ -135,7 +137,7 @@ def step_parts(job: Job, rates: Rates, recipe: Recipe | None = None) -> Parts:
     return step_cost(model, rates, plan, recipe, able(model, recipe))
 
 
-def gain(job: Job, rates: Rates) -> Ratio | None:
+def gain(job: ClusterJob, rates: Rates) -> Ratio | None:
     """Step time in bf16 over that in FP8 with its interval, all that can be converted converted; None for bf16."""
     if not job.recipe:
         return None
@@ -144,11 +146,11 @@ def gain(job: Job, rates: Rates) -> Ratio | None:
     return speedup(model, rates, plan, recipe, able(model, recipe))
 
 
-def part_of(job: Job) -> tuple[Model, Plan]:
+def part_of(job: ClusterJob) -> tuple[Model, Plan]:
     """One GPU's part of the job's model, and how it is trained."""
     return job.on_a_gpu(traced(job.model, job.batch, job.seq, None, None))
 
 
-def tokens_per_s(job: Job, parts: Parts) -> float:
+def tokens_per_s(job: ClusterJob, parts: Parts) -> float:
     """Tokens/s of one GPU."""
     return job.tokens * job.accumulation / job.tp / parts.total

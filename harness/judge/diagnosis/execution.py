@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from harness.advise import pays
+from harness.advise import fp8_break_even
 from harness.advise.advised_arms import FLOOR, advised_arms
 from harness.judge.diagnosis.finding import Finding, few, gib
 from harness.store.cause import Cause
@@ -158,7 +158,7 @@ def _remedies(row: Record, parts: Mapping[str, float]) -> str:
 
 def cannot_pay(material: Material) -> Iterator[Finding]:
     """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
-    for symptom, evidence, cause in pays.losses(material.frame, material.ratios):
+    for symptom, evidence, cause in fp8_break_even.losses(material.frame, material.ratios):
         yield Finding(
             symptom,
             evidence,

@@ -19,7 +19,7 @@ from harness.training.parallel.job import ULP, alone
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.training.parallel.job import Job
+    from harness.training.parallel.job import ParallelRun
 
 MARGIN, DRAWS = 4.0, 3
 ROUNDING = (
@@ -30,24 +30,24 @@ SAME = "the same sums in the same order: bit for bit"
 
 
 @lru_cache(maxsize=64)
-def reference(job: Job) -> tuple[float, ...]:
+def reference(job: ParallelRun) -> tuple[float, ...]:
     """The losses of one process."""
     return _several((job,))[0]
 
 
 @lru_cache(maxsize=64)
-def rounding(job: Job) -> float:
+def rounding(job: ParallelRun) -> float:
     """The bound where sums differ in their order."""
     moved = _several(tuple(replace(job, perturb=draw) for draw in range(1, DRAWS + 1)))
     return MARGIN * max([ULP, *(deviation(losses, reference(job)) for losses in moved)])
 
 
-def alone_each(jobs: Sequence[Job]) -> list[list[float]]:
+def alone_each(jobs: Sequence[ParallelRun]) -> list[list[float]]:
     """What a rank of its own does: one job after the other."""
     return [alone(job) for job in jobs]
 
 
-def _several(jobs: tuple[Job, ...]) -> list[tuple[float, ...]]:
+def _several(jobs: tuple[ParallelRun, ...]) -> list[tuple[float, ...]]:
     (curves,) = ranks.run(alone_each, 1, jobs, device=jobs[0].device)
     return [tuple(losses) for losses in curves]
 

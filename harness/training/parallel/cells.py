@@ -1,6 +1,6 @@
 """Cells: the ways to train in parallel, each as what a rank does.
 
-A cell takes the model of a `Job` and gives a `Trainee`; `run` is what every rank calls. What refuses does so while the
+A cell takes the model of a `ParallelRun` and gives a `Trainee`; `run` is what every rank calls. What refuses does so while the
 model is converted and wrapped, before anything is trained, and on every rank alike.
 """
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fp8core.recipe import Recipe
-    from harness.training.parallel.job import Job
+    from harness.training.parallel.job import ParallelRun
 
 EACH = 2  # microbatches a rank that accumulates, or that pipelines
 
@@ -76,18 +76,18 @@ class Cell:
     doc: str
     world: int
     microbatches: int
-    build: Callable[[Job], Trainee]
+    build: Callable[[ParallelRun], Trainee]
     same_sums: bool = True
     alone: Mapping[str, Any] = field(default_factory=dict)
     cut: bool = False
     compiled: bool = False
     job: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, job: Job) -> Job:
+    def of(self, job: ParallelRun) -> ParallelRun:
         """The job as this cell makes it."""
         return replace(job, microbatches=self.microbatches, **self.job)
 
-    def reference(self, job: Job) -> Job:
+    def reference(self, job: ParallelRun) -> ParallelRun:
         """The job of one process whose losses this cell's must equal."""
         own = self.of(job)
         parts = self.world if self.cut and job.recipe is not None and _scales_rows(job.recipe) else 1
@@ -109,7 +109,7 @@ class Ran:
     refusal: str = ""
 
 
-def run(name: str, job: Job) -> Ran:
+def run(name: str, job: ParallelRun) -> Ran:
     """What a rank of `harness.machine.ranks.run` does: the cell of that name, made of this job."""
     cell = CELLS[name]
     own = cell.of(job)
@@ -145,18 +145,18 @@ def _scales_rows(recipe: Recipe) -> bool:
     return any(cast is not None and cast.granularity == "rowwise" for cast in casts)
 
 
-def _mine(job: Job) -> range:
+def _mine(job: ParallelRun) -> range:
     """The microbatches of this rank, where each has its own."""
     each = job.microbatches // dist.get_world_size()
     return range(dist.get_rank() * each, (dist.get_rank() + 1) * each)
 
 
-def _ddp(job: Job) -> Trainee:
+def _ddp(job: ParallelRun) -> Trainee:
     return Trainee(DistributedDataParallel(job.convert(job.build())), _mine(job))
 
 
 def _sharded(
-    job: Job, checkpointing: str = "none", compiled: bool = False, mesh: Any = None, **policy: Any
+    job: ParallelRun, checkpointing: str = "none", compiled: bool = False, mesh: Any = None, **policy: Any
 ) -> Trainee:
     """FSDP2 of every block and of the rest; weights gathered in FP8 where the recipe allows it."""
     if job.recipe is not None:
@@ -186,15 +186,15 @@ def compiler(device: str) -> str:
     return "inductor" if device == "cuda" else "aot_eager"
 
 
-def _hsdp(job: Job) -> Trainee:
+def _hsdp(job: ParallelRun) -> Trainee:
     return _sharded(job, mesh=init_device_mesh(job.device, (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
-def _offloaded(job: Job) -> Trainee:
+def _offloaded(job: ParallelRun) -> Trainee:
     return _sharded(job, offload_policy=CPUOffloadPolicy(pin_memory=job.device != "cpu"))
 
 
-def _tensor_parallel(job: Job, sequence: bool = False, compiled: bool = False) -> Trainee:
+def _tensor_parallel(job: ParallelRun, sequence: bool = False, compiled: bool = False) -> Trainee:
     model: Any = job.convert(job.build())
     mesh = init_device_mesh(job.device, (dist.get_world_size(),))
     fp8 = job.recipe is not None
@@ -233,7 +233,7 @@ def _gathered(inputs: int) -> dict[str, Any]:
     return {"input_layouts": (Shard(1), *rest), "desired_input_layouts": (Replicate(), *rest)}
 
 
-def _expert_parallel(job: Job) -> Trainee:
+def _expert_parallel(job: ParallelRun) -> Trainee:
     """Experts shared out, all else as in DDP; each rank's tokens travel to their experts and back."""
     model = parallelize_experts(job.convert(job.build()), mean_gradient=True)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(expert_parameters(model)))
@@ -263,7 +263,7 @@ class _Stage(nn.Module):
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
-def _pipeline(job: Job, schedule: Any) -> Trainee:
+def _pipeline(job: ParallelRun, schedule: Any) -> Trainee:
     rank, world = dist.get_rank(), dist.get_world_size()
     part = _Stage(job.convert(job.build()), rank, world)  # type: ignore[arg-type]  # still a Llama
     groups = [dist.new_group([other]) for other in range(world)]  # every rank takes part in making each

@@ -1,4 +1,4 @@
-"""Job: a small model, its batches and its training, the same in one process and in several.
+"""ParallelRun: a small model, its batches and its training, the same in one process and in several.
 
 The model is a Llama of two blocks, 256 wide, so that tensor parallelism over two ranks leaves whole blocks of 128x128;
 a microbatch is 128 tokens, which every recipe takes. Weights and arithmetic other than FP8's are float32, and the
@@ -39,7 +39,7 @@ EXPERTS: dict[str, Any] = {"experts": 4, "top_k": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ParallelRun:
     """One training run.
 
     Attributes:
@@ -126,7 +126,7 @@ class Trainee:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-def train(job: Job, trainee: Trainee) -> list[float]:
+def train(job: ParallelRun, trainee: Trainee) -> list[float]:
     """Mean loss of this rank's microbatches, by step; empty where it knows of none."""
     schedule = PrecisionSchedule.parse(job.schedule)
     parameters = [p for p in trainee.model.parameters() if p.requires_grad]
@@ -144,7 +144,7 @@ def train(job: Job, trainee: Trainee) -> list[float]:
     return curve
 
 
-def _passes(job: Job, trainee: Trainee) -> list[float]:
+def _passes(job: ParallelRun, trainee: Trainee) -> list[float]:
     losses = []
     for place, number in enumerate(trainee.mine):
         trainee.before_pass(place == len(trainee.mine) - 1)
@@ -154,7 +154,7 @@ def _passes(job: Job, trainee: Trainee) -> list[float]:
     return losses
 
 
-def alone(job: Job) -> list[float]:
+def alone(job: ParallelRun) -> list[float]:
     """The losses of one process that makes all microbatches itself."""
     model = job.build()
     if job.parts > 1:
@@ -165,7 +165,7 @@ def alone(job: Job) -> list[float]:
     return train(job, trainee)
 
 
-def _in_groups(job: Job, trainee: Trainee) -> list[float]:
+def _in_groups(job: ParallelRun, trainee: Trainee) -> list[float]:
     """All passes of a step, with one sum of gradients for each group, and these added at the end."""
     parameters = list(trainee.model.parameters())
     size = job.microbatches // job.groups

@@ -33,7 +33,7 @@ from harness.timing.clock import Split, adjoining, clock_for
 from harness.timing.device_memory import peak_memory
 from harness.timing.timers import release_memory
 from harness.timing.workload import Numerics, Workload
-from harness.training import on_paper, steps
+from harness.training import meta_estimate, steps
 from harness.training.batches import corpus_of, digest, microbatches_of
 from harness.training.parallel.agreement import first_fault, proofs_differ, same_on_all
 from harness.training.setup import Setup, optimizer_of, prepare
@@ -297,10 +297,10 @@ class RankedArm:
         return Workload(
             run=self,
             check=self.check,
-            flops=on_paper.flops(self.arm.setup),
+            flops=meta_estimate.flops(self.arm.setup),
             resolved=self.resolved,
             resident=self.resident,
-            tokens=self.world * on_paper.tokens(self.arm.setup),
+            tokens=self.world * meta_estimate.tokens(self.arm.setup),
             split=Split(),
             split_metric="forward_backward_ms",
             timer=self.timer,

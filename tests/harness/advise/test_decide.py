@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.advise import decide
-from harness.advise.casts import Cast, Recipe
+from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.model import Linear, Traffic
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
@@ -64,7 +64,7 @@ def filters(
     # layers that read one tensor have its width
     layers = tuple(replace(layer, input_id=inputs[i] * 2**16 + layer.K) for i, layer in enumerate(one.layers))
     one = replace(one, layers=layers, forward=Traffic(0.0, 0.0, launches, launches))
-    recipe = Recipe("b", "kernels", {t: Cast(b) for t in ("input", "weight", "grad_output")})
+    recipe = RecipeCost("b", "kernels", {t: CastCost(b) for t in ("input", "weight", "grad_output")})
     plan = Plan(dp=dp)
     chosen = decide.choose(one, RATES, plan, recipe)
     names = [layer.fqn for layer in layers]
@@ -118,7 +118,7 @@ def test_where_the_cpu_is_late_a_small_layer_costs_more_launches_than_it_brings(
     """By hand: 188 launches and six a converted layer at 4 us; the wide layer alone gains 1.256, both 1.219."""
     one = model(("small", 768, 768), ("wide", 768, 4096))
     one = replace(one, forward=Traffic(0.0, 0.0, 94, 94))
-    recipe = Recipe("b", "kernels", {t: Cast(2.0) for t in ("input", "weight", "grad_output")})
+    recipe = RecipeCost("b", "kernels", {t: CastCost(2.0) for t in ("input", "weight", "grad_output")})
     assert decide.choose(one, RATES, Plan(), recipe) == {"wide"}
     assert step_ratio(one, RATES, Plan(), recipe, {"wide"}) > step_ratio(
         one, RATES, Plan(), recipe, {"small", "wide"}
@@ -195,7 +195,7 @@ def test_a_shared_cast_decides_for_its_readers_together() -> None:
 
 def test_the_recipe_to_take() -> None:
     def option(name: str, b: float, unavailable: str = "") -> decide.RecipeAdvice:
-        recipe = Recipe(name, "kernels", {t: Cast(b) for t in ("input", "weight", "grad_output")})
+        recipe = RecipeCost(name, "kernels", {t: CastCost(b) for t in ("input", "weight", "grad_output")})
         return decide.advise(model(("x", 8192, 8192)), RATES, PLAN, recipe, unavailable)
 
     options = [option("tensorwise", 6.0), option("rowwise", 20.0), option("delayed", 4.0)]

@@ -22,12 +22,12 @@ from harness.store.case import Case
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
 
 RATES = round_h200()
 
 
-def recipe_of(name: str, compiled: bool) -> Recipe | None:
+def recipe_of(name: str, compiled: bool) -> RecipeCost | None:
     return candidates(compiled).get(name)
 
 

@@ -14,7 +14,7 @@ from advice_asked import plain, refused
 
 from harness.advise import decide
 from harness.advise.command import answer, parse
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.predict import predict
 from harness.cli.config import load
 from harness.engine.plan import make_plan
@@ -165,4 +165,4 @@ def test_a_pipeline_at_scale_is_asked_of_the_command() -> None:
     from harness.store.errors import UsageError
 
     with pytest.raises(UsageError, match="`advise` predicts its step"):
-        predict(Job("llama3_8b", "h100", 16, 1, 4096, pp=2), rates_of(named("h100")))
+        predict(ClusterJob("llama3_8b", "h100", 16, 1, 4096, pp=2), rates_of(named("h100")))

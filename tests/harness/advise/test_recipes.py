@@ -14,7 +14,7 @@ from harness.advise.recipes import candidates, unavailable
 from harness.machine.hardware import DEVICES
 
 if TYPE_CHECKING:
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
 
 EAGER, COMPILED = candidates(False), candidates(True)
 
@@ -47,7 +47,7 @@ def test_bytes_of_generated_code() -> None:
 
 
 @pytest.mark.parametrize("options", [EAGER, COMPILED])
-def test_recomputation_casts_what_the_forward_product_reads(options: dict[str, Recipe]) -> None:
+def test_recomputation_casts_what_the_forward_product_reads(options: dict[str, RecipeCost]) -> None:
     """One layout of input and weight: by hand 2 + 1, and an amax's read before; of the output gradient nothing."""
     for name, found in options.items():
         assert found.casts["grad_output"].forward == 0

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 
 from fp8core.distributed.wire import count_collectives
 from harness.advise.scale.counts import Weight, exchanging, given, sharding
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.observed import Seen, in_fake_group, mesh_of, observe, observe_fake, seen_of
 from harness.advise.scale.weights import weights_of
 from harness.advise.tensor_parallel import split
@@ -38,11 +38,11 @@ from harness.training.models.common import replace_parameters
 BLOCKS = 2
 
 
-def job(world: int, **changes: Any) -> Job:
-    return replace(Job("llama_tiny", "h100", world, 1, 64, checkpointing="none"), **changes)
+def job(world: int, **changes: Any) -> ClusterJob:
+    return replace(ClusterJob("llama_tiny", "h100", world, 1, 64, checkpointing="none"), **changes)
 
 
-def counted(one: Job) -> Seen:
+def counted(one: ClusterJob) -> Seen:
     """What shapes say."""
     weights = replace(weights_of(one.model, one.recipe, 1), blocks=BLOCKS)
     return given(sharding(weights, one), one)
@@ -57,7 +57,7 @@ REAL = [
 ]
 
 
-def observed_for_real(jobs: list[Job]) -> list[Seen]:
+def observed_for_real(jobs: list[ClusterJob]) -> list[Seen]:
     """Runs in each rank of a gloo group: values, processes and wires are real."""
     found = []
     for one in jobs:
@@ -88,7 +88,7 @@ def test_shapes_say_what_fsdp2_sends_over_gloo(world: int) -> None:
     ],
     ids=lambda one: f"{one.model}-{one.world}-{one.replicas}",
 )
-def test_shapes_say_what_fsdp2_sends_in_a_fake_group(one: Job) -> None:
+def test_shapes_say_what_fsdp2_sends_in_a_fake_group(one: ClusterJob) -> None:
     """Larger worlds than this machine could hold; real widths."""
     assert observe_fake(one, BLOCKS) == counted(one)
 
@@ -98,7 +98,7 @@ def test_4096_ranks_in_a_fake_group() -> None:
     assert observe_fake(job(4096), BLOCKS) == counted(job(4096))
 
 
-def torchao_sends(one: Job) -> Seen:
+def torchao_sends(one: ClusterJob) -> Seen:
     """The same job with torchao's layers and its own gather."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torchao's own import
@@ -129,7 +129,7 @@ def test_fp8_codes_are_a_byte_each(world: int) -> None:
 
 
 @pytest.mark.parametrize("one", [job(7, recipe="tensorwise"), job(8, recipe="rowwise"), job(8, replicas=2, recipe="tensorwise"), job(8, recipe="tensorwise", gather_fp8=False)], ids=["uneven", "rowwise", "copies", "off"])  # fmt: skip
-def test_what_recipes_send(one: Job) -> None:
+def test_what_recipes_send(one: ClusterJob) -> None:
     """Shards that are not alike, a recipe that sends bf16, copies of the weights, and the option left off."""
     assert observe_fake(one, BLOCKS) == counted(one)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.machine.communication import Group
 from harness.store.errors import UsageError
 
 
-def job(**changes: Any) -> Job:
-    return Job(**{"model": "llama_tiny", "gpu": "h100", "world": 64, "batch": 1, "seq": 64, **changes})
+def job(**changes: Any) -> ClusterJob:
+    return ClusterJob(**{"model": "llama_tiny", "gpu": "h100", "world": 64, "batch": 1, "seq": 64, **changes})
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from harness.advise.rates import rates_of
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.predict import MEMORY, memory, predict, step_parts
 from harness.advise.scale.weights import weights_of
 from harness.advise.step import CHECKPOINTING, Plan, step_cost
 from harness.advise.trace import trace
 from harness.machine.hardware import named
 from harness.store.errors import UsageError
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.models import MODELS
 from harness.training.models.flops import step_flops
 from harness.training.setup import Setup
@@ -23,8 +23,8 @@ from harness.training.setup import Setup
 RATES = rates_of(named("h200"))
 
 
-def job(world: int = 8, **changes: Any) -> Job:
-    return replace(Job("llama_tiny", "h200", world, 4, 64), **changes)
+def job(world: int = 8, **changes: Any) -> ClusterJob:
+    return replace(ClusterJob("llama_tiny", "h200", world, 4, 64), **changes)
 
 
 def test_one_gpu_is_what_advise_says() -> None:
@@ -60,9 +60,9 @@ def test_states_are_a_gpus_shard(world: int) -> None:
 
 def test_activations_of_all_blocks_from_those_of_two() -> None:
     """Eager, against the prediction for the whole model, of a model of four blocks."""
-    one = Job("nanogpt_char_cpu", "h200", 1, 4, 64, checkpointing="none", compiled=False)
+    one = ClusterJob("nanogpt_char_cpu", "h200", 1, 4, 64, checkpointing="none", compiled=False)
     found = memory(one)
-    whole = on_paper.memory(Setup("nanogpt_char_cpu", 4, 64, compute="bf16"), "cpu")
+    whole = meta_estimate.memory(Setup("nanogpt_char_cpu", 4, 64, compute="bf16"), "cpu")
     assert found["activations"] == whole["activations"]
     assert found["logits"] == whole["logits"]
     assert found["workspace"] == whole["workspace"]
@@ -70,7 +70,7 @@ def test_activations_of_all_blocks_from_those_of_two() -> None:
 
 def test_compiled_fp8_takes_no_more_than_bf16_under_full_checkpointing() -> None:
     """The 7B reference recipe: +10.9e9 bytes by the model of eager code; a block's codes live while it runs, not longer."""
-    reference = Job("llama_7b", "h100", 16, 8, 4096, accumulation=2, node=4, weights="bf16")
+    reference = ClusterJob("llama_7b", "h100", 16, 8, 4096, accumulation=2, node=4, weights="bf16")
     bf16, kept, sent = (
         sum(memory(one).values())
         for one in (
@@ -90,7 +90,7 @@ def test_compiled_fp8_takes_no_more_than_bf16_under_full_checkpointing() -> None
 def test_gradients_that_wait_are_held_whole() -> None:
     """Two float32 copies of the gradients for bf16 masters, but for the shard; reduced each time, two blocks' worth."""
     parameters = sum(p.numel() for p in MODELS["llama_7b"].build(device="meta").parameters())
-    one = Job("llama_7b", "h100", 16, 1, 128, accumulation=2, weights="bf16")
+    one = ClusterJob("llama_7b", "h100", 16, 1, 128, accumulation=2, weights="bf16")
     waits, each = memory(one), memory(replace(one, reduce_each=True))
     assert waits["reduced"] == pytest.approx(4 * parameters - 2 * parameters / 16)
     assert each["reduced"] < waits["reduced"] / 5
@@ -104,7 +104,7 @@ def test_tensor_parallelism_splits_what_is_kept() -> None:
 
 
 def test_bf16_gathers_cost_more_and_more_gpus_hide_less() -> None:
-    reference = Job(
+    reference = ClusterJob(
         "llama_7b", "h100", 16, 8, 4096, accumulation=2, node=4, weights="bf16", recipe="tensorwise"
     )
     rates = rates_of(named("h100"))

@@ -8,7 +8,7 @@ import pytest
 from advise_fixtures import SIX, model, round_h200
 
 from harness.advise import decide
-from harness.advise.casts import Cast
+from harness.advise.casts import CastCost
 from harness.advise.plan import Exchange, Plan
 from harness.advise.rates import rates_of
 from harness.advise.sent import Pass, as_sent, pipeline, sharding
@@ -57,7 +57,7 @@ def test_a_step_that_waits_for_its_weights_takes_as_long_as_they_do() -> None:
 
 
 def test_a_cast_before_the_gather_is_of_a_shard() -> None:
-    sends = replace(SIX, gathered_weight=Cast(5.0, 2.0))
+    sends = replace(SIX, gathered_weight=CastCost(5.0, 2.0))
     assert as_sent(sends, replace(PLAN, dp=64)).casts["weight"].streamed == 5 / 64
     assert as_sent(sends, replace(PLAN, dp=64, replicas=8)).casts["weight"].streamed == 5 / 8
     assert as_sent(sends, replace(PLAN, gather_fp8=False)) == sends
@@ -81,7 +81,7 @@ def test_a_pipeline_idles_while_it_fills_and_drains() -> None:
 def test_the_gather_in_fp8_is_chosen_where_it_gains() -> None:
     """A step that waits for its weights gains by half the bytes of them; one GPU, or rows' scales, gather none in FP8."""
     few = replace(ONE, layers=tuple(replace(la, tokens=2048) for la in ONE.layers), tokens=2048)
-    sends = replace(SIX, gathered_weight=Cast(5.0, 2.0))
+    sends = replace(SIX, gathered_weight=CastCost(5.0, 2.0))
     found = decide.advise(few, RATES, PLAN, sends, "", None)
     off = decide.advise(few, RATES, PLAN, sends, "", False)
     assert found.fp8_all_gather

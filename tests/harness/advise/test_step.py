@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from advise_fixtures import NOTHING, SIX, model, round_h200
 
-from harness.advise.casts import Cast, Recipe
+from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.model import Linear, Traffic
 from harness.advise.rates import rates_of
 from harness.advise.step import (
-    Again,
     Exchange,
     Plan,
     layer_cost,
@@ -27,8 +26,8 @@ RATES = round_h200()
 BARE = Plan(update_bytes=0.0)
 
 
-def flat(recipe: Recipe, b: float) -> Recipe:
-    return replace(recipe, casts={t: Cast(b, kernels=0) for t in recipe.casts})
+def flat(recipe: RecipeCost, b: float) -> RecipeCost:
+    return replace(recipe, casts={t: CastCost(b, kernels=0) for t in recipe.casts})
 
 
 # GEMM + cast speedup of one linear at M = 16384 by the closed form, for casts of 6 and 4 bytes an element
@@ -100,7 +99,7 @@ def test_recomputation_runs_the_forward_pass_again() -> None:
     one = replace(model(("x", 4096, 4096)), forward=replace(NOTHING, fused_bytes=4e9), attention=1e12)
     cost = layer_cost(one.layers[0], SIX, RATES)
     plain = step_cost(one, RATES, BARE, SIX, ["x"])
-    full = step_cost(one, RATES, replace(BARE, again=Again(1.0, 1.0, 1.0)), SIX, ["x"])
+    full = step_cost(one, RATES, replace(BARE, again=Recompute(1.0, 1.0, 1.0)), SIX, ["x"])
     assert full.linear - plain.linear == pytest.approx(cost.fp8["output"])
     again = cost.forward_casts
     assert full.casts - plain.casts == pytest.approx(again["input"] + again["weight"])
@@ -172,7 +171,7 @@ def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
     each = 1e9 / 2 / RATES["link"] + 8.4e-6 + 3.4e-6
     assert step_cost(one, RATES, plan, None).communication == pytest.approx(2 * each)
     halved = replace(plan, tp_gather_fp8=True)
-    sends = replace(SIX, gathered_weight=Cast(6.0))
+    sends = replace(SIX, gathered_weight=CastCost(6.0))
     sent = step_cost(one, RATES, halved, sends, ["x"]).communication
     assert sent == pytest.approx(1.5 * each, rel=0.05), "and two amaxes"
     cannot = step_cost(one, RATES, halved, SIX, ["x"]).communication
@@ -195,7 +194,7 @@ def test_fsdp2_copies_what_it_gathers_and_reduces() -> None:
     big = replace(model(("x", 16384, 16384), tokens=65536), parameters=500_000_000, blocks=10)
     plan = Plan(dp=8, update_bytes=0.0)
 
-    def added(recipe: Recipe | None, plan: Plan) -> float:
+    def added(recipe: RecipeCost | None, plan: Plan) -> float:
         copied, not_copied = (
             step_cost(big, RATES, replace(plan, copied=c), recipe, ["x"]).communication for c in (True, False)
         )
@@ -231,8 +230,8 @@ def test_scales_that_are_applied_afterwards_take_a_pass_of_their_own() -> None:
     after = replace(SIX, rescaled=4.0)
     one = model(("x", 4096, 1024))
     before = step_cost(one, RATES, BARE, SIX, ["x"])
-    found = step_cost(one, RATES, replace(BARE, again=Again(1.0)), after, ["x"])
-    again = step_cost(one, RATES, replace(BARE, again=Again(1.0)), SIX, ["x"])
+    found = step_cost(one, RATES, replace(BARE, again=Recompute(1.0)), after, ["x"])
+    again = step_cost(one, RATES, replace(BARE, again=Recompute(1.0)), SIX, ["x"])
     once = 4 * 16384 * 4096 / RATES["bandwidth"]
     assert found.casts - again.casts == pytest.approx(once), "backward runs once"
     assert step_cost(one, RATES, BARE, after, ["x"]).casts - before.casts == pytest.approx(once)

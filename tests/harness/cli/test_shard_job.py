@@ -16,7 +16,7 @@ from harness.cli import launch, shard_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-JOB = OmegaConf.structured(launch.Job(words="[]", shard="0/1", folder="."))
+JOB = OmegaConf.structured(launch.ShardJob(words="[]", shard="0/1", folder="."))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from harness.cli import measure, run
 from harness.engine import places
 from harness.engine.places import Gpu, chosen, gpus
 from harness.engine.plan import make_plan
-from harness.engine.workers import Conditions, Pool, Tell
+from harness.engine.workers import Conditions, Pool, Reporter
 from harness.machine import device_lock, environment
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.errors import UsageError
@@ -80,7 +80,7 @@ def test_a_worker_sees_its_own_gpu_and_its_rows_say_which(monkeypatch: pytest.Mo
     real = environment.of_gpu
     monkeypatch.setattr(environment, "monitor_for", lambda device: GpuMonitor(index=0, nvml=FakeNvml()))
     monkeypatch.setattr(environment, "of_gpu", lambda facts, index: real(facts, index, FakeCuda()))
-    found = places.places(CONFIG | {"devices": "all"}, GPUS[:2], {"device": "cuda", "torch": "2.13"}, 2)
+    found = places.places_for(CONFIG | {"devices": "all"}, GPUS[:2], {"device": "cuda", "torch": "2.13"}, 2)
     assert [p.conditions.environ["CUDA_VISIBLE_DEVICES"] for p in found] == ["GPU-uuid-0", "GPU-uuid-1"]
     assert [p.env["gpu_memory_gib"] for p in found] == [140.0, 139.0]
     assert found[0].env["gpu_uuid_hash"] != found[1].env["gpu_uuid_hash"]
@@ -89,7 +89,7 @@ def test_a_worker_sees_its_own_gpu_and_its_rows_say_which(monkeypatch: pytest.Mo
 
 
 def test_one_gpu_is_left_as_the_user_made_it_visible() -> None:
-    (place,) = places.places(CONFIG, GPUS[:1], {}, 1)
+    (place,) = places.places_for(CONFIG, GPUS[:1], {}, 1)
     assert place.conditions.environ == dict(os.environ)
     assert place.conditions.memory_bytes is None
     assert place.env_id is None
@@ -98,11 +98,11 @@ def test_one_gpu_is_left_as_the_user_made_it_visible() -> None:
 def test_workers_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "free_bytes", lambda device: 100 * 2**30)
     cpu = CONFIG | {"device": "cpu"}
-    (place,) = places.places(cpu, (), {}, 3)
+    (place,) = places.places_for(cpu, (), {}, 3)
     assert place.conditions.memory_bytes == 30 * 2**30
-    (place,) = places.places(cpu | {"case_memory_gib": 0.5}, (), {}, 3)
+    (place,) = places.places_for(cpu | {"case_memory_gib": 0.5}, (), {}, 3)
     assert place.conditions.memory_bytes == 2**29
-    assert places.places(cpu | {"isolate": False}, (), {}, 3) == []
+    assert places.places_for(cpu | {"isolate": False}, (), {}, 3) == []
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_two_sweeps_on_one_gpu_the_second_is_refused(
     assert main(command) == 0
 
 
-def contended(pids: list[int], tell: Tell) -> tuple[Any, bool]:
+def contended(pids: list[int], tell: Reporter) -> tuple[Any, bool]:
     nvml = FakeNvml()
     nvml.pids = [os.getpid(), *pids]
     with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:

@@ -151,7 +151,7 @@ def test_the_clocks_of_a_block_do_not_see_the_change_of_states() -> None:
     from fakes import FakeTime
 
     from harness.timing.rounds import TimingConfig
-    from harness.timing.session import Session
+    from harness.timing.session import Sampler
     from harness.timing.timers import CpuTimer
 
     time = FakeTime()
@@ -163,7 +163,7 @@ def test_the_clocks_of_a_block_do_not_see_the_change_of_states() -> None:
         time.sleep(5.0)
 
     timer = CpuTimer(clock=time)
-    session = Session(
+    session = Sampler(
         {"a": lambda: time.sleep(1e-3)}, timer, TimingConfig(), 0, None, time, None, around=around
     )
     samples = session.sample("a", session.runs["a"], timer.block, 3, 1)

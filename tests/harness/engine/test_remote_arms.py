@@ -19,7 +19,7 @@ from harness.engine.bench import Bench, Setting
 from harness.engine.remote_arm import RemoteClosure, RemoteTimer
 from harness.engine.remote_calls import Taken, sample
 from harness.engine.tasks import Task, WorkerJob
-from harness.engine.worker_process import Instead
+from harness.engine.worker_process import Resubmit
 from harness.machine.processes import began
 from harness.peers import PEERS
 from harness.store.cause import Cause
@@ -29,14 +29,14 @@ from harness.timing.timers import CudaTimer
 
 
 class Silent:
-    """A worker's `Tell` that keeps what it is told."""
+    """A worker's `Reporter` that keeps what it is told."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
     def __call__(self, done: int, total: int, what: str) -> None: ...
 
-    def at(self, arm: str) -> None: ...
+    def set_arm(self, arm: str) -> None: ...
 
     def stage(self, stage: Any) -> None: ...
 
@@ -58,7 +58,7 @@ def done(suite: Patching, **changes: Any) -> tuple[dict[str, Measurement], int]:
         functional.linear, workers = LINEAR, workers + 1
         tasks._bench.cache_clear()
         rows, _ = job(Silent())
-        job = rows.job if isinstance(rows, Instead) else None
+        job = rows.job if isinstance(rows, Resubmit) else None
     return {r.arm: r for r in rows if r.metric == "time_ms"}, workers
 
 

@@ -141,7 +141,7 @@ def test_no_more_shards_at_once_than_there_are_gpus_or_cores(
     device: str, name: str, more: list[str], places: int, at_once: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    seen: list[tuple[launch.Job, list[str]]] = []
+    seen: list[tuple[launch.ShardJob, list[str]]] = []
     offered([1, 2], tmp_path, monkeypatch)
     monkeypatch.setattr(launch, "_chosen_launcher", lambda words: name)
     monkeypatch.setattr(launch, "_device", lambda asked: device)

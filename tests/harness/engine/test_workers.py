@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from harness.engine import workers
-from harness.engine.workers import Conditions, Ended, Pool, Tell
+from harness.engine.workers import Conditions, Ended, Pool, Reporter
 from harness.machine import ranks
 from harness.machine.processes import ending
 from harness.store.cause import Cause
@@ -26,34 +26,34 @@ from harness.store.cause import Cause
 MIB = 2**20
 
 
-def answer(value: Any, tell: Tell, *, spoiled: bool = False) -> tuple[Any, bool]:
+def answer(value: Any, tell: Reporter, *, spoiled: bool = False) -> tuple[Any, bool]:
     return (value, os.getpid()), spoiled
 
 
-def facts(tell: Tell) -> tuple[Any, bool]:
+def facts(tell: Reporter) -> tuple[Any, bool]:
     return (os.environ.get("OF_THIS_TEST"), str(Path.cwd()), torch.get_num_threads()), False
 
 
-def signs(count: int, tell: Tell) -> tuple[Any, bool]:
+def signs(count: int, tell: Reporter) -> tuple[Any, bool]:
     for i in range(count):
         tell(i + 1, count, f"step {i + 1}")
     return count, False
 
 
-def die(tell: Tell) -> tuple[Any, bool]:
+def die(tell: Reporter) -> tuple[Any, bool]:
     os.write(2, b"first line\nlast line\n")
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError
 
 
-def die_once(been: Path, tell: Tell) -> tuple[Any, bool]:
+def die_once(been: Path, tell: Reporter) -> tuple[Any, bool]:
     if not been.exists():
         been.touch()
         os._exit(7)
     return "there again", False
 
 
-def hang(tell: Tell) -> tuple[Any, bool]:
+def hang(tell: Reporter) -> tuple[Any, bool]:
     tell(0, 0, "the sleep began")
     child = subprocess.Popen(["sleep", "600"])
     Path("child").write_text(str(child.pid))
@@ -61,7 +61,7 @@ def hang(tell: Tell) -> tuple[Any, bool]:
     raise AssertionError
 
 
-def chatter(tell: Tell) -> tuple[Any, bool]:
+def chatter(tell: Reporter) -> tuple[Any, bool]:
     while True:
         tell(0, 0, "a word")
         time.sleep(0.02)
@@ -75,34 +75,34 @@ class Arms:
     fatal: str
     left_out: tuple[tuple[str, str], ...] = ()
 
-    def __call__(self, tell: Tell) -> tuple[Any, bool]:
+    def __call__(self, tell: Reporter) -> tuple[Any, bool]:
         for arm in self.arms:
             tell(0, 0, "it was begun")
-            tell.at(arm)
+            tell.set_arm(arm)
             if arm in self.fatal:
                 os.kill(os.getpid(), signal.SIGKILL)
-        tell.at("")
+        tell.set_arm("")
         return self.arms, False
 
-    def without(self, arm: str, fault: str, printed: str, cause: Cause) -> Arms | None:
+    def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> Arms | None:
         rest = self.arms.replace(arm, "")
         return Arms(rest, self.fatal, (*self.left_out, (arm, fault))) if rest else None
 
 
-def noise(tell: Tell) -> tuple[Any, bool]:
+def noise(tell: Reporter) -> tuple[Any, bool]:
     for descriptor in (1, 2):
         os.write(descriptor, b"\x80\x04\x95\xff\x1b[2J\n" * 20_000)
     return "heard", False
 
 
-def hog(size: int, tell: Tell) -> tuple[Any, bool]:
+def hog(size: int, tell: Reporter) -> tuple[Any, bool]:
     try:
         return len(bytearray(size)), False
     except MemoryError:
         return "refused", False
 
 
-def grow(size: int, tell: Tell) -> tuple[Any, bool]:
+def grow(size: int, tell: Reporter) -> tuple[Any, bool]:
     KEPT.append(b"x" * size)
     return os.getpid(), False
 
@@ -110,7 +110,7 @@ def grow(size: int, tell: Tell) -> tuple[Any, bool]:
 KEPT: list[bytes] = []
 
 
-def unsendable(tell: Tell) -> tuple[Any, bool]:
+def unsendable(tell: Reporter) -> tuple[Any, bool]:
     return lambda: None, False
 
 
@@ -118,7 +118,7 @@ def rank() -> int:
     return torch.distributed.get_rank()
 
 
-def with_ranks(tell: Tell) -> tuple[Any, bool]:
+def with_ranks(tell: Reporter) -> tuple[Any, bool]:
     return ranks.run(rank, 2), False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.gate import process
-from harness.gate.session import Session
+from harness.gate.session import PairedMeasurement
 
 ROOT = Path(process.__file__).resolve().parent.parent.parent
 
@@ -50,7 +50,7 @@ BLOCK = {
 SCRIPT: dict[str, Any] = {"plan": PLAN, "prepare": PREPARE, "block": BLOCK}
 
 
-def scripted(tmp: Path, monkeypatch: pytest.MonkeyPatch, **sides: dict[str, Any]) -> Session:
+def scripted(tmp: Path, monkeypatch: pytest.MonkeyPatch, **sides: dict[str, Any]) -> PairedMeasurement:
     (tmp / "worker.py").write_text(SCRIPTED)
     monkeypatch.setattr(process, "WORKER", tmp / "worker.py")
     trees = {}
@@ -58,4 +58,4 @@ def scripted(tmp: Path, monkeypatch: pytest.MonkeyPatch, **sides: dict[str, Any]
         trees[side] = tmp / side
         trees[side].mkdir()
         (trees[side] / "script.json").write_text(json.dumps(script))
-    return Session(trees, ["sweep=x"], tmp / "S", blocks=2)
+    return PairedMeasurement(trees, ["sweep=x"], tmp / "S", blocks=2)

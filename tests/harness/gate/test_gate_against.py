@@ -14,7 +14,7 @@ from command_repo import git
 
 from harness.__main__ import main
 from harness.gate import against
-from harness.gate.codes import Exit, GateError
+from harness.gate.exit_code import Exit, GateError
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from gate_fixtures import Times, run, time_row
 
 from harness.gate.align import fill_rounds
-from harness.gate.codes import Exit
 from harness.gate.decide import Verdict
+from harness.gate.exit_code import Exit
+from harness.gate.judged_metric import Unit
 from harness.gate.policy import Rule
 from harness.gate.sides import FIRST
-from harness.gate.unit import Unit
 
 
 @pytest.mark.parametrize(("better", "sign"), [("lower", 1.0), ("higher", -1.0)])

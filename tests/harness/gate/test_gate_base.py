@@ -12,7 +12,7 @@ from command_repo import git
 from harness.__main__ import main
 from harness.gate import against, base, drive, process
 from harness.gate.base import base_of, clock_lacks
-from harness.gate.codes import Exit, GateError
+from harness.gate.exit_code import Exit, GateError
 from harness.gate.process import Process
 
 ROOT = Path(process.__file__).resolve().parents[2]

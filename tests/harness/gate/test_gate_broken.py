@@ -12,8 +12,8 @@ import pytest
 from harness import gate
 from harness.__main__ import main
 from harness.gate import broken, judge, render
-from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
+from harness.gate.exit_code import Exit, GateError
 
 ROOT = Path(gate.__file__).resolve().parents[2]
 WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "device=cpu", "arms=[eager]"]

@@ -11,8 +11,8 @@ from gate_fixtures import Times, time_row, write
 
 from harness import store
 from harness.gate.cause import Cause, cause_of, cycle_ratio
+from harness.gate.judged_metric import Unit
 from harness.gate.policy import Rule
-from harness.gate.unit import Unit
 from harness.store.measurement import Measurement
 
 SLOWER = math.log(1.10)

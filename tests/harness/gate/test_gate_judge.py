@@ -27,8 +27,8 @@ from gate_fixtures import (
 )
 
 from harness.gate import render
-from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
+from harness.gate.exit_code import Exit, GateError
 from harness.gate.judge import Judgement, judge
 from harness.gate.policy import Allowance, Group, Match, Policy
 from harness.gate.sides import load_side

@@ -11,7 +11,7 @@ import pytest
 from curves_for_tests import control, rows_of_runs, shifted, whole_suite
 from gate_fixtures import ENV, Times, time_row, write
 
-from harness.gate.codes import Exit
+from harness.gate.exit_code import Exit
 from harness.gate.judge import Finding, Judgement, judge
 from harness.gate.policy import load_policy
 from harness.gate.sides import load_side

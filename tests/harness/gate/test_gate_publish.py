@@ -14,7 +14,7 @@ from gate_fixtures import Times, failed_row, run, time_row, value_row, write
 
 from harness.__main__ import main
 from harness.gate import publish
-from harness.gate.codes import Exit
+from harness.gate.exit_code import Exit
 from harness.gate.judge import Judgement
 from harness.gate.render import HEADLINE
 

@@ -10,8 +10,7 @@ import pytest
 from gate_fixtures import Times, control_row, time_row, write
 
 from harness.__main__ import main
-from harness.gate import error_rates, selftest, simulate
-from harness.gate import sittings as sittings_of
+from harness.gate import error_rates, selftest, simulate, stored_sessions
 from harness.gate.policy import load_policy
 from harness.gate.simulate import NOISES, grid
 from harness.store.errors import UsageError
@@ -43,9 +42,9 @@ def sittings(tmp_path: Path) -> Path:
 
 
 def test_sittings_are_counted_by_what_was_put_in(sittings: Path) -> None:
-    found = sittings_of.read_sittings(sittings, POLICY)
+    found = stored_sessions.read_sittings(sittings, POLICY)
     assert [(s.pad, s.regressed) for s in found] == [(0.0, False)] * 3 + [(0.1, True)] * 2
-    lines = sittings_of.sitting_lines(found)
+    lines = stored_sessions.sitting_lines(found)
     assert any(line.startswith("| none (A/A) | 3 | 0 | 0.0% to 70.8% | 0 | 0 | 6 |") for line in lines)
     assert any(line.startswith("| 10% | 2 | 2 | 15.8% to 100.0% | 0 | 4 | 0 |") for line in lines)
     assert any(line.endswith("| 80, 80 | 10, 7 | 2.5, 2.5 |") for line in lines)
@@ -53,7 +52,7 @@ def test_sittings_are_counted_by_what_was_put_in(sittings: Path) -> None:
 
 def test_planted_slowdowns_are_shown_as_they_were_measured(sittings: Path) -> None:
     """Oracle: one time a round, slowed by 1.1 in both sittings; with one sample its quantile is its median."""
-    lines = sittings_of.planted_lines(sittings_of.read_sittings(sittings, POLICY))
+    lines = stored_sessions.planted_lines(stored_sessions.read_sittings(sittings, POLICY))
     rows = [line.split(" | ") for line in lines if line.startswith("| 10% | gemm, ")]
     assert len(rows) == 2
     for _, _, ratio, span, fast, fast_span in rows:
@@ -62,7 +61,7 @@ def test_planted_slowdowns_are_shown_as_they_were_measured(sittings: Path) -> No
         assert low <= float(ratio) <= high
         assert float(fast) == pytest.approx(1.1, abs=0.02)
         assert fast_span.endswith(" |")
-    assert sittings_of.planted_lines(sittings_of.read_sittings(sittings, POLICY)[:3]) == []
+    assert stored_sessions.planted_lines(stored_sessions.read_sittings(sittings, POLICY)[:3]) == []
 
 
 def test_the_fastest_calls_of_a_round_are_compared_with_those_of_its_pair() -> None:
@@ -73,12 +72,14 @@ def test_the_fastest_calls_of_a_round_are_compared_with_those_of_its_pair() -> N
         [SimpleNamespace(samples=[*one, *one], rounds=[0] * 11 + [1] * 11)] for one in (calm, interrupted)
     )
     unit = SimpleNamespace(rows=rows)
-    assert sittings_of._ratio_of_fast(unit) == pytest.approx(1.2)
+    assert stored_sessions._ratio_of_fast(unit) == pytest.approx(1.2)
 
 
 def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
     """Against zero, both directions at 0.05 each: 10 % are due, less what a discrete test gives away."""
-    (line,) = [x for x in sittings_of.shuffle_lines(sittings_of.read_sittings(sittings, POLICY), POLICY) if x]
+    (line,) = [
+        x for x in stored_sessions.shuffle_lines(stored_sessions.read_sittings(sittings, POLICY), POLICY) if x
+    ]
     assert "120 relabelled units" in line
     assert "0 (0.00% to 3.03%) against the tolerance" in line
     flagged = int(line.split("tolerance, ")[1].split()[0])
@@ -86,21 +87,23 @@ def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
 
 
 def test_intervals_of_equal_code_are_held_against_the_truth(sittings: Path) -> None:
-    found = sittings_of.read_sittings(sittings, POLICY)
-    (line,) = [x for x in sittings_of.coverage_lines(found) if x]
+    found = stored_sessions.read_sittings(sittings, POLICY)
+    (line,) = [x for x in stored_sessions.coverage_lines(found) if x]
     timed = [f for s in found[:3] for f in s.judgement.findings]
     held = sum(f.low <= 1 <= f.high for f in timed)
     assert f"{held} of 6 95 % intervals hold 1" in line
     assert "3 of 3 99 % intervals of the control (29.24% to 100.00%)" in line
-    assert sittings_of.coverage_lines(found[3:]) == []
+    assert stored_sessions.coverage_lines(found[3:]) == []
 
 
 def test_sittings_set_against_one_another_are_stored_runs(sittings: Path) -> None:
     """Three A/A sittings make six ordered pairs; their machines' drifts differ by 10 % a round, so none is certain."""
-    (line,) = [x for x in sittings_of.stored_lines(sittings_of.read_sittings(sittings, POLICY), POLICY) if x]
+    (line,) = [
+        x for x in stored_sessions.stored_lines(stored_sessions.read_sittings(sittings, POLICY), POLICY) if x
+    ]
     assert "6 comparisons of 3 sittings" in line
     assert "0 called something REGRESSED (0.0%)" in line
-    assert sittings_of.stored_lines([], POLICY) == []
+    assert stored_sessions.stored_lines([], POLICY) == []
 
 
 def test_the_table_holds_every_cell() -> None:
@@ -151,4 +154,4 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert f"--{name} {few}: fewer than 100 {name}" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
     with pytest.raises(UsageError, match="no session in"):
-        sittings_of.read_sittings(tmp_path, POLICY)
+        stored_sessions.read_sittings(tmp_path, POLICY)

@@ -11,12 +11,12 @@ from scripted_session import BLOCK, CASE, PLAN, PLANNED, PREPARE, ROOT, SCRIPT, 
 
 from harness import store
 from harness.gate import session
-from harness.gate.codes import Exit
 from harness.gate.drive import Request, measure_and_judge
+from harness.gate.exit_code import Exit
 from harness.gate.judge import judge
 from harness.gate.policy import load_policy
 from harness.gate.process import Process, WorkerError
-from harness.gate.session import Session, SideError
+from harness.gate.session import PairedMeasurement, SideError
 from harness.gate.sides import CONTROL_SUITE, load_side
 
 WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
@@ -28,7 +28,7 @@ ROUNDS = 3
 def sitting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real session of three rounds; the second half of the judge's diet."""
     folder: Path = tmp_path_factory.mktemp("gate") / "S"
-    Session({"baseline": ROOT, "candidate": ROOT}, WORDS, folder, blocks=2).stage(1, ROUNDS)
+    PairedMeasurement({"baseline": ROOT, "candidate": ROOT}, WORDS, folder, blocks=2).stage(1, ROUNDS)
     return folder
 
 

@@ -12,10 +12,10 @@ from scripted_session import BLOCK, PLAN, PLANNED, PREPARE, ROOT, SCRIPT, SCRIPT
 
 from harness import store
 from harness.gate import drive
-from harness.gate.codes import Exit, GateError
 from harness.gate.drive import Request, measure_and_judge
+from harness.gate.exit_code import Exit, GateError
 from harness.gate.policy import load_policy
-from harness.gate.session import Session
+from harness.gate.session import PairedMeasurement
 from harness.gate.sides import load_side
 
 
@@ -92,14 +92,14 @@ class Rounds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.now, self.rounds = 0.0, 0
-        whole = Session._round
+        whole = PairedMeasurement._round
 
-        def counted(sitting: Session, *args: Any) -> None:
+        def counted(sitting: PairedMeasurement, *args: Any) -> None:
             whole(sitting, *args)
             self.now += seconds
             self.rounds += 1
 
-        monkeypatch.setattr(Session, "_round", counted)
+        monkeypatch.setattr(PairedMeasurement, "_round", counted)
 
     def __call__(self) -> float:
         return self.now
@@ -164,12 +164,12 @@ def test_a_confirmation_cut_short_leaves_inconclusive(
     policy = dataclasses.replace(load_policy(), pairs=6, budget_s=300.0)
     stages = []
 
-    def stage(self: Session, number: int, pairs: int, only: Any = (), **_: Any) -> int:
+    def stage(self: PairedMeasurement, number: int, pairs: int, only: Any = (), **_: Any) -> int:
         stages.append((number, pairs))
         return whole(self, number, pairs if number == 1 else 4, only)
 
-    whole = Session.stage
-    monkeypatch.setattr(Session, "stage", stage)
+    whole = PairedMeasurement.stage
+    monkeypatch.setattr(PairedMeasurement, "stage", stage)
     request = Request(sitting.trees, ["sweep=x"], policy, tmp_path / "r")
     found = measure_and_judge(request, lambda line: None)
     assert stages == [(1, 6), (2, 10)]

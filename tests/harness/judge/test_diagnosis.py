@@ -16,7 +16,7 @@ from diagnosed import found, look
 from report_fixtures import CPU, H200, Invented, absent, ceiling_cases, figure, frame, linear_cases
 
 import fp8core
-from harness.advise.pays import Rates, rates
+from harness.advise.fp8_break_even import Rates, rates
 from harness.judge import diagnosis
 from harness.judge.diagnosis import findings, lines
 from harness.judge.diagnosis.finding import few, gib

@@ -19,7 +19,7 @@ from report_fixtures import (
     write_run,
 )
 
-from harness.report import charts, paying, roofline, tradeoff
+from harness.report import charts, compile_break_even, roofline, tradeoff
 from harness.report.drawing import standalone
 from harness.report.heatmap import EDGES, MOST_M, MOST_SIDE, heat_maps
 from harness.report.picture import picture
@@ -180,14 +180,14 @@ def test_break_even_by_hand(tmp_path: Path) -> None:
         )
         rows.append(figure(case, arm, "compile_s", 8.0, part="warm"))
     found = machine(write_run(tmp_path, [rows]))
-    by_arm = {arm: about for (_, _, arm), about in paying.compilations(found).items()}
+    by_arm = {arm: about for (_, _, arm), about in compile_break_even.compilations(found).items()}
     drift = found.frame.set_index("arm")["value"]["tensorwise_compile"].iloc[0] / 3.0
     assert by_arm["tensorwise_compile"]["gain_s"] == pytest.approx(2e-3 * drift, rel=1e-3)
     assert by_arm["tensorwise_compile"]["cold_pays"] == pytest.approx(20000 / drift, rel=1e-3)
     assert by_arm["tensorwise_compile"]["warm_pays"] == pytest.approx(4000 / drift, rel=1e-3)
     assert by_arm["rowwise_compile"]["cold_pays"] == math.inf
     assert "cold_pays" not in by_arm["delayed_compile"]
-    (chart,) = paying.break_even(found)
+    (chart,) = compile_break_even.break_even(found)
     assert "Compiling never pays in 1 of 2 arms" in chart.caption
     assert "linear tensorwise_compile" in chart.svg
     assert "linear rowwise_compile" not in chart.svg
@@ -202,7 +202,7 @@ def test_break_even_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_the_eager_twin_of_a_compiled_arm(arm: str, eager: str) -> None:
-    assert paying._eager(parse(arm)) == eager
+    assert compile_break_even._eager(parse(arm)) == eager
 
 
 def test_steps_of_different_batches_are_no_pair(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_steps_of_different_batches_are_no_pair(tmp_path: Path) -> None:
         "bf16_compile": {"ms": 3.0, "resolved": {"tokens_per_step": 1024}},
     }
     rows = [*Invented().times(case, arms), figure(case, "bf16_compile", "compile_s", 30.0)]
-    (about,) = paying.compilations(machine(write_run(tmp_path, [rows]))).values()
+    (about,) = compile_break_even.compilations(machine(write_run(tmp_path, [rows]))).values()
     assert "cold_pays" not in about
 
 

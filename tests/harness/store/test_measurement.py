@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.store.measurement import METRICS, Measurement, filed, to_json
+from harness.store.measurement import METRICS, Measurement, by_name, to_json
 
 
 def row(**changes: Any) -> Measurement:
@@ -70,6 +70,6 @@ def test_every_metric_is_filed_under_its_own_name() -> None:
 def test_a_metric_has_one_meaning() -> None:
     """A merge once left five literals twice, which a dict swallows."""
     metrics = list(METRICS.values())
-    assert filed(metrics) == METRICS
+    assert by_name(metrics) == METRICS
     with pytest.raises(ValueError, match="metric 'time_ms' is defined twice"):
-        filed([*metrics, metrics[0]])
+        by_name([*metrics, metrics[0]])

@@ -27,8 +27,8 @@ def measurement() -> Measurement:
     return Measurement("s", "c1", "a", "{}", "time_ms", "ok", samples=(1.0, 2.0))
 
 
-def writer(folder: Path, run_id: str = "r1") -> runlog.TellingWriter:
-    return runlog.TellingWriter(folder, run_id=run_id, sweep="toy", env_id="e", env={}, about={})
+def writer(folder: Path, run_id: str = "r1") -> runlog.LoggingWriter:
+    return runlog.LoggingWriter(folder, run_id=run_id, sweep="toy", env_id="e", env={}, about={})
 
 
 def rows_of(folder: Path) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def test_a_run_under_way_and_a_closed_one_read_as_plain_parquet(tmp_path: Path) 
     folder, second = tmp_path / "toy/r1", replace(measurement(), case_id="c2")
     with run_lock.held(folder), runlog.log_to(folder, logging.INFO):
         rows = writer(folder)
-        runlog.Note(rows).write(state="running")
+        runlog.ProgressFile(rows).write(state="running")
         rows.append([measurement()])
         rows.checkpoint([replace(second, status="partial", reason="cut off")])
         assert rows_of(folder) == (2, 2)

@@ -14,7 +14,7 @@ from harness.store.arm import ABLATIONS, GRAD_FORMAT, ONLY_GEMM, ONLY_OPERAND
 from harness.store.case import Case
 from harness.suites import ablation, divergence
 from harness.timing.workload import Trial
-from harness.training import batches, on_paper
+from harness.training import batches, meta_estimate
 
 ARMS = {name: info.arm for name, info in divergence.ARMS.items() if info.arm.variant in ABLATIONS}
 
@@ -97,5 +97,5 @@ def test_an_emulated_arm_rounds_the_layers_that_the_recipe_converts(
     case = Case.of("divergence", given)
     monkeypatch.setattr(batches, "extent_of_case", lambda case: SimpleNamespace(vocab_size=65))
     setups = [divergence.setup_of(case, name) for name in (arm.partition("_")[0], arm)]
-    assert on_paper.fp8_layers(setups[0]) == on_paper.fp8_layers(setups[1])
-    assert "head" not in on_paper.fp8_layers(setups[1])
+    assert meta_estimate.fp8_layers(setups[0]) == meta_estimate.fp8_layers(setups[1])
+    assert "head" not in meta_estimate.fp8_layers(setups[1])

@@ -21,13 +21,13 @@ from harness.store.errors import UsageError
 from harness.suites import divergence
 from harness.suites.common import recipe_unsupported
 from harness.timing.workload import Trial
-from harness.training.loop import Job
+from harness.training.loop import TrainingJob
 from harness.training.setup import prepare
 
 TEXT = Path(__file__).read_bytes() * 4  # any text will do
 
 
-def weights(job: Job) -> dict[str, torch.Tensor]:
+def weights(job: TrainingJob) -> dict[str, torch.Tensor]:
     from harness.training.loop import perturb
 
     model = prepare(job.setup, "cpu").model

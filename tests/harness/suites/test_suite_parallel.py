@@ -27,7 +27,7 @@ from harness.training.parallel.job import (
     InColumns,
     InRows,
     InShares,
-    Job,
+    ParallelRun,
     Trainee,
     _passes,
     alone,
@@ -106,7 +106,7 @@ def test_cells_equal_one_process(tmp_path: Path) -> None:
     assert any("all_gather uint8" in part for part in wire["part"])
 
 
-def wrong(how: str, job: Job) -> list[float]:
+def wrong(how: str, job: ParallelRun) -> list[float]:
     """Two ranks that train with a fault."""
     trainee = cells._ddp(job)
     model: nn.Module = trainee.model
@@ -139,14 +139,14 @@ def wrong(how: str, job: Job) -> list[float]:
 def test_a_wrong_gradient_lies_beyond_even_the_widest_bound(how: str, recipe: str | None) -> None:
     """So that what passes the bound of rounding has the right gradients. Of FP8 that bound lets a tenth pass; without FP8
     it lets nothing pass, in the same cell."""
-    job = Job(RECIPES[recipe] if recipe else None, microbatches=2)
+    job = ParallelRun(RECIPES[recipe] if recipe else None, microbatches=2)
     curves = ranks.run(wrong, 2, how, job)
     losses = [sum(each) / 2 for each in zip(*curves, strict=True)]
     assert bounds.deviation(losses, bounds.reference(job)) > bounds.rounding(job)
 
 
 def test_the_bound_is_what_rounding_does_and_no_more() -> None:
-    high = Job(None, microbatches=2)
+    high = ParallelRun(None, microbatches=2)
     assert bounds.MARGIN * 2**-23 <= bounds.rounding(high) < 1e-6
     losses = bounds.reference(high)
     assert losses == tuple(alone(high))
@@ -155,7 +155,7 @@ def test_the_bound_is_what_rounding_does_and_no_more() -> None:
 
 def test_parts_compute_what_the_whole_does() -> None:
     """Oracle: the model uncut, in float32, where cutting changes the order of sums alone."""
-    for job in (Job(None), Job(None, moe=True)):
+    for job in (ParallelRun(None), ParallelRun(None, moe=True)):
         whole, cut = job.build(), job.build()
         in_parts(cut, 2)
         kinds = {type(m) for m in cut.modules()}
@@ -181,7 +181,7 @@ def test_the_rank_whose_loss_was_the_first_nan_is_named(curves: list[list[float]
     assert not_finite(curves) == said
 
 
-def planted_nan(job: Job) -> list[float]:
+def planted_nan(job: ParallelRun) -> list[float]:
     trainee = cells._ddp(job)
     if dist.get_rank() == 1:
 
@@ -194,7 +194,7 @@ def planted_nan(job: Job) -> list[float]:
 
 
 def test_a_nan_on_one_rank_is_told_by_its_rank() -> None:
-    curves = ranks.run(planted_nan, 2, Job(None, microbatches=2))
+    curves = ranks.run(planted_nan, 2, ParallelRun(None, microbatches=2))
     assert not_finite(curves) == "rank 1 of 2: loss is nan at step 0; the others' is finite there"
 
 

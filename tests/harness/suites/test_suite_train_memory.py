@@ -17,7 +17,7 @@ from harness.machine.hardware import named
 from harness.store.compare import rows_of
 from harness.store.errors import MemoryShortageError, UsageError
 from harness.suites import train
-from harness.training import on_paper, timed
+from harness.training import meta_estimate, timed
 from harness.training.models import MODELS
 from harness.training.models.flops import recomputed
 from harness.training.setup import Trainee
@@ -93,7 +93,7 @@ def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: py
 
 
 def test_what_is_predicted_not_to_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = on_paper.total(on_paper.memory(train._setup(case(), "bf16_eager", 2), "cpu"))
+    needed = meta_estimate.total(meta_estimate.memory(train._setup(case(), "bf16_eager", 2), "cpu"))
     monkeypatch.setattr(train, "free_bytes", lambda device: needed - 1)
     monkeypatch.setattr(timed, "prepare", lambda *_: pytest.fail("was made"))
     why = train.unsupported(case(), "bf16_eager", "cpu")
@@ -110,7 +110,7 @@ def test_weights_that_do_not_fit_are_refused_without_a_pass_on_paper(
     arms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass on paper over 80 blocks takes a minute. Oracle: 16 bytes a parameter of AdamW in float32, 256 bytes for words."""
-    monkeypatch.setattr(on_paper, "predict", lambda *_, **__: pytest.fail("ran the model on paper"))
+    monkeypatch.setattr(meta_estimate, "predict", lambda *_, **__: pytest.fail("ran the model on paper"))
     gib = 16 * (MODELS["llama3_70b"].parameters - 2 * (128256 - 256) * 8192) / 2**30
     with pytest.raises(
         UsageError,
@@ -132,8 +132,10 @@ def test_a_model_of_which_nothing_can_be_converted_says_which_layers_and_why() -
 
 def test_prediction_is_of_the_setup_and_not_of_how_it_is_compiled() -> None:
     eager, compiled = (train._setup(case(), arm, 2) for arm in ("rowwise_eager", "rowwise_compile"))
-    assert on_paper.memory(eager, "cpu") == on_paper.memory(compiled, "cpu")
-    assert on_paper.memory(eager, "cpu") != on_paper.memory(train._setup(case(), "bf16_eager", 2), "cpu")
+    assert meta_estimate.memory(eager, "cpu") == meta_estimate.memory(compiled, "cpu")
+    assert meta_estimate.memory(eager, "cpu") != meta_estimate.memory(
+        train._setup(case(), "bf16_eager", 2), "cpu"
+    )
 
 
 def test_a_stored_step_tells_its_mfu_and_what_recomputation_adds(tmp_path: Path) -> None:
@@ -152,8 +154,10 @@ def test_a_stored_step_tells_its_mfu_and_what_recomputation_adds(tmp_path: Path)
         assert causal.mfu_mixed < palm.mfu_mixed
         assert palm.hfu > palm.mfu_mixed
         again = train._setup(case(checkpointing="full", compute="bf16"), arm, 2)
-        added = on_paper.recomputed_flops(again)["palm"]
-        assert sum(added.values()) == sum(recomputed(on_paper.skeleton(again), 2, again.seq).values()) > 0
+        added = meta_estimate.recomputed_flops(again)["palm"]
+        assert (
+            sum(added.values()) == sum(recomputed(meta_estimate.skeleton(again), 2, again.seq).values()) > 0
+        )
     bf16 = mfu.of_row(times["bf16_eager"], device)[0]
     assert bf16.mfu_mixed == pytest.approx(bf16.model_tflops / 989.0, rel=1e-9)
     assert mfu.of_row(times["tensorwise_eager"], device)[0].fp8_share > 0.5
@@ -164,7 +168,7 @@ def test_the_largest_batch_is_tried_and_not_only_predicted(
     monkeypatch: pytest.MonkeyPatch, fits: int, expected: int
 ) -> None:
     """Room for 16 sequences by the prediction; the allocator says otherwise. One step beyond it is tried too."""
-    room = on_paper.total(on_paper.memory(train._setup(case(), "tensorwise_eager", 16), "cpu"))
+    room = meta_estimate.total(meta_estimate.memory(train._setup(case(), "tensorwise_eager", 16), "cpu"))
     monkeypatch.setattr(train, "free_bytes", lambda device: room)
     runs_out(monkeypatch, lambda made: made.recipe is not None and made.batch > fits)
     found = train.largest(case(batch=train.MAX), "tensorwise_eager", "cpu")

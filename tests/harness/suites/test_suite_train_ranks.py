@@ -20,7 +20,7 @@ from train_cases import case, execute, row
 from fp8core import RECIPES
 from harness.advise import training
 from harness.advise.rates import rates_of
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.predict import gain, step_parts
 from harness.machine.hardware import named
 from harness.machine.ranks import RanksError
@@ -250,7 +250,7 @@ def test_the_prediction_is_that_of_the_suite_scale(gather: bool, world: int) -> 
     recipe = RECIPES["tensorwise"].with_fp8_all_gather(gather)
     setup = Setup("llama3_1b", batch=2, seq=2048, compute="bf16", recipe=recipe)
     found = training.predicted(setup, world, "cpu", named("h100"))
-    job = Job("llama3_1b", "h100", world, 2, 2048, checkpointing="none", node=world, recipe="tensorwise",
+    job = ClusterJob("llama3_1b", "h100", world, 2, 2048, checkpointing="none", node=world, recipe="tensorwise",
               gather_fp8=gather, weights="bf16", compiled=False)  # fmt: skip
     rates = rates_of(named("h100"))
     expected = gain(job, rates)

@@ -15,7 +15,7 @@ from train_cases import case, execute, row
 
 from fp8core import Float8Linear
 from harness.suites import train
-from harness.training import captured, setup, steps, timed
+from harness.training import cuda_graph, setup, steps, timed
 from harness.training.setup import Trainee
 
 # Steps that are recorded and replayed
@@ -30,8 +30,8 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[OperatorTape]:
         begun.append(OperatorTape())
         return begun[-1]
 
-    monkeypatch.setattr(captured, "CudaTape", begin)
-    monkeypatch.setattr(captured, "refused", lambda *_: "")
+    monkeypatch.setattr(cuda_graph, "CudaTape", begin)
+    monkeypatch.setattr(cuda_graph, "refused", lambda *_: "")
     return begun
 
 
@@ -52,7 +52,7 @@ def test_replayed_arms_take_the_eager_arm_s_steps(
     assert made.resolved["compile"] == "eager, recorded as one CUDA graph"
     assert made.resolved["replayed_losses"] == made.resolved["eager_losses"]
     with eager.resident():
-        want = [eager.run() for _ in range(captured.WARM_UP + timed.STEPS + 1)][captured.WARM_UP :]
+        want = [eager.run() for _ in range(cuda_graph.WARM_UP + timed.STEPS + 1)][cuda_graph.WARM_UP :]
     for _ in range(2):
         with made.resident():
             assert not tapes[-1].replays, "recording is no part of what is timed"

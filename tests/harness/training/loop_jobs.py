@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fp8core import RECIPES, PrecisionSchedule
-from harness.training.loop import Job, Regime, Result
+from harness.training.loop import Regime, Result, TrainingJob
 from harness.training.setup import Setup
 
 STEPS = 12
@@ -25,7 +25,7 @@ class Dropping(TinyLM):
         return functional.cross_entropy(self.head(x).float().flatten(0, 1), targets.flatten())
 
 
-def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> Job:
+def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> TrainingJob:
     """A run of a small model with dropout, two microbatches a step and delayed scaling."""
     torch.manual_seed(3)
     regime = {"steps": STEPS, "lr": 1e-2, "min_lr": 1e-3, "warmup": 3, "eval_every": 4, "checkpoint_s": 0.0}
@@ -41,7 +41,7 @@ def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> Job:
     given |= changes
     count = given["setup"].accumulation
     given["batches"] = lambda step: [tokens(step * count + i) for i in range(count)]
-    return Job(**given)
+    return TrainingJob(**given)
 
 
 def curves(result: Result, looked_at: bool = True) -> dict[tuple[str, str], list[tuple[int, float]]]:

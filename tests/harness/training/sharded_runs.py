@@ -14,7 +14,7 @@ from torch import nn
 from fp8core import RECIPES, Float8Linear
 from harness.store.proof import FIELD
 from harness.training import batches
-from harness.training.loop import Job, Regime, TrainingRun
+from harness.training.loop import Regime, TrainingJob, TrainingRun
 from harness.training.setup import Setup, prepare
 from harness.training.sharded import NotSavedError, train_sharded
 
@@ -28,14 +28,14 @@ class _EnoughError(Exception):
     pass
 
 
-def job(recipe: str = "", *, gather: bool = True, checkpoint_s: float = 0.0) -> Job:
+def job(recipe: str = "", *, gather: bool = True, checkpoint_s: float = 0.0) -> TrainingJob:
     """A small Llama; by default each step writes a checkpoint."""
     found = RECIPES[recipe].with_fp8_all_gather(gather) if recipe else None
     setup = Setup("llama_tiny", 1, 32, "bf16" if recipe else "fp32", recipe=found, layers=1, lr=3e-3)
     text = batches.corpus_of("llama_tiny", "stdlib")
     size, rank, world = (1, 1, 32), dist.get_rank(), dist.get_world_size()
     assert text is not None
-    return Job(
+    return TrainingJob(
         setup,
         Regime(STEPS, 3e-3, 3e-4, 1, 2, checkpoint_s=checkpoint_s),
         lambda step: batches.microbatches_of("llama_tiny", text, step * world + rank, 0, size, "cpu"),

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fp8core.history import ROLES, AmaxMemory
 from fp8core.kernels import ops
 from fp8core.recipe import RECIPES
-from harness.training.on_paper import skeleton
+from harness.training.meta_estimate import skeleton
 from harness.training.setup import Setup
 from metered.record import record
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.advise.step import Again
+from harness.advise.step import Recompute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.advise.casts import Recipe
+    from harness.advise.casts import RecipeCost
 
 # Every second product of a block is run again, attention is kept (torchtitan, selective activation checkpointing by op).
-BY_OP = Again(products=0.5, between=1.0)
-FULL = Again(1.0, 1.0, 1.0)
-EVERY_SECOND = Again(0.5, 0.5, 0.5)
+BY_OP = Recompute(matmul=0.5, elementwise=1.0)
+FULL = Recompute(1.0, 1.0, 1.0)
+EVERY_SECOND = Recompute(0.5, 0.5, 0.5)
 
 META_H100 = "H100 500 W, HBM2e"  # Meta's own, in which most published runs were made
 
@@ -43,7 +43,7 @@ class Case:
     key: str
     model: str
     machine: str
-    recipe: Recipe
+    recipe: RecipeCost
     measured: float
     source: str
     batch: int = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.advise.casts import TENSORS, Cast, Recipe
+from harness.advise.casts import TENSORS, CastCost, RecipeCost
 from harness.advise.libraries import (
     BLOCK_TE,
     CURRENT_TE,
@@ -25,29 +25,29 @@ __all__ = [
     "TENSORWISE_AO",
 ]
 
-NOCOMPILE_AO = Recipe(
+NOCOMPILE_AO = RecipeCost(
     "nocompile",
     "compiler",
-    {tensor: Cast(2, 4, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
+    {tensor: CastCost(2, 4, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
     shares_input=False,
     source="torchao.prototype.float8nocompile: amax, then both layouts from one read",
 )
-EXPERIMENTAL_EAGER = Recipe(
+EXPERIMENTAL_EAGER = RecipeCost(
     "tensorwise, operators of 2023",
     "compiler",
-    {tensor: Cast(17, 2, forward=FORWARD[tensor] * 17) for tensor in TENSORS},
+    {tensor: CastCost(17, 2, forward=FORWARD[tensor] * 17) for tensor in TENSORS},
     shares_input=False,
     source="float8_experimental: three casts in bfloat16, one operator each",
 )
 # Blocks of 32 with a scale each, no amax of the whole: each layout is one pass (torchao, prototype/mx_formats/README, 2025-08:
 # 5.5 TB/s in order, 3.9 TB/s across on a B200). rceil rounds its scales otherwise, in the same bytes.
-MXFP8_AO = Recipe(
+MXFP8_AO = RecipeCost(
     "mxfp8",
     "compiler",
     {
-        "input": Cast(3.03, 3.03, forward=3.03),
-        "weight": Cast(3.03, 3.03, forward=3.03),
-        "grad_output": Cast(3.03, 3.03),
+        "input": CastCost(3.03, 3.03, forward=3.03),
+        "weight": CastCost(3.03, 3.03, forward=3.03),
+        "grad_output": CastCost(3.03, 3.03),
     },
     fuses_gathers=False,
     source="torchao: prototype/mx_formats, compiled",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.advise.scale.job import Job
+from harness.advise.scale.job import ClusterJob
 from speedups.case import BY_OP, Case
 from speedups.libraries import TENSORWISE_AO
 from speedups.table import CASES
@@ -31,7 +31,7 @@ class Published:
     key: str
     tokens_per_s: float
     source: str
-    step: Case | Job
+    step: Case | ClusterJob
     fp8: bool = False
     memory_gb: float | None = None
     assumed: str = ""
@@ -73,9 +73,11 @@ def _trainy(nodes: int) -> Case:
     return Case("", "llama3_8b", "H200 SXM", TENSORWISE_AO, 1.0, _TRAINY, batch=2, plan=plan)
 
 
-def _kempner(model: str, world: int, tp: int, batch: int, accumulation: int, compiled: bool = True) -> Job:
+def _kempner(
+    model: str, world: int, tp: int, batch: int, accumulation: int, compiled: bool = True
+) -> ClusterJob:
     """Nodes of 4 H200 SXM, everything recomputed, length 4096, bf16 masters, gradients reduced in float32."""
-    return Job(
+    return ClusterJob(
         model=model,
         gpu="h200",
         world=world,

@@ -16,7 +16,7 @@ from language_models import GPT, VOCAB, Config, TinyForClassification, WithoutLe
 from torch import nn
 
 from harness.store.errors import UsageError
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.models import UserModel, resolve
 from harness.training.models.calls import Form, adapt, loss_of
 from harness.training.models.random_tokens import LONGEST, token_input
@@ -143,14 +143,14 @@ def test_a_step_of_a_model_as_it_comes_is_the_step_by_hand(target: str, batch: s
         assert torch.equal(mine.grad, theirs.grad), name
     assert [n for n, _ in trainee.model.named_modules()] == [n for n, _ in plain.named_modules()]
     narrow = ", bfloat16 turned to float32" if compute == "bf16" else ""
-    facts = on_paper.facts_of_calls(setup, "cpu")
+    facts = meta_estimate.facts_of_calls(setup, "cpu")
     assert facts["loss_from"] == ("output.loss" if target == "tiny" else "element 1 of 2") + narrow
     assert facts["batch_handed_over"] == (
         "by name: input_ids, labels, attention_mask" if target == "tiny" else "in order"
     )
-    assert on_paper.tokens(setup) == 4 * 16
+    assert meta_estimate.tokens(setup) == 4 * 16
     products = 2 * 4 * 16 * (2 * 32 * 64 + 32 * 64)  # multiply-adds of up, down and the head
-    assert sum(on_paper.flops(setup).values()) == 3 * products
+    assert sum(meta_estimate.flops(setup).values()) == 3 * products
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_batch_without_labels_is_refused_on_paper(target: str, batch: str, wor
     """Before anything is measured: the plan runs the model on tensors without values."""
     setup = Setup(model=spec(target, batch).name, batch=4, seq=16, compute="fp32")
     with pytest.raises(UsageError, match=words):
-        on_paper.unsupported(setup, "cpu", 2**40)
+        meta_estimate.unsupported(setup, "cpu", 2**40)
 
 
 # No batch function
@@ -190,7 +190,7 @@ def test_without_a_batch_function_a_language_model_reads_random_tokens(
         untrained.lm_head.weight.mul_(0.01)
         assert float(untrained(tokens, targets)) == pytest.approx(math.log(VOCAB), abs=0.05)
     assert "no loss is judged" in str(
-        on_paper.facts_of_calls(Setup(model=model.name, batch=2, seq=8), "cpu")["data"]
+        meta_estimate.facts_of_calls(Setup(model=model.name, batch=2, seq=8), "cpu")["data"]
     )
 
 

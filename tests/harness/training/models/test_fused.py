@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core import RECIPES, CastInput, Float8Linear, PrecisionSchedule
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.models import build
 from harness.training.models.fused import fuse
 from harness.training.models.llama import SwiGlu
@@ -98,7 +98,7 @@ def test_experts_keep_their_activation() -> None:
 def test_a_model_that_has_neither_is_refused() -> None:
     with pytest.raises(ValueError, match="has no RMSNorm and no SwiGLU"):
         fuse(build("nano", device="meta"))
-    why = on_paper.unsupported(replace(SMALL, model="nano", fused_modules=True, seq=16), "cpu", 1 << 40)
+    why = meta_estimate.unsupported(replace(SMALL, model="nano", fused_modules=True, seq=16), "cpu", 1 << 40)
     assert why is not None
     assert why.kind == "shape"
     assert "take a Llama" in why.reason

@@ -8,7 +8,7 @@ import pytest
 
 from fp8core import PrecisionSchedule
 from harness.advise.training import traced
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.loop import Regime, facts_of
 from harness.training.models.tokens import common_rows
 from harness.training.setup import Setup
@@ -22,7 +22,7 @@ def test_the_rows_of_most_work_speak_for_the_model() -> None:
 
 
 def test_tokens_of_a_step_of_a_named_model() -> None:
-    assert on_paper.tokens(Setup("nano", 3, 5, accumulation=7)) == 105
+    assert meta_estimate.tokens(Setup("nano", 3, 5, accumulation=7)) == 105
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_tokens_of_a_step_of_a_user_s_model_are_rows_of_its_layers(
     """Whatever `seq` says, which the model has no use for; 0 is "not known"."""
     model = json.dumps({"_target_": f"models_to_advise.{build}", "batch": f"models_to_advise.{batch}"})
     made = Setup(model, 2, 77, accumulation=3, compute="bf16")
-    assert on_paper.tokens(made) == expected
+    assert meta_estimate.tokens(made) == expected
     if expected:
         assert 3 * traced(model, 2, 0, None, None).tokens == expected
     assert facts_of(made, Regime(1, 1e-3, 1e-4), PrecisionSchedule())["tokens_per_step"] == expected

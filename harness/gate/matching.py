@@ -18,12 +18,12 @@ from harness.gate.align import (
     ratio_units,
     rows_by_key,
 )
-from harness.gate.codes import LOUD, Exit, GateError
 from harness.gate.conditions import mark_conditions
+from harness.gate.exit_code import LOUD, Exit, GateError
 from harness.gate.failed_arms import failed_arms
+from harness.gate.judged_metric import KEY, LOSS, OPERATORS, Unit, arm_names, facts_of
 from harness.gate.policy import Rule
 from harness.gate.sides import CONTROL_SUITE, FIRST, same_class
-from harness.gate.unit import KEY, LOSS, OPERATORS, Unit, arm_names, facts_of
 from harness.store.cause import REFUTED
 from harness.store.measurement import METRICS
 from harness.store.text import axes_of, case_label

@@ -19,8 +19,8 @@ from gate_fixtures import (
     write,
 )
 
-from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
+from harness.gate.exit_code import Exit, GateError
 from harness.gate.judge import judge
 from harness.gate.policy import Policy
 from harness.gate.publish import github_lines, junit

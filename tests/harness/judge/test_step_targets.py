@@ -9,11 +9,11 @@ import pytest
 from report_fixtures import CPU, Invented, absent, write_run
 
 from harness import store
-from harness.judge.step_bars import BARS, held
-from harness.report.bars import bars_table
+from harness.judge.step_targets import BARS, held
 from harness.report.claims import Ledger
 from harness.report.headline import headline_rows
 from harness.report.runs import load
+from harness.report.targets import bars_table
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement

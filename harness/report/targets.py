@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.judge.step_bars import held
+from harness.judge.step_targets import held
 from harness.report.table import Cell, Column, Table, make_table, number
 from harness.store import text
 
 if TYPE_CHECKING:
-    from harness.judge.step_bars import Held
+    from harness.judge.step_targets import Held
     from harness.report.runs import Machine
 
 _STYLES = {"PASS": "faster", "FAIL": "slower", "INCONCLUSIVE": "unclear", "not measured": "muted"}

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from harness.__main__ import main
-from harness.cli import culprits
+from harness.cli import bisection
 from harness.training.bisect import NotFP8Error, bisect
 from harness.training.loop import Curves, Result
 
 if TYPE_CHECKING:
-    from harness.training.loop import Job
+    from harness.training.loop import TrainingJob
 
 SICK, GEMM = "layers.0.mlp.up", "grad_input"
 WORDS = ["sweep=divergence", "device=cpu", "axes.steps=60", "axes.seed=[0,1,2]", "bisect=tensorwise"]
 
 
-def trained(job: Job, device: str) -> Result:
+def trained(job: TrainingJob, device: str) -> Result:
     """What training would return: NaN at step 0 with the sick GEMM in FP8, else a falling curve of the seed."""
     held = {rule for text in str(job.schedule).split(",") for rule in [text.removeprefix("keep_bf16@")]}
     curves = Curves()
@@ -38,7 +38,7 @@ def trained(job: Job, device: str) -> Result:
 def test_nan_in_the_first_step_is_bisected_as_any_other_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(culprits, "train", trained)
+    monkeypatch.setattr(bisection, "train", trained)
     assert main(WORDS) == 0
     printed = capsys.readouterr().out
     assert f"tensorwise, layers: {SICK} fails by itself; everything else in FP8 passes" in printed
@@ -46,7 +46,7 @@ def test_nan_in_the_first_step_is_bisected_as_any_other_failure(
 
 
 def test_a_run_without_a_single_loss_has_broken_at_its_first_step() -> None:
-    run = culprits._run(Result(Curves(), 0, "loss is nan at step 0", {}), 60)
+    run = bisection._run(Result(Curves(), 0, "loss is nan at step 0", {}), 60)
     assert run.broke_at == 0
     assert math.isnan(run.loss.values[0])
 
@@ -56,12 +56,12 @@ def test_an_error_of_training_or_of_the_verdict_is_no_finding(
 ) -> None:
     """Only bisection's own word, that FP8 is not the cause, may be printed as what was found."""
 
-    def broken(job: Job, device: str) -> Result:
+    def broken(job: TrainingJob, device: str) -> Result:
         if job.setup.recipe is None:  # the control trains before the bisection begins
             return trained(job, device)
         raise ValueError("a fault of the harness")
 
-    monkeypatch.setattr(culprits, "train", broken)
+    monkeypatch.setattr(bisection, "train", broken)
     assert main(WORDS) == 7
     assert "internal error: ValueError: a fault of the harness" in capsys.readouterr().err
     with pytest.raises(NotFP8Error, match="FP8 is not the cause"):

@@ -13,8 +13,8 @@ import numpy as np
 from harness import store
 from harness.gate.decide import Verdict, decide
 from harness.gate.judge import judge
+from harness.gate.matching import match
 from harness.gate.sides import load_side
-from harness.gate.units import match
 from harness.store import run_files, stats
 from harness.store.errors import UsageError
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.gate.judge import Judgement
+    from harness.gate.judged_metric import Unit
     from harness.gate.policy import Policy
-    from harness.gate.unit import Unit
 
 SHUFFLES = 20  # of the labels of each stored unit
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class StoredSession:
     """What one stored session concluded."""
 
     name: str
@@ -46,7 +46,7 @@ class Sitting:
         return self.judgement.counted[str(Verdict.REGRESSED)] > 0
 
 
-def read_sittings(folder: Path, policy: Policy) -> list[Sitting]:
+def read_sittings(folder: Path, policy: Policy) -> list[StoredSession]:
     """Judges every session below a folder.
 
     Raises:
@@ -69,13 +69,13 @@ def read_sittings(folder: Path, policy: Policy) -> list[Sitting]:
         seconds = sum(float(a.get("gate", {}).get("seconds", 0.0)) for a in about)
         first = about[0].get("gate", {})
         rounds, load = int(first.get("rounds", 0)), float(first.get("load_average") or math.nan)
-        sittings.append(Sitting(name.name, pad, judgement, seconds, rounds, load))
+        sittings.append(StoredSession(name.name, pad, judgement, seconds, rounds, load))
     return sittings
 
 
-def sitting_lines(sittings: Sequence[Sitting]) -> list[str]:
+def sitting_lines(sittings: Sequence[StoredSession]) -> list[str]:
     """How many sittings of each slowdown called something REGRESSED, and how the units fared."""
-    by_pad: dict[float, list[Sitting]] = defaultdict(list)
+    by_pad: dict[float, list[StoredSession]] = defaultdict(list)
     for sitting in sittings:
         by_pad[sitting.pad].append(sitting)
     env = sittings[0].judgement.candidate.env
@@ -108,7 +108,7 @@ def sitting_lines(sittings: Sequence[Sitting]) -> list[str]:
     return lines
 
 
-def planted_lines(sittings: Sequence[Sitting]) -> list[str]:
+def planted_lines(sittings: Sequence[StoredSession]) -> list[str]:
     """By unit: the slowdown that was measured where one was put in, in the medians and in the fastest calls."""
     ratios: dict[tuple[float, str], list[tuple[float, float]]] = defaultdict(list)
     for sitting in sittings:
@@ -145,7 +145,7 @@ def _ratio_of_fast(unit: Unit) -> float:
     return float(np.exp(np.mean([np.log(after[r] / before[r]) for r in before.keys() & after.keys()])))
 
 
-def shuffle_lines(sittings: Sequence[Sitting], policy: Policy, seed: int = 0) -> list[str]:
+def shuffle_lines(sittings: Sequence[StoredSession], policy: Policy, seed: int = 0) -> list[str]:
     """Alarms on stored A/A rounds whose two sides are swapped at random."""
     random = np.random.default_rng(seed)
     rounds, limits = [], []
@@ -170,7 +170,7 @@ def shuffle_lines(sittings: Sequence[Sitting], policy: Policy, seed: int = 0) ->
     ]
 
 
-def coverage_lines(sittings: Sequence[Sitting]) -> list[str]:
+def coverage_lines(sittings: Sequence[StoredSession]) -> list[str]:
     """How many intervals of A/A units hold the truth, which is a ratio of 1; the control's (99 %) apart."""
     equal = [s.judgement for s in sittings if s.pad == 0]
     units = [f for j in equal for f in j.findings if f.unit.rule.rule == "timed" and math.isfinite(f.change)]
@@ -185,7 +185,7 @@ def coverage_lines(sittings: Sequence[Sitting]) -> list[str]:
     ]
 
 
-def stored_lines(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
+def stored_lines(sittings: Sequence[StoredSession], policy: Policy) -> list[str]:
     """The stored mode on equal code: the baseline of each A/A sitting against the candidate of every other one."""
     equal = [s.judgement for s in sittings if s.pad == 0]
     found = [judge(a.baseline, b.candidate, policy) for a, b in itertools.permutations(equal, 2)]
@@ -206,7 +206,7 @@ def _interval(hits: int, trials: int) -> str:
     return f"{low:.2%} to {high:.2%}"
 
 
-def about_sittings(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
+def about_sittings(sittings: Sequence[StoredSession], policy: Policy) -> list[str]:
     """Everything that stored sittings say about the gate."""
     return [
         *sitting_lines(sittings),

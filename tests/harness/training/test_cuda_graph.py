@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from captured_trainee import Dropping, batches, trainee
+from graph_trainee import Dropping, batches, trainee
 from operator_tape import OperatorTape
 from tiny_lm import TinyLM, tokens
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from fp8core.gemm import backend_named
 from fp8core.history import ROLES, AmaxMemory
 from fp8core.linear import Float8Linear
 from fp8core.recipe import RECIPES, Recipe
-from harness.training import captured
+from harness.training import cuda_graph
 from harness.training.models import resolve
 from harness.training.setup import Setup, Trainee
 
@@ -69,11 +69,11 @@ def test_replayed_steps_are_the_eager_ones_bit_for_bit(recipe: str, compute: str
         trainee(recipe=here(recipe), compute=compute, accumulation=accumulation) for _ in range(2)
     )
     torch.manual_seed(1)
-    want = [seen(eager, eager.step(step)) for step in fed][captured.WARM_UP :]
+    want = [seen(eager, eager.step(step)) for step in fed][cuda_graph.WARM_UP :]
     torch.manual_seed(1)
     tape = OperatorTape()
-    with captured.recorded(replayed, fed[: captured.WARM_UP], tape) as step:
-        got = [seen(replayed, step(one)) for one in fed[captured.WARM_UP :]]
+    with cuda_graph.recorded(replayed, fed[: cuda_graph.WARM_UP], tape) as step:
+        got = [seen(replayed, step(one)) for one in fed[cuda_graph.WARM_UP :]]
         assert tape.replays == len(got)
     assert all(same(*pair) for pair in zip(want, got, strict=True))
     assert same(state_of(eager), state_of(replayed))
@@ -95,7 +95,7 @@ def test_recording_changes_nothing_and_yields_nothing_before_the_first_replay() 
                 yield
 
     tape = Watched()
-    with captured.recorded(made, fed[: captured.WARM_UP], tape) as step:
+    with cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], tape) as step:
         assert same(before, state_of(made))
         assert torch.equal(random[0], torch.get_rng_state())
         assert made.grad_norm is not None
@@ -110,7 +110,7 @@ def test_recording_changes_nothing_and_yields_nothing_before_the_first_replay() 
 
 def test_the_batches_that_are_given_are_left_alone() -> None:
     made, fed = trainee(), batches()
-    with captured.recorded(made, fed[: captured.WARM_UP], OperatorTape()) as step:
+    with cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], OperatorTape()) as step:
         step(fed[3])
     for mine, fresh in zip(fed, batches(), strict=True):
         assert same([t for batch in mine for t in batch], [t for batch in fresh for t in batch])
@@ -127,7 +127,7 @@ def test_the_batches_that_are_given_are_left_alone() -> None:
 def test_a_batch_of_another_kind_is_refused(change: Any, message: str) -> None:
     fed = batches()
     with (
-        captured.recorded(trainee(), fed[: captured.WARM_UP], OperatorTape()) as step,
+        cuda_graph.recorded(trainee(), fed[: cuda_graph.WARM_UP], OperatorTape()) as step,
         pytest.raises(ValueError, match=message),
     ):
         step([tuple(map(change, batch)) for batch in fed[3]])
@@ -230,14 +230,14 @@ def test_a_step_that_waits_is_refused_with_the_reason(what: Any, reason: str) ->
     fed = batches()
     with (
         pytest.raises(
-            captured.CaptureError,
+            cuda_graph.CaptureError,
             match=f"the step can't be recorded as a CUDA graph: {reason}.* not permitted",
         ),
-        captured.recorded(made, fed[: captured.WARM_UP], OperatorTape()),
+        cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], OperatorTape()),
     ):
         pytest.fail("was recorded")
     assert not any(group["capturable"] for group in made.optimizer.param_groups)
-    for one in fed[: captured.WARM_UP]:
+    for one in fed[: cuda_graph.WARM_UP]:
         other.step(one)
     assert same(seen(made, made.step(fed[3])), seen(other, other.step(fed[3])))
 
@@ -246,8 +246,8 @@ def test_kept_casts_whose_bits_are_compared_are_refused() -> None:
     """What `Setup.graph` is for: gradient accumulation waits for the device otherwise, once a microbatch."""
     made = trainee(recipe=RECIPES["tensorwise"], accumulation=2, graph=False)
     with (
-        pytest.raises(captured.CaptureError, match="RefusedError: tolist"),
-        captured.recorded(made, batches(2)[: captured.WARM_UP], OperatorTape()),
+        pytest.raises(cuda_graph.CaptureError, match="RefusedError: tolist"),
+        cuda_graph.recorded(made, batches(2)[: cuda_graph.WARM_UP], OperatorTape()),
     ):
         pytest.fail("was recorded")
 
@@ -256,7 +256,9 @@ def test_memory_that_runs_out_is_no_fault_of_the_step(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with (
         pytest.raises(torch.OutOfMemoryError),
-        captured.recorded(trainee(lambda: Waits(runs_out)), batches()[: captured.WARM_UP], OperatorTape()),
+        cuda_graph.recorded(
+            trainee(lambda: Waits(runs_out)), batches()[: cuda_graph.WARM_UP], OperatorTape()
+        ),
     ):
         pytest.fail("was recorded")
 
@@ -271,7 +273,7 @@ def test_a_layer_that_is_never_called_is_no_reason_to_wait() -> None:
 
     made = trainee(Idle, recipe=RECIPES["delayed"])
     assert isinstance(made.model.get_submodule("idle"), Float8Linear)
-    with captured.recorded(made, batches()[: captured.WARM_UP], OperatorTape()) as step:
+    with cuda_graph.recorded(made, batches()[: cuda_graph.WARM_UP], OperatorTape()) as step:
         assert step(batches()[3]).isfinite()
 
 
@@ -285,7 +287,7 @@ def test_a_layer_that_is_never_called_is_no_reason_to_wait() -> None:
     ],
 )
 def test_what_is_not_even_tried(device: str, experts: str, reason: str) -> None:
-    why = captured.refused(device, experts)
+    why = cuda_graph.refused(device, experts)
     assert why.startswith(reason)
     assert "\n" not in why
     assert bool(why) == bool(reason)

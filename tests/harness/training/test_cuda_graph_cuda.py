@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from captured_trainee import batches, trainee
 from fakes import FakeGraphs
+from graph_trainee import batches, trainee
 from torch import Tensor, nn
 
-from harness.training import captured
+from harness.training import cuda_graph
 from harness.training.setup import Trainee
 
 # The CUDA side
@@ -25,7 +25,7 @@ def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
     for name, fake in cuda.functions.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(
-        captured, "_stream", functools.cache(captured._stream.__wrapped__)
+        cuda_graph, "_stream", functools.cache(cuda_graph._stream.__wrapped__)
     )  # no fake outlives its test
     return cuda
 
@@ -48,7 +48,7 @@ def test_all_recordings_share_a_stream_which_is_waited_for_whatever_failed(
     """Libraries keep a workspace for each stream; and what a failed warm-up still writes must not be given back yet."""
     cuda = fake_graphs(monkeypatch)
     for _ in range(3):
-        with contextlib.suppress(ValueError), captured.CudaTape().beside():
+        with contextlib.suppress(ValueError), cuda_graph.CudaTape().beside():
             raise ValueError
     assert cuda.streams == 1
     assert cuda.log == ["side waits for default on default", "default waits for side on default"] * 3
@@ -62,12 +62,12 @@ def test_what_is_asked_of_cuda_and_on_which_stream(monkeypatch: pytest.MonkeyPat
     cycle.itself = [cycle]
     left = weakref.ref(cycle)
     del cycle
-    with captured.recorded(made, fed[: captured.WARM_UP], captured.CudaTape()) as step:
-        for one in fed[captured.WARM_UP : captured.WARM_UP + 2]:
+    with cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], cuda_graph.CudaTape()) as step:
+        for one in fed[cuda_graph.WARM_UP : cuda_graph.WARM_UP + 2]:
             step(one)
     assert cuda.log == [
         "side waits for default on default",
-        *["step, cycles collected on side"] * captured.WARM_UP,
+        *["step, cycles collected on side"] * cuda_graph.WARM_UP,
         "default waits for side on default",
         "begin on side",
         "step, cycles left on side",
@@ -87,8 +87,8 @@ def test_a_recording_that_cuda_refuses_gives_its_stream_back_and_the_first_reaso
     cuda.refuses = True
     noting(cuda, made, monkeypatch)
     with (
-        pytest.raises(captured.CaptureError, match=r"as a CUDA graph: ValueError: no, for a reason$"),
-        captured.recorded(made, batches()[: captured.WARM_UP], captured.CudaTape()),
+        pytest.raises(cuda_graph.CaptureError, match=r"as a CUDA graph: ValueError: no, for a reason$"),
+        cuda_graph.recorded(made, batches()[: cuda_graph.WARM_UP], cuda_graph.CudaTape()),
     ):
         pytest.fail("was recorded")
     assert cuda.current == "default"
@@ -99,7 +99,9 @@ def test_an_end_that_fails_by_itself_is_the_reason(monkeypatch: pytest.MonkeyPat
     cuda, made = fake_graphs(monkeypatch), trainee()
     cuda.refuses = True
     with (
-        pytest.raises(captured.CaptureError, match="RuntimeError: operation failed due to a previous error"),
-        captured.recorded(made, batches()[: captured.WARM_UP], captured.CudaTape()),
+        pytest.raises(
+            cuda_graph.CaptureError, match="RuntimeError: operation failed due to a previous error"
+        ),
+        cuda_graph.recorded(made, batches()[: cuda_graph.WARM_UP], cuda_graph.CudaTape()),
     ):
         pytest.fail("was recorded")

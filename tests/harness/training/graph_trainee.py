@@ -9,13 +9,13 @@ from tiny_lm import TinyLM, tokens
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.training import captured
+from harness.training import cuda_graph
 from harness.training.setup import Setup, Trainee, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS = captured.WARM_UP + 4
+STEPS = cuda_graph.WARM_UP + 4
 
 
 class Dropping(TinyLM):

@@ -16,7 +16,7 @@ from harness.judge.verdict import Curve, Run, judge_pairs
 from harness.store.arm import EPS
 from harness.store.errors import UsageError, unknown
 from harness.suites import divergence
-from harness.training import on_paper
+from harness.training import meta_estimate
 from harness.training.bisect import NotFP8Error, locate, schedule_with
 from harness.training.loop import train
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from harness.engine.plan import Plan
     from harness.store.case import Case
     from harness.training.loop import Result
-
-Runs = dict[int, Run]
 
 
 def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
@@ -54,7 +52,7 @@ def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
     return cases
 
 
-def find(plan: Plan, arm: str, device: str, tell: Callable[[str], None]) -> Iterator[str]:
+def run(plan: Plan, arm: str, device: str, tell: Callable[[str], None]) -> Iterator[str]:
     """Bisects an arm of each set-up of a plan; yields what was found, a line at a time.
 
     Args:
@@ -75,7 +73,7 @@ def find(plan: Plan, arm: str, device: str, tell: Callable[[str], None]) -> Iter
 
 
 def _find(cases: Sequence[Case], arm: str, device: str, tell: Callable[[str], None]) -> Iterator[str]:
-    skeleton = on_paper.skeleton(divergence.setup_of(cases[0], arm))
+    skeleton = meta_estimate.skeleton(divergence.setup_of(cases[0], arm))
     layers = [layer.fqn for layer in audit(skeleton).converted]
     control = {case.integer("seed"): _trained(case, divergence.BASE, device, "") for case in cases}
 
