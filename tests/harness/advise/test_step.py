@@ -13,6 +13,7 @@ from harness.advise.rates import rates_of
 from harness.advise.step import (
     Exchange,
     Plan,
+    Recompute,
     layer_cost,
     speedup,
     step_cost,
