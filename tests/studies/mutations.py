@@ -31,7 +31,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("fp8core", "harness")
 LEFT_OUT = "not slow and not benchmark_bar and not clients and not cluster and not gpu"
 FILES_AT_ONCE = 4  # test files of one pytest process while the map is made
-NEIGHBOURS = 40  # tests of a line that no test ran in its own process: those that ran the most of its file
+NEIGHBOURS = (
+    40  # tests of a line that no test ran, or that ran at import: those that ran the most of its file
+)
 
 
 class State:
@@ -127,9 +129,9 @@ class TestMap:
         """The tests of a line, the quickest first, as many as the budget holds; and how many there are."""
         lines = self.lines.get(mutation.path, {})
         chosen = lines.get(mutation.line, set())
-        if not chosen:
+        if not chosen or not mutation.function:  # what runs at import is read by tests that ran other lines
             most = Counter(test for tests in lines.values() for test in tests).most_common(NEIGHBOURS)
-            chosen = {test for test, _ in most}
+            chosen = chosen | {test for test, _ in most}
         held, spent = [], 0.0
         for test in sorted(chosen, key=lambda t: (self.seconds[t], t)):
             spent += self.seconds[test]
