@@ -102,3 +102,12 @@ def test_rowwise_products_take_tensorwise_ones_where_they_were_not_measured() ->
     assert product_seconds(measured, ROWWISE, "output", *at) == pytest.approx(slow)
     both = replace(measured, products=(*measured.products, Product(ROWWISE, "output", *at, 1.1 * slow)))
     assert product_seconds(both, ROWWISE, "output", *at) == pytest.approx(1.1 * slow)
+
+
+def test_several_measured_neighbours_bend_a_product_by_their_mean_and_not_by_their_sum() -> None:
+    """Three products around it that all took 1.5 times the closed form: it takes no more than that."""
+    plain = rates_of(named("h200"))
+    at, around = (8192, 4096, 4096), [(8192, 4096, 5120), (8192, 5120, 4096), (8192, 4096, 3584)]
+    slow = [Product(BF16, "output", *one, 1.5 * closed_form(plain, BF16, *one)) for one in around]
+    bent = product_seconds(replace(plain, products=tuple(slow)), BF16, "output", *at)
+    assert 1.4 < bent / closed_form(plain, BF16, *at) <= 1.5 + 1e-9
