@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -160,6 +161,11 @@ class ShardedCheckpoints:
             return doubt
         try:
             state = self._shards(model, optimizer)
+            if (
+                f"cuda_rng.{dist.get_rank()}"
+                not in FileSystemReader(place).read_metadata().state_dict_metadata
+            ):
+                state.pop("cuda_rng", None)  # made without a GPU, or by a version that did not keep it
         except Exception as error:  # noqa: BLE001 - the others are not to wait in `load` for this rank
             why = _words(error)
         doubt = _first(_gathered(why))
@@ -171,6 +177,8 @@ class ShardedCheckpoints:
                 model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
             torch.set_rng_state(state["rng"][str(dist.get_rank())])
+            if "cuda_rng" in state:
+                torch.cuda.set_rng_state(state["cuda_rng"][str(dist.get_rank())])
         except (OSError, RuntimeError, ValueError, CheckpointException) as error:
             why = _words(error)
         return _first(_gathered(why)) or whole
@@ -197,8 +205,11 @@ class ShardedCheckpoints:
         with warnings.catch_warnings():  # torch's own deprecations, once a save
             warnings.simplefilter("ignore", FutureWarning)
             of_model, of_optimizer = get_state_dict(model, optimizer)
-        rng = {str(dist.get_rank()): torch.get_rng_state()}
-        return {"model": of_model, "optimizer": of_optimizer, "rng": rng}
+        rank = str(dist.get_rank())
+        state = {"model": of_model, "optimizer": of_optimizer, "rng": {rank: torch.get_rng_state()}}
+        if torch.cuda.is_initialized():
+            state["cuda_rng"] = {rank: torch.cuda.get_rng_state()}
+        return state
 
     def _names(self) -> list[str]:
         """Newest first."""

@@ -97,6 +97,23 @@ def damaged_run(folder: str) -> dict[str, Any]:
     return told
 
 
+def generators(folder: str) -> dict[str, Any]:
+    """What one rank's GPU generator, a fake one, is restored to: from a checkpoint with its state, and from one without."""
+    told: dict[str, Any] = {"restored": []}
+    own, place, cuda = dist.get_rank() + 10, Path(folder), torch.cuda
+    cuda.is_initialized = lambda: False
+    ShardedCheckpoints(place / "without", "id").save(1, *_trained(), {})
+    cuda.is_initialized = lambda: True
+    cuda.get_rng_state = lambda *_: torch.full((16,), own, dtype=torch.uint8)  # type: ignore[misc, assignment]
+    cuda.set_rng_state = lambda state, *_: told["restored"].append(state.tolist())  # type: ignore[misc, assignment]
+    ShardedCheckpoints(place / "with", "id").save(1, *_trained(), {})
+    own = 0
+    for name in ("without", "with"):
+        reader = ShardedCheckpoints(place / name, "id")
+        told[name] = reader.load_newest(*_trained()), reader.problems, len(told["restored"])
+    return told
+
+
 def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
@@ -138,3 +155,11 @@ def test_a_damaged_file_of_the_run_is_not_taken_for_a_whole_one(tmp_path: Path) 
             assert problem.startswith("step-00000002 is not used: rank 0: run"), problem
             said = "is missing" if name == "gone" else "has changed since it was written (sha256)"
             assert problem.endswith(said)
+
+
+def test_the_generator_of_each_gpu_goes_on(tmp_path: Path) -> None:
+    """A checkpoint that was made without a GPU leaves it as it is."""
+    for rank, told in enumerate(ranks.run(generators, 2, str(tmp_path))):
+        assert told["without"] == ((1, {}), [], 0)
+        assert told["with"] == ((1, {}), [], 1)
+        assert told["restored"] == [[rank + 10] * 16]
