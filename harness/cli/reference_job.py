@@ -30,7 +30,7 @@ import torch.distributed as dist
 from fp8core import RECIPES, update_scales
 from fp8core.distributed.gather_reasons import recipe_reason
 from harness import ab, report, store
-from harness.cli import reference_facts
+from harness.cli import reference_facts, reference_refusals
 from harness.cli import reference_prediction as prediction
 from harness.cli.rank_agreement import (
     from_first,
@@ -52,7 +52,7 @@ from harness.report import predicted_and_measured
 from harness.store import run_files
 from harness.store.case import Case
 from harness.store.cause import Cause
-from harness.store.errors import UsageError, unknown
+from harness.store.errors import UsageError
 from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import divergence
 from harness.timing.workload import Trial
@@ -60,7 +60,6 @@ from harness.training import batches, meta_estimate
 from harness.training.ab.plan import ARMS, WITH_GATHER
 from harness.training.ab.rows import measurements
 from harness.training.loop import Regime, TrainingJob, TrainingRun
-from harness.training.models import resolve
 from harness.training.setup import Setup, optimizer_of, prepare
 from harness.training.sharded import NotSavedError, notices, shard_blocks, train_sharded
 from harness.training.steps import cause_of_fault
@@ -77,10 +76,6 @@ QUESTION = "Does FP8 pay in the reference recipe on these ranks, and does it tra
 
 class InterruptedJobError(Exception):
     """It was asked to end, and all that it has is stored."""
-
-
-class LocalGpuError(UsageError):
-    """One rank alone has no GPU that it could take, before there is a group."""
 
 
 class NotProvedError(Exception):
@@ -102,7 +97,7 @@ def main(words: Sequence[str]) -> int:
             )
         return _on_ranks(settings)
     except UsageError as error:
-        if first or isinstance(error, LocalGpuError):
+        if first or isinstance(error, reference_refusals.LocalGpuError):
             raw_output.say(f"error: {error}\n")
         return 2
     except (NotProvedError, InterruptedJobError, NotSavedError) as error:
@@ -117,7 +112,7 @@ def main(words: Sequence[str]) -> int:
 def _on_ranks(settings: Settings) -> int:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
-        torch.cuda.set_device(_local_gpu())
+        torch.cuda.set_device(reference_refusals.local_gpu())
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
     folder = Path(settings.results_dir).absolute() / SWEEP / settings.run_id
     with notices(signal.SIGTERM, signal.SIGUSR1, file=folder / END) as asked:
@@ -128,21 +123,6 @@ def _on_ranks(settings: Settings) -> int:
         written = report.write_report([folder], Path(settings.reports_dir) / f"{settings.run_id}.html")
         raw_output.say(f"report   {written.html}\nresults  {folder}\n")
     return code
-
-
-def _local_gpu() -> int:
-    """The GPU of this rank.
-
-    Raises:
-        LocalGpuError: nobody says which, or there is none of that number.
-    """
-    text, count = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
-    if not text.isdecimal() or int(text) >= count:
-        raise LocalGpuError(
-            f"LOCAL_RANK={text or 'not set'}: expected the number of a GPU of this host, below {count}; torchrun sets it, with "
-            "--nproc-per-node of at most that many"
-        )
-    return int(text)
 
 
 class ReferenceJob:
@@ -167,6 +147,7 @@ class ReferenceJob:
         together(self._check)
         refuse_other_facts({"sha256 of the data": self.text.sha256 if self.text is not None else ""})
         refuse_unshared(self.folder, f"results_dir={self.settings.results_dir}")
+        from_first(lambda: reference_refusals.check_reports(self.settings.reports_dir))
         with ExitStack() as stack:
             # A node that died in this run is forgotten after a while
             lock = run_lock.held(self.folder, patience_s=run_lock.PATIENCE_S)
@@ -199,23 +180,12 @@ class ReferenceJob:
 
     def _check(self) -> None:
         mine = self.settings
-        if self.world < 2:
-            raise UsageError(
-                "1 rank: the recipe shards over 2 or more; give more nodes (sbatch --nodes=2) or GPUs of a node"
-            )
-        if mine.recipe not in RECIPES:
-            raise unknown("recipe", mine.recipe, RECIPES)
+        reference_refusals.check_recipe(mine, self.world, self.device)
         mine.check_ab_steps(WITH_GATHER if self.gathers_codes else ARMS)
-        batches.check(mine.model, mine.data, mine.data_path, mine.seq, 0, mine.batch, judged=True)
         self.regime = Regime(
             mine.steps, mine.lr, mine.lr / 10, mine.lr_warmup, mine.eval_every, 0, mine.checkpoint_s
         )
-        self.text = batches.corpus_of(mine.model, mine.data, mine.data_path)
-        vocabulary = self.text.vocab_size if self.text is not None else 0
-        if vocabulary > getattr(resolve(mine.model), "vocab_size", vocabulary):
-            raise UsageError(
-                f"data={mine.data} has {vocabulary} tokens, more than model {mine.model}; name another"
-            )
+        self.text = reference_refusals.checked_data(mine)
 
     def _open(self) -> None:
         """Takes the run's folder, and stores the prediction of the sweep for these GPUs, or why there is none."""

@@ -131,7 +131,8 @@ def test_the_lock_of_a_node_that_died_is_waited_for(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(reference_job, "from_first", lambda fn: fn())
     monkeypatch.setattr(reference_job.run_lock, "held", held)
     job = object.__new__(reference_job.ReferenceJob)
-    job.settings, job.device, job.folder, job.text = read(["run_id=a"]), "cpu", tmp_path, None
+    job.settings = read(["run_id=a", f"reports_dir={tmp_path}"])
+    job.device, job.folder, job.text = "cpu", tmp_path, None
     with pytest.raises(UsageError, match="enough"):
         job.run()
     assert seen == [reference_job.run_lock.PATIENCE_S]
