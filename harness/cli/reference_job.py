@@ -36,9 +36,11 @@ from harness.cli.rank_agreement import (
     from_first,
     gathered,
     hosts,
+    leave_word,
     refuse_other_facts,
     refuse_unshared,
     together,
+    word_left,
 )
 from harness.cli.reference_settings import COMPUTE, SWEEP, Settings, described, read
 from harness.engine import run_lock
@@ -100,7 +102,10 @@ def main(words: Sequence[str]) -> int:
         if first or isinstance(error, reference_refusals.LocalGpuError):
             raw_output.say(f"error: {error}\n")
         return 2
-    except (NotProvedError, InterruptedJobError, NotSavedError) as error:
+    except NotProvedError as error:  # of each rank: another one's reason may be known to it alone
+        raw_output.say(f"{'' if first else f'rank {dist.get_rank()}: '}{error}\n")
+        return 1
+    except (InterruptedJobError, NotSavedError) as error:
         if first:
             raw_output.say(f"{'error: ' * isinstance(error, NotSavedError)}{error}\n")
         return 2 if isinstance(error, InterruptedJobError) else 1
@@ -287,17 +292,20 @@ class ReferenceJob:
                   identity=f"{case.case_id} {arm} {self.text.sha256 if self.text else ''}")  # fmt: skip
         place = self.folder / run_files.CHECKPOINTS / f"{case.case_id}-{arm}"
 
+        unproved = f"unproved/{case.case_id} {arm}"
+
+        def refuse(why: str, cause: Cause, facts: dict[str, object]) -> None:
+            self._writer.append([row(planned, arm, "failed", resolved=facts, reason=why, cause=cause)])
+
         def proved(run: TrainingRun) -> None:
             outcome = run.facts.get(FIELD)
             if run.facts.get("verify"):
                 self._tell(f"{arm}, seed {seed}, every rank: {run.facts['verify']}", now=True)
             if setup.recipe is not None and outcome != str(ProofOutcome.PROVED):
                 why = str(run.facts.get("verify") or "its casts are emulated")
-                cause = cause_of_fault(run.facts)
                 if self.rank == 0:
-                    self._writer.append(
-                        [row(planned, arm, "failed", resolved=run.facts, reason=why, cause=cause)]
-                    )
+                    refuse(why, cause_of_fault(run.facts), run.facts)
+                leave_word(unproved, f"rank {self.rank}: {why}")
                 raise NotProvedError(f"FP8 is not proved, so nothing was trained in it: {why}")
             if run.resumed:
                 self._tell(f"{arm}, seed {seed}: continues from step {run.resumed[-1]}", now=True)
@@ -305,10 +313,17 @@ class ReferenceJob:
         def on_step(step: int, steps: int) -> None:
             self._tell(f"{arm}, seed {seed}: step {step} of {steps}")
 
-        result, ended = train_sharded(
-            job, self.device, place, on_step, compiled=self.compiled, asked_to_end=self._asked, before=proved,
-            on_problem=lambda problem: self._tell(f"{arm}, seed {seed}: checkpoint: {problem}", now=True),
-        )  # fmt: skip
+        try:
+            result, ended = train_sharded(
+                job, self.device, place, on_step, compiled=self.compiled, asked_to_end=self._asked, before=proved,
+                on_problem=lambda problem: self._tell(f"{arm}, seed {seed}: checkpoint: {problem}", now=True),
+            )  # fmt: skip
+        except RuntimeError as error:  # what a collective raises that a rank has left
+            why = "" if self.rank else word_left(unproved)
+            if not why:
+                raise
+            refuse(why, Cause.UNPROVEN, {FIELD: str(ProofOutcome.UNPROVEN), "verify": why})
+            raise NotProvedError(f"FP8 is not proved, so nothing was trained in it: {why}") from error
         if not ended:
             raise InterruptedJobError(
                 f"asked to end in {arm}, seed {seed}; a checkpoint is there: give the same command again"

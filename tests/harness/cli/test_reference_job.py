@@ -352,3 +352,18 @@ def test_fp8_that_one_rank_does_not_run_ends_the_job(tmp_path: Path) -> None:
     text = (tmp_path / "r.md").read_text()
     assert "**Did FP8 really run? Yes" not in text
     assert "PASS" not in text.partition("### What the answers rest on")[0]
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_on_one_rank_in_the_proof_is_told_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED", "memory")
+    job = started(tmp_path, str(Path(__file__).with_name("planted_job.py")), *SMALL, "recipe=rowwise")
+    assert job.returncode != 0
+    why = "rank 1: FP8 is not proved, so nothing was trained in it: not verified: out of memory: planted"
+    assert why in job.stderr.splitlines()
+    rows = store.read(tmp_path / "results")
+    (failed,) = rows[(rows["suite"] == "divergence") & (rows["arm"] == "rowwise")].to_dict("records")
+    assert (failed["status"], failed["cause"]) == ("failed", "unproven")
+    assert failed["reason"] == "rank 1: not verified: out of memory: planted"
