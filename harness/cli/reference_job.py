@@ -343,7 +343,7 @@ class ReferenceJob:
         """On rank 0: the verdict on the losses and the use of the GPUs, in words; the exit code."""
         frame = store.read(self.folder)
         stopped = reference_facts.stopped(frame)
-        used = predicted_and_measured.lines_by_machine(frame)
+        used = predicted_and_measured.lines_by_machine(frame, store.read_about(self.folder))
         raw_output.say("\n".join([*verdict_lines(judge(frame)), *used, *stopped, ""]))
         return 1 if stopped else 0
 

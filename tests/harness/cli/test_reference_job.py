@@ -168,7 +168,7 @@ def test_a_run_that_was_stopped_and_one_on_another_gpu(tmp_path: Path) -> None:
     for table in tables:
         assert "continued with GPU NVIDIA B200 after NVIDIA H100 80GB HBM3 (resume_anyway)" in table.caption
         assert table.rows
-    said = lines_by_machine(frame)
+    said = lines_by_machine(frame, store.read_about(tmp_path / "r"))
     assert next(line for line in said if "training" in line and line.startswith("bf16")).count(
         "mixed MFU 50.0 %"
     )
