@@ -39,7 +39,7 @@ def nodes(slurm: Slurm, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 
 def submit(*words: str, nodes: int = 2) -> str:
-    options = (f"--nodes={nodes}", "--gpus-per-node=0", "--output=out-%j.txt")
+    options = (f"--nodes={nodes}", "--gpus-per-node=0", "--cpus-per-task=2", "--output=out-%j.txt")
     return run("sbatch", "--parsable", *options, str(SCRIPT), *SMALL, *words).strip()
 
 
