@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -66,6 +67,20 @@ def together(fn: Callable[[], Any]) -> Any:
             refused[rank] if all(refused) else f"rank {rank} on {hosts()[rank]}: {refused[rank]}"
         )
     return found
+
+
+def leave_word(key: str, word: str) -> None:
+    """Leaves a word for the other ranks in the store of the group, where no stuck collective can block it."""
+    dist.distributed_c10d._get_default_store().set(f"harness/{key}", word)
+
+
+def word_left(key: str) -> str:
+    """The last word that a rank has left; "" where there is none, or the store is gone."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    with suppress(RuntimeError):  # dist.DistError is one
+        if store.check([f"harness/{key}"]):
+            return str(store.get(f"harness/{key}").decode())
+    return ""
 
 
 def refuse_other_facts(facts: dict[str, str]) -> None:

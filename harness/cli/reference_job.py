@@ -30,15 +30,17 @@ import torch.distributed as dist
 from fp8core import RECIPES, update_scales
 from fp8core.distributed.gather_reasons import recipe_reason
 from harness import ab, report, store
-from harness.cli import reference_facts
+from harness.cli import reference_facts, reference_refusals
 from harness.cli import reference_prediction as prediction
 from harness.cli.rank_agreement import (
     from_first,
     gathered,
     hosts,
+    leave_word,
     refuse_other_facts,
     refuse_unshared,
     together,
+    word_left,
 )
 from harness.cli.reference_settings import COMPUTE, SWEEP, Settings, described, read
 from harness.engine import run_lock
@@ -52,7 +54,7 @@ from harness.report import predicted_and_measured
 from harness.store import run_files
 from harness.store.case import Case
 from harness.store.cause import Cause
-from harness.store.errors import UsageError, unknown
+from harness.store.errors import UsageError
 from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import divergence
 from harness.timing.workload import Trial
@@ -60,7 +62,6 @@ from harness.training import batches, meta_estimate
 from harness.training.ab.plan import ARMS, WITH_GATHER
 from harness.training.ab.rows import measurements
 from harness.training.loop import Regime, TrainingJob, TrainingRun
-from harness.training.models import resolve
 from harness.training.setup import Setup, optimizer_of, prepare
 from harness.training.sharded import NotSavedError, notices, shard_blocks, train_sharded
 from harness.training.steps import cause_of_fault
@@ -77,10 +78,6 @@ QUESTION = "Does FP8 pay in the reference recipe on these ranks, and does it tra
 
 class InterruptedJobError(Exception):
     """It was asked to end, and all that it has is stored."""
-
-
-class LocalGpuError(UsageError):
-    """One rank alone has no GPU that it could take, before there is a group."""
 
 
 class NotProvedError(Exception):
@@ -102,10 +99,13 @@ def main(words: Sequence[str]) -> int:
             )
         return _on_ranks(settings)
     except UsageError as error:
-        if first or isinstance(error, LocalGpuError):
+        if first or isinstance(error, reference_refusals.LocalGpuError):
             raw_output.say(f"error: {error}\n")
         return 2
-    except (NotProvedError, InterruptedJobError, NotSavedError) as error:
+    except NotProvedError as error:  # of each rank: another one's reason may be known to it alone
+        raw_output.say(f"{'' if first else f'rank {dist.get_rank()}: '}{error}\n")
+        return 1
+    except (InterruptedJobError, NotSavedError) as error:
         if first:
             raw_output.say(f"{'error: ' * isinstance(error, NotSavedError)}{error}\n")
         return 2 if isinstance(error, InterruptedJobError) else 1
@@ -117,7 +117,7 @@ def main(words: Sequence[str]) -> int:
 def _on_ranks(settings: Settings) -> int:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
-        torch.cuda.set_device(_local_gpu())
+        torch.cuda.set_device(reference_refusals.local_gpu())
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
     folder = Path(settings.results_dir).absolute() / SWEEP / settings.run_id
     with notices(signal.SIGTERM, signal.SIGUSR1, file=folder / END) as asked:
@@ -128,21 +128,6 @@ def _on_ranks(settings: Settings) -> int:
         written = report.write_report([folder], Path(settings.reports_dir) / f"{settings.run_id}.html")
         raw_output.say(f"report   {written.html}\nresults  {folder}\n")
     return code
-
-
-def _local_gpu() -> int:
-    """The GPU of this rank.
-
-    Raises:
-        LocalGpuError: nobody says which, or there is none of that number.
-    """
-    text, count = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
-    if not text.isdecimal() or int(text) >= count:
-        raise LocalGpuError(
-            f"LOCAL_RANK={text or 'not set'}: expected the number of a GPU of this host, below {count}; torchrun sets it, with "
-            "--nproc-per-node of at most that many"
-        )
-    return int(text)
 
 
 class ReferenceJob:
@@ -167,6 +152,7 @@ class ReferenceJob:
         together(self._check)
         refuse_other_facts({"sha256 of the data": self.text.sha256 if self.text is not None else ""})
         refuse_unshared(self.folder, f"results_dir={self.settings.results_dir}")
+        from_first(lambda: reference_refusals.check_reports(self.settings.reports_dir))
         with ExitStack() as stack:
             # A node that died in this run is forgotten after a while
             lock = run_lock.held(self.folder, patience_s=run_lock.PATIENCE_S)
@@ -199,23 +185,12 @@ class ReferenceJob:
 
     def _check(self) -> None:
         mine = self.settings
-        if self.world < 2:
-            raise UsageError(
-                "1 rank: the recipe shards over 2 or more; give more nodes (sbatch --nodes=2) or GPUs of a node"
-            )
-        if mine.recipe not in RECIPES:
-            raise unknown("recipe", mine.recipe, RECIPES)
+        reference_refusals.check_recipe(mine, self.world, self.device)
         mine.check_ab_steps(WITH_GATHER if self.gathers_codes else ARMS)
-        batches.check(mine.model, mine.data, mine.data_path, mine.seq, 0, mine.batch, judged=True)
         self.regime = Regime(
             mine.steps, mine.lr, mine.lr / 10, mine.lr_warmup, mine.eval_every, 0, mine.checkpoint_s
         )
-        self.text = batches.corpus_of(mine.model, mine.data, mine.data_path)
-        vocabulary = self.text.vocab_size if self.text is not None else 0
-        if vocabulary > getattr(resolve(mine.model), "vocab_size", vocabulary):
-            raise UsageError(
-                f"data={mine.data} has {vocabulary} tokens, more than model {mine.model}; name another"
-            )
+        self.text = reference_refusals.checked_data(mine)
 
     def _open(self) -> None:
         """Takes the run's folder, and stores the prediction of the sweep for these GPUs, or why there is none."""
@@ -317,17 +292,20 @@ class ReferenceJob:
                   identity=f"{case.case_id} {arm} {self.text.sha256 if self.text else ''}")  # fmt: skip
         place = self.folder / run_files.CHECKPOINTS / f"{case.case_id}-{arm}"
 
+        unproved = f"unproved/{case.case_id} {arm}"
+
+        def refuse(why: str, cause: Cause, facts: dict[str, object]) -> None:
+            self._writer.append([row(planned, arm, "failed", resolved=facts, reason=why, cause=cause)])
+
         def proved(run: TrainingRun) -> None:
             outcome = run.facts.get(FIELD)
             if run.facts.get("verify"):
                 self._tell(f"{arm}, seed {seed}, every rank: {run.facts['verify']}", now=True)
             if setup.recipe is not None and outcome != str(ProofOutcome.PROVED):
                 why = str(run.facts.get("verify") or "its casts are emulated")
-                cause = cause_of_fault(run.facts)
                 if self.rank == 0:
-                    self._writer.append(
-                        [row(planned, arm, "failed", resolved=run.facts, reason=why, cause=cause)]
-                    )
+                    refuse(why, cause_of_fault(run.facts), run.facts)
+                leave_word(unproved, f"rank {self.rank}: {why}")
                 raise NotProvedError(f"FP8 is not proved, so nothing was trained in it: {why}")
             if run.resumed:
                 self._tell(f"{arm}, seed {seed}: continues from step {run.resumed[-1]}", now=True)
@@ -335,10 +313,17 @@ class ReferenceJob:
         def on_step(step: int, steps: int) -> None:
             self._tell(f"{arm}, seed {seed}: step {step} of {steps}")
 
-        result, ended = train_sharded(
-            job, self.device, place, on_step, compiled=self.compiled, asked_to_end=self._asked, before=proved,
-            on_problem=lambda problem: self._tell(f"{arm}, seed {seed}: checkpoint: {problem}", now=True),
-        )  # fmt: skip
+        try:
+            result, ended = train_sharded(
+                job, self.device, place, on_step, compiled=self.compiled, asked_to_end=self._asked, before=proved,
+                on_problem=lambda problem: self._tell(f"{arm}, seed {seed}: checkpoint: {problem}", now=True),
+            )  # fmt: skip
+        except RuntimeError as error:  # what a collective raises that a rank has left
+            why = "" if self.rank else word_left(unproved)
+            if not why:
+                raise
+            refuse(why, Cause.UNPROVEN, {FIELD: str(ProofOutcome.UNPROVEN), "verify": why})
+            raise NotProvedError(f"FP8 is not proved, so nothing was trained in it: {why}") from error
         if not ended:
             raise InterruptedJobError(
                 f"asked to end in {arm}, seed {seed}; a checkpoint is there: give the same command again"
@@ -358,7 +343,7 @@ class ReferenceJob:
         """On rank 0: the verdict on the losses and the use of the GPUs, in words; the exit code."""
         frame = store.read(self.folder)
         stopped = reference_facts.stopped(frame)
-        used = predicted_and_measured.lines_by_machine(frame)
+        used = predicted_and_measured.lines_by_machine(frame, store.read_about(self.folder))
         raw_output.say("\n".join([*verdict_lines(judge(frame)), *used, *stopped, ""]))
         return 1 if stopped else 0
 

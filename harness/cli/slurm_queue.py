@@ -12,12 +12,20 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from harness.machine import raw_output
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 LOOK_S = 30  # at most, between two looks at the queue
 SETTLED_S = 20  # for which a job must have been over: one that is queued again passes through such states
 GONE = "NOT_IN_QUEUE"
+# Reasons for which a job waits until somebody changes it, its account or the cluster, and how others of them begin
+STUCK = {"AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS", "JobHeldAdmin",
+         "JobHeldUser", "PartitionConfig", "PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit",
+         "QOSNotAllowed", "QOSTimeLimit", "ReservationDeleted"}  # fmt: skip
+STUCK_GROUPS = ("AssocGrp", "AssocMax", "QOSGrp", "QOSMax", "QOSMin")
+NAMED = 3  # jobs of one line, at most
 UNDER_WAY = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "PREEMPTED", "STOPPED", "SIGNALING",
              "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}  # fmt: skip
 
@@ -29,6 +37,32 @@ def keeps_accounts() -> bool:
     return not subprocess.run(
         ["sacct", "--noheader", "--jobs=1"], capture_output=True, check=False
     ).returncode
+
+
+class _Stuck:
+    """Says once which jobs Slurm does not start for a reason that does not pass by itself."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def look(self, reasons: Mapping[str, str]) -> None:
+        """One look at the queue: the reason of each job that waits."""
+        now, stuck = time.monotonic(), set[tuple[str, str]]()
+        for job, reason in reasons.items():
+            if reason in STUCK or reason.startswith(STUCK_GROUPS):
+                stuck.add((job, reason))
+        self._since = {pair: self._since.get(pair, now) for pair in stuck}
+        fresh = {pair for pair, since in self._since.items() if now - since >= SETTLED_S} - self._told
+        self._told |= fresh
+        for reason in dict.fromkeys(reasons.values()):
+            jobs = [job for job in reasons if (job, reason) in fresh]
+            if jobs:
+                more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+                raw_output.say(
+                    f"Slurm does not start job{'s' * (len(jobs) > 1)} {', '.join(jobs[:NAMED])}{more} ({reason}), and may never: see "
+                    f"scontrol show job {jobs[0]}; mend that, or end this command with Ctrl-C, scancel the jobs and ask for less\n"
+                )
 
 
 @contextmanager
@@ -49,15 +83,20 @@ def watched() -> Iterator[None]:
         def __init__(self, delay_s: int) -> None:
             super().__init__(delay_s)
             self._over_since: dict[str, float] = {}
+            self._stuck = _Stuck()
 
         def _make_command(self) -> list[str] | None:
             waits = self._registered - self._finished
-            return ["squeue", "--me", "--array", "--states=all", "--format=%i|%T|%N"] if waits else None
+            return ["squeue", "--me", "--array", "--states=all", "--format=%i|%T|%N|%r"] if waits else None
 
         def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
             text = string.decode() if isinstance(string, bytes) else string
             rows = text.partition("\n")[2]
-            found: dict[str, dict[str, str]] = super().read_info(f"JobID|State|NodeList\n{rows}")
+            found: dict[str, dict[str, str]] = super().read_info(f"JobID|State|NodeList|Reason\n{rows}")
+            waiting = {job: found[job] for job in sorted(self._registered) if job in found}
+            self._stuck.look(
+                {job: row.get("Reason", "") for job, row in waiting.items() if row["State"] == "PENDING"}
+            )
             for job in self._registered:
                 state = found.get(job, {}).get("State", GONE)
                 since = self._over_since.setdefault(job, time.monotonic())

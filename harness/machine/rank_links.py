@@ -36,6 +36,12 @@ ASK_S = 5  # between two questions for one
 END_S = 10.0  # for a process to end that was killed
 HELLO_S, HELLO_BYTES = 5.0, 4096  # for one that has come to say who it is
 SECRET = "FP8_HARNESS_SECRET"  # environment variable, the same on all hosts
+_NO_HELLO = (
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+)  # of words that are none; the last of nested JSON
 WAY = "start all ranks again, with resume=RUN where there is a run"
 
 
@@ -123,7 +129,7 @@ def _is_own(text: str) -> bool:
 def _accepted(server: socket.socket, links: Mapping[int, Link], world: int, until: float) -> Link | None:
     """The next one to come; None where it is a stranger. Nothing of it is unpickled before it has proved the secret."""
     peer, (address, *_) = server.accept()
-    with peer, suppress(OSError, EOFError, ValueError, KeyError, TypeError):
+    with peer, suppress(OSError, EOFError, *_NO_HELLO):
         until = min(until, time.monotonic() + HELLO_S)
         nonce = secrets.token_hex(16)
         _say(peer, {"nonce": nonce}, until)
@@ -178,7 +184,7 @@ def linked(rank: int, world: int) -> Link:
                     refused = f"who answers there has another {SECRET}, or is not rank 0"
                 found, *_ = peer.getpeername()
                 connection = _connection(peer)
-        except (EOFError, ValueError, KeyError, TypeError) as error:
+        except (EOFError, *_NO_HELLO) as error:
             raise OSError(f"what answers there is not rank 0 of this version: {one_line(error)}") from error
     if refused:
         connection.close()

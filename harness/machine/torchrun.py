@@ -201,6 +201,10 @@ def _follow(link: Link, rank: int, world: int) -> int:
                 for ready in wait([link.connection, *waited]):
                     if ready is not link.connection:
                         number, one = waited[ready]  # type: ignore[index]
+                        if (
+                            number not in mine
+                        ):  # ended just now: the next group would take its answer for its own
+                            continue
                         answer = one.answer()
                         silent |= {number} if one.process.exitcode is not None else set()
                         link.connection.send((answer, one.news()))

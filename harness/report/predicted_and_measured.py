@@ -70,13 +70,20 @@ class JobArm:
     left_out: list[str] = field(default_factory=list)
 
 
-def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] = ()) -> list[JobArm]:
+def job_arms(
+    frame: pd.DataFrame,
+    device: Device | None,
+    known: Collection[str] = (),
+    changed: Mapping[str, Collection[str]] | None = None,
+) -> list[JobArm]:
     """The arms of the runs that hold a prediction beside what they timed; bf16 first.
 
     Args:
         frame: rows of the store.
         device: of these rows; None where no peak is known.
         known: runs that are such jobs though their prediction is not among these rows (made on another machine).
+        changed: what each run was continued with another of (`changes`). Of a training run that was resumed in such a run
+            the steps since it was resumed last are timed alone.
     """
     own = frame[frame["suite"].isin(SUITES)]
     suites = {str(run): set(names) for run, names in own.groupby("run_id")["suite"]}
@@ -101,14 +108,35 @@ def job_arms(frame: pd.DataFrame, device: Device | None, known: Collection[str] 
             arm.block_ms = float(row["value"])
             arm.block = _use(row, arm.block_ms, 1, device)
         elif row["status"] == "ok" and row["metric"] == "elapsed_s":
-            arm.resumed += [int(step) for step in resolved_of(row).get("resumed_from_steps") or ()]
             taken = steps.setdefault(key, [])
-            taken += [1e3 * float(s) for s in np.diff(np.asarray(row["samples"], np.float64))]
+            taken += _training_steps(arm, row, (changed or {}).get(key[0], ()))
             if taken:
                 arm.training_ms = statistics.median(taken)
                 ranks = int(resolved_of(row).get("ranks") or 1)
                 arm.training = _use(row, arm.training_ms, ranks, device)
     return sorted(arms.values(), key=lambda arm: (arm.run_id, arm.name != "bf16", arm.name))
+
+
+def _training_steps(arm: JobArm, row: dict[str, Any], changed: Collection[str]) -> list[float]:
+    """Milliseconds of each step but the first; of a run that something changed in, those after the first since then."""
+    resumed = [int(step) for step in resolved_of(row).get("resumed_from_steps") or ()]
+    arm.resumed += resumed
+    times = 1e3 * np.diff(np.asarray(row["samples"], np.float64))
+    if not resumed or not changed:
+        return [float(ms) for ms in times]
+    since = [float(ms) for ms, step in zip(times, row["rounds"][1:], strict=True) if step > resumed[-1]]
+    what = (
+        "no training step is shown: none was timed after" if not since else "training steps are those after"
+    )
+    why = f"{what} step {resumed[-1]}, where the run was continued with another {', '.join(changed)}"
+    if why not in arm.left_out:
+        arm.left_out.append(why)
+    return since
+
+
+def changes(about: Mapping[str, Any]) -> list[str]:
+    """What a run was continued with another of (`resume_anyway`), by its `_run.json`."""
+    return list(dict.fromkeys(name for change in about.get("continued_with_other", ()) for name in change))
 
 
 def _cases(
@@ -173,7 +201,8 @@ def _several(suite: str, count: int) -> str:
 def job_table(machine: Machine) -> Table:
     """A row an arm; columns that no arm has a figure for are left out."""
     known = {run.run_id for run in machine.runs if "made_with" in run.about}  # the reference job's
-    arms = job_arms(machine.frame, machine.device, known)
+    changed = {run.run_id: changes(run.about) for run in machine.runs}
+    arms = job_arms(machine.frame, machine.device, known, changed)
     records = [_record(arm) for arm in arms]
     several = len({arm.run_id for arm in arms}) > 1
     columns = [
@@ -192,10 +221,12 @@ def _record(arm: JobArm) -> dict[str, Any]:
     return {"run": arm.run_id, "arm": arm.name} | {n: v for n, v in figures.items() if v is not None}
 
 
-def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
+def lines(
+    frame: pd.DataFrame, device: Device | None, changed: Mapping[str, Collection[str]] | None = None
+) -> list[str]:
     """The same for a terminal, a line an arm."""
     out = []
-    for arm in job_arms(frame, device):
+    for arm in job_arms(frame, device, changed=changed):
         parts = [f"predicted {text.number(arm.predicted['step_ms'], 4)} ms"] if arm.predicted else []
         parts += [f"A/B block {text.number(arm.block_ms, 4)} ms"] if arm.block_ms else []
         if arm.training_ms and arm.training is not None:
@@ -213,8 +244,14 @@ def lines(frame: pd.DataFrame, device: Device | None) -> list[str]:
     return out
 
 
-def lines_by_machine(frame: pd.DataFrame) -> list[str]:
-    """`lines` of each environment of one job, with the peak of its own GPU; the prediction is that of the job's first start."""
+def lines_by_machine(frame: pd.DataFrame, about: Mapping[str, Any]) -> list[str]:
+    """`lines` of each environment of one job, with the peak of its own GPU; the prediction is that of the job's first start.
+
+    Args:
+        frame: rows of the job's run.
+        about: its `_run.json`.
+    """
+    changed = dict.fromkeys(map(str, frame["run_id"].unique()), changes(about))
     timed = frame[frame["suite"].isin({"ab", "divergence"})]
     found = list(timed.groupby("env_id", sort=False)["env"].first().items())
     out = []
@@ -223,7 +260,8 @@ def lines_by_machine(frame: pd.DataFrame) -> list[str]:
         out += [f"On {facts.get('gpu') or facts.get('cpu') or 'an unknown device'} ({env_id}):"] * (
             len(found) > 1
         )
-        out += lines(frame[(frame["env_id"] == env_id) | (frame["suite"] == "scale")], of_env(facts))
+        here = frame[(frame["env_id"] == env_id) | (frame["suite"] == "scale")]
+        out += lines(here, of_env(facts), changed)
     return out
 
 

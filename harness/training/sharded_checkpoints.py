@@ -1,17 +1,19 @@
 """Checkpoints of a run of several ranks, by torch.distributed.checkpoint: whole, or not there.
 
-    <folder>/step-00001200/             shards of each rank, `.metadata`, and `run.pt`: the last two of them
+    <folder>/step-00001200/             shards of each rank, `.metadata`, and `run-<sha256>.pt`: the last two of them
     <folder>/writing-step-00001200/     under way, or left by a job that was killed meanwhile
 
 All ranks write into a folder of another name, flushed to disk; once all have, rank 0 renames it. So a job that is killed in
-the middle of a save continues from the checkpoint before. `run.pt` holds the sha256 of every other file: one that changed on the
-disk is recognised by the rank that wrote it. A checkpoint that cannot be used is named, and the one before it taken. A disk that
-refuses a checkpoint does not end the run. All methods are collective: every rank calls them at the same step.
+the middle of a save continues from the checkpoint before. `run-<sha256>.pt` has its own hash in its name, which every rank
+checks, and holds the sha256 of every other file: one that changed on the disk is recognised by the rank that wrote it. A
+checkpoint that cannot be used is named, and the one before it taken. A disk that refuses a checkpoint does not end the run. All
+methods are collective: every rank calls them at the same step.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _NAME = re.compile(r"step-(\d{8})")
-_RUN, _METADATA = "run.pt", ".metadata"
+_RUN = re.compile(r"run-([0-9a-f]{64})\.pt")
+_OLD_RUN, _METADATA = "run.pt", ".metadata"  # versions of before wrote it without a hash
 
 
 class ShardedCheckpoints:
@@ -105,9 +109,11 @@ class ShardedCheckpoints:
         target = self._folder / f"step-{step:08d}"
         try:
             hashes = hashes | {_METADATA: _digest(place / _METADATA)}
-            with (place / _RUN).open("wb") as file:
-                whole = {"identity": self._identity, "step": step, "run": run, "sha256": hashes}
-                torch.save(whole, file)
+            whole = io.BytesIO()
+            torch.save({"identity": self._identity, "step": step, "run": run, "sha256": hashes}, whole)
+            name = f"run-{hashlib.sha256(whole.getbuffer()).hexdigest()}.pt"
+            with (place / name).open("wb") as file:
+                file.write(whole.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
             shutil.rmtree(target, ignore_errors=True)  # one that could not be read
@@ -141,11 +147,13 @@ class ShardedCheckpoints:
         return None
 
     def _load(self, place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | str:
-        """What `run.pt` holds, model and optimizer loaded; or why a rank cannot use it, the same on all ranks."""
+        """What `run-<sha256>.pt` holds, model and optimizer loaded; or why a rank cannot use it, the same on all ranks."""
         whole, why = dict[str, Any](), ""
         try:
-            whole = torch.load(place / _RUN, map_location="cpu", weights_only=True)
-            why = self._doubt(place, whole)
+            content, why = _run_file(place)
+            if not why:
+                whole = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+                why = self._doubt(place, whole)
         except Exception as error:  # noqa: BLE001 - unpickling what is damaged raises whatever it likes
             why = _words(error)
         doubt = _first(_gathered(why))
@@ -153,6 +161,11 @@ class ShardedCheckpoints:
             return doubt
         try:
             state = self._shards(model, optimizer)
+            if (
+                f"cuda_rng.{dist.get_rank()}"
+                not in FileSystemReader(place).read_metadata().state_dict_metadata
+            ):
+                state.pop("cuda_rng", None)  # made without a GPU, or by a version that did not keep it
         except Exception as error:  # noqa: BLE001 - the others are not to wait in `load` for this rank
             why = _words(error)
         doubt = _first(_gathered(why))
@@ -164,6 +177,8 @@ class ShardedCheckpoints:
                 model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
             torch.set_rng_state(state["rng"][str(dist.get_rank())])
+            if "cuda_rng" in state:
+                torch.cuda.set_rng_state(state["cuda_rng"][str(dist.get_rank())])
         except (OSError, RuntimeError, ValueError, CheckpointException) as error:
             why = _words(error)
         return _first(_gathered(why)) or whole
@@ -190,8 +205,11 @@ class ShardedCheckpoints:
         with warnings.catch_warnings():  # torch's own deprecations, once a save
             warnings.simplefilter("ignore", FutureWarning)
             of_model, of_optimizer = get_state_dict(model, optimizer)
-        rng = {str(dist.get_rank()): torch.get_rng_state()}
-        return {"model": of_model, "optimizer": of_optimizer, "rng": rng}
+        rank = str(dist.get_rank())
+        state = {"model": of_model, "optimizer": of_optimizer, "rng": {rank: torch.get_rng_state()}}
+        if torch.cuda.is_initialized():
+            state["cuda_rng"] = {rank: torch.cuda.get_rng_state()}
+        return state
 
     def _names(self) -> list[str]:
         """Newest first."""
@@ -213,6 +231,18 @@ def _first(problems: list[str]) -> str:
 def _own_files(place: Path) -> list[Path]:
     """The shards that this rank has written."""
     return sorted(place.glob(f"__{dist.get_rank()}_*.distcp"))
+
+
+def _run_file(place: Path) -> tuple[bytes, str]:
+    """The content of a checkpoint's `run-<sha256>.pt`, and why it cannot be used, "" where it can."""
+    for path in sorted(place.iterdir()):
+        if named := _RUN.fullmatch(path.name):
+            content = path.read_bytes()
+            changed = hashlib.sha256(content).hexdigest() != named[1]
+            return content, "run-<sha256>.pt has changed since it was written (sha256)" * changed
+    if (place / _OLD_RUN).exists():
+        return (place / _OLD_RUN).read_bytes(), ""
+    return b"", "run-<sha256>.pt is missing"
 
 
 def _digest(path: Path) -> str:

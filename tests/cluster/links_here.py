@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from slurm_here import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -122,16 +125,30 @@ def launched(
     try:
         said = [one.communicate(timeout=timeout_s)[0] for one in started]
     finally:
-        for one in started:
-            one.kill()
+        for host in range(count):
+            _end_all(f"{NAME}{host}")
     return [
         subprocess.CompletedProcess(one.args, one.returncode, out, "")
         for one, out in zip(started, said, strict=True)
     ]
 
 
+def _end_all(namespace: str) -> None:
+    """Kills all that runs in a namespace, whoever started it, until nothing does."""
+
+    def is_empty() -> bool:
+        found = [int(pid) for pid in run("ip", "netns", "pids", namespace).split()]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not found
+
+    wait_for(f"nothing runs in {namespace}", is_empty)
+
+
 def _remove() -> None:
     for line in run("ip", "netns", "list").splitlines():
         name = line.split()[0]
         if name.startswith(NAME):
+            _end_all(name)
             run("ip", "netns", "del", name)

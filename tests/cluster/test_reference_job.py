@@ -39,7 +39,7 @@ def nodes(slurm: Slurm, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 
 def submit(*words: str, nodes: int = 2) -> str:
-    options = (f"--nodes={nodes}", "--gpus-per-node=0", "--output=out-%j.txt")
+    options = (f"--nodes={nodes}", "--gpus-per-node=0", "--cpus-per-task=2", "--output=out-%j.txt")
     return run("sbatch", "--parsable", *options, str(SCRIPT), *SMALL, *words).strip()
 
 
@@ -58,7 +58,7 @@ def folder_of(job: str) -> Path:
 
 def checkpoint_of(job: str, arm: str) -> None:
     def there() -> bool:
-        return any(folder_of(job).glob(f"_checkpoints/*-{arm}/step-*/run.pt"))
+        return any(folder_of(job).glob(f"_checkpoints/*-{arm}/step-*/run-*.pt"))
 
     wait_for(f"a checkpoint of {arm}", there, 200)
 
@@ -116,7 +116,7 @@ def test_before_its_time_limit_it_saves_and_queues_itself_again(nodes: Slurm) ->
     run("scancel", "--batch", "--signal=USR1", job)
     wait_for("it is queued again", lambda: nodes.jobs().get(job) == "PENDING", 60)
     assert store.read_about(folder_of(job))["state"] == "interrupted"
-    assert any(folder_of(job).glob("_checkpoints/*-base/step-*/run.pt"))
+    assert any(folder_of(job).glob("_checkpoints/*-base/step-*/run-*.pt"))
     run("scancel", job)
     ended(nodes, job)
 
@@ -127,7 +127,7 @@ def test_a_cancelled_job_does_not_come_back(nodes: Slurm) -> None:
     run("scancel", job)
     ended(nodes, job)
     assert store.read_about(folder_of(job))["state"] == "interrupted"
-    assert any(folder_of(job).glob("_checkpoints/*-base/step-*/run.pt"))
+    assert any(folder_of(job).glob("_checkpoints/*-base/step-*/run-*.pt"))
 
 
 def test_too_few_nodes(nodes: Slurm) -> None:

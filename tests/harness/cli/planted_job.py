@@ -1,4 +1,7 @@
-"""The reference job with a fault: a layer of rank 1 multiplies in bf16. Run by test_reference_job.py under torchrun."""
+"""The reference job with a fault in a layer of rank 1, named by PLANTED: it multiplies in bf16, or memory runs out.
+
+Run under torchrun by test_reference_job.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fp8core import Float8Linear
 from harness.cli import reference_job
@@ -15,10 +18,18 @@ from harness.training import sharded
 _shard_blocks = sharded.shard_blocks
 
 
+def _in_bf16(layer: nn.Linear) -> Any:
+    return lambda x: nn.functional.linear(x, layer.weight)
+
+
+def _full(x: Tensor) -> Tensor:
+    raise MemoryError("planted")
+
+
 def planted(model: nn.Module, *args: Any, **kwargs: Any) -> None:
     layer: Any = model.get_submodule("layers.0.attention.o")
     if os.environ["RANK"] == "1" and isinstance(layer, Float8Linear):
-        layer.forward = lambda x: nn.functional.linear(x, layer.weight)
+        layer.forward = _full if os.environ.get("PLANTED") == "memory" else _in_bf16(layer)
     _shard_blocks(model, *args, **kwargs)
 
 

@@ -131,7 +131,8 @@ def test_the_lock_of_a_node_that_died_is_waited_for(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(reference_job, "from_first", lambda fn: fn())
     monkeypatch.setattr(reference_job.run_lock, "held", held)
     job = object.__new__(reference_job.ReferenceJob)
-    job.settings, job.device, job.folder, job.text = read(["run_id=a"]), "cpu", tmp_path, None
+    job.settings = read(["run_id=a", f"reports_dir={tmp_path}"])
+    job.device, job.folder, job.text = "cpu", tmp_path, None
     with pytest.raises(UsageError, match="enough"):
         job.run()
     assert seen == [reference_job.run_lock.PATIENCE_S]
@@ -167,7 +168,7 @@ def test_a_run_that_was_stopped_and_one_on_another_gpu(tmp_path: Path) -> None:
     for table in tables:
         assert "continued with GPU NVIDIA B200 after NVIDIA H100 80GB HBM3 (resume_anyway)" in table.caption
         assert table.rows
-    said = lines_by_machine(frame)
+    said = lines_by_machine(frame, store.read_about(tmp_path / "r"))
     assert next(line for line in said if "training" in line and line.startswith("bf16")).count(
         "mixed MFU 50.0 %"
     )
@@ -286,12 +287,6 @@ def test_predicted_and_measured_stand_beside_each_other(
     assert all(arm.training is None or arm.training.mfu_mixed is None for arm in job_arms(frame, None))
 
 
-def test_the_job_script_is_bash() -> None:
-    script = ROOT / "docs" / "examples" / "reference_7b.sbatch"
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    assert f"-m {reference_job.__name__}" in script.read_text()
-
-
 SMALL = ("run_id=r1", "model=llama_tiny", "batch=1", "seq=32", "accumulation=1", "checkpointing=none", "steps=4",
          "lr_warmup=1", "eval_batches=2", "ab_steps=0")  # fmt: skip
 
@@ -351,3 +346,18 @@ def test_fp8_that_one_rank_does_not_run_ends_the_job(tmp_path: Path) -> None:
     text = (tmp_path / "r.md").read_text()
     assert "**Did FP8 really run? Yes" not in text
     assert "PASS" not in text.partition("### What the answers rest on")[0]
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_on_one_rank_in_the_proof_is_told_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED", "memory")
+    job = started(tmp_path, str(Path(__file__).with_name("planted_job.py")), *SMALL, "recipe=rowwise")
+    assert job.returncode != 0
+    why = "rank 1: FP8 is not proved, so nothing was trained in it: not verified: out of memory: planted"
+    assert why in job.stderr.splitlines()
+    rows = store.read(tmp_path / "results")
+    (failed,) = rows[(rows["suite"] == "divergence") & (rows["arm"] == "rowwise")].to_dict("records")
+    assert (failed["status"], failed["cause"]) == ("failed", "unproven")
+    assert failed["reason"] == "rank 1: not verified: out of memory: planted"

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SQUEUE = """\
-JOBID|STATE|NODELIST
-7_0|RUNNING|n1
-7_1|PENDING|
-6|COMPLETED|n2
+JOBID|STATE|NODELIST|REASON
+7_0|RUNNING|n1|None
+7_1|PENDING||Resources
+6|COMPLETED|n2|None
 """
 
 
@@ -68,6 +68,56 @@ def test_a_job_is_over_where_it_left_the_queue_and_stays_away(
         assert over().keys() == {"6", "5_2", "7_0"}
     assert slurm.SlurmJob.watcher is before
     assert "accounting" not in "".join(capfd.readouterr())
+
+
+STUCK = """\
+JOBID|STATE|NODELIST|REASON
+8_0|PENDING||Resources
+8_1|PENDING||PartitionConfig
+8_2|PENDING||PartitionConfig
+8_3|PENDING||AssocGrpCPUMinutesLimit
+8_4|PENDING||AssocGrpCPUMinutesLimit
+8_5|PENDING||AssocGrpCPUMinutesLimit
+8_6|PENDING||AssocGrpCPUMinutesLimit
+9|PENDING||BadConstraints
+"""
+
+
+def test_a_job_that_slurm_may_never_start_is_named_once(
+    cluster: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 20 s of the same reason, since one may pass; 9 is another command's."""
+    slurm = pytest.importorskip("submitit.slurm.slurm", reason="submitit is not installed")
+    now = [100.0]
+    monkeypatch.setattr(slurm_queue.time, "monotonic", lambda: now[0])
+
+    def said(seconds: float, text: str) -> list[str]:
+        now[0] += seconds
+        (cluster / "squeue").write_text(f"#!/bin/sh\ncat <<'E'\n{text}E\n")
+        watcher._last_status_check = float("-inf")
+        for number in range(7):
+            assert watcher.get_state(f"8_{number}", mode="force") == "RUNNING"
+        return capfd.readouterr().err.splitlines()
+
+    with slurm_queue.watched():
+        watcher = slurm.SlurmJob.watcher
+        for number in range(7):
+            watcher.register_job(f"8_{number}")
+        assert "%r" in " ".join(watcher._make_command())
+        assert said(0, STUCK) == []
+        assert (
+            said(slurm_queue.SETTLED_S - 1, STUCK.replace("8_2|PENDING||P", "8_2|PENDING||Resources, P"))
+            == []
+        )
+        first, second = said(1, STUCK)
+        assert first.startswith("Slurm does not start job 8_1 (PartitionConfig), and may never: ")
+        assert second.startswith(
+            "Slurm does not start jobs 8_3, 8_4, 8_5 and 1 more (AssocGrpCPUMinutesLimit), and"
+        )
+        assert said(slurm_queue.SETTLED_S - 1, STUCK) == []
+        (third,) = said(1, STUCK)
+        assert third.startswith("Slurm does not start job 8_2 (PartitionConfig)")
+        assert said(1000, STUCK) == []
 
 
 def test_with_accounts_nothing_changes(cluster: Path) -> None:

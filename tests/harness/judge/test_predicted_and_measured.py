@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from report_fixtures import frame
 
+from harness import store
 from harness.machine.hardware import named
-from harness.report.predicted_and_measured import job_arms, lines
+from harness.report.predicted_and_measured import job_arms, job_table, lines, lines_by_machine
+from harness.report.runs import load
 from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.measurement import Measurement
@@ -95,3 +97,41 @@ def test_the_prediction_for_another_number_of_ranks_is_not_shown(tmp_path: Path)
     (arm,) = job_arms(found, H200)
     assert arm.predicted == {}
     assert arm.no_prediction == "predicted for world=16, and the rows are of ranks=2"
+
+
+@pytest.mark.parametrize(
+    ("last", "steps_s", "expected"),
+    [
+        (6, [0.5] * 6 + [9.0, 4.0, 4.0, 4.0], "training 4,000 ms, mixed MFU 25.0 %"),
+        (9, [0.5] * 9 + [9.0], "no training step is shown"),
+    ],
+)
+def test_steps_of_the_gpu_before_are_not_divided_by_the_peak_of_this_one(
+    tmp_path: Path, last: int, steps_s: list[float], expected: str
+) -> None:
+    """Made on a faster GPU, continued on an H100, which needs one second for these FLOPs at its peak; 9 s compile there."""
+    ends = tuple(sum(steps_s[: n + 1]) for n in range(len(steps_s)))
+    curve = Measurement(
+        "divergence", "c", "base", "{}", "elapsed_s", "ok", arm_fields=Arm("base"), samples=ends,
+        rounds=tuple(range(len(ends))), flops={"bf16": 989.4e12}, resolved={"ranks": 2, "resumed_from_steps": [2, last]},
+    )  # fmt: skip
+    env = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_memory_gib": 79.2, "device": "cuda"}
+    about = {"made_with": {}, "continued_with_other": [{"GPU": ["NVIDIA B200", env["gpu"]]}]}
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="s", env_id="e", env=env, about=about)
+    writer.append([predicted(9.0, gpu="b200"), curve])
+    writer.close("finished")
+    said = lines_by_machine(store.read(tmp_path / "r"), store.read_about(tmp_path / "r"))
+    (line,) = [line for line in said if line.startswith("bf16")]
+    assert expected in line, line
+    (machine,) = load([tmp_path / "r"], tmp_path).machines
+    table = job_table(machine)
+    titles = [column.title for column in table.columns]
+    (row,) = [r for r in table.rows if r[0].text == "bf16"]
+    shown = {title: cell.text for title, cell in zip(titles, row, strict=True) if "training" in title}
+    trained = {"step in training (ms)": "4,000", "MFU in training": "25 %"}
+    assert {title: shown.get(title) for title in trained} == (
+        trained if last == 6 else dict.fromkeys(trained)
+    )
+    assert f"step {last}, where the run was continued with another GPU" in table.caption
+    as_it_was = job_arms(machine.frame, machine.device)  # without a word of another GPU all steps count
+    assert {arm.training_ms for arm in as_it_was if arm.name == "bf16"} == {500.0}

@@ -124,6 +124,34 @@ def test_strangers_and_other_jobs_are_passed_over(
     assert not (tmp_path / "ran").exists()
 
 
+NESTED = "[" * rank_links.HELLO_BYTES  # deeper than Python's parser of JSON goes
+
+
+def test_nested_words_end_neither_side(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a whole message, and in a hello that whoever has no secret to prove may sign."""
+    first = First()
+    place = address(store)
+    for inner in (False, True):
+        with socket.create_connection(place) as rude:
+            until = time.monotonic() + 4
+            nonce = rank_links._heard(rude, until)["nonce"]
+            text = NESTED
+            if inner:
+                hello = NESTED[:4000]
+                text = json.dumps({"hello": hello, "proof": rank_links._proof("rank", nonce, hello)})
+            assert len(text) <= rank_links.HELLO_BYTES
+            rude.sendall(len(text).to_bytes(4, "big") + text.encode())
+            assert rude.recv(1) == b""  # it hangs up
+    own = rank_links.linked(1, 2)
+    first.join(5)
+    (theirs,) = first.links
+    for link in (own, theirs):
+        link.connection.close()
+    store.set("rank 0", NESTED)
+    with pytest.raises(UsageError, match=r"what answers there is not rank 0 of this version"):
+        rank_links.linked(1, 2)
+
+
 def test_strangers_do_not_prolong_the_wait(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_links, "MEET_S", 1.0)
     begun, first = time.monotonic(), First()

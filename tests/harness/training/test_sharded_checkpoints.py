@@ -53,12 +53,64 @@ def faults(folder: str) -> dict[str, Any]:
     told["left"] = sorted(path.name for path in place.iterdir())
 
     if dist.get_rank() == 0:  # as versions without hashes wrote it
-        run = place / "step-00000001" / "run.pt"
+        (run,) = (place / "step-00000001").glob("run-*.pt")
         whole = torch.load(run, weights_only=True)
         del whole["sha256"]
-        torch.save(whole, run)
+        torch.save(whole, run.with_name("run.pt"))
+        run.unlink()
     dist.barrier()
     told["old"] = ShardedCheckpoints(place, "id").load_newest(again, its_optimizer)
+    return told
+
+
+def damaged_run(folder: str) -> dict[str, Any]:
+    """What one rank loads where a float64, a float32, or all of the newest `run*.pt` has changed or gone."""
+    told: dict[str, Any] = {}
+    model, optimizer = _trained()
+    place = Path(folder)
+    checkpoints = ShardedCheckpoints(place, "id")
+    run = {
+        "curve": torch.arange(64, dtype=torch.float64) + 0.5,
+        "amaxes": torch.arange(64, dtype=torch.float32) + 0.25,
+    }
+    for step in (1, 2):
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert checkpoints.save(step, model, optimizer, {"step": step, **run})
+    dist.barrier()
+    (file,) = (place / "step-00000002").glob("run*.pt")
+    content = file.read_bytes()
+    for name in (*run, "gone"):
+        dist.barrier()
+        if dist.get_rank() == 0 and name in run:
+            there = run[name].numpy().tobytes()[-64:]
+            assert content.count(there) == 1
+            file.write_bytes(content.replace(there, bytes(64)))
+        elif dist.get_rank() == 0:
+            file.unlink()
+        dist.barrier()
+        reader = ShardedCheckpoints(place, "id")
+        found = reader.load_newest(*_trained())
+        assert found is not None
+        told[name] = (found[0], found[1]["step"], reader.problems)
+    return told
+
+
+def generators(folder: str) -> dict[str, Any]:
+    """What one rank's GPU generator, a fake one, is restored to: from a checkpoint with its state, and from one without."""
+    told: dict[str, Any] = {"restored": []}
+    own, place, cuda = dist.get_rank() + 10, Path(folder), torch.cuda
+    cuda.is_initialized = lambda: False
+    ShardedCheckpoints(place / "without", "id").save(1, *_trained(), {})
+    cuda.is_initialized = lambda: True
+    cuda.get_rng_state = lambda *_: torch.full((16,), own, dtype=torch.uint8)  # type: ignore[misc, assignment]
+    cuda.set_rng_state = lambda state, *_: told["restored"].append(state.tolist())  # type: ignore[misc, assignment]
+    ShardedCheckpoints(place / "with", "id").save(1, *_trained(), {})
+    own = 0
+    for name in ("without", "with"):
+        reader = ShardedCheckpoints(place / name, "id")
+        told[name] = reader.load_newest(*_trained()), reader.problems, len(told["restored"])
     return told
 
 
@@ -91,3 +143,23 @@ def test_no_fault_of_a_checkpoint_is_taken_for_a_whole_one(tmp_path: Path) -> No
         assert problem == "rank 1: step 3 was not saved: out of memory: planted"
         assert told["left"] == ["step-00000001", "step-00000002"]
         assert told["old"] == (1, {"a": 1})
+
+
+def test_a_damaged_file_of_the_run_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    """Loss curves and amaxes are kept beside the shards: where their bytes changed, the checkpoint before is taken."""
+    for told in ranks.run(damaged_run, 2, str(tmp_path)):
+        for name in ("curve", "amaxes", "gone"):
+            step, of_run, problems = told[name]
+            assert (step, of_run) == (1, 1), name
+            (problem,) = problems
+            assert problem.startswith("step-00000002 is not used: rank 0: run"), problem
+            said = "is missing" if name == "gone" else "has changed since it was written (sha256)"
+            assert problem.endswith(said)
+
+
+def test_the_generator_of_each_gpu_goes_on(tmp_path: Path) -> None:
+    """A checkpoint that was made without a GPU leaves it as it is."""
+    for rank, told in enumerate(ranks.run(generators, 2, str(tmp_path))):
+        assert told["without"] == ((1, {}), [], 0)
+        assert told["with"] == ((1, {}), [], 1)
+        assert told["restored"] == [[rank + 10] * 16]
