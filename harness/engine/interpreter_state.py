@@ -43,7 +43,10 @@ def of_any_process() -> Mapping[str, Pair]:
             lambda: min(sys.getrecursionlimit(), _RECURSION),
             sys.setrecursionlimit,
         ),
-        "switch_interval": (sys.getswitchinterval, sys.setswitchinterval),
+        "switch_interval": (
+            lambda: round(sys.getswitchinterval(), 6),
+            sys.setswitchinterval,
+        ),  # whole microseconds
         "locale": (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
     }
     for name in LIMITS:
