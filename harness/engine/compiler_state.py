@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # `torch.compiler.config` holds aliases of these, and a few settings of its own.
 CONFIGS = {

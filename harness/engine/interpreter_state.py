@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,7 +115,7 @@ def _set_errors(wanted: Objects) -> None:
     warnings.filters[:] = [*missing, *kept]  # type: ignore[index]
     for name in ("_filters_mutated", "_filters_mutated_lock_held"):  # the latter from Python 3.14 on
         if hasattr(warnings, name):
-            with getattr(warnings, "_lock", suppress()):
+            with getattr(warnings, "_lock", nullcontext()):
                 getattr(warnings, name)()
 
 
