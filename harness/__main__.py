@@ -161,10 +161,11 @@ def _gpu(words: list[str]) -> int:
 
 def console() -> int:
     """The script `fp8-harness`."""
+    from harness.cli import process_end
     from harness.machine import streams
 
     streams.forgive()
-    return main(sys.argv[1:])
+    return process_end.leave(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.engine.plan_arms import choose_peers, named_today, refuse_unknown_without
+from harness.engine.suite_calls import refusing
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError, one_line, unknown
@@ -111,7 +112,10 @@ def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> 
         arms.update(planned.runnable)
         if bisected is not None:  # a bisection trains the baselines of its own accord
             arms.update(planned.suite.ARMS[arm].baseline or arm for arm in planned.runnable)
-    checked = [check_request(suites[name], own, judge is not False) for name, own in runs.items()]
+    checked = []
+    for name, own in runs.items():
+        with refusing(name, suites[name], "check_request"):
+            checked.append(check_request(suites[name], own, judge is not False))
     if judge is not None and not any(checked):
         raise UsageError(
             f"train.judge={judge} means nothing to sweep {config['name']!r}: no suite of it has a verdict"
@@ -273,10 +277,11 @@ def _plan_part(
     if not arms:
         raise UsageError(f"without={','.join(without)} leaves no arm of part {name}")
     shapes = [part["shapes"]] if isinstance(part["shapes"], str) else list(part["shapes"])
-    try:
-        points = suite.points(shapes, axes, config["model"])
-    except ValueError as error:
-        raise UsageError(f"part {name}: {error}") from error
+    with refusing(part["suite"], suite, "points"):
+        try:
+            points = suite.points(shapes, axes, config["model"])
+        except ValueError as error:
+            raise UsageError(f"part {name}: {error}") from error
     crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
     cases = expand(part["suite"], crossed, points, int(config["seed"]))
     by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
@@ -304,7 +309,7 @@ def _unsupported(suite: Plannable, case: Case, arm: str, device: str) -> Unsuppo
         return suite.unsupported(case, arm, device)
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001 - a peer's library may raise anything when it is asked
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a peer's library may raise anything when it is asked
         from harness.timing.workload import Unsupported
 
         reason = f"could not tell whether it can run here: {one_line(error)}"

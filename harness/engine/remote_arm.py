@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.engine import remote_calls, worker_process
+from harness.engine.process_state import portable
 from harness.engine.rows import PreparedArm, row
 from harness.machine.ranks import Gang, RanksError
 from harness.store.cause import Cause
@@ -82,7 +83,9 @@ class RemoteArm:
             release_memory()
         try:
             self._gang = self._started()
-            made: remote_calls.Prepared = self.ask(remote_calls.prepare, planned, name, setting, state)
+            made: remote_calls.Prepared = self.ask(
+                remote_calls.prepare, planned, name, setting, portable(state)
+            )
         except Exception as error:  # noqa: BLE001 - a suite that cannot be sent, too, costs this arm alone
             cause = cause_of(error, Cause.BUILD)
             self.rows = [row(planned, name, "failed", "", own, one_line(error), cause=cause)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.engine.rows import is_trial
+from harness.engine.suite_calls import refusing
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,14 +114,19 @@ def costs(cases: Sequence[PlannedCase]) -> list[tuple[PlannedCase, float]]:
     """
     mean: dict[str, float] = {}
     for suite in {planned.case.suite for planned in cases}:
-        own = [planned.suite.work(planned.case) for planned in cases if planned.case.suite == suite]
+        own = [_work(planned) for planned in cases if planned.case.suite == suite]
         mean[suite] = sum(own) / len(own)
     return [(planned, _cost(planned, mean)) for planned in cases]
 
 
+def _work(planned: PlannedCase) -> float:
+    with refusing(planned.case.suite, planned.suite, "work"):
+        return planned.suite.work(planned.case)
+
+
 def _cost(planned: PlannedCase, mean: Mapping[str, float]) -> float:
     usual = mean[planned.case.suite]
-    relative = planned.suite.work(planned.case) / usual if usual > 0 else 1.0
+    relative = _work(planned) / usual if usual > 0 else 1.0
     each = relative if is_trial(planned) else (1 + relative) / 2
     return len(planned.runnable) * each
 

@@ -1,4 +1,4 @@
-"""Rows that no file can hold: a suite may put any object into one."""
+"""Rows that no file can hold, or no other process be sent: a suite may put any object into one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from harness import store
+from harness.engine.worker_process import wire
 from harness.store.cause import Cause
 from harness.store.errors import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from harness.store.measurement import Measurement
 
 
@@ -30,11 +33,29 @@ def made_storable(measurement: Measurement) -> Measurement:
     why_not = refusal(shown)
     if not why_not:
         return shown
-    why = f"its row cannot be stored: {_printable(why_not)}"
+    return _failed(shown, f"its row cannot be stored: {_printable(why_not)}")
+
+
+def made_sendable(rows: Iterable[Measurement]) -> list[Measurement]:
+    """The rows, each that does not let itself be pickled replaced by a failed one."""
+    found = []
+    for measurement in rows:
+        try:
+            wire(measurement)
+        except Exception as error:  # noqa: BLE001 - an object in it may raise anything
+            why = f"its row cannot be sent to the process that stores it: {_printable(one_line(error))}"
+            measurement = _failed(measurement, why)
+        found.append(measurement)
+    return found
+
+
+def _failed(measurement: Measurement, why: str) -> Measurement:
+    """A failed row in place of this one, without what a suite has put into it."""
+    reason = measurement.reason
     return replace(
-        shown,
+        measurement,
         status="failed",
-        reason=f"{shown.reason}; {why}" if shown.reason else why,
+        reason=f"{reason}; {why}" if reason else why,
         cause=Cause.UNSTORABLE,
         resolved={},
         samples=(),

@@ -10,7 +10,7 @@ import functools
 import time
 import traceback
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.engine.bench import ArmFaultError, Bench, ChangedProcessError, Setting
 from harness.engine.remote_arm import moved_for
@@ -148,8 +148,15 @@ class WorkerJob:
     def __call__(self, tell: Reporter) -> tuple[list[Measurement] | Resubmit, bool]:
         """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
         bench = _bench(self.setting)
+
+        def keep(rows: list[Measurement]) -> None:
+            try:
+                tell.keep(rows)
+            except Exception:  # noqa: BLE001 - whatever an object raises that does not let itself be pickled
+                tell.keep(self.made_sendable(rows))
+
         try:
-            rows = run_task(self.task, bench, _now_and_then(tell), tell.set_arm, tell.keep, tell.stage)
+            rows = run_task(self.task, bench, _now_and_then(tell), tell.set_arm, keep, tell.stage)
         except ChangedProcessError as fault:
             apart = {**self.task.apart, fault.arm: moved_for(fault.left)}
             return Resubmit(replace(self, task=replace(self.task, apart=apart))), True
@@ -160,6 +167,17 @@ class WorkerJob:
             others = rows_of_others(self.task.planned, fault.arm, str(fault), Cause.BASELINE)
             return [*fault.rows, *others], True
         return rows, bool(bench.lost()) or any(r.cause is Cause.OOM and r.status == "failed" for r in rows)
+
+    def made_sendable(self, result: Any) -> Any:
+        """The rows, or the job with its rows, without those that cannot be sent (`harness.engine.worker_process.Mendable`)."""
+        from harness.engine.storable import made_sendable  # pyarrow, which starts threads
+
+        if isinstance(result, Resubmit):
+            job = result.job
+            assert isinstance(job, WorkerJob)
+            task = replace(job.task, failed=tuple(made_sendable(job.task.failed)))
+            return Resubmit(replace(job, task=task))
+        return made_sendable(result)
 
     def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> WorkerJob | None:
         """The rest of it, without an arm that ended its process (`harness.engine.worker_process.Splittable`)."""

@@ -160,6 +160,31 @@ def summary(parts: Sequence[Part], now: float) -> str:
     return "; ".join(said)
 
 
+def unreadable(folder: Path) -> str:
+    """Files of rows whose footer cannot be read, in words; "" where there are none."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    paths, bad = sorted(folder.rglob("*.parquet")), []
+    for path in paths:
+        try:
+            parquet.read_metadata(path)
+        except FileNotFoundError:  # compacted meanwhile
+            continue
+        except (OSError, pa.ArrowException):
+            bad.append(str(path.relative_to(folder)))
+    if not bad:
+        return ""
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return f"{len(bad)} of {len(paths)} files of rows cannot be read ({', '.join(bad[:3])}{more}), restore them from a copy"
+
+
+def _stated(folder: Path, parts: Sequence[Part], now: float) -> str:
+    """The summary, of a run that has ended behind what is wrong with its files."""
+    ended = all(part.state in ENDED for part in parts)
+    return "; ".join(filter(None, [unreadable(folder) if ended else "", summary(parts, now)]))
+
+
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds.
 
@@ -187,7 +212,7 @@ def table(folder: Path, parts: Sequence[Part], now: float) -> Table:
             duration(left) if left and part.state == "running" else "",
             text,
         )
-    made.caption = summary(parts, now)
+    made.caption = _stated(folder, parts, now)
     return made
 
 
@@ -236,7 +261,7 @@ def _lines(folder: Path, every_s: float, once: bool) -> None:
             terminal.console().print(table(folder, parts, now))
             return
         if ended or now - last >= LINE_S:
-            sys.stdout.write(f"{summary(parts, now)}\n")
+            sys.stdout.write(f"{_stated(folder, parts, now)}\n")
             sys.stdout.flush()
             last = now
         if ended or streams.reader_left():

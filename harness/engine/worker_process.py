@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.sharedctypes import RawArray
@@ -76,6 +77,15 @@ class Splittable(Protocol):
 
     def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> Job | None:
         """The rest of the job, which keeps what is known of the fault; None where nothing would be left."""
+        ...
+
+
+@runtime_checkable
+class Mendable(Protocol):
+    """A job whose result may hold parts that cannot be sent."""
+
+    def made_sendable(self, result: Any) -> Any:
+        """The result with those parts replaced."""
         ...
 
 
@@ -202,4 +212,14 @@ def serve(parent: Connection, output_pipe: Connection, arm: ArmUnderWay, conditi
         try:
             parent.send(answer)
         except Exception as error:  # noqa: BLE001 - whatever an object raises that does not let itself be pickled
-            parent.send(Answer(None, False, f"its rows cannot be sent: {one_line(error)}"))
+            parent.send(_sendable(job, answer, error))
+
+
+def _sendable(job: Job, answer: Answer, error: Exception) -> Answer:
+    """An answer that can be sent, in place of one whose sending has raised `error`."""
+    if isinstance(job, Mendable):
+        with suppress(Exception):
+            mended = answer._replace(result=job.made_sendable(answer.result))
+            wire(mended)
+            return mended
+    return Answer(None, False, f"its rows cannot be sent: {one_line(error)}")

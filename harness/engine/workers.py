@@ -45,7 +45,7 @@ from harness.engine.worker_process import (
     Splittable,
     serve,
 )
-from harness.machine.processes import MARK, ending, kill_group, kill_marked
+from harness.machine.processes import MARK, descendants, ending, kill_each, kill_group, kill_marked
 from harness.store.cause import Cause
 from harness.store.errors import one_line
 
@@ -373,10 +373,13 @@ class _Worker:
         """End the process and all processes that it started."""
         if self._process is None:
             return
+        below = {}
         if self._process.pid is not None:
+            below = descendants(self._process.pid)
             kill_group(self._process.pid)
         self._process.kill()
         kill_marked(self._mark, servers=True)
+        kill_each(below)  # those that have cleared their environment
         self._process.join(10)  # one that hangs in the driver can't be waited for
         self._ours.close()
         if self._printed is not None:

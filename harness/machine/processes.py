@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
 ONE_INTERRUPT_S = 5.0  # signals that follow one another so closely count as one
@@ -130,7 +130,9 @@ def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
+    below = descendants(os.getpid())
     kill_marked(os.environ.get(MARK, ""), servers=True)  # no later command of the parent's needs them
+    kill_each(below)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -159,10 +161,13 @@ def kill_children() -> None:
 def marked() -> Iterator[None]:
     """Kills at its end all processes that were started within, in a session of their own too.
 
-    A process is known by a variable that it was started with (`MARK`), whatever its parent and its group are by then. One
-    that clears its environment is not found.
+    A process is known by a variable that it was started with (`MARK`), whatever its parent and its group are by then; one
+    that clears its environment, by its parents up to this process. Not found is one that does so and whose parent has ended,
+    as that of a daemon: a subreaper would be its parent, but then owe every other orphan a wait, without knowing which of
+    its children others wait for.
     """
     before, mark = os.environ.get(MARK), secrets.token_hex(8)
+    there = descendants(os.getpid())
     os.environ[MARK] = f"{before}.{mark}" if before else mark
     try:
         yield
@@ -172,7 +177,9 @@ def marked() -> Iterator[None]:
             del os.environ[MARK]
         else:
             os.environ[MARK] = before
+        below = descendants(os.getpid())
         kill_marked(own)
+        kill_each({pid: start for pid, start in below.items() if there.get(pid) != start})
 
 
 def kill_marked(mark: str, *, servers: bool = False) -> None:
@@ -194,6 +201,43 @@ def kill_marked(mark: str, *, servers: bool = False) -> None:
         if not found:
             return
         time.sleep(0.01)
+
+
+def descendants(root: int) -> dict[int, int]:
+    """Processes that this one started, and those that they started: pid -> when it began, see `began`.
+
+    Not the servers of multiprocessing below this process, nor what was started by them.
+    """
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[1-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found: dict[int, int] = {}
+    waiting = [root]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            start = began(pid)
+            if start is not None and not _is_server(pid):
+                found[pid] = start
+                waiting.append(pid)
+    return found
+
+
+def kill_each(processes: Mapping[int, int]) -> None:
+    """Kill processes, each given with when it began, which tells it from a later one with its number."""
+    for pid, start in processes.items():
+        if began(pid) == start:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_server(pid: int) -> bool:
+    """Whether it is a server of multiprocessing, or was forked from one."""
+    try:
+        return b"from multiprocessing." in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _carries(pid: int, wanted: bytes, servers: bool) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from leaky_process import OF_THE_PROCESS
 from torch import library
 from torch.nn import functional
 from torch.nn.modules import module
@@ -24,14 +25,18 @@ from harness.store.case import Case
 from harness.timing.workload import ArmInfo, Numerics, Workload
 
 
+def enter(context: Any) -> None:
+    """Enters what nobody leaves."""
+    KEPT.append(context)
+    context.__enter__()
+
+
 def enter_inference_mode() -> None:
-    KEPT.append(torch.inference_mode())
-    KEPT[-1].__enter__()
+    enter(torch.inference_mode())
 
 
 def enter_a_mode() -> None:
-    KEPT.append(torch.overrides.BaseTorchFunctionMode())
-    KEPT[-1].__enter__()
+    enter(torch.overrides.BaseTorchFunctionMode())
 
 
 def override_an_operator() -> None:
@@ -39,10 +44,10 @@ def override_an_operator() -> None:
     KEPT[-1].impl("frac", lambda x: x + 1, "CPU")
 
 
-def override(key: str, kernel: Callable[..., object]) -> None:
-    """A kernel of `aten::mm` for a dispatch key."""
+def override(key: str, kernel: Callable[..., object], operator: str = "mm") -> None:
+    """A kernel of an operator for a dispatch key."""
     KEPT.append(library.Library("aten", "IMPL"))
-    KEPT[-1].impl("mm", kernel, key)
+    KEPT[-1].impl(operator, kernel, key)
 
 
 def override_once_more() -> None:
@@ -129,6 +134,7 @@ LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]]
     "numpy_rng": (lambda: np.random.seed(7), lambda: np.random.get_state()[1].tolist(), set()),  # noqa: NPY002
     "torch_rng": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().tolist(), set()),
     "collector": (lambda: gc.set_threshold(7), gc.get_threshold, {"gc"}),
+    **OF_THE_PROCESS,
 }
 # Likewise, what no process can put back; some as a library does it that is imported
 FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
@@ -181,6 +187,21 @@ FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str
         {"module_hooks"},
     ),
     "thread": (start_a_thread, threading.active_count, {"python_threads"}),
+    "saved tensors": (
+        lambda: enter(torch.autograd.graph.saved_tensors_hooks(torch.neg, torch.neg)),
+        lambda: torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
+        {"saved_tensors_hooks"},
+    ),
+    "profiler": (
+        lambda: enter(torch.autograd.profiler.profile()),
+        torch._C._autograd._profiler_enabled,
+        {"profiler"},
+    ),
+    "relu": (
+        lambda: override("CPU", lambda x: x + 7, "relu"),
+        lambda: torch.relu(torch.ones(1)).item(),
+        {"operators"},
+    ),
 }
 
 

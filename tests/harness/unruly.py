@@ -88,9 +88,14 @@ def die(case: Case) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def detach(case: Case) -> None:
+def detach_bare(case: Case) -> None:
+    """Likewise, with nothing in its environment."""
+    detach(case, env={})
+
+
+def detach(case: Case, env: dict[str, str] | None = None) -> None:
     """Starts a process that no signal to this one's group reaches, as a library's server."""
-    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    process = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True, env=env)
     process.returncode = 0  # nobody waits for it
     Path(f"detached-{process.pid}").write_text(str(process.pid))
 
@@ -173,7 +178,7 @@ def begin(case: Case) -> None:
 ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     act.__name__: act
     for act in (
-        segfault, exits, hang, hog, babble, close_everything, detach, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
+        segfault, exits, hang, hog, babble, close_everything, detach, detach_bare, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
         words, undecodable, nan, scribble, begin, mutter,
     )
 }  # fmt: skip

@@ -101,10 +101,11 @@ def test_a_case_that_takes_too_long_as_a_whole_fails_as_a_whole() -> None:
     assert (of_case(frame, 2)["status"] == "ok").all()
 
 
-# What arm `other` does, and how the reasons of its row and of the other arm's begin: rows that are read, are read together.
+# What arm `other` does, and how the reasons of its row and of the other arm's begin. Rows are read together, and sent so
+# where each of them can be.
 UNFIT = {
     "unreadable": ("its rows cannot be read: ModuleNotFoundError: No module named 'no_such_module'",) * 2,
-    "unsendable": ("its rows cannot be sent: ValueError: no pickle",) * 2,
+    "unsendable": ("its row cannot be sent to the process that stores it: ValueError: no pickle", ""),
     "scribble": ("its rows cannot be read: UnpicklingError: ",) * 2,
     "begin": ("its rows cannot be read: a message broke off (",) * 2,
     "tensor": ("its row cannot be stored: TypeError: Object of type Tensor is not JSON serializable", ""),

@@ -175,14 +175,15 @@ def test_a_seed_that_no_generator_takes_is_refused(seed: int, capsys: pytest.Cap
     assert not Path("results").exists()
 
 
+@pytest.mark.parametrize("act", ["detach", "detach_bare"])
 @pytest.mark.parametrize("isolate", ["true", "false"])
 def test_what_a_case_started_in_a_session_of_its_own_ends_with_the_command(
-    isolate: str, monkeypatch: pytest.MonkeyPatch
+    isolate: str, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        run.SUITES, "toy", Unruly(acts={1: "detach", 2: "die_detached" if isolate == "true" else "detach"})
-    )
-    assert main(["sweep=toy", "device=cpu", f"isolate={isolate}"]) == (1 if isolate == "true" else 0)
+    dies = (isolate, act) == ("true", "detach")  # a dead worker's processes are known by their mark alone
+    bystander = subprocess.Popen(["/bin/sleep", "600"], env={})  # of who called the command, before it
+    monkeypatch.setitem(run.SUITES, "toy", Unruly(acts={1: act, 2: "die_detached" if dies else act}))
+    assert main(["sweep=toy", "device=cpu", f"isolate={isolate}"]) == (1 if dies else 0)
     pids = [int(path.read_text()) for path in Path().glob("detached-*")]
     assert len(pids) >= 2
     gone = time.monotonic() + 60
@@ -191,3 +192,6 @@ def test_what_a_case_started_in_a_session_of_its_own_ends_with_the_command(
     ):
         assert time.monotonic() < gone
         time.sleep(0.02)
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from leaky import FOR_GOOD, LEAKS, Leaky
 from test_executor_faults import of_case, plan, sweep
 
-from harness.engine.process_state import OwnStates, UnrestorableError, differences, take
+from harness.engine.process_state import OwnStates, UnrestorableError, differences, portable, restore, take
 
 NUMBERS = {name: n for n, name in enumerate([*LEAKS, *FOR_GOOD], 1)}
 
@@ -82,7 +84,7 @@ def test_what_cannot_be_put_back_moves_its_arm_into_a_process_of_its_own(tmp_pat
 
 
 EACH = """
-import sys
+import os, sys
 sys.path.insert(0, sys.argv[1])
 from leaky import FOR_GOOD
 from harness.engine import replaced
@@ -93,7 +95,8 @@ for name, (leak, read, named) in FOR_GOOD.items():
     before = read()
     with states.of("guilty"):
         leak()
-    print(name, read() != before, states.culprit, sorted(states.left) == sorted(named))
+    print(name, read() != before, states.culprit, sorted(states.left) == sorted(named), flush=True)
+os._exit(0)  # a profiler that was never stopped takes the interpreter with it
 """
 
 
@@ -105,10 +108,23 @@ def test_each_change_that_cannot_be_put_back_is_found_and_named() -> None:
 
 
 FIRST_USES = """
+import importlib.util
 from harness.engine import replaced
+from harness.engine.process_state import OwnStates
+from harness.timing.compiling import compile_unavailable
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 x = torch.ones(2, 2, requires_grad=True)
+
+def with_inductor(**how):
+    if compile_unavailable("cpu") is None:
+        torch.compile(lambda y: (y @ y).relu().sum(), **how)(x).backward()
+
+def load_in_a_process():
+    from torch.utils.data import DataLoader
+    list(DataLoader(range(4), num_workers=1))
+
+states = OwnStates()
 for use in (
     lambda: torch.vmap(torch.nn.functional.mse_loss)(x, x),
     lambda: torch.func.grad(lambda y: y.sum())(x),
@@ -117,16 +133,48 @@ for use in (
     lambda: torch.compile(lambda y: (y @ y).relu(), backend="aot_eager")(x).sum().backward(),
     lambda: torch.export.export(torch.nn.Linear(2, 2), (x.detach(),)),
     lambda: __import__("torch.ao.quantization"),
+    with_inductor,
+    lambda: with_inductor(mode="max-autotune"),
+    lambda: with_inductor(dynamic=True),
+    lambda: importlib.util.find_spec("torchao") and __import__("torchao.float8"),
+    load_in_a_process,
 ):
-    use()
-    print(replaced.before_arms())
+    with states.of("arm"):
+        use()
+    print(replaced.before_arms(), states.changed, states.culprit)
 """
 
 
-def test_what_torch_registers_at_a_first_use_is_no_change() -> None:
+def test_what_torch_does_at_a_first_use_is_no_change() -> None:
     """In a process of its own, where all of it is used for the first time."""
     done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n" * 7
+    assert done.stdout == " {} \n" * 12
+
+
+NICE = """
+import os
+from harness.engine.process_state import OwnStates
+states, before = OwnStates(), os.getpriority(os.PRIO_PROCESS, 0)
+with states.of("guilty"):
+    os.nice(1)
+is_restored = os.getpriority(os.PRIO_PROCESS, 0) == before
+print("nice" in states.changed["guilty"], states.culprit == ("" if is_restored else "guilty"))
+"""
+
+
+def test_a_lower_priority_is_put_back_where_the_process_may_or_costs_it_a_process_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", NICE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_another_process_is_given_no_objects_of_this_one() -> None:
+    usual = signal.signal(signal.SIGALRM, lambda *_: None)  # which cannot be sent
+    try:
+        state = pickle.loads(pickle.dumps(portable(take())))
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    restore(state, take())
+    assert signal.getsignal(signal.SIGALRM) == usual
 
 
 def test_a_process_that_cannot_be_put_back_is_told_and_does_nothing_more() -> None:

@@ -86,6 +86,51 @@ def test_a_suite_that_raises_over_what_it_supports_fails_that_arm_alone(
     assert main([*WORDS[:2], "arms=[other]"]) == 2
 
 
+def _ends(*_: object) -> Any:
+    raise SystemExit("no licence")
+
+
+def _recurs(*given: object) -> Any:
+    return _recurs(*given)
+
+
+def _lacks(*_: object) -> Any:
+    raise KeyError("shape")
+
+
+@pytest.mark.parametrize("fault", [_ends, _recurs, _lacks])
+@pytest.mark.parametrize("call", ["points", "work", "check_request"])
+def test_what_a_suite_raises_while_it_is_planned_is_one_line_that_names_it(
+    call: str, fault: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ToySuite, call, fault, raising=False)
+    assert main([*WORDS, "shard=0/2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    name = {_ends: "SystemExit: no licence", _recurs: "RecursionError", _lacks: "KeyError: 'shape'"}[fault]
+    assert line.startswith(f"error: suite toy: {call}() raised {name}")
+    assert not Path("results").exists()
+
+
+def test_an_arm_whose_support_ends_the_interpreter_fails_alone(
+    toy: ToySuite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unsupported(self: ToySuite, case: Case, arm: str, device: str) -> Unsupported | None:
+        return _ends() if arm == "other" else None
+
+    monkeypatch.setattr(ToySuite, "unsupported", unsupported)
+    assert main([*WORDS, "dry_run=true"]) == 0
+    assert "could not tell whether it can run here: SystemExit: no licence" in capsys.readouterr().out
+
+
+def test_what_a_suite_of_ours_raises_while_it_is_planned_is_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ToySuite, "points", _lacks)
+    monkeypatch.setattr(ToySuite, "__module__", "harness.suites.toy")
+    assert main(WORDS) == 7
+    assert "internal error: KeyError" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("what", [Unfit(), threading.Lock(), {Unfit(): 1}, lambda: None, object()])
 @pytest.mark.parametrize("isolate", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_resolved_that_no_file_can_hold_fails_its_rows(what: object, isolate: str, toy: ToySuite) -> None:
