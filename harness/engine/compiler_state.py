@@ -50,7 +50,7 @@ def overrides(module_name: str) -> Overrides:
 
 @cache
 def _entries(module: Any) -> list[tuple[str, Callable[[], Any], Any]]:
-    """Settings of a module that are no aliases: name, what reads its override, default."""
+    """Settings of a module that are no aliases: name, what reads its override, default; none of a torch that keeps them otherwise."""
     return [
         (
             name,
@@ -59,8 +59,8 @@ def _entries(module: Any) -> list[tuple[str, Callable[[], Any], Any]]:
             else partial(getattr, entry, "user_override"),
             entry.default,
         )
-        for name, entry in module._config.items()
-        if entry.alias is None
+        for name, entry in getattr(module, "_config", {}).items()
+        if getattr(entry, "alias", None) is None and hasattr(entry, "user_override")
     ]
 
 
