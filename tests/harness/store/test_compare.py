@@ -301,6 +301,8 @@ def test_square_is_always_whole(tmp_path):
     cells = found.set_index("precision")
     assert cells.loc["rowwise", "compile_note"] == "skipped: no compiler"
     assert cells.loc["tensorwise", "eager_note"] == "not measured in this run"
+    assert cells.loc[["rowwise", "bf16"], "compile_status"].tolist() == ["skipped", "ok"]
+    assert cells.loc["tensorwise", "eager_status"] == ""
     for mode in ("eager", "compile"):
         assert (cells[f"{mode}_ms"].isna() == (cells[f"{mode}_note"] != "")).all()
 
