@@ -9,7 +9,8 @@ import random
 import numpy as np
 import pytest
 import scipy.stats
-from report_fixtures import TIMING, Invented, absent, frame, linear_cases
+from report_cases import linear_cases
+from report_fixtures import TIMING, Invented, absent, frame
 
 from harness.store.case import Case
 from harness.store.compare import PRECISIONS, paired_ratios, square, summary, with_rates
