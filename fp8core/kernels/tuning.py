@@ -48,6 +48,7 @@ MARGIN = 0.02  # of the default's time; what a choice between equals could win i
 _log = logging.getLogger(__name__)
 _tables: dict[Path, dict[str, Any]] = {}  # what has been read, by file
 _unfinished: dict[str, Any] = {}  # choices that hold for this process; never written
+_launching_all = False  # inside `every_candidate`
 
 
 def choose(
@@ -76,11 +77,29 @@ def choose(
     """
     if not candidates:
         raise ValueError(f"no candidates to choose from for {kernel}")
+    if _launching_all:
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        for candidate in candidates:
+            with suppress(OutOfResources, PTXASError):
+                run(candidate)
+        return candidates[0]
     if len(candidates) == 1 or (measuring.get("time_ms") is None and off()):
         return candidates[0]
     name = key(kernel, [rounded(size, 1) for size in shape], (dtype,), device_name)
     best = fastest(name, candidates, lambda candidate: functools.partial(run, candidate), **measuring)
     return candidates[0] if best is None else best
+
+
+@contextmanager
+def every_candidate() -> Iterator[None]:
+    """Launch each candidate that the device has room for, and time and store none, in all threads; fills Triton's cache."""
+    global _launching_all
+    outer, _launching_all = _launching_all, True
+    try:
+        yield
+    finally:
+        _launching_all = outer
 
 
 def fastest(

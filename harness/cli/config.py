@@ -29,6 +29,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from harness.cli import axis_names
 from harness.store.errors import UsageError, unknown
 from harness.timing.rounds import TimingConfig
 
@@ -192,6 +193,8 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         GlobalHydra.instance().clear()
         with initialize(version_base="1.3", config_path=None):
             composed = compose("harness", overrides=words)
+        unresolved: Any = OmegaConf.to_container(composed, resolve=False, throw_on_missing=False)
+        axis_names.refuse_unknown(unresolved)
         device = resolve_device(str(composed.device))
         OmegaConf.register_new_resolver(
             "on_device", lambda cpu, gpu: gpu if device == "cuda" else cpu, replace=True

@@ -68,7 +68,11 @@ def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
         sweep=SUITE,
         env_id=env_id(env),
         env=env,
-        about={"command": f"python -m harness import {path.name}", "version": document.get("version")},
+        about={
+            "made_by": "import",
+            "command": f"python -m harness import {path.name}",
+            "version": document.get("version"),
+        },
     )
     writer.append(rows)
     writer.close("finished")

@@ -155,6 +155,7 @@ def main(argv: Sequence[str]) -> int:
     # What the device decides is not known where shards run elsewhere: they hold themselves to their own.
     is_known = launcher.here or not is_whole or f"device={request.config['device']}" in words
     about = {
+        "made_by": "launch",
         "command": command_line(["-m", *(argv if is_whole else (*request.overrides, *asked, *to_hydra))]),
         "config": request.config if is_known else {},
         "question": request.config["question"],

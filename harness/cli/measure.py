@@ -93,6 +93,7 @@ def _run_owned(
         env_id=env_id,
         env=env,
         about={
+            "made_by": "sweep",
             "command": command_line(_of_all_shards(request.overrides)),
             "config": config,
             "question": config["question"],

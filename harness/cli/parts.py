@@ -256,6 +256,7 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
     gpus = places.chosen(config["devices"], config["device"], visible)
     with device_lock.held([gpu.uuid for gpu in gpus]), interruptible(), run_folder.owned(folder, None):
         about = {
+            "made_by": "sweep",
             "command": command_line(request.overrides),
             "config": config,
             "question": config["question"],

@@ -206,6 +206,7 @@ class ReferenceJob:
             predicted = prediction.rows(case, mine.recipe, key)
             made = reference_facts.continued_with(about, self.made, anyway=mine.resume_anyway)
             about |= made | {
+                "made_by": "reference_job",
                 "command": f"torchrun ... -m harness.cli.reference_job {shlex.join(sys.argv[1:])}",
                 "question": QUESTION,
                 "settings": mine.same,

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.gate.exit_code import LOUD, Exit, GateError
+from harness.gate.exit_code import Exit, GateError, Loud
 from harness.gate.policy import load_policy
 from harness.store.errors import UsageError
 
@@ -65,12 +65,14 @@ def base_of(root: Path, tree: Path, named: Path | None) -> Base:
     if clock is not None and (lacks := clock_lacks(root, tree)):
         what = f"the base commit's {CLOCK}, by which both sides are to be measured, lacks {lacks}"
         raise GateError(Exit.NO_BASELINE, f"{what}, which this tree uses; {ANEW}")
-    notes = [f"{LOUD[1]}: {OWN_POLICY.format(missing)}"] if missing else []
+    notes = [Loud(f"JUDGE CHANGED: {OWN_POLICY.format(missing)}")] if missing else []
     if changed:
         more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
         notes.append(
-            f"{LOUD[1]}: this change touches what judges it ({', '.join(changed[:SHOWN])}{more}); policy and {CLOCK} "
-            "are the base commit's on both sides, the rest is this tree's: read those changes"
+            Loud(
+                f"JUDGE CHANGED: this change touches what judges it ({', '.join(changed[:SHOWN])}{more}); policy and {CLOCK} "
+                "are the base commit's on both sides, the rest is this tree's: read those changes"
+            )
         )
     return Base(policy, clock, tuple(notes))
 

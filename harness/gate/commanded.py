@@ -22,7 +22,7 @@ from harness.gate.command_session import (
     require_base_paths,
 )
 from harness.gate.drive import Request, measure_and_judge, open_session
-from harness.gate.exit_code import LOUD
+from harness.gate.exit_code import Loud
 from harness.gate.policy import DEFAULT, as_given
 from harness.gate.session import SideError
 from harness.gate.shell import Ran, contained
@@ -112,12 +112,15 @@ def _policy(root: Path, tree: Path, options: argparse.Namespace) -> tuple[Policy
         root, tree, options.policy, DEFAULT, changed=False, way_out=way_out
     )
     notes = [
-        f"{LOUD[1]}: this change touches {'' if path == below(root, DEFAULT) else 'its policy '}{path}; the base commit's judges"
+        Loud(
+            f"JUDGE CHANGED: this change touches {'' if path == below(root, DEFAULT) else 'its policy '}{path}; "
+            "the base commit's judges"
+        )
         for path in touched
     ]
     if missing:
         kept = "(a policy of yours: land it first, or keep it outside of the repository)"
-        notes.append(f"{LOUD[1]}: {OWN_POLICY.format(missing)} {kept}")
+        notes.append(Loud(f"JUDGE CHANGED: {OWN_POLICY.format(missing)} {kept}"))
     return as_given(policy, options), tuple(notes)
 
 

@@ -6,7 +6,11 @@ from enum import IntEnum
 
 from harness.store.errors import UsageError
 
-LOUD = ("NOT JUDGED", "JUDGE CHANGED")  # how a note begins that must not be overlooked
+
+class Loud(str):
+    """A note that must not be overlooked; the type says so, whatever its words are."""
+
+    __slots__ = ()
 
 
 class Exit(IntEnum):

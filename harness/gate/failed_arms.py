@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.exit_code import LOUD
+from harness.gate.exit_code import Loud
 from harness.gate.judged_metric import Unit, arm_names
 from harness.gate.sides import CONTROL_SUITE
 from harness.store.arm import controls
@@ -72,11 +72,13 @@ def _undecided(row: Any, other: Any, policy: Policy) -> Unit:
 
 
 def _notes(units: list[Unit], mended: list[str]) -> list[str]:
-    notes = []
+    notes: list[str] = []
     if units:
         notes.append(
-            f"{LOUD[0]}: {len(units)} arms failed on both sides or are gone ({arm_names(units)}); the first "
-            f"{units[0].undecided[:REASON]}"
+            Loud(
+                f"NOT JUDGED: {len(units)} arms failed on both sides or are gone ({arm_names(units)}); the first "
+                f"{units[0].undecided[:REASON]}"
+            )
         )
     if mended:
         notes.append(

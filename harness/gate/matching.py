@@ -19,7 +19,7 @@ from harness.gate.align import (
     rows_by_key,
 )
 from harness.gate.conditions import mark_conditions
-from harness.gate.exit_code import LOUD, Exit, GateError
+from harness.gate.exit_code import Exit, GateError, Loud
 from harness.gate.failed_arms import failed_arms
 from harness.gate.judged_metric import KEY, LOSS, OPERATORS, Unit, arm_names, facts_of
 from harness.gate.policy import Rule
@@ -107,9 +107,11 @@ def _of_another_torch(units: list[Unit], baseline: Side, candidate: Side) -> lis
     for unit in found:
         unit.undecided = f"torch {now} may take an operator apart otherwise than the baseline's {was}"
     return [
-        f"{LOUD[0]}: {OPERATORS} of {len(found)} units ({arm_names(found)}), as torch {was} became {now}; "
-        f"measure the baseline {baseline.commit} anew with torch {now}: python -m harness gate --measure --machine-free "
-        "(in this repository: make gate ARGS=update)"
+        Loud(
+            f"NOT JUDGED: {OPERATORS} of {len(found)} units ({arm_names(found)}), as torch {was} became {now}; "
+            f"measure the baseline {baseline.commit} anew with torch {now}: python -m harness gate --measure --machine-free "
+            "(in this repository: make gate ARGS=update)"
+        )
     ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from harness.gate.decide import Verdict
-from harness.gate.exit_code import LOUD, Exit
+from harness.gate.exit_code import Exit, Loud
 from harness.gate.render import headline, markdown
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def github_lines(judgement: Judgement) -> str:
         lines.append(_command("error", "Gate", f"{len(worst) - MOST_ANNOTATIONS + 1} more regressions"))
     elif judgement.code is not Exit.OK and not worst:
         lines.append(_command("error", f"Gate: exit {int(judgement.code)}", headline(judgement)))
-    told = [n for n in judgement.notes if n.startswith(LOUD)]
+    told = [n for n in judgement.notes if isinstance(n, Loud)]
     lines += [_command("warning", "Gate", note) for note in told]
     if judgement.undecided and judgement.code is Exit.OK:
         words = f"{len(judgement.undecided)} of {len(judgement.times)} times are undecided"
@@ -71,7 +71,7 @@ def comment(judgement: Judgement) -> str:
     head, _, rest = markdown(judgement).partition("\n")
     if len(rest) > MOST_COMMENT:
         rest = rest[:MOST_COMMENT].rpartition("\n")[0] + "\n\nThe rest is in the job's summary.\n"
-    loud = [f"> **{n}**" for n in judgement.notes if n.startswith(LOUD)]
+    loud = [f"> **{n}**" for n in judgement.notes if isinstance(n, Loud)]
     body = [
         MARKER,
         head,

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from harness.gate.decide import Verdict
-from harness.gate.exit_code import LOUD, Exit
+from harness.gate.exit_code import Exit, Loud
 from harness.gate.sides import differing_fields
 from harness.store.measurement import to_json
 
@@ -216,7 +216,7 @@ def _conditions(j: Judgement) -> list[str]:
         lines.append(j.control.reason)
     elif j.baseline.env_id != j.candidate.env_id:
         lines.append(f"the environments differ: {differing_fields(j.baseline.env, j.candidate.env)}")
-    return lines + sorted(j.notes, key=lambda note: note.startswith(LOUD))  # nearest to the verdict
+    return lines + sorted(j.notes, key=lambda note: isinstance(note, Loud))  # nearest to the verdict
 
 
 def _tally(j: Judgement) -> str:

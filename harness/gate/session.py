@@ -258,7 +258,11 @@ class PairedMeasurement:
             sweep="gate",
             env_id=rows.env_id,
             env=rows.env,
-            about={"command": " ".join(["python -m harness gate", *self.words]), "gate": gate},
+            about={
+                "made_by": "gate",
+                "command": " ".join(["python -m harness gate", *self.words]),
+                "gate": gate,
+            },
         )
         writer.append(rows.measurements())
         writer.close("finished")

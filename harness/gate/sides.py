@@ -17,6 +17,7 @@ import numpy as np
 from harness import store
 from harness.gate.decide import FEWEST_TO_CLAIM, rounds_for
 from harness.gate.exit_code import Exit, GateError
+from harness.store import run_state
 from harness.store.differences import comparable, in_words
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
@@ -29,7 +30,6 @@ Mode = Literal["paired", "stored", "machine-free", "broken"]  # broken: one side
 CONTROL_SUITE = "control"
 IDENTITY = ("suite", "case_id", "arm", "metric", "unit", "better", "axes", "status")  # that every row has
 FIRST, CONFIRMATION = 1, 2
-IMPORT = "python -m harness import "  # how the command begins that made a run of a pytest-benchmark file
 PLANNED_SPREAD, PLANNED_AWAY = 0.02, math.log1p(0.05)  # of a process's median; beyond the tolerance
 
 
@@ -91,7 +91,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)
         gate = about.get("gate") or {}
-        if str(about.get("command", "")).startswith(IMPORT):
+        if run_state.made_by(about) == "import":
             files.append(about.get("run_id"))
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))

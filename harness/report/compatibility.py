@@ -88,7 +88,7 @@ def _notes(record: Record) -> list[tuple[str, str]]:
     for key, what in _OTHERWISE.items():
         value = resolved_of(record).get(key)
         given = value if isinstance(value, list) else [value]
-        found += [(f"runs, {what}", str(note)) for note in given if note and note != "fp8"]
+        found += [(f"runs, {what}", str(way)) for way in given if way and way != "fp8"]
     return found
 
 

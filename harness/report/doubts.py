@@ -112,9 +112,8 @@ def unjudged(machine: Machine, suite: str) -> list[Unjudged]:
             and is_candidate(arm)
             and (arm.has_fp8 or arm.peer)
         ):
-            word, _, reason = row["reason"].partition(": ")
-            told = (word, reason) if word in ("failed", "skipped") else ("missing", row["reason"])
-            found[row["arm"]] = Unjudged(row["arm"], arm, *told)
+            word = row["status"] if row["status"] in ("failed", "skipped") else "missing"
+            found[row["arm"]] = Unjudged(row["arm"], arm, word, row["reason"].removeprefix(f"{word}: "))
     return list(found.values())
 
 

@@ -210,10 +210,10 @@ def gain_cell(record: Record) -> Cell:
 
 
 def _square_cell(mode: str, record: Record) -> Cell:
-    note = record[f"{mode}_note"]
+    status, note = record[f"{mode}_status"], record[f"{mode}_note"]
     if note:
-        status, _, reason = note.partition(": ")
-        return Cell(status, None, "bad" if status == "failed" else "muted", reason)
+        reason = note.removeprefix(f"{status}: ") if status else ""
+        return Cell(status or note, None, "bad" if status == "failed" else "muted", reason)
     time, speedup, verdict = record[f"{mode}_ms"], record[f"{mode}_speedup"], record[f"{mode}_verdict"]
     if not known(speedup):
         return Cell(text.number(time, 4), time)

@@ -297,8 +297,9 @@ def _settled_cell(settled: Settled | None) -> Cell:
 
 def _outcome_cell(found: ArmVerdict) -> Cell:
     outcome = found.verdict.outcome
-    note = "as it should" if outcome == found.expected == "FAIL" else "must not" if found.surprising else ""
-    return Cell(outcome, outcome, "pass" if note == "as it should" else STYLES[outcome], note)
+    if outcome == found.expected == "FAIL":
+        return Cell(outcome, outcome, "pass", "as it should")
+    return Cell(outcome, outcome, STYLES[outcome], "must not" if found.surprising else "")
 
 
 def _reached_cell(reach: Reach) -> Cell:

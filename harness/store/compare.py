@@ -58,7 +58,7 @@ _COLUMNS = [
         "unit",
     ),
     *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
-    "cut_off",
+    *("status", "cut_off"),
 ]
 
 
@@ -86,6 +86,7 @@ def paired_ratios(
           far end of its control's own interval; NaN where the control is missing;
         - `fp8`: the arm spent FLOPs in FP8 and its baseline did not;
         - `verdict`: faster, slower, same, unclear or missing, and `reason` in words;
+        - `status`: of the arm's own row;
         - `cut_off`: the case came to no end, and what is paired are its finished rounds.
 
         Figures are NaN where there is nothing to compare.
@@ -175,7 +176,7 @@ def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
 
     Returns:
         One row a (run, case, regime, precision), all of `PRECISIONS` in order; for each mode the columns
-        `<mode>_ms` (median time), `<mode>_note` (why there is none), and `<mode>_speedup`, `_low`, `_high`,
+        `<mode>_ms` (median time), `<mode>_status` ("" without a row), `<mode>_note` (why there is no time), and `<mode>_speedup`, `_low`, `_high`,
         `_verdict` against bf16 in the same mode (NaN and "" in the bf16 row itself).
     """
     rows = frame[(frame["suite"] == suite) & (frame["metric"] == "time_ms")]
@@ -196,6 +197,7 @@ def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
                     ratio = ratio_of.get((run_id, case_id, regime, name), {})
                     paired = ratio.get("baseline") == f"bf16_{mode}"
                     line[f"{mode}_ms"] = cell.value if cell is not None and cell.ok else math.nan
+                    line[f"{mode}_status"] = cell.record["status"] if cell is not None else ""
                     line[f"{mode}_note"] = cell.why_not if cell is not None else "not measured in this run"
                     for column in ("speedup", "low", "high"):
                         line[f"{mode}_{column}"] = ratio[column] if paired else math.nan
@@ -300,10 +302,10 @@ def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
 def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[str, object]:
     speedup = low = high = math.nan
     rounds = 0
-    if base is None:
-        verdict, reason = "missing", f"its baseline {arm.baseline} was not measured in this run"
-    elif not arm.ok:
+    if not arm.ok:
         verdict, reason = "missing", arm.why_not
+    elif base is None:
+        verdict, reason = "missing", f"its baseline {arm.baseline} was not measured in this run"
     elif not base.ok:
         verdict, reason = "missing", f"its baseline {base.arm} was {base.why_not}"
     elif arm.env_id != base.env_id:

@@ -10,12 +10,20 @@ from harness.store import run_files
 from harness.store.parquet import read_about, run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 UNKNOWN = "unknown"
 # The state of a run whose shards are in several: that which says most about what is missing
 _STATES = ("failed", "interrupted", "running", "finished")
-_LAUNCHED = "python -m harness -m "  # the command of who started shards, and knows of these alone
+# Until November 2026 `_run.json` had no `made_by`: what made such a run is told by the words of its command
+_OLDER = {"python -m harness import ": "import", "python -m harness -m ": "launch"}
+
+
+def made_by(about: Mapping[str, Any]) -> str:
+    """What made a run: "sweep", "launch" (which started its shards), "import", "gate", ... ("sweep" where nothing says it)."""
+    command = str(about.get("command", ""))
+    older = (kind for words, kind in _OLDER.items() if command.startswith(words))
+    return str(about.get("made_by") or next(older, "sweep"))
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -27,7 +35,7 @@ def about(folder: Path) -> dict[str, Any]:
     for path in run_files.below(folder, run_files.ABOUT, "shard-*"):
         if named := re.fullmatch(r"shard-\d+-of-(\d+)", path.parent.name):
             spreads.setdefault(int(named[1]), []).append(read_about(path.parent))
-    alone = not str(own.get("command", "")).startswith(_LAUNCHED)
+    alone = made_by(own) != "launch"  # which knows of shards alone
     if not spreads or (alone and own.get("state") == "finished"):
         return own
     shards = [one for spread in spreads.values() for one in spread]

@@ -1,4 +1,4 @@
-"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its name in `NAMES`.
+"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its line in `NAMES`.
 
 From another package, an entry point of the group `fp8_harness.suites` that names a module.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -18,32 +18,43 @@ if TYPE_CHECKING:
     from fp8core.extensions import Table
     from harness.timing.workload import Suite, TrialSuite
 
-NAMES = (
-    "accumulation",
-    "allgather",
-    "cast",
-    "ceilings",
-    "checksum",
-    "codes",
-    "divergence",
-    "gemm",
-    "linear",
-    "links",
-    "outliers",
-    "parallel",
-    "recipes",
-    "scale",
-    "smoke_kernels",
-    "smoke_layers",
-    "tests",
-    "train",
-)
+# The axes of each suite by name, so that a mistyped one is refused before torch is imported; a test holds them to `AXES`
+NAMES: Mapping[str, str] = {
+    "accumulation": "K data",
+    "allgather": "ranks param_dtype width hidden layers tokens rounds",
+    "cast": "dtype granularity M K src",
+    "ceilings": "what mib cube",
+    "checksum": "cube data",
+    "codes": "source dtype inputs",
+    "divergence": (
+        "model data data_path batch seq accumulation steps seed compute schedule lr min_lr_frac "
+        "lr_warmup beta1 beta2 weight_decay grad_clip layers checkpointing experts eval_every "
+        "eval_batches diagnose_every"
+    ),
+    "gemm": "M K N tokens role data",
+    "linear": "M K N tokens",
+    "links": "ranks kib rounds",
+    "outliers": "data role M K N",
+    "parallel": "cell steps",
+    "recipes": "M K N tokens",
+    "scale": (
+        "model gpu world batch seq accumulation checkpointing tp replicas node weights reduce "
+        "reduce_each network_gb_s runs proof"
+    ),
+    "smoke_kernels": "kernel do M K",
+    "smoke_layers": "M K N",
+    "tests": "files marker processes",
+    "train": (
+        "model data data_path layers batch seq accumulation compute checkpointing ranks "
+        "fp8_all_gather experts convert ceilings profile profile_start profile_end"
+    ),
+}
 
 
 class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
     """A table of modules that imports a suite, and torch with it, when the suite is asked for."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: Iterable[str]) -> None:
         self._suites: dict[str, Suite | TrialSuite | None] = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> Suite | TrialSuite:
@@ -74,6 +85,13 @@ class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._suites or name in extensions.names("suites")  # without importing it
+
+    def axis_names(self, name: str) -> tuple[str, ...] | None:
+        """Axes of a suite without importing it; None of one that another package brings."""
+        suite = self._suites.get(name)
+        if suite is not None:
+            return tuple(suite.AXES)
+        return tuple(NAMES[name].split()) if name in self._suites else None
 
     @cached_property
     def others(self) -> Table[Suite | TrialSuite]:

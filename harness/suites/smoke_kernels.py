@@ -11,20 +11,20 @@ A device without kernels runs the twins themselves, and `resolved.ran` says so: 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fp8core.kernels import ops, reference
+from fp8core.kernels import ops, reference, tuning
 from harness.store.cause import Cause
 from harness.suites.common import generator, refuse_shapes, with_defaults
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from harness.store.case import Case, Scalar
@@ -77,7 +77,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     resolved: dict[str, object] = {"ran": ran + (f": {why}" if why else ""), "operator": f"fp8core::{name}"}
     compiling = case["do"] == "compile"
     begun = time.perf_counter()
-    with _every_candidate() if compiling else nullcontext():
+    with tuning.every_candidate() if compiling else nullcontext():
         got = ops.OPERATORS[name](*call)
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
@@ -161,27 +161,3 @@ def compare(name: str, got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[i
 
 def _several(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
-
-
-@contextmanager
-def _every_candidate() -> Iterator[None]:
-    """Inside, a tuned operator is launched with each of its candidates, and none is timed or remembered."""
-    from fp8core.kernels import tuning
-
-    real = tuning.choose
-
-    def choose(
-        kernel: str, shape: Any, dtype: Any, device_name: str, candidates: Any, run: Callable[[Any], None]
-    ) -> Any:
-        for candidate in candidates:
-            try:
-                run(candidate)
-            except RuntimeError:  # more than the device has: real tuning passes it over too
-                continue
-        return candidates[0]
-
-    tuning.choose = choose  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        tuning.choose = real

@@ -6,7 +6,7 @@ import json
 import sys
 from functools import partial
 
-from report_fixtures import gpu_run
+from report_cases import gpu_run
 from situations import Place, situation
 
 from harness.__main__ import main

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 from curves_for_tests import control, rows_of_runs, shifted
-from report_fixtures import Invented, absent, cpu_run, gemm_cases, linear_cases, tiny_run, write_run
+from report_cases import cpu_run, gemm_cases, linear_cases, tiny_run
+from report_fixtures import Invented, absent, write_run
 from situations import Place, situation
 
 from harness import store

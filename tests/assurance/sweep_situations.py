@@ -10,7 +10,7 @@ from typing import Any
 
 import canary
 import pandas as pd
-from report_fixtures import tiny_run
+from report_cases import tiny_run
 from situations import Place, situation
 from toy import offered
 

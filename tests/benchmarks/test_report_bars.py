@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixtures import large_run
+from report_cases import large_run
 
 from harness import store
 

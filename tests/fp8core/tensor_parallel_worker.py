@@ -4,132 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import parallel_models
 import torch
 import torch.distributed as dist
 from parallel_models import Config, Mlp, gradients, mlp, relative
+from tensor_parallel_plans import (
+    TOKENS,
+    Shape,
+    data,
+    errors,
+    mesh,
+    of_this_rank,
+    parallel,
+    passes,
+    plan,
+    trained,
+)
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.autograd.profiler import profile
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
 
 from fp8core import (
     RECIPES,
-    Float8ColwiseParallel,
     Float8LinearConfig,
     Float8RowwiseParallel,
-    PrepareFloat8ModuleInput,
     Recipe,
     WaitedRowwiseParallel,
-    cast_input,
     check_plan,
     convert_to_float8_training,
     update_scales,
     verify,
 )
 from fp8core.distributed.wire import Collectives, count_collectives
-
-Shape = tuple[int, int, bool]  # dim, hidden, bias
-TOKENS = (2, 32)  # batch, sequence
-
-
-def plan(style: str) -> dict[str, ParallelStyle]:
-    """A plan by name; "sp": each rank holds some tokens of input and output."""
-    inner = {"input_layouts": Shard(1), "desired_input_layouts": Replicate()}
-    plans: dict[str, dict[str, ParallelStyle]] = {
-        "torch": {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()},
-        "torch sp": {
-            "": PrepareModuleInput(**inner),
-            "gate": ColwiseParallel(),
-            "up": ColwiseParallel(),
-            "down": RowwiseParallel(output_layouts=Shard(1)),
-        },
-        "float8": {
-            "gate": Float8ColwiseParallel(),
-            "up": Float8ColwiseParallel(),
-            "down": Float8RowwiseParallel(),
-        },
-        "float8 sp": {
-            "gate": Float8ColwiseParallel(input_layouts=Shard(1)),
-            "up": Float8ColwiseParallel(input_layouts=Shard(1)),
-            "down": Float8RowwiseParallel(output_layouts=Shard(1)),
-        },
-        "float8 sp shared": {
-            "": PrepareFloat8ModuleInput(**inner),
-            "gate": Float8ColwiseParallel(),
-            "up": Float8ColwiseParallel(),
-            "down": Float8RowwiseParallel(output_layouts=Shard(1)),
-        },
-    }
-    return plans[style]
-
-
-def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-
-
-def data(dim: int, step: int = 0, spread: float = 1.0) -> torch.Tensor:
-    """[*TOKENS, dim]; the larger `spread`, the more the features' magnitudes differ."""
-    generator = torch.Generator().manual_seed(1 + step)
-    x = torch.randn(*TOKENS, dim, generator=generator)
-    return x * torch.exp(torch.randn(dim, generator=generator) * (spread - 1))
-
-
-def trained(
-    model: nn.Module, steps: int, style: str, dim: int, spread: float = 1.0
-) -> dict[str, torch.Tensor]:
-    """Output, gradients of input and of parameters of the last step; the earlier ones move delayed scales on."""
-    found: dict[str, torch.Tensor] = {}
-    for step in range(steps):
-        model.zero_grad()
-        found = passes(model, data(dim, step, spread), style)
-        update_scales(model)
-    return found | gradients(model)
-
-
-def passes(model: nn.Module, x: torch.Tensor, style: str) -> dict[str, torch.Tensor]:
-    """One forward and one backward pass: output and gradient of the input, of this rank's tokens if the style cuts them."""
-    x = x.chunk(dist.get_world_size(), 1)[dist.get_rank()] if "sp" in style else x
-    x = x.clone().requires_grad_()
-    y = model(x)
-    (y.float().square().sum() / TOKENS[0] / TOKENS[1]).backward()
-    assert x.grad is not None
-    return {"output": y.detach(), "input": x.grad}
-
-
-def parallel(config: Config, style: str, shape: Shape) -> nn.Module:
-    dim, hidden, bias = shape
-    model, tp = mlp(config, bias, dim, hidden), mesh()
-    check_plan(model, tp, plan(style))
-    return parallelize_module(model, tp, plan(style))
-
-
-def errors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], style: str) -> dict[str, float]:
-    """Relative, of everything; output and input gradient are compared in this rank's part, where the plan cuts them."""
-    found = {}
-    for name, value in want.items():
-        ours = got[name]
-        if "sp" in style and name in ("output", "input"):
-            value, ours = (of_this_rank(t) for t in (value, ours))
-        found[name] = relative(ours, value)
-    return found
-
-
-def of_this_rank(x: torch.Tensor) -> torch.Tensor:
-    """Its tokens, if x holds them all."""
-    return x.chunk(dist.get_world_size(), 1)[dist.get_rank()] if x.shape[1] == TOKENS[1] else x
 
 
 def against_one_process(
@@ -358,76 +271,6 @@ def custom(power_of_two: bool) -> Recipe:
     """Rowwise, multiplied in float32, with or without scales that are powers of two."""
     config = Float8LinearConfig.from_recipe_name("rowwise")
     return dataclasses.replace(config, emulate=True, round_scales_to_power_of_2=power_of_two).to_recipe()
-
-
-def refusals() -> dict[str, str]:
-    """What bad plans and inputs are told."""
-    tp, tensorwise = mesh(), RECIPES["tensorwise"]
-    colwise, rowwise = {"up": Float8ColwiseParallel()}, {"down": RowwiseParallel()}
-    late, prepared = Float8ColwiseParallel(input_layouts=Shard(2)), plan("float8 sp shared")[""]
-    assert isinstance(prepared, PrepareFloat8ModuleInput)
-    e5m2 = PrepareFloat8ModuleInput(
-        input_layouts=Shard(1), desired_input_layouts=Replicate(), float8_dtype=torch.float8_e5m2
-    )
-
-    def checked(model: nn.Module, styles: dict[str, ParallelStyle]) -> nn.Module:
-        check_plan(model, tp, styles)
-        return parallelize_module(model, tp, styles)
-
-    def sharded(config: Config) -> nn.Module:
-        model = mlp(config)
-        fully_shard(model, mesh=tp)
-        return model
-
-    def mixed() -> nn.Module:
-        model = convert_to_float8_training(
-            mlp(None), config="rowwise", module_filter_fn=lambda _, fqn: fqn == "up"
-        )
-        return convert_to_float8_training(
-            model, config="tensorwise", module_filter_fn=lambda _, fqn: fqn != "up"
-        )
-
-    def without_up() -> nn.Module:
-        return convert_to_float8_training(mlp(None), module_filter_fn=lambda _, fqn: fqn != "up")
-
-    def wrong_layout() -> object:
-        x = DTensor.from_local(data(32), tp, (Shard(1),), run_check=False)
-        return checked(mlp(tensorwise), {"up": ColwiseParallel()}).up(x)
-
-    def cast_for_another() -> object:
-        model = checked(mlp(tensorwise), {"down": Float8RowwiseParallel()})
-        return cast_input(torch.randn(16, 128), model.down)
-
-    attempts: dict[str, Callable[[], object]] = {
-        "not converted": lambda: checked(without_up(), colwise),
-        "multiple of 16": lambda: checked(mlp(tensorwise, hidden=48), colwise),
-        "uneven": lambda: checked(mlp(tensorwise.emulated(), hidden=33), colwise),
-        "uneven, torch": lambda: checked(mlp(tensorwise.emulated(), hidden=33), rowwise),
-        "block": lambda: checked(mlp(RECIPES["blockwise"].emulated(), hidden=128), colwise),
-        "no such name": lambda: checked(mlp(tensorwise), {"upp": Float8ColwiseParallel()}),
-        "twice": lambda: checked(checked(mlp(tensorwise), colwise), colwise),
-        "convert late": lambda: convert_to_float8_training(
-            parallelize_module(mlp(None), tp, {"up": ColwiseParallel()})
-        ),
-        "convert after fsdp": lambda: convert_to_float8_training(sharded(None)),
-        "tp after fsdp": lambda: checked(sharded(tensorwise), colwise),
-        "style after fsdp": lambda: parallelize_module(sharded(tensorwise), tp, colwise),
-        "wrong layout": wrong_layout,
-        "features gathered": lambda: checked(mlp(tensorwise), {"up": late}).up(data(32).chunk(2, 2)[0]),
-        "float8_dtype": lambda: checked(mlp(tensorwise), {"": e5m2}),
-        "no reader": lambda: checked(mlp(None), {"": prepared}),
-        "readers differ": lambda: checked(mixed(), {"": prepared}),
-        "cast for another layer": cast_for_another,
-    }
-    told = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except ValueError as error:
-            told[name] = str(error)
-        else:
-            told[name] = "nothing"
-    return told
 
 
 def verified() -> dict[str, tuple[str, list[str], int]]:

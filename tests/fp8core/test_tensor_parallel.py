@@ -16,6 +16,7 @@ import pytest
 import tensor_parallel_worker as worker
 import torch
 from parallel_models import mlp, several
+from tensor_parallel_refusals import refusals
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel
 
@@ -60,7 +61,7 @@ def ran(world: int) -> list[dict[str, Any]]:
             "sent of rowwise": (worker.collectives, (in_float32("rowwise"), torch.float32)),
             "evaluated": (worker.evaluated, ()),
             "nan": (worker.nan_on_one_rank, ()),
-            "refusals": (worker.refusals, ()),
+            "refusals": (refusals, ()),
             "verified": (worker.verified, ()),
             "pinned": (worker.without_is_pinned, ()),  # last: it takes something away
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-import tensor_parallel_worker as parallel
+import tensor_parallel_plans as parallel
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -15,17 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from curves_for_tests import whole_suite
-from report_fixtures import (
-    H200,
-    SHAPES,
-    Invented,
-    absent,
-    cast_cases,
-    ceiling_cases,
-    figure,
-    gemm_cases,
-    write_run,
-)
+from report_cases import SHAPES, cast_cases, ceiling_cases, gemm_cases
+from report_fixtures import H200, Invented, absent, figure, write_run
 
 from harness.store.arm import parse
 from harness.store.case import Case

@@ -40,9 +40,8 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
         elif r.recipe and counted is not None and expected is not None and counted < expected:
             short.setdefault(f"{r.suite} {r.arm}", []).append(f"{counted} of {expected} GEMMs in FP8")
     for v in material.verdicts:
-        short.setdefault(f"divergence {v.arm}", []).extend(
-            n for n in v.verdict.notes if "FP8 cannot have run" in n
-        )
+        if v.verdict.not_fp8:
+            short.setdefault(f"divergence {v.arm}", []).append(v.verdict.not_fp8)
     for arm, reasons in short.items():
         if reasons:
             yield Finding(

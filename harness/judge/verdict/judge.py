@@ -36,6 +36,7 @@ class Verdict:
         notes: what a reader must know beside the gates: missing controls, runs that had no partner.
         limits: what runs of this length cannot certify, with their steps and tokens.
         settled: from which step on the gap stays within the noise; None where nobody asked. It decides nothing.
+        not_fp8: why FP8 cannot have run; "" where nothing speaks against it. Also among the notes.
     """
 
     outcome: Outcome
@@ -43,6 +44,7 @@ class Verdict:
     notes: tuple[str, ...]
     limits: str
     settled: Settled | None = None
+    not_fp8: str = ""
 
     def gate(self, name: str) -> GateResult | None:
         """The result of one gate; None where it does not apply."""

@@ -244,10 +244,10 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
     if equal := _identical(mine, control):
         # An arm that should differ and does not was not run as it is named, in these seeds.
         named = "" if len(equal) == len(mine) else f"seed {', '.join(map(str, equal))}: "
-        why = (
-            "FP8 cannot have run" if fields.has_fp8 and not is_perturbed else "it was not run as it is named"
-        )
+        claims_fp8 = fields.has_fp8 and not is_perturbed
+        why = "FP8 cannot have run" if claims_fp8 else "it was not run as it is named"
         failed.append(f"{named}every loss is bitwise equal to {against}: {why}")
+        verdict = replace(verdict, not_fp8=failed[-1] if claims_fp8 else "")
         if verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
     if fields.has_fp8 and not fields.variant and (copied := _identical(mine, golden or {})):

@@ -123,6 +123,7 @@ def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path, 
         env_id=environment.env_id(facts),
         env=facts,
         about={
+            "made_by": "trial",
             "command": "harness.ab.Trial in a loop of the user's own",
             "question": "FP8 against bf16 in this training loop",
             "answer": result.lines(),

@@ -123,6 +123,33 @@ def test_refused_candidates() -> None:
             assert best == FAST
 
 
+def test_every_candidate_is_launched_inside_and_none_after_an_exception(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the device has no room for is skipped, as it is by a choice; a fault of a kernel is raised."""
+    launched: list[tuning.Candidate] = []
+
+    def run(candidate: tuning.Candidate) -> None:
+        launched.append(candidate)
+        if candidate == FAST:
+            raise error
+
+    def choose() -> tuning.Candidate:
+        return tuning.choose("cast", (3,), torch.bfloat16, "x", [FAST, SLOW], run)
+
+    error: Exception = triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
+    with tuning.every_candidate(), tuning.every_candidate():
+        assert choose() == FAST
+    assert launched == [FAST, SLOW]
+    error = ZeroDivisionError("a fault of the kernel")
+    with pytest.raises(ZeroDivisionError), tuning.every_candidate():
+        choose()
+    launched.clear()
+    monkeypatch.setenv("FP8CORE_TUNE", "0")
+    assert choose() == FAST
+    assert (launched, cache.exists()) == ([], False)
+
+
 def test_a_candidate_with_a_fault_is_no_refusal() -> None:
     """What does not compile is a fault of the kernel: it is raised, and no other tile is taken instead."""
 

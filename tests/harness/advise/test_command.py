@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from advice_asked import plain, refused, said
-from report_fixtures import H200, gpu_run, write_run
+from report_cases import gpu_run
+from report_fixtures import H200, write_run
 
 from fp8core import audit
 from harness.store.case import Case

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from advice_asked import refused, said
-from report_fixtures import cpu_run
+from report_cases import cpu_run
 
 from harness.advise.command import Question, parse, sizes
 from harness.store.errors import UsageError

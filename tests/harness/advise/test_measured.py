@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from advise_fixtures import model, round_h200
-from report_fixtures import H200, Invented, frame, gemm_cases, linear_cases, train_cases
+from report_cases import gemm_cases, linear_cases, train_cases
+from report_fixtures import H200, Invented, frame
 
 from harness.advise import measured
 from harness.advise.measured import Check, alone, spread

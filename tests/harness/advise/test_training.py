@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from report_fixtures import Invented, ceiling_cases, cpu_run, train_cases, write_run
+from report_cases import ceiling_cases, cpu_run, train_cases
+from report_fixtures import Invented, write_run
 
 from fp8core import RECIPES
 from harness.advise import training

@@ -80,6 +80,10 @@ def test_one_imported_file_decides_nothing(
             blocks = [[i // 2 for i in range(len(s))] for s in table["samples"].to_pylist()]
             column = pa.array(blocks, table.schema.field(index).type)
             pq.write_table(table.set_column(index, table.schema.field(index), column), path)
+        for path in (tmp_path / name).rglob("_run.json") if earlier else ():  # nor did it write `made_by`
+            about = json.loads(path.read_text())
+            assert about.pop("made_by") == "import"
+            path.write_text(json.dumps(about))
     capsys.readouterr()
     words = ["--baseline", str(tmp_path / "a" / "r"), "--candidate", str(tmp_path / "b" / "r")]
     assert main(["gate", *words]) == 6

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from parts_machine import PART, PARTS, SLOT_S, Machine, done_but, ratio, said, session
-from report_fixtures import CPU, Invented, frame, linear_cases
+from report_cases import linear_cases
+from report_fixtures import CPU, Invented, frame
 
 from harness import store
 from harness.cli import parts as whole_module

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixtures import Invented, ceiling_cases, write_run
+from report_cases import ceiling_cases
+from report_fixtures import Invented, write_run
 
 from harness import store
 from harness.__main__ import main

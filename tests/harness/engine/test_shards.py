@@ -226,9 +226,17 @@ def test_a_report_after_half_of_the_shards_were_launched_says_that_the_others_ar
     assert "has not ended" not in Path("four.md").read_text()
 
 
-def about(folder: Path, state: str, command: str = "python -m harness sweep=toy") -> None:
+def about(folder: Path, state: str, **more: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "_run.json").write_text(json.dumps({"state": state, "command": command, "started_at": "2026"}))
+    (folder / "_run.json").write_text(json.dumps({"state": state, "started_at": "2026", **more}))
+
+
+OWN = {
+    "launched": {"made_by": "launch", "command": "x"},
+    "launched, by its words": {"command": "python -m harness -m x"},  # written before there was `made_by`
+    "alone": {"command": "python -m harness x"},
+    "alone, whatever its words": {"made_by": "sweep", "command": "python -m harness -m x"},
+}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +246,9 @@ def about(folder: Path, state: str, command: str = "python -m harness sweep=toy"
         ("", {"0-of-2": "finished", "1-of-2": "finished"}, "finished"),
         ("", {"0-of-2": "finished", "1-of-2": "interrupted"}, "interrupted"),
         ("launched", {"0-of-2": "finished"}, "running"),
+        ("launched, by its words", {"0-of-2": "finished"}, "running"),
         ("launched", {}, "finished"),
+        ("alone, whatever its words", {"0-of-2": "interrupted"}, "finished"),
         ("alone", {"0-of-2": "interrupted"}, "finished"),  # resume= without shards did the rest
         ("", {"0-of-2": "interrupted", "0-of-3": "finished"}, "interrupted"),
         ("", {"0-of-2": "interrupted", "0-of-1": "finished"}, "finished"),  # spread again
@@ -250,7 +260,7 @@ def test_the_state_of_a_run_is_that_of_its_shards(
     own: str, shards: dict[str, str], state: str | None, tmp_path: Path
 ) -> None:
     if own:
-        about(tmp_path, "finished", "python -m harness -m x" if own == "launched" else "python -m harness x")
+        about(tmp_path, "finished", **OWN[own])
     for name, its in shards.items():
         about(tmp_path / f"shard-{name}", its)
     assert run_state.about(tmp_path).get("state") == state

@@ -165,11 +165,11 @@ def test_the_verdict_tells_it(
     monkeypatch.setattr(against, "project_root", lambda: trees[0])
     asked = []
 
-    def broken(session: drive.Session, *args: object, **options: object) -> int:
+    def broken(session: drive.PairedMeasurement, *args: object, **options: object) -> int:
         asked.append(session.clock_tree)
         raise drive.SideError("candidate", "ImportError: no")
 
-    monkeypatch.setattr(drive.Session, "stage", broken)
+    monkeypatch.setattr(drive.PairedMeasurement, "stage", broken)
     xml = tmp_path / "gate.xml"
     words = [
         "gate",

@@ -14,9 +14,9 @@ from gate_fixtures import Times, failed_row, run, time_row, value_row, write
 
 from harness.__main__ import main
 from harness.gate import publish
-from harness.gate.exit_code import Exit
+from harness.gate.exit_code import Exit, Loud
 from harness.gate.judge import Judgement
-from harness.gate.render import HEADLINE
+from harness.gate.render import HEADLINE, as_json, terminal
 
 COMMAND = re.compile(
     r"^::(error|warning) (?:file=([^,:]+),)?title=([^,:]+)::(.*)$"
@@ -83,6 +83,18 @@ def test_an_allowed_regression_is_neither_failure_nor_annotation(tmp_path: Path)
     found = replace(found, findings=tuple(replace(f, told_only=True) for f in found.findings), code=Exit.OK)
     assert "<failure" not in publish.junit(found)
     assert publish.github_lines(found) == ""
+
+
+def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(tmp_path: Path) -> None:
+    judgement = replace(
+        regressed(tmp_path), notes=(Loud("read this"), "NOT JUDGED: so begins an arm's own name")
+    )
+    warnings = [line for line in publish.github_lines(judgement).splitlines() if line.startswith("::warning")]
+    assert warnings == ["::warning title=Gate::read this"]
+    assert "> **read this**" in publish.comment(judgement)
+    assert "> **NOT JUDGED" not in publish.comment(judgement)
+    assert terminal(judgement).splitlines()[-2] == "read this"
+    assert json.loads(as_json(judgement))["notes"] == list(judgement.notes)
 
 
 def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:

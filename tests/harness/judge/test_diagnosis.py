@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
 from diagnosed import found, look
-from report_fixtures import CPU, H200, Invented, absent, ceiling_cases, figure, frame, linear_cases
+from report_cases import ceiling_cases, linear_cases
+from report_fixtures import CPU, H200, Invented, absent, figure, frame
 
 import fp8core
 from harness.advise.fp8_break_even import Rates, rates

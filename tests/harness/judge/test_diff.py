@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import scipy.stats
-from report_fixtures import CPU, H200, TIMING, frame, gpu_run, write_run
+from report_cases import gpu_run
+from report_fixtures import CPU, H200, TIMING, frame, write_run
 
 from harness.__main__ import main
 from harness.gate import cause as gate_cause

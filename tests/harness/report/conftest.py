@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from report_fixtures import (
-    cpu_run,
-    gpu_run,
-)
+from report_cases import cpu_run, gpu_run
 
 from harness.report import write_report
 

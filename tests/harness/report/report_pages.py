@@ -5,9 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from report_fixtures import (
-    write_run,
-)
+from report_fixtures import write_run
 
 from harness.report.runs import load
 

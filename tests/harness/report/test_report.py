@@ -9,14 +9,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_fixtures import (
-    Invented,
-    absent,
-    figure,
-    gemm_cases,
-    linear_cases,
-    write_run,
-)
+from report_cases import gemm_cases, linear_cases
+from report_fixtures import Invented, absent, figure, write_run
 from report_pages import Page, machine, run_of
 
 from harness.report import numerics, tables, verdicts

@@ -13,17 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from curves_for_tests import whole_suite
 from markdown_it import MarkdownIt
-from report_fixtures import (
-    CPU,
-    H200,
-    Invented,
-    absent,
-    figure,
-    gemm_cases,
-    linear_cases,
-    train_cases,
-    write_run,
-)
+from report_cases import gemm_cases, linear_cases, train_cases
+from report_fixtures import CPU, H200, Invented, absent, figure, write_run
 from test_report_markup import HOSTILE
 
 from harness import store

@@ -10,18 +10,8 @@ import browser
 import pytest
 from curves_for_tests import whole_suite
 from h200_rows import h200_runs
-from report_fixtures import (
-    H100,
-    H200,
-    Invented,
-    absent,
-    cpu_run,
-    figure,
-    gpu_run,
-    large_run,
-    train_cases,
-    write_run,
-)
+from report_cases import cpu_run, gpu_run, large_run, train_cases
+from report_fixtures import H100, H200, Invented, absent, figure, write_run
 
 from harness import store
 from harness.report import write_report

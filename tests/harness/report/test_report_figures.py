@@ -7,17 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from report_fixtures import (
-    CPU,
-    H200,
-    Invented,
-    ceiling_cases,
-    figure,
-    gemm_cases,
-    linear_cases,
-    train_cases,
-    write_run,
-)
+from report_cases import ceiling_cases, gemm_cases, linear_cases, train_cases
+from report_fixtures import CPU, H200, Invented, figure, write_run
 
 from harness.report import charts, compile_break_even, roofline, tradeoff
 from harness.report.drawing import standalone

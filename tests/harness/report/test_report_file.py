@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_fixtures import (
-    tiny_run,
-)
+from report_cases import tiny_run
 from report_pages import Page
 
 from harness import store

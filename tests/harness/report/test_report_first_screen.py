@@ -9,7 +9,8 @@ import pytest
 from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
 from h200_rows import ENV, GENERATED_BY, h200_runs
 from matplotlib.figure import Figure
-from report_fixtures import CPU, H200, Invented, absent, cpu_run, figure, linear_cases, write_run
+from report_cases import cpu_run, linear_cases
+from report_fixtures import CPU, H200, Invented, absent, figure, write_run
 
 from harness.machine.environment import env_id
 from harness.report import training, verdicts

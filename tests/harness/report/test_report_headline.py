@@ -9,18 +9,8 @@ from pathlib import Path
 
 import pytest
 from curves_for_tests import whole_suite
-from report_fixtures import (
-    CPU,
-    H100,
-    H200,
-    Invented,
-    cpu_run,
-    figure,
-    gpu_run,
-    linear_cases,
-    train_cases,
-    write_run,
-)
+from report_cases import cpu_run, gpu_run, linear_cases, train_cases
+from report_fixtures import CPU, H100, H200, Invented, figure, write_run
 
 from harness.__main__ import main as command_line
 from harness.report import compared, utilization, write_report

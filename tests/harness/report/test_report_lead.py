@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
-from report_fixtures import CPU, SHAPES, Invented, absent, figure, linear_cases, write_run
+from report_cases import SHAPES, linear_cases
+from report_fixtures import CPU, Invented, absent, figure, write_run
 
 from harness.report import training, verdicts
 from harness.report.answer import MOST_BRIEF

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixtures import Invented, absent, tiny_run, write_run
+from report_cases import tiny_run
+from report_fixtures import Invented, absent, write_run
 
 from harness.report import write_report
 from harness.report.libraries import Choice, choices

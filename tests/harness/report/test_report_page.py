@@ -9,18 +9,8 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from report_fixtures import (
-    H200,
-    Invented,
-    absent,
-    cast_cases,
-    ceiling_cases,
-    cpu_run,
-    gemm_cases,
-    gpu_run,
-    tiny_run,
-    write_run,
-)
+from report_cases import cast_cases, ceiling_cases, cpu_run, gemm_cases, gpu_run, tiny_run
+from report_fixtures import H200, Invented, absent, write_run
 from report_pages import Page, machine, run_of
 
 from harness import store

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from curves_for_tests import whole_suite
-from report_fixtures import KERNELS, Invented, absent, figure, train_cases, write_run
+from report_cases import KERNELS, train_cases
+from report_fixtures import Invented, absent, figure, write_run
 from training_runs import machine, run_of, table
 
 from harness.report import steps, verdicts, write_report

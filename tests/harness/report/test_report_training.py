@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from curves_for_tests import AXES, SEEDS, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
 from diagnosed import look
-from report_fixtures import CPU, Invented, train_cases, write_run
+from report_cases import train_cases
+from report_fixtures import CPU, Invented, write_run
 from training_runs import machine, run_of, table
 
 from harness.report import training, training_charts, verdicts, write_report

@@ -6,17 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from report_fixtures import (
-    CPU,
-    Invented,
-    cpu_run,
-    figure,
-    gemm_cases,
-    gpu_run,
-    linear_cases,
-    train_cases,
-    write_run,
-)
+from report_cases import cpu_run, gemm_cases, gpu_run, linear_cases, train_cases
+from report_fixtures import CPU, Invented, figure, write_run
 
 from harness.__main__ import main
 from harness.report import verdicts, write_report

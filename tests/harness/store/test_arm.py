@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from curves_for_tests import control, rows_of_runs, shifted, whole_suite
-from report_fixtures import Invented, train_cases, write_run
+from report_cases import train_cases
+from report_fixtures import Invented, write_run
 
 from fp8core.recipe import RECIPES
 from harness import store

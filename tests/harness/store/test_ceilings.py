@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from report_fixtures import Invented, ceiling_cases, frame, gemm_cases
+from report_cases import ceiling_cases, gemm_cases
+from report_fixtures import Invented, frame
 
 from harness.machine.ceilings import ceilings
 from harness.store.case import Case

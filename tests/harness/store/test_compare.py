@@ -9,7 +9,8 @@ import random
 import numpy as np
 import pytest
 import scipy.stats
-from report_fixtures import TIMING, Invented, absent, frame, linear_cases
+from report_cases import linear_cases
+from report_fixtures import TIMING, Invented, absent, frame
 
 from harness.store.case import Case
 from harness.store.compare import PRECISIONS, paired_ratios, square, summary, with_rates
@@ -301,6 +302,8 @@ def test_square_is_always_whole(tmp_path):
     cells = found.set_index("precision")
     assert cells.loc["rowwise", "compile_note"] == "skipped: no compiler"
     assert cells.loc["tensorwise", "eager_note"] == "not measured in this run"
+    assert cells.loc[["rowwise", "bf16"], "compile_status"].tolist() == ["skipped", "ok"]
+    assert cells.loc["tensorwise", "eager_status"] == ""
     for mode in ("eager", "compile"):
         assert (cells[f"{mode}_ms"].isna() == (cells[f"{mode}_note"] != "")).all()
 

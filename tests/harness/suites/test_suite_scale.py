@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_fixtures import gpu_run
+from report_cases import gpu_run
 
 from harness.__main__ import main
 from harness.advise.scale import counts

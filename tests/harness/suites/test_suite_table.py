@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness import suites
+from harness.cli import axis_names
+from harness.store.errors import UsageError
 
 ASKED = """
 import sys
@@ -22,12 +24,13 @@ print(sorted(m for m in sys.modules if m == "torch" or m.startswith("harness.sui
 MISTYPED = """
 import sys
 from harness.__main__ import main
-print(main(["sweep=gemn"]), "torch" in sys.modules)
+print(main(sys.argv[1:]), "torch" in sys.modules)
 """
 
 
-def output(script: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+def output(script: str, *words: str) -> list[str]:
+    command = [sys.executable, "-c", script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
@@ -47,5 +50,36 @@ def test_names_are_the_modules_that_build_or_run_cases() -> None:
     assert set(suites.NAMES) == measuring
 
 
-def test_a_mistyped_sweep_imports_no_torch() -> None:
-    assert output(MISTYPED)[-1] == "2 False"
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep=gemn"],
+        ["sweep=cast", "axes.MM=3"],
+        ["sweep=quick", "axes.MM=3", "device=cpu"],
+        ["sweep=quick", "parts.gemm.axes.MM=3", "device=cpu"],
+        ["-m", "sweep=cast", "axes.MM=3", "shard=0/2,1/2"],
+    ],
+)
+def test_a_mistyped_name_imports_no_torch(words: list[str]) -> None:
+    assert output(MISTYPED, *words)[-1] == "2 False"
+
+
+@pytest.mark.parametrize("name", suites.NAMES)
+def test_the_names_of_axes_are_those_of_the_suite(name: str) -> None:
+    assert tuple(suites.NAMES[name].split()) == tuple(suites.SUITES[name].AXES)
+
+
+def test_axes_are_checked_where_the_suite_is_known_and_else_left_to_the_plan() -> None:
+    own = {"suite": "cast", "axes": {"MM": 3}}
+    with pytest.raises(UsageError, match=r"unknown axis 'MM' \(nearest: M\)"):
+        axis_names.refuse_unknown({**own, "parts": {}})
+    with pytest.raises(UsageError, match="unknown axis 'MM'"):
+        axis_names.refuse_unknown({"axes": {"MM": 3}, "parts": {"cast": {"suite": "cast", "axes": {}}}})
+    for open_still in (
+        {"suite": "another package's", "axes": {"MM": 3}, "parts": {}},
+        {"suite": "cast", "axes": {"role": None}, "parts": {}},  # what another sweep has set, unset
+        {"suite": "cast", "axes": "${other}", "parts": {}},
+        {"suite": None, "axes": {}, "parts": {"a": "${other}"}},
+        {"axes": {"MM": 3}, "parts": {"a": own | {"axes": {}}, "b": {"suite": "${c}", "axes": {"MM": 3}}}},
+    ):
+        axis_names.refuse_unknown(open_still)

@@ -1,0 +1,46 @@
+"""Names of axes, checked before torch is imported; `harness.engine.plan` checks their values, and all suites of other packages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness.store.errors import unknown
+from harness.suites import SUITES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+
+def refuse_unknown(config: Mapping[str, Any]) -> None:
+    """Refuse an axis that no suite of the sweep has.
+
+    Args:
+        config: plain values of `harness.cli.config.SweepConfig`; interpolations need not be resolved, and are not judged.
+
+    Raises:
+        UsageError: names the axis and the nearest one.
+    """
+    parts = config["parts"]
+    if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
+        return  # an interpolation
+    if not parts:
+        _refuse(config["axes"], _known(config))
+        return
+    known = [_known(part) for part in parts.values()]
+    for part, names in zip(parts.values(), known, strict=True):
+        _refuse(part["axes"], names)
+    if None not in known:  # those of the whole sweep belong to any part
+        _refuse(config["axes"], {name for names in known for name in names or ()})
+
+
+def _known(part: Mapping[str, Any]) -> Collection[str] | None:
+    """The axes of a part's suite; None where only importing it, or resolving its name, tells them."""
+    return SUITES.axis_names(part["suite"]) if isinstance(part["suite"], str) else None
+
+
+def _refuse(axes: Any, known: Collection[str] | None) -> None:
+    if known is None or not isinstance(axes, dict):
+        return
+    for axis, values in axes.items():
+        if values is not None and axis not in known:  # null unsets what another sweep has set
+            raise unknown("axis", axis, known)
