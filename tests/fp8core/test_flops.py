@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -186,6 +187,32 @@ def test_recomputation_stands_apart(reentrant: bool, recipe: str | None) -> None
     assert recomputed.get("block.2.weight", 0) in (0, one)
     assert "recomputation adds" in count.text
     assert count.flops == 3 * (first + 2 * one)
+
+
+class _Both(torch.autograd.Function):
+    """x @ up @ down: one node of autograd that multiplies by two weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        hidden = x @ up
+        ctx.save_for_backward(x, up, down, hidden)
+        return hidden @ down
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, up, down, hidden = ctx.saved_tensors
+        grad_hidden = grad @ down.t()
+        return grad_hidden @ up.t(), x.t() @ grad_hidden, hidden.t() @ grad
+
+
+def test_a_node_of_two_weights_gives_each_its_gradients() -> None:
+    """Oracle: 2 T K N of each weight, by hand, and twice that backward: the gradients of its input and of itself."""
+    model = nn.ParameterDict({"up": torch.randn(WIDTH, 128), "down": torch.randn(128, 24)})
+    x = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    count = count_matmuls(lambda: _Both.apply(x, model["up"], model["down"]).sum().backward(), model)
+    forward = {"up": 2 * TOKENS * WIDTH * 128, "down": 2 * TOKENS * 128 * 24}
+    assert by_owner(count, "forward") == forward
+    assert by_owner(count, "backward") == {name: 2 * flops for name, flops in forward.items()}
 
 
 def test_what_is_outside_and_what_is_unknown() -> None:

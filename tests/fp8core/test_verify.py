@@ -162,9 +162,22 @@ def test_a_filter_that_matches_nothing() -> None:
 
 
 def test_emulation_taken_for_the_real_thing() -> None:
-    disproved(
-        proof_of(convert_to_float8_training(Block(), config=RECIPES["rowwise"].emulated())), "are emulated"
+    """Oracle: by hand: that is all that is wrong, and no GEMM is missed that such a backend never runs."""
+    proof = proof_of(convert_to_float8_training(Block(), config=RECIPES["rowwise"].emulated()))
+    disproved(proof, "are emulated")
+    assert proof.problems == (
+        "3 of 3 converted layers are emulated in high precision",
+        "no FP8 GEMM ran",
     )
+
+
+def test_an_output_in_high_precision_is_no_missing_gemm() -> None:
+    """Oracle: the recipe, by hand: FP8 for grad_input alone, which of two layers that fit only the second computes."""
+    recipe = RECIPES["rowwise_with_gw_hp"]
+    recipe = dataclasses.replace(recipe, output=recipe.grad_weight)
+    proof = proof_of(convert_to_float8_training(Block(), config=recipe), recipe=recipe)
+    assert proof.ok, proof.problems
+    assert proof.counted == proof.predicted == 1
 
 
 def test_another_recipe_than_the_one_asked_for() -> None:

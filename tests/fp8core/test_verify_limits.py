@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from fp8core.recipe import RECIPES
 from fp8core.verify.oracle import Quantized, block_of
-from fp8core.verify.products import Side, difference
+from fp8core.verify.products import Side, decibels, difference
 
 CAST = next(iter(RECIPES["rowwise"].casts)) if hasattr(RECIPES["rowwise"], "casts") else None
 
@@ -34,3 +35,22 @@ def test_a_row_on_a_gpu_may_be_25_db_away_and_no_further(apart_db: float, beyond
     result[3] += push * (10 ** (-apart_db / 20) * result[3].norm() / push.norm())
     sides = [Side(Quantized.of(x, None, 1), 1) for x in (a, b)]
     assert difference(*sides, result, 2.0**-9, exact=False).beyond == beyond
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "expected"),
+    [
+        (100.0, 1.0, 20.0),
+        (1.0, 0.0, math.inf),
+        (0.0, 0.0, math.inf),
+        (0.0, 1.0, -math.inf),
+        (math.nan, 1.0, math.nan),
+        (math.nan, 0.0, math.nan),
+        (1.0, math.nan, math.nan),
+        (0.0, math.nan, math.nan),
+        (math.nan, math.nan, math.nan),
+    ],
+)
+def test_decibels_of_what_is_no_number_are_none(signal: float, noise: float, expected: float) -> None:
+    """Oracle: the definition, 10 log10 of the ratio, by hand; a NaN among the energies is neither the best nor the worst."""
+    assert decibels(signal, noise) == pytest.approx(expected, nan_ok=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from link_fixtures import ROUNDS, case, hosts, sent, write
 
 from harness.__main__ import main
+from harness.judge.fleet import link_alarms
 from harness.judge.fleet.limit import RATE, TOLERANCE_SDS
 from harness.judge.fleet.link_alarms import rate
 from harness.judge.fleet.link_group import SLOW, SLOW_END
@@ -21,7 +24,6 @@ from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 
 def fleet(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -200,3 +202,34 @@ def test_the_rate_of_false_alarms_is_kept_by_links_that_spread_as_the_tolerance_
     alarms = rate(ends, math.log1p(TOLERANCE) / TOLERANCE_SDS, draws=draws)
     assert alarms <= RATE + 3 * math.sqrt(RATE * (1 - RATE) / draws)
     assert rate(ends, 0.05, 9.0, draws=50) > 0.9
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_the_simulation_slows_what_it_says_and_nothing_else(end: bool) -> None:
+    """Links without noise, one or all of an end twice as slow; oracle: that is far beyond the tolerance, so always found."""
+    assert rate(4, 0.0, 1.0, end=end, draws=3) == 1.0
+    assert rate(4, 0.0, 0.0, end=end, draws=3) == 0.0
+    assert rate(4, 0.0, TOLERANCE / 2, end=end, draws=3) == 0.0
+
+
+def test_the_table_of_alarms_asks_what_its_heads_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the heads, read again, where each cell shows by how much it was slowed, below 0 where that is an end."""
+    monkeypatch.setattr(
+        link_alarms, "rate", lambda ends, spread, slower=0.0, *, end=False: -slower if end else slower
+    )
+    heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in link_alarms.lines())
+    asked = []
+    for head in heads[4:]:
+        found = re.fullmatch(r"one (link|end) (\d+)% slower", head)
+        assert found
+        asked.append(f"{'-' if found[1] == 'end' else ''}{found[2]}.0 %")
+    assert heads[3] == "false alarm"
+    assert len(asked) == 4
+    assert all(row[3:] == ["0.0 %", *asked] for row in rows)
+    page = (Path(__file__).parents[3] / "docs" / "fleet-links.md").read_text()
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.partition("| ends | links |")[2].split("\n\n")[0].splitlines()[2:]
+    ]
+    assert [row[:3] for row in rows] == [row[:3] for row in table]
+    assert f"| {' | '.join(heads)} |" in page

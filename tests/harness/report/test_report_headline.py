@@ -143,6 +143,8 @@ def _run(command: str) -> Run:
         ("python -m harness sweep=gemm", [str(i) for i in range(NAMED_CASES + 1)], "python -m harness sweep=gemm"),
         ("", ["a"], "python -m harness sweep=gemm 'cases=[a]'"),
         ("rm -rf 'unclosed", ["a"], "python -m harness sweep=gemm 'cases=[a]'"),
+        ("python -m harness device=cpu", ["a"], "python -m harness sweep=gemm 'cases=[a]'"),
+        ("python mine.py sweep=gemm", ["a"], "python -m harness sweep=gemm 'cases=[a]'"),
     ],
 )  # fmt: skip
 def test_the_command_that_measures_again(command: str, cases: list[str], expected: str) -> None:
