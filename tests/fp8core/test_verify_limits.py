@@ -12,8 +12,6 @@ from fp8core.recipe import RECIPES
 from fp8core.verify.oracle import Quantized, block_of
 from fp8core.verify.products import Side, decibels, difference
 
-CAST = next(iter(RECIPES["rowwise"].casts)) if hasattr(RECIPES["rowwise"], "casts") else None
-
 
 @pytest.mark.parametrize(
     ("granularity", "along", "across"),
