@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from harness.machine import raw_output
 
+LOOK_S = 0.1  # between two looks at whether the main thread has ended
 JOIN_S = 1.0  # for threads that are about to end
 EXIT_S = 30.0  # for what is registered with `atexit`
 # Their threads end by themselves when the interpreter exits.
@@ -19,12 +20,20 @@ _POOLS = ("concurrent", "joblib", "multiprocessing", "threading")
 
 
 def leave(code: int) -> int:
-    """Return the exit code; where a thread would keep the process alive, name it and end the process with that code.
+    """Return the exit code; once the main thread has ended, nothing keeps the process alive for long.
 
-    What is registered with `atexit` runs in either case, for at most `EXIT_S`.
+    Threads that still run a second later are named and cut off. What is registered with `atexit` runs all the same, for at
+    most `EXIT_S`. As long as the main thread lives, as in a program that called this command, nothing happens.
     """
     # A daemon: it runs until the interpreter itself is taken down.
-    threading.Thread(target=_end_in_time, args=(code,), daemon=True).start()
+    threading.Thread(target=_see_off, args=(code,), daemon=True).start()
+    return code
+
+
+def _see_off(code: int) -> None:
+    # The second of the two comes first, before pools are waited for; a Python without it waits for pools
+    while threading.main_thread().is_alive() and not getattr(threading, "_SHUTTING_DOWN", False):
+        time.sleep(LOOK_S)
     deadline = time.monotonic() + JOIN_S
     left = [thread for thread in threading.enumerate() if _is_foreign(thread)]
     for thread in left:
@@ -34,17 +43,17 @@ def leave(code: int) -> int:
         raw_output.say(
             f"warning: the command ends although threads still run: {names}; they were started without daemon=True, and are cut off\n"
         )
-        with suppress(Exception):
-            atexit._run_exitfuncs()
-        _exit(code)
-    return code
-
-
-def _end_in_time(code: int) -> None:
+        threading.Thread(target=_run_exit_functions, args=(code,), daemon=True).start()
     time.sleep(EXIT_S)
     raw_output.say(
         f"warning: the command ends although what is registered with atexit, or a pool, has not ended within {EXIT_S:g} s\n"
     )
+    _exit(code)
+
+
+def _run_exit_functions(code: int) -> None:
+    with suppress(Exception):
+        atexit._run_exitfuncs()
     _exit(code)
 
 
