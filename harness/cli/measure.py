@@ -18,9 +18,10 @@ from harness import report, store
 from harness.cli.config import command_line
 from harness.engine import places, run_folder, runlog, workers
 from harness.engine.executor import Executor, Outcome, Place
-from harness.engine.progress import Progress, Unit
+from harness.engine.progress import Progress
 from harness.engine.rows import is_trial
 from harness.engine.stages import Costs
+from harness.engine.tasks import Task
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis.finding import few
 from harness.judge.fleet.request import refuse_another_card
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
     from harness.engine.stages import Stage
-    from harness.engine.tasks import Task
 
 _log = logging.getLogger("harness.cli.measure")
 
@@ -249,7 +249,7 @@ class _ReportSoFar:
         units: that will be measured one after the other; none where several are under way at once.
     """
 
-    def __init__(self, config: dict[str, Any], writer: runlog.LoggingWriter, units: Sequence[Unit]) -> None:
+    def __init__(self, config: dict[str, Any], writer: runlog.LoggingWriter, units: Sequence[Task]) -> None:
         wanted = config["report"] and config["shard"] is None
         self._html = Path(config["reports_dir"]) / f"{writer.folder.name}.html"
         self._writer = writer
@@ -272,11 +272,11 @@ class _ReportSoFar:
             _log.warning("no report after part %s", part, exc_info=True)
 
 
-def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Unit]:
+def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
     """What a progress bar counts: a case that is timed, or a run of a trial suite."""
     waiting = [c for c in plan.cases if c.case.case_id not in done]
     return [
-        Unit(c, arm)
+        Task(c, arm)
         for c in waiting
         for arm in (c.runnable if is_trial(c) else ("",))
         if (c.case.case_id, arm) not in done_arms

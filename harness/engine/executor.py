@@ -24,7 +24,7 @@ from harness.engine import tasks
 from harness.engine.bench import ArmFaultError, Bench, Setting
 from harness.engine.rows import is_trial, row, rows_of_others, skipped_rows, unfinished_rows
 from harness.engine.storable import made_storable, refusal
-from harness.engine.tasks import Task, WorkerJob
+from harness.engine.tasks import Task
 from harness.engine.workers import Conditions, Ended, Pool
 from harness.store.cause import Cause
 from harness.store.run_files import CHECKPOINTS
@@ -152,7 +152,7 @@ class Executor:
 
     def _time_all(self, plan: Plan, cases: Sequence[PlannedCase], run: _Run) -> None:
         headline = plan.headline(self.timing.sustained_max_cases) if self.device == "cuda" else set()
-        timed = [Task(c, sustained=c.case.case_id in headline) for c in cases]
+        timed = [Task(c, sustained=c.case.case_id in headline, setting=run.setting) for c in cases]
         several = len(self.places) > 1
         run.do([t for t in timed if not (several and runs_alone(t.planned.suite))], self.places)
         run.do([t for t in timed if several and runs_alone(t.planned.suite)], self.places[:1])
@@ -163,7 +163,7 @@ class Executor:
             skipped = skipped_rows(planned)
             run.store([r for r in skipped if (r.case_id, r.arm) not in done], planned)
         wanted = [
-            Task(planned, arm, _workspace(run.writer, planned, arm))
+            Task(planned, arm, _workspace(run.writer, planned, arm), setting=run.setting)
             for planned in cases
             for arm in planned.runnable
             if (planned.case.case_id, arm) not in done
@@ -230,26 +230,19 @@ class _Run:
             self.executor.on_end(task)
 
     def _by_workers(self, wanted: Sequence[Task], places: Sequence[Place]) -> Generator[Ended, None, None]:
-        def on_sign(job: WorkerJob, done: int, total: int) -> None:
-            if job.task.arm and total:
-                self.executor.on_step(job.task, done, total)
+        executor = self.executor
 
-        def on_partial(job: WorkerJob, worker: int, rows: list[Measurement]) -> None:
-            self.keep(job.task, rows, places[worker])
+        def on_sign(task: Task, done: int, total: int) -> None:
+            if task.arm and total:
+                executor.on_step(task, done, total)
+
+        def on_partial(task: Task, worker: int, rows: list[Measurement]) -> None:
+            self.keep(task, rows, places[worker])
 
         conditions = [place.conditions for place in places]
-        silence_s, wall_s = self.executor.timeout_s(wanted), self.executor.case_wall_s or math.inf
-
-        def on_printed(job: WorkerJob | None, lines: list[str]) -> None:
-            self.executor.on_printed(None if job is None else job.task, lines)
-
-        def on_stage(job: WorkerJob, stage: Stage) -> None:
-            self.executor.on_stage(job.task, stage)
-
-        with Pool(conditions, silence_s, wall_s, on_printed) as pool:
-            jobs = (WorkerJob(self.setting, task) for task in self._that_may_start(wanted))
-            for ended in pool.run(jobs, on_sign, on_partial, on_stage):
-                yield replace(ended, job=ended.job.task)
+        silence_s, wall_s = executor.timeout_s(wanted), executor.case_wall_s or math.inf
+        with Pool(conditions, silence_s, wall_s, executor.on_printed) as pool:
+            yield from pool.run(self._that_may_start(wanted), on_sign, on_partial, executor.on_stage)
 
     def _here(self, wanted: Sequence[Task]) -> Generator[Ended, None, None]:
         executor = self.executor

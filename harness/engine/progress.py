@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 LOG_S = 30.0  # between two lines about what is under way
 BEGIN_S = 1.0  # between two lines where one unit after the other begins
 REFRESH_HZ = 2.0  # of the bar: drawing takes a core from what is measured
-
-
-class Unit(NamedTuple):
-    """A case that is timed (arm ""), or one run of a trial suite."""
-
-    planned: PlannedCase
-    arm: str = ""
 
 
 Show = Callable[[Frame, bool], None]  # what there is, and whether a unit begins
@@ -66,7 +59,7 @@ class Progress:
     """Count and show cases, stages and steps.
 
     Args:
-        units: all that will be measured.
+        units: all tasks that will be done.
         costs: of their stages.
         show: takes what there is to show.
         places: cases that are timed at once.
@@ -76,7 +69,7 @@ class Progress:
 
     def __init__(
         self,
-        units: Sequence[Unit],
+        units: Sequence[Task],
         costs: Costs,
         show: Show = lambda frame, begins: None,
         places: int = 1,
@@ -102,7 +95,7 @@ class Progress:
     def on(
         cls,
         console: Console,
-        units: Sequence[Unit],
+        units: Sequence[Task],
         costs: Costs,
         note: Show = lambda frame, begins: None,
         quiet: bool = False,
@@ -113,7 +106,7 @@ class Progress:
 
         Args:
             console: where it is shown.
-            units: all that will be measured.
+            units: all tasks that will be done.
             costs: of their stages.
             note: always gets what the console shows.
             quiet: show nothing.

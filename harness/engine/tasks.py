@@ -46,6 +46,7 @@ class Task:
         sustained: time the case under sustained load as well.
         failed: rows of arms that were taken out of the case, see `drop_arm`.
         apart: arms that get a process of their own, each with the reason.
+        setting: how it is measured, for a worker, which is given nothing else; None where the task is only counted.
     """
 
     planned: PlannedCase
@@ -54,13 +55,52 @@ class Task:
     sustained: bool = False
     failed: tuple[Measurement, ...] = ()
     apart: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    setting: Setting | None = None
 
     @property
     def case(self) -> Case:
         """The case, without what was planned for it."""
         return self.planned.case
 
-    def drop_arm(
+    def __call__(self, tell: Reporter) -> tuple[list[Measurement] | Resubmit, bool]:
+        """Do it as a job of a worker: the rows, and whether this process lost its device or ran out of memory."""
+        assert self.setting is not None
+        bench = _bench(self.setting)
+
+        def keep(rows: list[Measurement]) -> None:
+            try:
+                tell.keep(rows)
+            except Exception:  # noqa: BLE001 - whatever an object raises that does not let itself be pickled
+                tell.keep(self.made_sendable(rows))
+
+        try:
+            rows = run_task(self, bench, _now_and_then(tell), tell.set_arm, keep, tell.stage)
+        except ChangedProcessError as fault:
+            return Resubmit(replace(self, apart={**self.apart, fault.arm: moved_for(fault.left)})), True
+        except ArmFaultError as fault:
+            rest = self._without(fault.arm, fault.rows, str(fault), Cause.BASELINE)
+            if rest is not None:
+                return Resubmit(rest), True
+            others = rows_of_others(self.planned, fault.arm, str(fault), Cause.BASELINE)
+            return [*fault.rows, *others], True
+        return rows, bool(bench.lost()) or any(r.cause is Cause.OOM and r.status == "failed" for r in rows)
+
+    def made_sendable(self, result: Any) -> Any:
+        """The rows, or the task with its rows, without those that cannot be sent (`harness.engine.worker_process.Mendable`)."""
+        from harness.engine.storable import made_sendable  # pyarrow, which starts threads
+
+        if isinstance(result, Resubmit):
+            task = result.job
+            assert isinstance(task, Task)
+            return Resubmit(replace(task, failed=tuple(made_sendable(task.failed))))
+        return made_sendable(result)
+
+    def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> Task | None:
+        """The rest of it, without an arm that ended its process (`harness.engine.worker_process.Splittable`)."""
+        rows = unfinished_rows(self.planned, arm, fault, printed, cause)
+        return self._without(arm, rows, fault, cause, printed)
+
+    def _without(
         self, arm: str, rows: Sequence[Measurement], reason: str, cause: Cause, printed: str = ""
     ) -> Task | None:
         """The task for the other arms of a case, which are then all timed in the same rounds.
@@ -136,54 +176,6 @@ def run_task(
             trace = "".join(traceback.format_exception(error))[-4000:]
             trial = Trial((), failure=one_line(error), cause=cause_of(error, Cause.RUN))
     return with_changes(trial_rows(task.planned, task.arm, trial, trace), states.changed)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerJob:
-    """A task as a worker does it (`harness.engine.worker_process.Job`)."""
-
-    setting: Setting
-    task: Task
-
-    def __call__(self, tell: Reporter) -> tuple[list[Measurement] | Resubmit, bool]:
-        """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
-        bench = _bench(self.setting)
-
-        def keep(rows: list[Measurement]) -> None:
-            try:
-                tell.keep(rows)
-            except Exception:  # noqa: BLE001 - whatever an object raises that does not let itself be pickled
-                tell.keep(self.made_sendable(rows))
-
-        try:
-            rows = run_task(self.task, bench, _now_and_then(tell), tell.set_arm, keep, tell.stage)
-        except ChangedProcessError as fault:
-            apart = {**self.task.apart, fault.arm: moved_for(fault.left)}
-            return Resubmit(replace(self, task=replace(self.task, apart=apart))), True
-        except ArmFaultError as fault:
-            rest = self.task.drop_arm(fault.arm, fault.rows, str(fault), Cause.BASELINE)
-            if rest is not None:
-                return Resubmit(replace(self, task=rest)), True
-            others = rows_of_others(self.task.planned, fault.arm, str(fault), Cause.BASELINE)
-            return [*fault.rows, *others], True
-        return rows, bool(bench.lost()) or any(r.cause is Cause.OOM and r.status == "failed" for r in rows)
-
-    def made_sendable(self, result: Any) -> Any:
-        """The rows, or the job with its rows, without those that cannot be sent (`harness.engine.worker_process.Mendable`)."""
-        from harness.engine.storable import made_sendable  # pyarrow, which starts threads
-
-        if isinstance(result, Resubmit):
-            job = result.job
-            assert isinstance(job, WorkerJob)
-            task = replace(job.task, failed=tuple(made_sendable(job.task.failed)))
-            return Resubmit(replace(job, task=task))
-        return made_sendable(result)
-
-    def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> WorkerJob | None:
-        """The rest of it, without an arm that ended its process (`harness.engine.worker_process.Splittable`)."""
-        rows = unfinished_rows(self.task.planned, arm, fault, printed, cause)
-        rest = self.task.drop_arm(arm, rows, fault, cause, printed)
-        return None if rest is None else replace(self, task=rest)
 
 
 @functools.cache

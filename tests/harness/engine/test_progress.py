@@ -11,7 +11,7 @@ from rich.console import Console
 from toy import ToySuite
 
 from harness.engine.plan import PlannedCase
-from harness.engine.progress import Display, Progress, Unit
+from harness.engine.progress import Display, Progress
 from harness.engine.stages import Costs, Frame, Stage, StageKind
 from harness.engine.tasks import Task
 from harness.store.case import Case
@@ -35,7 +35,7 @@ class Simulated:
     def run(self) -> None:
         suite = ToySuite(ARMS={name: ArmInfo("an arm") for name in ARMS})
         planned = [PlannedCase("p", suite, Case("toy", (("n", i),), 0), ARMS) for i in range(self.cases)]
-        progress = Progress([Unit(each) for each in planned], Costs(2.0), clock=lambda: self.now)
+        progress = Progress([Task(each) for each in planned], Costs(2.0), clock=lambda: self.now)
         self.look(progress)
         for each in planned:
             task = Task(each)
@@ -104,7 +104,7 @@ def test_steps_of_a_run_give_its_time_left() -> None:
     now = [0.0]
     planned = PlannedCase("p", ToySuite(), Case("toy", (("n", 1), ("seed", 3)), 3), ("rowwise_compile",))
     task = Task(planned, "rowwise_compile")
-    progress = Progress([Unit(planned, "rowwise_compile")], Costs(2.0), clock=lambda: now[0])
+    progress = Progress([task], Costs(2.0), clock=lambda: now[0])
     progress.step(task, 0, 0)
     for done in range(1, 12):
         now[0] = 30.0 + done - 1
@@ -135,7 +135,7 @@ def test_the_bar_of_a_real_terminal_shows_the_stage(capsys: pytest.CaptureFixtur
     for quiet in (False, True):
         out = io.StringIO()
         console = Console(file=out, width=80, force_terminal=True)
-        with Progress.on(console, [Unit(planned)], Costs(1.0), quiet=quiet) as progress:
+        with Progress.on(console, [Task(planned)], Costs(1.0), quiet=quiet) as progress:
             progress.case(planned)
             progress.stage(Task(planned), Stage(StageKind.BUILD, "base"))
         if quiet:
@@ -149,7 +149,7 @@ def test_a_log_gets_plain_lines_at_intervals() -> None:
     """Sixty cases within a second: one line, without control characters."""
     out = io.StringIO()
     cases = [PlannedCase("p", ToySuite(), Case("toy", (("n", n),), 0), ("base",)) for n in range(60)]
-    with Progress.on(Console(file=out, width=80), [Unit(c) for c in cases], Costs(1.0)) as progress:
+    with Progress.on(Console(file=out, width=80), [Task(c) for c in cases], Costs(1.0)) as progress:
         for planned in cases:
             progress.case(planned)
             progress.stage(Task(planned), Stage(StageKind.BUILD, "base"))

@@ -18,7 +18,7 @@ from harness.engine import tasks
 from harness.engine.bench import Bench, Setting
 from harness.engine.remote_arm import RemoteClosure, RemoteTimer
 from harness.engine.remote_calls import Taken, sample
-from harness.engine.tasks import Task, WorkerJob
+from harness.engine.tasks import Task
 from harness.engine.worker_process import Resubmit
 from harness.machine.processes import began
 from harness.peers import PEERS
@@ -53,8 +53,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def done(suite: Patching, **changes: Any) -> tuple[dict[str, Measurement], int]:
     """Rows of the time by arm, and how many workers had the case: each finds torch as it is when it is imported."""
-    job, workers = WorkerJob(Setting("cpu", QUICK), Task(plan(suite, 1).cases[0], **changes)), 0
-    while isinstance(job, WorkerJob):
+    job, workers = Task(plan(suite, 1).cases[0], setting=Setting("cpu", QUICK), **changes), 0
+    while isinstance(job, Task):
         functional.linear, workers = LINEAR, workers + 1
         tasks._bench.cache_clear()
         rows, _ = job(Silent())
