@@ -1,4 +1,4 @@
-"""The command lines of parts, checked before the first one is started. No torch: a suite checks its axes, arms and shapes later."""
+"""The command lines of parts, checked before the first one is started. No torch: a suite checks values of axes, arms and shapes later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refuse_unusable(parts: Sequence[Part], device: str, more: Sequence[str], reh
         rehearsed: in their small sizes.
 
     Raises:
-        UsageError: names the part, with an unknown sweep, key or value.
+        UsageError: names the part, with an unknown sweep, key, axis or value.
     """
     for part in parts:
         runs = [] if rehearsed else [f"{key}={name}" for key, name in part.runs.items()]

@@ -289,7 +289,7 @@ def describe(parts: Sequence[Part], slot_s: float, missing: Mapping[str, str]) -
             why = barred(part, {}, missing)
             text = f"skipped: {why[1]}" if why else f"would never begin: slots of {slot_s:g} s are too short"
             yield f"   -       -        -        -  {part.name:<17}{text}"
-    yield "not checked here: axes, arms, shapes and models of the parts; each part checks its own when it starts"
+    yield "not checked here: values of axes, arms, shapes and models of the parts; each part checks its own when it starts"
     slow = [line for line in timetable(parts, slot_s, 1.3, missing) if line.slot == 1 and not line.cut]
     held = ", ".join(line.part.name for line in slow) or "nothing"
     yield f"were everything 1.3 times as long, the first slot would end with: {held}"

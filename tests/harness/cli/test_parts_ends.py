@@ -137,6 +137,7 @@ def test_a_slot_that_starts_something_does_not_say_that_nothing_was_started(
     [
         ("a: {sweep: cats}", "part a: unknown sweep 'cats' (nearest: cast)"),
         ("a: {sweep: cast, overrides: {roundz: 3}}", "part a: unknown key 'roundz' (nearest: rounds)"),
+        ("a: {sweep: cast, overrides: {axes.MM: 3}}", "part a: unknown axis 'MM' (nearest: M)"),
         ("a: {sweep: cast, small: {timing.nonsense: 3}}", "part a: unknown key 'timing.nonsense'"),
         (
             "a: {sweep: cast, overrides: {rounds: three}}",
@@ -158,12 +159,12 @@ def test_a_part_that_no_sweep_would_take_is_refused_before_anything_starts(
 
 
 def test_dry_run_names_what_it_has_not_checked(slots: Slots, capsys: pytest.CaptureFixture[str]) -> None:
-    """Suites know their axes, and need torch."""
+    """Suites know what their axes take, and need torch."""
     (slots.root / "sweeps" / "mine.yaml").write_text(
-        "# Mine?\nparts: {a: {sweep: cast, overrides: {axes.no: 3}}}\n"
+        "# Mine?\nparts: {a: {sweep: cast, overrides: {axes.dtype: no}}}\n"
     )
     assert run_sweep(["sweep=mine", "device=cpu", "dry_run=true"]) == 0
-    assert "not checked here: axes, arms, shapes and models of the parts" in capsys.readouterr().out
+    assert "not checked here: values of axes, arms, shapes and models of the parts" in capsys.readouterr().out
 
 
 def resumed(slots: Slots, before: str, after: str) -> int:

@@ -115,7 +115,7 @@ parts:
     sweep: gemm
     overrides: {{axes: {{M: 32, K: 32, N: 32, role: output}}, arms: [bf16, tensorwise_eager], {QUICK}}}
   never: {{sweep: cast, needs: [gpu]}}
-  wrong: {{sweep: cast, priority: 1, overrides: {{axes.nonsense: 3}}}}
+  wrong: {{sweep: cast, priority: 1, overrides: {{axes.dtype: nonsense}}}}
   after: {{sweep: cast, priority: 2, needs: [wrong]}}
   casts:
     sweep: cast
@@ -149,7 +149,7 @@ def test_a_users_own_sweep_of_two_parts_for_real(
     first = rows.groupby("sweep")["created_at"].min()
     assert first["cast"] < first["gemm"], "the lower number is started first"
     assert (tmp_path / "reports" / f"{folder.name}.html").exists()
-    assert "unknown axis" in capsys.readouterr().err
+    assert "axes.dtype='nonsense': expected one of" in capsys.readouterr().err
     assert [run_sweep(words) for _ in range(TRIES - 1)] == [1, 1]
     assert [path.name for path in (tmp_path / "results" / "mine").iterdir()] == [folder.name], (
         "one run, slot after slot"
