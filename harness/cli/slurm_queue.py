@@ -40,27 +40,27 @@ def keeps_accounts() -> bool:
 
 
 class _Stuck:
-    """Says once which jobs Slurm does not start for a reason that does not pass by itself."""
+    """Says once which jobs Slurm does not start for what does not pass by itself."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def look(self, reasons: Mapping[str, str]) -> None:
-        """One look at the queue: the reason of each job that waits."""
+    def look(self, codes: Mapping[str, str]) -> None:
+        """One look at the queue: the code of what each job waits for."""
         now, stuck = time.monotonic(), set[tuple[str, str]]()
-        for job, reason in reasons.items():
-            if reason in STUCK or reason.startswith(STUCK_GROUPS):
-                stuck.add((job, reason))
+        for job, waits_for in codes.items():
+            if waits_for in STUCK or waits_for.startswith(STUCK_GROUPS):
+                stuck.add((job, waits_for))
         self._since = {pair: self._since.get(pair, now) for pair in stuck}
         fresh = {pair for pair, since in self._since.items() if now - since >= SETTLED_S} - self._told
         self._told |= fresh
-        for reason in dict.fromkeys(reasons.values()):
-            jobs = [job for job in reasons if (job, reason) in fresh]
+        for waits_for in dict.fromkeys(codes.values()):
+            jobs = [job for job in codes if (job, waits_for) in fresh]
             if jobs:
                 more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
                 raw_output.say(
-                    f"Slurm does not start job{'s' * (len(jobs) > 1)} {', '.join(jobs[:NAMED])}{more} ({reason}), and may never: see "
+                    f"Slurm does not start job{'s' * (len(jobs) > 1)} {', '.join(jobs[:NAMED])}{more} ({waits_for}), and may never: see "
                     f"scontrol show job {jobs[0]}; mend that, or end this command with Ctrl-C, scancel the jobs and ask for less\n"
                 )
 

@@ -28,6 +28,20 @@ TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _RECURSION = sys.getrecursionlimit()
 
 
+_raised = [_RECURSION]  # the highest that was seen
+
+
+def _recursion_limit() -> int:
+    """The limit, as far as it is lowered: torch's compiler raises it for good, and libraries for as long as they run."""
+    now = sys.getrecursionlimit()
+    _raised[0] = max(_raised[0], now)
+    return min(now, _RECURSION)
+
+
+def _set_recursion_limit(wanted: int) -> None:
+    sys.setrecursionlimit(_raised[0] if wanted == _RECURSION else wanted)
+
+
 def of_any_process() -> Mapping[str, Pair]:
     """What has a meaning in every process, by the name that rows have it by."""
     found: dict[str, Pair] = {
@@ -38,11 +52,7 @@ def of_any_process() -> Mapping[str, Pair]:
             partial(os.setpriority, os.PRIO_PROCESS, 0),
         ),
         "numpy_errors": (np.geterr, lambda wanted: np.seterr(**wanted)),
-        "recursion_limit": (
-            # torch's compiler raises it for good.
-            lambda: min(sys.getrecursionlimit(), _RECURSION),
-            sys.setrecursionlimit,
-        ),
+        "recursion_limit": (_recursion_limit, _set_recursion_limit),
         "switch_interval": (
             lambda: round(sys.getswitchinterval(), 6),
             sys.setswitchinterval,

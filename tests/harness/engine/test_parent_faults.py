@@ -30,11 +30,11 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
 # Where a function of the parent raises, in which of its calls, and what _run.json has then: None where there is none yet.
 POINTS = {
     "cli.measure.fetch": (1, None),
-    "cli.measure.places.places": (1, None),
+    "cli.measure.places.places_for": (1, None),
     "cli.measure.run_folder.owned": (1, None),
     "store.parquet.RunWriter._write_about": (1, None),
     "engine.runlog._File.__init__": (1, None),
-    "engine.runlog.Note.write": (1, "failed"),
+    "engine.runlog.ProgressFile.write": (1, "failed"),
     "cli.measure.Progress.case": (2, "failed"),
     "engine.executor.Executor.timeout_s": (1, "failed"),
     "engine.executor._Run.keep": (1, "failed"),
@@ -90,7 +90,7 @@ def words_for(point: str) -> list[str]:
     ]
 
 
-USUAL = ("engine.runlog.Note.write", "engine.executor._Run.keep", "engine.executor._Run.store", "engine.workers._Worker._start", "engine.workers._Worker.poll",
+USUAL = ("engine.runlog.ProgressFile.write", "engine.executor._Run.keep", "engine.executor._Run.store", "engine.workers._Worker._start", "engine.workers._Worker.poll",
          "engine.workers._Worker.end", "store.parquet.RunWriter._compact", "cli.measure.report.write_report")  # fmt: skip
 
 

@@ -235,3 +235,19 @@ def test_an_arm_that_imports_numpy_first_leaves_its_draws_to_itself() -> None:
     """In a process of its own, where nothing of ours need have imported numpy. Both arms begin alike."""
     done = subprocess.run([sys.executable, "-c", FIRST_IMPORT], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]
+
+
+def test_a_recursion_limit_that_a_library_has_raised_stays_where_it_was() -> None:
+    """Only a lowered one is an arm's doing; it is put back to the raised one, not to Python's."""
+    before = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(before + 1234)
+        states = OwnStates()
+        with states.of("lowers"):
+            sys.setrecursionlimit(900)
+        assert sys.getrecursionlimit() == before + 1234
+        with states.of("raises"):
+            sys.setrecursionlimit(before + 4321)
+        assert (list(states.changed), sys.getrecursionlimit()) == (["lowers"], before + 4321)
+    finally:
+        sys.setrecursionlimit(before)

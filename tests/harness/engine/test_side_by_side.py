@@ -34,7 +34,7 @@ try:
         os.write(1, b"wanted\n" if wanted else b"unwanted\n")  # whole, whenever the signal comes
         try:
             if wanted:
-                print(side_by_side.place(sys.argv[1], 2), flush=True)
+                print(side_by_side.acquire_place(sys.argv[1], 2), flush=True)
                 time.sleep(600)
         except KeyboardInterrupt:  # within its turn: a process whose command died exits after that
             print("interrupted", flush=True)
@@ -63,7 +63,7 @@ def run_sweep(words):
 sys.modules["harness.cli.sweep"] = types.ModuleType("harness.cli.sweep")
 sys.modules["harness.cli.sweep"].run_sweep = run_sweep
 for shard in sys.argv[2:]:
-    job = launch.Job(words="[]", shard=shard, folder=".", lead=sys.argv[1], places=2, gpus=["5", "7"])
+    job = launch.ShardJob(words="[]", shard=shard, folder=".", lead=sys.argv[1], places=2, gpus=["5", "7"])
     shard_job.run(OmegaConf.structured(job))
 """
 HUNG_S = 600.0  # what a machine at a load of 20 does in less; a hang takes longer
