@@ -176,4 +176,4 @@ def test_plans_of_training_cases() -> None:
     plain = training.plan_of("bf16_autocast", "none", 1, compiled=False)
     assert (plain.update_bytes, plain.gradient_bytes, plain.compiled, plain.dp) == (40.0, 4.0, False, 1)
     whole = training.plan_of("bf16", "full", 4, compiled=True)
-    assert (whole.update_bytes, whole.accumulation, whole.again.products) == (20.0, 4, 1.0)
+    assert (whole.update_bytes, whole.accumulation, whole.again.matmul) == (20.0, 4, 1.0)

@@ -34,7 +34,7 @@ def test_a_recorded_step_is_advised_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     """The prediction is of eager and compiled steps, which wait for launches that a recorded one does not have."""
     machine(monkeypatch)
     of = case(model="llama_tiny", compute="bf16_autocast", convert="advised")
-    monkeypatch.setattr(train.captured, "refused", lambda device, experts: "")
+    monkeypatch.setattr(train.cuda_graph, "refused", lambda device, experts: "")
     why = train.unsupported(of, "tensorwise_graph", "cpu")
     assert why is not None
     assert "take RECIPE_eager" in why.reason
