@@ -19,34 +19,154 @@ if TYPE_CHECKING:
     from harness.timing.workload import Suite, TrialSuite
 
 # The axes of each suite by name, so that a mistyped one is refused before torch is imported; a test holds them to `AXES`
-NAMES: Mapping[str, str] = {
-    "accumulation": "K data",
-    "allgather": "ranks param_dtype width hidden layers tokens rounds",
-    "cast": "dtype granularity M K src",
-    "ceilings": "what mib cube",
-    "checksum": "cube data",
-    "codes": "source dtype inputs",
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "accumulation": (
+        "K",
+        "data",
+    ),
+    "allgather": (
+        "ranks",
+        "param_dtype",
+        "width",
+        "hidden",
+        "layers",
+        "tokens",
+        "rounds",
+    ),
+    "cast": (
+        "dtype",
+        "granularity",
+        "M",
+        "K",
+        "src",
+    ),
+    "ceilings": (
+        "what",
+        "mib",
+        "cube",
+    ),
+    "checksum": (
+        "cube",
+        "data",
+    ),
+    "codes": (
+        "source",
+        "dtype",
+        "inputs",
+    ),
     "divergence": (
-        "model data data_path batch seq accumulation steps seed compute schedule lr min_lr_frac "
-        "lr_warmup beta1 beta2 weight_decay grad_clip layers checkpointing experts eval_every "
-        "eval_batches diagnose_every"
+        "model",
+        "data",
+        "data_path",
+        "batch",
+        "seq",
+        "accumulation",
+        "steps",
+        "seed",
+        "compute",
+        "schedule",
+        "lr",
+        "min_lr_frac",
+        "lr_warmup",
+        "beta1",
+        "beta2",
+        "weight_decay",
+        "grad_clip",
+        "layers",
+        "checkpointing",
+        "experts",
+        "eval_every",
+        "eval_batches",
+        "diagnose_every",
     ),
-    "gemm": "M K N tokens role data",
-    "linear": "M K N tokens",
-    "links": "ranks kib rounds",
-    "outliers": "data role M K N",
-    "parallel": "cell steps",
-    "recipes": "M K N tokens",
+    "gemm": (
+        "M",
+        "K",
+        "N",
+        "tokens",
+        "role",
+        "data",
+    ),
+    "linear": (
+        "M",
+        "K",
+        "N",
+        "tokens",
+    ),
+    "links": (
+        "ranks",
+        "kib",
+        "rounds",
+    ),
+    "outliers": (
+        "data",
+        "role",
+        "M",
+        "K",
+        "N",
+    ),
+    "parallel": (
+        "cell",
+        "steps",
+    ),
+    "recipes": (
+        "M",
+        "K",
+        "N",
+        "tokens",
+    ),
     "scale": (
-        "model gpu world batch seq accumulation checkpointing tp replicas node weights reduce "
-        "reduce_each network_gb_s runs proof"
+        "model",
+        "gpu",
+        "world",
+        "batch",
+        "seq",
+        "accumulation",
+        "checkpointing",
+        "tp",
+        "replicas",
+        "node",
+        "weights",
+        "reduce",
+        "reduce_each",
+        "network_gb_s",
+        "runs",
+        "proof",
     ),
-    "smoke_kernels": "kernel do M K",
-    "smoke_layers": "M K N",
-    "tests": "files marker processes",
+    "smoke_kernels": (
+        "kernel",
+        "do",
+        "M",
+        "K",
+    ),
+    "smoke_layers": (
+        "M",
+        "K",
+        "N",
+    ),
+    "tests": (
+        "files",
+        "marker",
+        "processes",
+    ),
     "train": (
-        "model data data_path layers batch seq accumulation compute checkpointing ranks "
-        "fp8_all_gather experts convert ceilings profile profile_start profile_end"
+        "model",
+        "data",
+        "data_path",
+        "layers",
+        "batch",
+        "seq",
+        "accumulation",
+        "compute",
+        "checkpointing",
+        "ranks",
+        "fp8_all_gather",
+        "experts",
+        "convert",
+        "ceilings",
+        "profile",
+        "profile_start",
+        "profile_end",
     ),
 }
 
@@ -91,7 +211,7 @@ class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
         suite = self._suites.get(name)
         if suite is not None:
             return tuple(suite.AXES)
-        return tuple(NAMES[name].split()) if name in self._suites else None
+        return NAMES[name] if name in self._suites else None
 
     @cached_property
     def others(self) -> Table[Suite | TrialSuite]:
