@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"step-(\d{8})")
 _RUN = re.compile(r"run-([0-9a-f]{64})\.pt")
-_OLD_RUN, _METADATA = "run.pt", ".metadata"  # versions of before wrote it without a hash
+_METADATA = ".metadata"
 
 
 class ShardedCheckpoints:
@@ -165,7 +165,7 @@ class ShardedCheckpoints:
                 f"cuda_rng.{dist.get_rank()}"
                 not in FileSystemReader(place).read_metadata().state_dict_metadata
             ):
-                state.pop("cuda_rng", None)  # made without a GPU, or by a version that did not keep it
+                state.pop("cuda_rng", None)  # made without a GPU
         except Exception as error:  # noqa: BLE001 - the others are not to wait in `load` for this rank
             why = _words(error)
         doubt = _first(_gathered(why))
@@ -187,7 +187,7 @@ class ShardedCheckpoints:
         """Why this rank cannot use what it found: another run's, or its own files are not those that were written."""
         if whole["identity"] != self._identity:
             return f"it is of run {whole['identity']!r}, not {self._identity!r}"
-        hashes: dict[str, str] = whole.get("sha256", {})  # checkpoints of before have none
+        hashes: dict[str, str] = whole["sha256"]
         mine = f"__{dist.get_rank()}_"
         for name in (name for name in hashes if name == _METADATA or name.startswith(mine)):
             if not (place / name).exists():
@@ -240,8 +240,6 @@ def _run_file(place: Path) -> tuple[bytes, str]:
             content = path.read_bytes()
             changed = hashlib.sha256(content).hexdigest() != named[1]
             return content, "run-<sha256>.pt has changed since it was written (sha256)" * changed
-    if (place / _OLD_RUN).exists():
-        return (place / _OLD_RUN).read_bytes(), ""
     return b"", "run-<sha256>.pt is missing"
 
 
