@@ -113,7 +113,7 @@ def unjudged(machine: Machine, suite: str) -> list[Unjudged]:
             and (arm.has_fp8 or arm.peer)
         ):
             word = row["status"] if row["status"] in ("failed", "skipped") else "missing"
-            found[row["arm"]] = Unjudged(row["arm"], arm, word, row["reason"].removeprefix(f"{word}: "))
+            found[row["arm"]] = Unjudged(row["arm"], arm, word, row["why_not"] or row["reason"])
     return list(found.values())
 
 

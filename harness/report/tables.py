@@ -210,10 +210,9 @@ def gain_cell(record: Record) -> Cell:
 
 
 def _square_cell(mode: str, record: Record) -> Cell:
-    status, note = record[f"{mode}_status"], record[f"{mode}_note"]
-    if note:
-        reason = note.removeprefix(f"{status}: ") if status else ""
-        return Cell(status or note, None, "bad" if status == "failed" else "muted", reason)
+    status, why = record[f"{mode}_status"], record[f"{mode}_note"]
+    if status != "ok":
+        return Cell(status or why, None, "bad" if status == "failed" else "muted", why if status else "")
     time, speedup, verdict = record[f"{mode}_ms"], record[f"{mode}_speedup"], record[f"{mode}_verdict"]
     if not known(speedup):
         return Cell(text.number(time, 4), time)

@@ -58,7 +58,7 @@ _COLUMNS = [
         "unit",
     ),
     *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
-    *("status", "cut_off"),
+    *("status", "why_not", "cut_off"),
 ]
 
 
@@ -86,7 +86,7 @@ def paired_ratios(
           far end of its control's own interval; NaN where the control is missing;
         - `fp8`: the arm spent FLOPs in FP8 and its baseline did not;
         - `verdict`: faster, slower, same, unclear or missing, and `reason` in words;
-        - `status`: of the arm's own row;
+        - `status`: of the arm's own row, and `why_not` in its words, "" where it has a time;
         - `cut_off`: the case came to no end, and what is paired are its finished rounds.
 
         Figures are NaN where there is nothing to compare.
@@ -176,8 +176,8 @@ def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
 
     Returns:
         One row a (run, case, regime, precision), all of `PRECISIONS` in order; for each mode the columns
-        `<mode>_ms` (median time), `<mode>_status` ("" without a row), `<mode>_note` (why there is no time), and `<mode>_speedup`, `_low`, `_high`,
-        `_verdict` against bf16 in the same mode (NaN and "" in the bf16 row itself).
+        `<mode>_ms` (median time), `<mode>_status` ("" for an arm that was not measured in this run), `<mode>_note` (why there is
+        no time), and `<mode>_speedup`, `_low`, `_high`, `_verdict` against bf16 in the same mode (NaN and "" in the bf16 row itself).
     """
     rows = frame[(frame["suite"] == suite) & (frame["metric"] == "time_ms")]
     ratios = paired_ratios(rows)
@@ -246,7 +246,13 @@ class _Row:
 
     @property
     def why_not(self) -> str:
-        return "" if self.ok else f"{self.record['status']}: {self.record['reason']}"
+        """Why it has no time, in its row's own words; "" where it has one."""
+        return "" if self.ok else self.record["reason"]
+
+    @property
+    def outcome(self) -> str:
+        """Status and reason of an arm without a time."""
+        return f"{self.record['status']}: {self.why_not}"
 
     @property
     def method(self) -> str:
@@ -303,11 +309,11 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
     speedup = low = high = math.nan
     rounds = 0
     if not arm.ok:
-        verdict, reason = "missing", arm.why_not
+        verdict, reason = "missing", arm.outcome
     elif base is None:
         verdict, reason = "missing", f"its baseline {arm.baseline} was not measured in this run"
     elif not base.ok:
-        verdict, reason = "missing", f"its baseline {base.arm} was {base.why_not}"
+        verdict, reason = "missing", f"its baseline {base.arm} was {base.outcome}"
     elif arm.env_id != base.env_id:
         found = differences((parse(base.record["env"]), parse(arm.record["env"])))
         differing = in_words({n: v for n, v in found.items() if n not in IDENTITY}, most=6)
@@ -338,6 +344,7 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
         "fp8": arm.ran_fp8 and base is not None and not base.ran_fp8,
         "verdict": verdict,
         "reason": reason,
+        "why_not": arm.why_not,
         "cut_off": arm.partial or (base is not None and base.partial),
     }
 

@@ -300,10 +300,9 @@ def test_square_is_always_whole(tmp_path):
     found = square(frame(tmp_path, rows))
     assert list(found["precision"]) == list(PRECISIONS)
     cells = found.set_index("precision")
-    assert cells.loc["rowwise", "compile_note"] == "skipped: no compiler"
-    assert cells.loc["tensorwise", "eager_note"] == "not measured in this run"
-    assert cells.loc[["rowwise", "bf16"], "compile_status"].tolist() == ["skipped", "ok"]
-    assert cells.loc["tensorwise", "eager_status"] == ""
+    assert list(cells.loc["rowwise", ["compile_status", "compile_note"]]) == ["skipped", "no compiler"]
+    assert list(cells.loc["tensorwise", ["eager_status", "eager_note"]]) == ["", "not measured in this run"]
+    assert cells.loc["bf16", "compile_status"] == "ok"
     for mode in ("eager", "compile"):
         assert (cells[f"{mode}_ms"].isna() == (cells[f"{mode}_note"] != "")).all()
 
