@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from harness.machine import raw_output
+from harness.machine.processes import thread_owner
 
 LOOK_S = 0.1  # between two looks at whether the main thread has ended
 JOIN_S = 1.0  # for threads that are about to end
@@ -67,5 +68,4 @@ def _exit(code: int) -> NoReturn:
 def _is_foreign(thread: threading.Thread) -> bool:
     if thread.daemon or thread is threading.main_thread():
         return False
-    started = getattr(thread, "_target", None) or type(thread)
-    return str(getattr(started, "__module__", "")).partition(".")[0] not in _POOLS
+    return thread_owner(thread) not in _POOLS

@@ -20,6 +20,8 @@ from torch import library, nn
 from torch._functorch.predispatch import lazy_load_decompositions
 from torch.nn.modules import linear, module
 
+from harness.machine.processes import thread_owner
+
 # Names in rows, and the modules and classes whose functions are compared: what arms compute with and are timed by.
 PLACES: dict[str, Any] = {
     "torch": torch,
@@ -107,8 +109,7 @@ def threads() -> str:
 def _is_foreign(thread: threading.Thread) -> bool:
     if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
         return False
-    started = getattr(thread, "_target", None) or type(thread)
-    return str(getattr(started, "__module__", "")).partition(".")[0] not in _POOLS
+    return thread_owner(thread) not in _POOLS
 
 
 def before_arms() -> str:
