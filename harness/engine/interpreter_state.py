@@ -26,8 +26,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 LIMITS = ("AS", "DATA", "NOFILE", "STACK")
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _RECURSION = sys.getrecursionlimit()
-
-
 _raised = [_RECURSION]  # the highest that was seen
 
 

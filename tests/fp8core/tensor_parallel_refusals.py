@@ -1,4 +1,4 @@
-"""Bad plans and inputs of tensor parallelism, each with what it is told; run by ranks of `test_tensor_parallel.py`."""
+"""Bad plans and inputs of tensor parallelism, each with the message that refuses it; run by ranks of `test_tensor_parallel.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fp8core import (
 
 
 def refusals() -> dict[str, str]:
-    """What bad plans and inputs are told."""
+    """Messages that refuse bad plans and inputs, by what is bad."""
     tp, tensorwise = mesh(), RECIPES["tensorwise"]
     colwise, rowwise = {"up": Float8ColwiseParallel()}, {"down": RowwiseParallel()}
     late, prepared = Float8ColwiseParallel(input_layouts=Shard(2)), plan("float8 sp shared")[""]

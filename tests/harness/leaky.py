@@ -51,7 +51,7 @@ def override(key: str, kernel: Callable[..., object], operator: str = "mm") -> N
 
 
 def override_once_more() -> None:
-    """Another in its place, from another line: kernels are told by where they were registered."""
+    """Another in its place, from another line: a kernel is recognised by where it was registered."""
     KEPT.append(library.Library("aten", "IMPL"))
     KEPT[-1].impl("mm", lambda a, b: a.new_full((2, 2), 9.0), "CPU", allow_override=True)
 

@@ -86,3 +86,16 @@ def test_an_idle_pool_and_a_thread_that_ends_are_not_mentioned() -> None:
     )
     done = ended(plant, ["--version"])
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_that_called_the_command_goes_on() -> None:
+    """The process ends when its main thread does, however long ago the command returned, and with its own exit code."""
+    plant = "process_end.EXIT_S = 0.5"
+    code = COMMAND.format(plant=plant, words=["--version"]).replace(
+        "sys.exit(__main__.console())", "__main__.console()"
+    )
+    later = "threading.Event().wait(1.5)\nprint('went on')\nsys.exit(5)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + later], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (5, "went on")

@@ -34,6 +34,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the queue's watcher sees, which a test sets."""
+    seconds = [100.0]
+    monkeypatch.setattr(slurm_queue.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
 def test_whether_accounts_are_kept_is_what_sacct_answers(cluster: Path) -> None:
     assert not slurm_queue.keeps_accounts()
     (cluster / "sacct").write_text("#!/bin/sh\nexit 0\n")
@@ -41,12 +49,10 @@ def test_whether_accounts_are_kept_is_what_sacct_answers(cluster: Path) -> None:
 
 
 def test_a_job_is_over_where_it_left_the_queue_and_stays_away(
-    cluster: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: Path, capfd: pytest.CaptureFixture[str], now: list[float]
 ) -> None:
     """6 has ended, 5_2 is no longer listed; 7_0 seems so for a moment, while Slurm queues it again."""
     slurm = pytest.importorskip("submitit.slurm.slurm", reason="submitit is not installed")
-    now = [100.0]
-    monkeypatch.setattr(slurm_queue.time, "monotonic", lambda: now[0])
     before, jobs = slurm.SlurmJob.watcher, ("7_0", "7_1", "6", "5_2")
 
     def over() -> dict[str, str]:
@@ -84,12 +90,10 @@ JOBID|STATE|NODELIST|REASON
 
 
 def test_a_job_that_slurm_may_never_start_is_named_once(
-    cluster: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: Path, capfd: pytest.CaptureFixture[str], now: list[float]
 ) -> None:
     """After 20 s of the same reason, since one may pass; 9 is another command's."""
     slurm = pytest.importorskip("submitit.slurm.slurm", reason="submitit is not installed")
-    now = [100.0]
-    monkeypatch.setattr(slurm_queue.time, "monotonic", lambda: now[0])
 
     def said(seconds: float, text: str) -> list[str]:
         now[0] += seconds
