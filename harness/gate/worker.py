@@ -14,7 +14,7 @@ Every block holds the control case too: a fixed bf16 product that PyTorch alone 
 PAD is for experiments: each timed closure is made longer by that share of its own time (a spin on a CPU, a sleeping
 kernel on a GPU). What a call that nothing interrupts takes is then known to about a point; the ratio that is measured is
 not. On a CPU with more work than cores a call may be interrupted, the longer the likelier (and the spin is a share of the
-interruption too), and where about half of the calls are, their median leaps: docs/gate.md has the figures.
+interruption too), and where about half of the calls are, their median leaps: docs/gate-statistics.md has the figures.
 """
 
 from __future__ import annotations

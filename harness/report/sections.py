@@ -252,7 +252,7 @@ def _suites(machine: Machine) -> list[Section]:
             f"scale-{key}",
             "Beyond this machine",
             "Predicted, not measured: bytes from the shapes of the parameters, time by published or measured rates "
-            "(docs/scale-accuracy.md compares it with published throughputs).",
+            "(docs/scale.md compares it with published throughputs).",
             tables=[scaling.scale_table(machine)] if "scale" in machine.suites else [],
         ),
         Section(

@@ -30,7 +30,7 @@ Situations in which a positive word (PASS, OK, verified, on, fits) would be fals
 `python tests/assurance/page.py --write` makes this page.
 
 Exit codes are in [gate.md](gate.md), wrong implementations in [verify.md](verify.md#planted-faults) and
-[loss-verdict-faults.md](loss-verdict-faults.md), ranks that run bf16 or do not answer in `tests/fp8core/test_verify_ranks.py`.
+[loss-verdict-evidence.md](loss-verdict-evidence.md), ranks that run bf16 or do not answer in `tests/fp8core/test_verify_ranks.py`.
 
 Not seen: a step that takes another path at every second call (`verify` compares the first call and counts the third).
 """

@@ -11,7 +11,7 @@ import torch
 from inductor.schedule import GENERATED, GRAPH_INPUT, LIBRARY, Access, Kernel
 from inductor.table import HEADER, counts, markdown, row
 
-PAGE = Path(__file__).parents[2] / "docs" / "compiled-casts.md"
+PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "compiled-casts.md"
 N = 1000
 ELEMENTS = {"input": N, "weight": 3 * N, "grad_output": 2 * N}
 

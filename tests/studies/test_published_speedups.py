@@ -1,4 +1,4 @@
-"""The prediction against published speedups. Oracle: the tables of docs/advise-cases.md, recomputed."""
+"""The prediction against published speedups. Oracle: the tables of reports/published/studies/speedups.md, recomputed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from speedups.table import CASES
 from harness.machine.hardware import DEVICES
 from harness.training.models import MODELS
 
-PAGE = Path(__file__).parents[2] / "docs" / "advise-cases.md"
+PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "speedups.md"
 HALVES = (FITTED, HELD_OUT)
 
 
@@ -59,7 +59,7 @@ def test_the_page_lists_every_case_with_its_prediction_and_every_miss(
 @pytest.mark.parametrize("half", HALVES)
 def test_the_page_of_accuracy_repeats_the_summaries_of_the_tables(half: str) -> None:
     """Oracle: the figures below each table, which the test above recomputes."""
-    page = (PAGE.parent / "advise-accuracy.md").read_text()
+    page = (PAGE.parents[3] / "docs" / "advise-accuracy.md").read_text()
     column = 1 + HALVES.index(half)
     rows = [line.split("|")[1 + column] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)[2:8]]
     shown = [int(n) for row in rows for n in re.findall(r"\d+", row.replace(".", ""))]

@@ -1,4 +1,4 @@
-"""The prediction against published throughputs. Oracle: docs/scale-accuracy.md and its CSV, recomputed."""
+"""The prediction against published throughputs. Oracle: reports/published/studies/scale.md and its CSV, recomputed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speedups.throughputs import LEFT_OUT, PUBLISHED
 from harness.advise.scale.job import ClusterJob
 from harness.machine.hardware import named
 
-PAGE = Path(__file__).parents[2] / "docs" / "scale-accuracy.md"
+PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "scale.md"
 
 
 @pytest.fixture(scope="module")
