@@ -111,7 +111,7 @@ published: $(READY)
 	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
 	$(PY) tests/studies/advice_map.py reports/published/advice.json
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
-	$(PY) -m harness.report.compatibility --details results/published > reports/published/studies/compatibility-details.md
+	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md
 
 setup: $(READY)

@@ -1,7 +1,7 @@
 """Compatibility: which ways of training in parallel run with which recipes, as rows of the suite `parallel` say.
 
     python -m harness.report.compatibility RUN... > docs/compatibility.md
-    python -m harness.report.compatibility --details RUN... > reports/published/studies/compatibility-details.md
+    python -m harness.report.compatibility --details RUN... > docs/compatibility-details.md
 
 Nothing here is asserted: a cell without a row is empty. Where several runs have the same cell, the newest one counts.
 """
@@ -31,10 +31,13 @@ SUITE = "parallel"
 EAGER = {"compile": "fsdp2", "tp_compile": "tp", "sp_compile": "sp"}  # the eager way of a compiled one
 REFUSES = "refuses: "  # before what fp8core said; the word of the cell says it already
 INTRO = (
-    "Each cell was run: ranks trained a small Llama for some steps, and so did one process. `equal`: it runs, and the losses "
-    "are the same bit for bit. `runs`: within the bound that is named, 4 x what rounding alone does to one process's losses."
+    "Each cell was run: ranks trained a small Llama for some steps, and so did one process. It runs if the losses are the "
+    "same bit for bit, or within the bound that is named. The bound is 4 x what rounding alone does to one process's "
+    "losses; it is 0 where ranks make the same sums in the same order."
 )
-DETAILS = "[Compiled blocks and bytes sent](../reports/published/studies/compatibility-details.md) has losses, graphs and bytes."
+DETAILS = (
+    "[Compiled blocks and bytes sent](compatibility-details.md) has losses, graphs and bytes of each cell."
+)
 
 
 def matrix(machine: Machine) -> Table:
@@ -194,7 +197,7 @@ def _listed(table: Table) -> Table:
 
 
 def page(machines: Sequence[Machine], *, details: bool = False) -> str:
-    """The page, or with `details` the one of `reports/published/studies`.
+    """`docs/compatibility.md`, or `docs/compatibility-details.md`.
 
     Raises:
         UsageError: no machine has run the suite.
@@ -204,15 +207,18 @@ def page(machines: Sequence[Machine], *, details: bool = False) -> str:
     measured = [m for m in machines if SUITE in m.suites]
     if not measured:
         raise UsageError(f"no rows of suite {SUITE}: run python -m harness sweep=parallel first")
+    command, name = ("--details ", "-details") if details else ("", "")
     lines = [
         "# Parallel training: compiled blocks and bytes sent"
         if details
         else "# What runs in parallel with what",
         "",
-        "Made by `make published` from runs of `python -m harness sweep=parallel`, which runs every cell. Do not edit.",
+        f"Written from results: `python -m harness.report.compatibility {command}results/published > "
+        f"docs/compatibility{name}.md`, after",
+        "`python -m harness sweep=parallel`, which runs every cell. Do not edit: a test compares this page with the results.",
         "",
         *(
-            ["[Which ways run with which recipes](../../../docs/compatibility.md) has the cells."]
+            ["[Which ways run with which recipes](compatibility.md) has the cells."]
             if details
             else [INTRO, "", DETAILS]
         ),
@@ -235,7 +241,7 @@ def page(machines: Sequence[Machine], *, details: bool = False) -> str:
             lines.append("| " + " | ".join(c.title for c in table.columns) + " |")
             lines.append("|" + "|".join(" ---: " if c.numeric else " --- " for c in table.columns) + "|")
             lines += ["| " + " | ".join(cell_markdown(c) for c in row) + " |" for row in table.rows]
-    return "\n".join(lines).replace("| runs; bit for bit ", "| equal ") + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def main(runs: Sequence[str]) -> int:
