@@ -28,7 +28,7 @@ INTRO = """\
 
 Look up when a positive word (PASS, OK, verified, on, fits) would be false, and what is given instead. A test (`tests/assurance`) runs each
 situation with the planted thing, and an honest twin without it, and compares both answers: fields or exit codes.
-[Every situation](../reports/published/studies/assurance.md) is listed; here they are counted, with the first of each. Made by
+[Every situation](../reports/published/studies/assurance.md) is listed; here they are counted. Made by
 `python tests/assurance/page.py --write`.
 
 Exit codes are in [gate.md](gate.md), wrong implementations in [verify.md](verify.md#planted-faults) and
@@ -46,18 +46,21 @@ def grouped() -> dict[tuple[str, str], list[Situation]]:
 
 
 def text() -> str:
-    """The page: a line for each command and word."""
+    """The page: a line for each command."""
+    commands: dict[str, list[Situation]] = {}
+    for case in SITUATIONS:
+        commands.setdefault(case.command, []).append(case)
     lines = [
         INTRO,
         f"{len(SITUATIONS)} situations.",
         "",
-        "| word | situations | the first | given; twin |",
+        "| of | situations | the first | given; twin |",
         "|---|---|---|---|",
     ]
-    for (command, word), cases in grouped().items():
+    for command, cases in commands.items():
         first = cases[0]
-        given = f"{_value(first.instead)}; {_value(first.positive)}"
-        lines.append(f"| {command}: {word} | {len(cases)} | {first.what} | {given} |")
+        given = f"{first.word}: {_value(first.instead)}; {_value(first.positive)}"
+        lines.append(f"| {command} | {len(cases)} | {first.what} | {given} |")
     return "\n".join(lines) + "\n"
 
 
