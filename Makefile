@@ -87,6 +87,7 @@ docs: $(READY) $(DOCS_TOOLS)
 # What builds the site, beside the environment, which needs none of it.
 build/docs-tools: pyproject.toml constraints.txt | $(READY)
 	rm -rf $@ $@.partial
+	mkdir -p build
 	$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > build/docs-tools.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $@.partial -r build/docs-tools.txt
 	mv $@.partial $@
