@@ -34,7 +34,7 @@ def test_at_most_five_lines_change(name: str) -> None:
     assert (int(row[1]), int(row[2])) == (written, moved)
 
 
-@pytest.mark.parametrize("name", ("hugging_face_trainer", "fsdp2_torchrun"))
+@pytest.mark.parametrize("name", ["hugging_face_trainer", "fsdp2_torchrun"])
 def test_the_page_shows_the_diff_of_the_files(name: str) -> None:
     assert f"```diff\n{examples.diff(name)}```\n" in PAGE.read_text()
 
