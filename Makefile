@@ -15,6 +15,7 @@
 #                   ARGS=device=cpu rehearses it all here, in some minutes
 # make published    reports/published, docs/compatibility*.md and the table of casts in docs/numerics.md, from results/published;
 #                   the page of advice from predictions, some minutes
+# make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
 # make PY=python3 … uses the environment that is already there and installs nothing
 
@@ -32,7 +33,7 @@ DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published setup clean
+.PHONY: quick test test-all test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published studies setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -113,6 +114,10 @@ published: $(READY)
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
 	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md
+
+studies: $(READY)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py docs/gate-statistics.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py docs/loss-verdict-error-rates.md
 
 setup: $(READY)
 

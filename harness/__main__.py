@@ -23,7 +23,6 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate --against GIT_REV --command 'CMD {{out}}'  the same for the benchmarks of your own repository
-       python -m harness gate-selftest                 error rates of the gate: false alarms, detection
        python -m harness import FILE.json              store the results of a pytest-benchmark file
        python -m harness export RUN -o FILE.json       the times of a run as pytest-benchmark JSON, for the dashboards of others
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
@@ -32,7 +31,6 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
        python -m harness gpu [minutes=8.5] [dry_run=true]  sweep=gpu in slots; dry_run=true: its timetable, device=cpu: rehearsal
-       python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on simulated curves
 
 sweeps
 {sweeps}
@@ -84,7 +82,6 @@ COMMANDS = {
     "--watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",
-    "gate-selftest": "harness.gate.selftest",
     "import": "harness.cli.import_benchmark",
     "export": "harness.cli.export_benchmark",
     "doctor": "harness.cli.doctor",
@@ -93,8 +90,12 @@ COMMANDS = {
     "diff": "harness.judge.diff",
     "fleet": "harness.judge.fleet",
     "list": "harness.cli.catalogue",
-    "verdict-selftest": "harness.judge.verdict.selftest",
 }  # word -> module whose `main` takes the words after it
+
+FORMER_COMMANDS = {
+    "gate-selftest": "python tests/studies/gate_error_rates.py, in a checkout",
+    "verdict-selftest": "python tests/studies/verdict_error_rates.py, in a checkout",
+}  # word -> what does it now
 
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
@@ -129,6 +130,8 @@ def _sweep(words: list[str]) -> int:
     from harness.machine import torchrun
     from harness.store.errors import unknown
 
+    if words[0] in FORMER_COMMANDS:
+        raise UsageError(f"the command {words[0]} is gone; use {FORMER_COMMANDS[words[0]]}")
     if "=" not in words[0] and not words[0].startswith(("-", "~")):
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
     from harness.cli import habits

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.gate.judge import Judgement
 
 OUTPUTS = ("json", "markdown", "junit", "comment")
-INPUTS = ("baseline", "candidate", "history")  # each a list of runs or files
+INPUTS = ("baseline", "candidate")  # each a list of runs or files
 
 
 def clear_outputs(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""doctor, advise, kernel, the self-tests, help, and the targets of make that the README names."""
+"""doctor, advise, kernel, former commands, help, and the targets of make that the README names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+from harness.__main__ import FORMER_COMMANDS
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "watch",
     "report",
     "gate",
-    "gate-selftest",
     "import",
     "doctor",
     "advise",
@@ -107,15 +108,9 @@ def test_kernel_is_exit_0_without_a_gpu(tmp_path: Path) -> None:
     assert "registers" in "\n".join(ended.out)
 
 
-@pytest.mark.slow
-def test_the_gates_self_test_holds_its_promises_or_is_exit_1(tmp_path: Path) -> None:
-    ended = run(tmp_path, "gate-selftest", "--trials", "200", "--results-dir", str(tmp_path / "r"))
-    assert ended.code in (0, 1)
-    kept = [
-        line for line in ended.out if re.match(r"\| .* \| .* \| (at most|at least) .* \| (yes|NO) \|", line)
-    ]
-    assert len(kept) >= 5
-    assert (ended.code == 1) == any(line.endswith("| NO |") for line in kept)
+@pytest.mark.parametrize("command", FORMER_COMMANDS)
+def test_a_command_that_is_gone_is_exit_2_and_says_what_does_it_now(command: str, tmp_path: Path) -> None:
+    assert FORMER_COMMANDS[command] in run(tmp_path, command, "--trials", "100").refused()
 
 
 def test_the_gpu_session_shows_its_timetable_without_measuring(tmp_path: Path) -> None:

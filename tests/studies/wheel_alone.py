@@ -1,6 +1,6 @@
 """Every main command from the wheel alone: an environment that holds it and what it declares, an empty folder, no network.
 
-    python tests/studies/wheel_alone.py [--only WORD ...] [--long]
+    python tests/studies/wheel_alone.py [--only WORD ...]
 
 The declared dependencies are links to those of the running interpreter; nothing else that is installed there can be imported: no
 extra, no Triton, torchao, scipy or pytest. The working folder, HOME and the caches are empty. Where the system allows it the
@@ -99,13 +99,6 @@ def commands() -> list[Command]:
     ]
 
 
-# Minutes each: the fewest draws that measure a rate of 1 %
-LONG = [
-    Command(("gate-selftest", "--trials", "100", "--judgements", "100"), "", -1),
-    Command(("verdict-selftest", "--draws", "100"), "0 promises missed"),
-]
-
-
 def closure(names: list[str]) -> dict[str, object]:
     """Distributions by name that these requirements need here, extras left out."""
     found: dict[str, object] = {}
@@ -161,7 +154,6 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", help="only the commands that hold one of these words")
-    parser.add_argument("--long", action="store_true", help="also those that take minutes")
     asked = parser.parse_args(argv)
     only = asked.only
     failed = []
@@ -187,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
             [python, "-c", check], capture_output=True, text=True, env=env, cwd=work, check=True
         )
         assert there.stdout.strip() == "[]", f"{there.stdout} can be imported"
-        for command in [*commands(), *(LONG if asked.long else [])]:
+        for command in commands():
             if only and not any(word in str(command) for word in only):
                 continue
             words = (

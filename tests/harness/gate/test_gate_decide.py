@@ -178,19 +178,6 @@ def test_intervals_and_medians_against_scipy_and_numpy() -> None:
     np.testing.assert_allclose(medians, [np.median(values[groups == g]) for g in names])
 
 
-@pytest.mark.parametrize(("hits", "trials"), [(0, 20), (20, 20), (9, 10), (1, 1), (0, 1), (17, 400)])
-def test_clopper_pearson_against_scipy(hits: int, trials: int) -> None:
-    scipy = pytest.importorskip("scipy.stats")
-    expected = scipy.binomtest(hits, trials).proportion_ci(method="exact")
-    assert stats.clopper_pearson(hits, trials) == pytest.approx((expected.low, expected.high), abs=1e-9)
-
-
-@pytest.mark.parametrize(("hits", "trials"), [(-1, 5), (6, 5), (0, 0)])
-def test_clopper_pearson_refuses_what_is_no_share(hits: int, trials: int) -> None:
-    with pytest.raises(ValueError, match=f"{hits} hits of {trials}"):
-        stats.clopper_pearson(hits, trials)
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_by_its_definition(p_values: list[float]) -> None:
     """Step down: the k-th smallest p is compared with alpha / (m - k + 1), and the first that fails stops all."""

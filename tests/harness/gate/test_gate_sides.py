@@ -209,7 +209,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_judging(
     ],
     ids=lambda words: words[0],
 )  # fmt: skip
-@pytest.mark.parametrize("way", ["stored", "history", "measure"])
+@pytest.mark.parametrize("way", ["stored", "measure"])
 def test_options_of_measuring_are_refused_where_nothing_is_measured(
     tmp_path: Path,
     sides: tuple[Path, Path],
@@ -220,8 +220,6 @@ def test_options_of_measuring_are_refused_where_nothing_is_measured(
     """--measure has one side: it takes the counts, and not what is about two."""
     if way == "stored":
         assert gate(tmp_path, *sides, *words) == 2
-    elif way == "history":
-        assert main(["gate", "--history", str(sides[0]), *words]) == 2
     elif words[0] in ("--alone", "--even-if-equal"):
         assert main(["gate", "--measure", *words]) == 2
     else:

@@ -42,7 +42,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
 
 @pytest.fixture
 def worker(toy: ToySuite) -> Worker:
-    worker = Worker(ROOT, 0.0)
+    worker = Worker(ROOT)
     worker.plan(["sweep=toy", "device=cpu"])
     return worker
 
@@ -52,7 +52,7 @@ def first(worker: Worker) -> str:
 
 
 def test_the_plan_names_cases_and_environment(toy: ToySuite) -> None:
-    plan = Worker(ROOT, 0.0).plan(["sweep=toy", "device=cpu"])
+    plan = Worker(ROOT).plan(["sweep=toy", "device=cpu"])
     assert [c["suite"] for c in plan["cases"]] == ["toy", "toy"]
     assert plan["env"]["device"] == "cpu"
     json.dumps(plan)
@@ -65,7 +65,7 @@ def test_a_tree_of_another_layout_is_refused_in_words(toy: ToySuite, monkeypatch
     with pytest.raises(
         RuntimeError, match=r"lacks the module harness\.engine\.plan: its harness has another layout"
     ):
-        Worker(ROOT, 0.0).plan(["sweep=toy", "device=cpu"])
+        Worker(ROOT).plan(["sweep=toy", "device=cpu"])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_arm_that_cannot_be_built_says_why(
 def test_a_tree_that_was_not_imported_is_refused(toy: ToySuite, tmp_path: Path) -> None:
     """An editable install elsewhere would be measured under the name of the tree."""
     with pytest.raises(RuntimeError, match="was imported from"):
-        Worker(tmp_path, 0.0).plan(["sweep=toy"])
+        Worker(tmp_path).plan(["sweep=toy"])
 
 
 def test_prepare_checks_counts_and_makes_rows(toy: ToySuite, worker: Worker) -> None:
@@ -138,7 +138,7 @@ def test_parts_and_what_has_no_figure_here_become_rows(toy: ToySuite, worker: Wo
 
 
 def test_a_whole_step_runs_only_where_its_memory_is(toy: ToySuite, worker: Worker) -> None:
-    """Counting, padding and timing alike: `run` outside of its context would have no model to step."""
+    """Counting and timing alike: `run` outside of its context would have no model to step."""
     held = [0, 0]  # now, ever
 
     @contextmanager
@@ -191,12 +191,12 @@ def test_each_process_compiles_with_empty_caches(
 
 def test_what_is_a_run_and_no_closure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"suite divergence is a run .* --baseline RUN --candidate RUN"):
-        Worker(ROOT, 0.0).plan(["sweep=divergence", "device=cpu"])
+        Worker(ROOT).plan(["sweep=divergence", "device=cpu"])
 
 
 def test_what_this_device_lacks_is_skipped(toy: ToySuite) -> None:
     toy.refuses = {"other": Unsupported("device", "needs sm_89")}
-    worker = Worker(ROOT, 0.0)
+    worker = Worker(ROOT)
     worker.plan(["sweep=toy", "device=cpu"])
     toy.refuses = {}
     (row,) = [r for r in worker.prepare(first(worker))["rows"] if r["arm"] == "other"]
@@ -221,29 +221,10 @@ def test_a_closure_that_fails_while_timed_is_a_fault(toy: ToySuite, worker: Work
     assert "other" not in block["samples"]
 
 
-def test_a_padded_closure_is_longer_by_that_share(toy: ToySuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that only the closure and the spin move: 1 s of work, and a spin until 1.5 s have passed."""
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 0.001
-        return now[0]
-
-    def work() -> None:
-        now[0] += 1.0
-
-    monkeypatch.setattr(module.time, "perf_counter", clock)
-    worker = Worker(ROOT, 0.5)
-    worker.device = "cpu"
-    worker._padded(work)()
-    assert now[0] == pytest.approx(1.5, abs=0.01)
-    assert Worker(ROOT, 0.0)._padded(work) is work
-
-
 def commands(monkeypatch: pytest.MonkeyPatch, *lines: dict[str, Any]) -> list[dict[str, Any]]:
     answers = io.StringIO()
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
-    serve(Worker(ROOT, 0.0), answers)
+    serve(Worker(ROOT), answers)
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 

@@ -44,7 +44,7 @@ def test_a_parser_refuses_as_the_other_commands_do() -> None:
         Parser("x", "what x does").parse_args(["--odd"])
 
 
-@pytest.mark.parametrize("word", ["diff", "fleet", "report", "verdict-selftest"])
+@pytest.mark.parametrize("word", ["diff", "fleet", "report"])
 def test_help_after_other_words_is_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`diff RUN --help` was refused as an unknown word."""
     with contextlib.suppress(SystemExit):  # of argparse
