@@ -32,14 +32,6 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_documentation_only_commit_is_ok_without_measuring(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(against, "project_root", lambda: root)
-    assert main(["gate", "--against", "HEAD~1"]) == 0
-    assert "are the same in" in capsys.readouterr().out
-
-
 def test_what_differs_and_what_does_not(root: Path) -> None:
     first = against.resolve(root, "HEAD~1")
     assert against.same_code(root, first)

@@ -121,13 +121,6 @@ def test_a_clock_that_lacks_an_attribute_of_a_module_is_no_baseline(
     assert caught.value.code is Exit.NO_BASELINE
 
 
-def test_a_clock_that_lacks_a_module_is_no_baseline(trees: tuple[Path, Path]) -> None:
-    (trees[0] / "harness" / "timing" / "new.py").write_text("def measure(): ...\n")
-    (trees[0] / "harness" / "user.py").write_text("import harness.timing.new\n")
-    assert clock_lacks(*trees) == "harness.timing.new"
-    assert clock_lacks(trees[0], trees[0]) == ""
-
-
 def test_this_tree_finds_all_that_it_imports_in_its_own_clock() -> None:
     assert clock_lacks(ROOT, ROOT) == ""
 

@@ -53,10 +53,6 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
     assert (policy.pairs, policy.confirm_pairs) == (4, load_policy().confirm_pairs)
 
 
-def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
-    assert policy_of(tmp_path, "# nothing yet\n") == load_policy()
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -92,11 +88,6 @@ def test_what_a_policy_may_not_say(tmp_path: Path, text: str, says: str) -> None
         policy_of(tmp_path, text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read the policy"):
-        load_policy(tmp_path / "none.yaml")
 
 
 def test_globs() -> None:

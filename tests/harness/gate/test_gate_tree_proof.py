@@ -118,12 +118,6 @@ def test_modules_of_elsewhere_are_refused(
         assert "PYTHONPATH=src:$PYTHONPATH" in str(caught.value)
 
 
-def test_the_refusal_names_no_side_that_proved_itself() -> None:
-    error = tree_proof.unproven(["baseline"])
-    assert error.code is Exit.INCONCLUSIVE
-    assert "of the baseline reported" in str(error)
-
-
 def test_a_test_file_alone_proves_nothing(tmp_path: Path) -> None:
     """Rust sources and their installed extension: nothing but the test comes from the tree, so main ran against main."""
     sides = Sides(tmp_path, "pyproject.toml", "src/lib.rs", "tests/__init__.py", "tests/bench/test_x.py")
