@@ -233,14 +233,3 @@ def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float)
         assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
         if mean < LIMIT:
             assert (one(drawn(count)).verdict is Verdict.OK) is settled
-
-
-@pytest.mark.parametrize(("rounds", "fresh"), [(2, 0), (3, 0), (5, 0), (7, 0), (6, 4)])
-def test_ten_times_slower_in_too_few_rounds_is_suspect(rounds: int, fresh: int) -> None:
-    rows = [np.zeros(rounds)] * 5 + [np.full(rounds, math.log(10.0))]
-    second = [NONE] * 5 + [np.full(fresh, math.log(10.0))]
-    found = decide(rows, second, [LIMIT] * 6, scatter=0.04)
-    assert [d.suspect for d in found] == [False] * 5 + [True]
-    assert found[-1].verdict is Verdict.INCONCLUSIVE
-    mirrored = decide([-r for r in rows], [-s for s in second], [LIMIT] * 6, scatter=0.04)
-    assert not any(d.suspect for d in mirrored)

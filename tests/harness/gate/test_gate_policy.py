@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.gate.policy import DEFAULT, Match, Policy, Rule, load_policy
+from harness.gate.policy import DEFAULT, Policy, Rule, load_policy
 from harness.store.errors import UsageError
 from harness.store.measurement import METRICS
 
@@ -88,13 +88,6 @@ def test_what_a_policy_may_not_say(tmp_path: Path, text: str, says: str) -> None
         policy_of(tmp_path, text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_globs() -> None:
-    match = Match((("suite", "lin*"), ("arm", "*_eager")))
-    assert match.fits({"suite": "linear", "arm": "bf16_eager"})
-    assert not match.fits({"suite": "linear", "arm": "bf16_compile"})
-    assert not match.fits({"arm": "bf16_eager"})
 
 
 def test_of_two_allowances_the_one_that_holds_longer_counts(tmp_path: Path) -> None:

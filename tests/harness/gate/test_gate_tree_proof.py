@@ -151,12 +151,6 @@ def test_what_an_installation_lists_under_the_projects_name_is_the_projects(tmp_
     assert sides.check(script, installed(sides.own / ".venv")) == Proof(2, ("bench/run.py", "fastjson"))
 
 
-def test_an_environment_of_the_tree_proves_by_the_packages_that_the_tree_holds(tmp_path: Path) -> None:
-    sides = Sides(tmp_path, "backend/far/__init__.py", "bench/test_x.py")
-    site = sides.own / ".venv" / "site-packages"
-    assert sides.check(("far", site / "far/__init__.py"), ("numpy", site / "numpy/core.py")).names == ("far",)
-
-
 @pytest.mark.parametrize(
     ("held", "module", "file"),
     [

@@ -50,17 +50,6 @@ def test_one_seed_in_many_that_went_wrong_is_named_and_nothing_passes_beside_it(
     assert gate(judge_pairs(shifted(base), base), "L4").status == "PASS"
 
 
-def test_a_gradient_ratio_of_1_by_luck_is_none():
-    """Ratios of 0.5 to 2 by seed have a mean of 1 and an interval that says nothing."""
-    ratios = dict(zip(range(5), (0.5, 0.8, 1.0, 1.25, 2.0), strict=True))
-    runs = {
-        s: dataclasses.replace(r, grad_norm=Curve(r.grad_norm.steps, r.grad_norm.values * ratios[s]))
-        for s, r in shifted(BASE).items()
-    }
-    assert gate(judge_pairs(runs, BASE), "L6").status == "INCONCLUSIVE"
-    assert gate(judge_pairs(shifted(BASE), BASE), "L6").status == "PASS"
-
-
 def test_a_golden_arm_that_scatters_is_no_measure():
     """A bump of 10 % fails without a golden arm, and so it does beside one whose seeds differ by 5 %."""
     bumped = with_losses(shifted(BASE), bump(0, 80, 0.25))
@@ -152,15 +141,6 @@ def test_a_warm_up_that_cools_down_again_is_judged_in_between():
     }
     base = dict(BASE)
     assert gate(judge_pairs(runs, base, twin=base, twin_name="base"), "L6").status == "FAIL"
-
-
-@pytest.mark.parametrize("decay", [10, 15, 20])
-@pytest.mark.parametrize("first", [30, 180, 200, 210])
-def test_a_spike_of_every_control_with_a_long_tail_fails_no_candidate(first, decay):
-    steps = np.arange(STEPS)
-    tail = np.where(steps >= first, np.exp(-(steps - first) / decay), 0.0)
-    spiking = with_losses(BASE, lambda s, v: v + tail)
-    assert judge_pairs(shifted(BASE), spiking).outcome != "FAIL"
 
 
 def test_a_gap_that_rises_because_the_control_recovers_is_not_called_diverging():
