@@ -89,3 +89,12 @@ def test_dry_run_prints_them_from_results_dir(
     assert "two one-sided tests" not in capsys.readouterr().out
     assert main(["sweep=cast", "device=cpu", "dry_run=true"]) == 0
     assert "two one-sided tests" not in capsys.readouterr().out
+
+
+def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> None:
+    base = control()
+    made = rows_of_runs("base", base)
+    made += rows_of_runs("tensorwise", with_gaps(base, 0.001), verify="x", verify_outcome="disproved")
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="divergence", env_id="e", env={}, about={})
+    writer.append(made)
+    assert best_noise(rows.setups(store.read(tmp_path)), AXES, "tensorwise") is None

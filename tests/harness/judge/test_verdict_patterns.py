@@ -102,3 +102,9 @@ def test_the_wide_band_lets_through_about_one_correct_set_in_a_hundred():
         verdict = judge_other_seeds(dict(enumerate(runs[:5])), dict(enumerate(runs[5:])))
         failed += gate(verdict, "band").status == "FAIL"
     assert failed <= 12  # a binomial of 400 draws at 1 % exceeds 12 in 0.03 % of all cases
+
+
+def test_a_pattern_without_its_twin_cannot_pass():
+    verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin_name="tensorwise")
+    assert gate(verdict, "prefix").status == "INCONCLUSIVE"
+    assert verdict.outcome == "INCONCLUSIVE"

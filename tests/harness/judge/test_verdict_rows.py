@@ -244,3 +244,12 @@ def test_losses_of_the_golden_arm_are_no_doubt_where_the_kernels_were_proved(tmp
     ].verdict
     assert found.outcome == outcome
     assert any("every loss is bitwise equal to rowwise_golden" in note for note in found.notes)
+
+
+def test_without_a_control_or_a_run_nothing_is_judged_as_passed(tmp_path):
+    rows = rows_of_runs("tensorwise", shifted(BASE))
+    rows.append(absent(case_of(0), "rowwise", "failed", "no kernel", "base", "loss"))
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["tensorwise"].verdict.outcome == arms["rowwise"].verdict.outcome == "INCONCLUSIVE"
+    assert "no finished run of base" in arms["tensorwise"].verdict.gate("L1").sentence
+    assert arms["rowwise"].verdict.notes == ("seed 0: no kernel",)

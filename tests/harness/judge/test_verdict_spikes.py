@@ -212,3 +212,10 @@ def test_a_late_divergence_that_is_not_over_never_passes():
     assert verdict.outcome == "FAIL"
     one = {**shifted(BASE), 3: late[3]}
     assert judge_pairs(one, BASE).outcome == "INCONCLUSIVE"
+
+
+def test_a_control_that_ends_within_a_spike_costs_its_seed():
+    base = control(range(8))
+    verdict = judge_pairs(shifted(base), spiked(base, [2], (285,), length=15))
+    assert (gate(verdict, "L4").status, gate(verdict, "L4").seeds) == ("PASS", 7)
+    assert gate(verdict, "L4h").seeds == 7
