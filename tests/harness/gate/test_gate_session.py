@@ -112,11 +112,7 @@ def test_a_real_session_stores_both_sides(tmp_path: Path) -> None:
     for side in ("baseline", "candidate"):
         rows = store.read(tmp_path / "S" / side).set_index(["suite", "metric"])
         timed = rows.loc["cast", "time_ms"]
-        assert (timed["status"], timed["regime"], sorted(set(timed["rounds"]))) == (
-            "ok",
-            "isolated",
-            [0, 1, 2],
-        )
+        assert (timed["status"], timed["regime"], set(timed["rounds"])) == ("ok", "isolated", {0})
         assert json.loads(timed["resolved"])["operator_calls"] > 0
         assert rows.loc["cast", "mismatches"]["samples"].tolist() == [0.0]
         assert rows.loc[CONTROL_SUITE, "time_ms"]["value"] > 0
