@@ -167,11 +167,6 @@ def test_an_allowance_holds_until_its_date(tmp_path: Path, days: int, code: Exit
     assert any("ended on 2027-01-14: known, ticket 12" in note for note in found.notes) is (days < 0)
 
 
-def test_a_group_has_its_own_tolerance(tmp_path: Path) -> None:
-    wide = policy_with(groups=(Group("g", Match((("arm", "f*8"),)), tolerance=0.25),))
-    assert verdict(run(tmp_path, *slowed(1.2), policy=wide)) == "OK"
-
-
 TOGETHER = policy_with(groups=(Group("all gemms", Match((("suite", "gemm"),)), together=True),))
 
 
