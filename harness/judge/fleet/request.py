@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.judge.fleet.cards import CHECKSUM, card_name
+from harness.judge.fleet.judge import CHECKSUM, card_name
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 
