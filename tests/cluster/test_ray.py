@@ -39,11 +39,6 @@ def ray(pytestconfig: pytest.Config) -> Iterator[ray_here.Ray]:
     yield from ray_here.cluster(PYTHONPATH=str(pytestconfig.rootpath), OMP_NUM_THREADS="1")
 
 
-def of_hosts() -> dict[int, str]:
-    """The host of each shard."""
-    return {shard: note(RUN, shard)["host"] for shard in range(4)}
-
-
 def after_two_minutes(shards: list[int]) -> None:
     """For so long a dead writer of another machine counts as alive, and its shard waits there; nobody else need wait."""
     for shard in shards:
@@ -55,7 +50,7 @@ def test_four_shards_on_two_nodes(ray: ray_here.Ray, shared: Path) -> None:
     code, out, err = ray.head.harness(*WORDS).said(240)
     assert code == 0, (out, err)
     assert "4 of 4 shards finished" in out
-    assert len(set(of_hosts().values())) == 2
+    assert len({note(RUN, shard)["host"] for shard in range(4)}) == 2
     whole(RUN)
 
 
@@ -79,10 +74,8 @@ def test_a_lost_node_costs_no_row(ray: ray_here.Ray, shared: Path) -> None:
     command = ray.head.harness(*WORDS)
     for shard in range(4):
         began(RUN, shard)
-    head = note(RUN, 0)["host"] if note(RUN, 0)["pid"] in ray.head.pids() else ""
     lost = [shard for shard in range(4) if note(RUN, shard)["pid"] in ray.worker.pids()]
     assert lost
-    assert all(of_hosts()[shard] != head for shard in lost)
     ray.worker.lose()
     before = stored(RUN)
     assert reported(RUN) == "running"
@@ -115,8 +108,8 @@ def test_a_shard_that_is_not_started_again_is_named(ray: ray_here.Ray, shared: P
     whole(RUN)
 
 
-@pytest.mark.parametrize("address", ["10.77.0.1:9999", "10.77.0.9:6379", "ray://10.77.0.9:10001"])
-def test_an_address_where_no_ray_runs(ray: ray_here.Ray, shared: Path, address: str) -> None:
+def test_an_address_where_no_ray_runs(ray: ray_here.Ray, shared: Path) -> None:
+    address = "10.77.0.9:6379"
     words = [word for word in WORDS if "address" not in word]
     began_at = time.monotonic()
     code, out, err = ray.head.harness(*words, f"+hydra.launcher.ray.init.address={address}").said(60)

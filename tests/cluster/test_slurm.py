@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,18 +101,6 @@ def test_a_lost_node_costs_no_row(slurm: Slurm, shared: Path) -> None:
     whole(folder)
 
 
-def test_the_controller_restarts_while_jobs_run(slurm: Slurm, shared: Path) -> None:
-    job = submit("--export=ALL,SWEEP=tiny")
-    folder = rows_of(job)
-    began(folder, 0)
-    slurm.stop_controller()
-    time.sleep(2.0)  # what the jobs do meanwhile is what is tested
-    slurm.start_controller()
-    gone(slurm, job)
-    whole(folder)
-    assert states(folder) == ["finished"] * 4
-
-
 def test_a_job_that_reaches_its_time_is_submitted_again(slurm: Slurm, shared: Path) -> None:
     """A sweep in jobs that have too little time for it; submitit asks Slurm for a signal before the end and requeues."""
     out = harness(
@@ -145,35 +132,3 @@ def test_a_job_that_is_killed_outright_is_missed_by_the_command(slurm: Slurm, sh
     assert 1 <= stored(folder / "shard-1-of-2") < CASES
     harness("sweep=tiny", "device=cpu", "resume=r1")
     whole(folder)
-
-
-def test_a_folder_that_one_node_cannot_write(slurm: Slurm, shared: Path) -> None:
-    results = shared / "results"
-    results.mkdir()
-    slurm.restart("n2", read_only=results)
-    try:
-        job = submit("--export=ALL,SWEEP=tiny", "--output=out-%a.txt")
-        gone(slurm, job)
-    finally:
-        slurm.restart("n2")
-    folder = rows_of(job)
-    done = [shard for shard, state in enumerate(states(folder)) if state == "finished"]
-    refused = [shard for shard in range(4) if shard not in done]
-    assert done
-    assert refused
-    for shard in refused:
-        assert "cannot write to" in Path(f"out-{shard}.txt").read_text()
-    harness(f"resume={folder.name}")
-    whole(folder)
-
-
-def test_no_partition_of_that_name(slurm: Slurm, shared: Path) -> None:
-    words = ["-m", "sweep=tiny", "device=cpu", "shard=0/2,1/2", "run_id=r1", "hydra/launcher=submitit_slurm",
-             "hydra.launcher.partition=none", "hydra.launcher.timeout_min=5"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert "invalid partition" in line.lower()
-    assert store.read_about(store.find_run("r1"))["state"] == "failed"

@@ -37,14 +37,11 @@ def timed(ms: float, **axes: Any) -> Measurement:
     return one("ab", "time_ms", ms, {"tokens_per_step": 1}, **axes)
 
 
-def test_the_prediction_of_this_gpu_is_taken(tmp_path: Path) -> None:
-    rows = [predicted(100.0, gpu="h200"), predicted(900.0, gpu="h100"), timed(110.0, x=1)]
-    (arm,) = job_arms(frame(tmp_path, rows), H200)
+def test_the_prediction_of_this_gpu_is_taken_and_of_another_not_shown(tmp_path: Path) -> None:
+    rows = [predicted(900.0, gpu="h100"), timed(110.0, x=1)]
+    (arm,) = job_arms(frame(tmp_path / "both", [predicted(100.0, gpu="h200"), *rows]), H200)
     assert (arm.predicted["step_ms"], arm.block_ms, arm.left_out) == (100.0, 110.0, [])
-
-
-def test_the_prediction_of_another_gpu_is_not_shown(tmp_path: Path) -> None:
-    found = frame(tmp_path, [predicted(900.0, gpu="h100"), timed(110.0, x=1)])
+    found = frame(tmp_path, rows)
     (arm,) = job_arms(found, H200)
     assert arm.predicted == {}
     assert "predicted for h100, and the rows are of" in lines(found, H200)[0]
@@ -73,30 +70,22 @@ JOB = {"model": "llama_tiny", "batch": 2, "seq": 256, "accumulation": 1, "checkp
 
 
 @pytest.mark.parametrize(
-    ("axis", "value"), [("model", "llama3_8b"), ("batch", 4), ("seq", 512), ("accumulation", 2), ("checkpointing", "full")]
+    ("axis", "value"), [("model", "llama3_8b"), ("batch", 4), ("seq", 512), ("accumulation", 2), ("checkpointing", "full"), ("world", 16)]
 )  # fmt: skip
 def test_the_prediction_of_another_job_is_not_shown(tmp_path: Path, axis: str, value: object) -> None:
     trained = one("divergence", "elapsed_s", 1.0, {}, **JOB, ranks=2, steps=100)
-    other = predicted(900.0, gpu="h200", world=2, **{**JOB, axis: value})
+    other = predicted(900.0, gpu="h200", **{"world": 2, **JOB, axis: value})
     found = frame(tmp_path, [other, trained, timed(110.0, model="llama_tiny", ranks=2)])
     (arm,) = job_arms(found, H200)
     assert (arm.predicted, arm.block_ms) == ({}, 110.0)
-    assert f"predicted for {axis}={value}, and the rows are of {axis}={JOB[axis]}" in lines(found, H200)[0]
+    own = f"{axis}={JOB[axis]}" if axis in JOB else "ranks=2"
+    assert f"predicted for {axis}={value}, and the rows are of {own}" in lines(found, H200)[0]
     # Beside it the job's own prediction is the one that is taken
-    own = predicted(100.0, gpu="h200", world=2, **JOB)
+    mine = predicted(100.0, gpu="h200", world=2, **JOB)
     (arm,) = job_arms(
-        frame(tmp_path / "both", [other, own, trained, timed(110.0, model="llama_tiny", ranks=2)]), H200
+        frame(tmp_path / "both", [other, mine, trained, timed(110.0, model="llama_tiny", ranks=2)]), H200
     )
     assert (arm.predicted["step_ms"], arm.left_out) == (100.0, [])
-
-
-def test_the_prediction_for_another_number_of_ranks_is_not_shown(tmp_path: Path) -> None:
-    found = frame(
-        tmp_path, [predicted(9.0, gpu="h200", world=16, **JOB), timed(110.0, model="llama_tiny", ranks=2)]
-    )
-    (arm,) = job_arms(found, H200)
-    assert arm.predicted == {}
-    assert arm.no_prediction == "predicted for world=16, and the rows are of ranks=2"
 
 
 @pytest.mark.parametrize(
