@@ -26,10 +26,8 @@ from harness.engine.bench import Bench, Setting
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
 from harness.judge.fleet.limit import RATE, TOLERANCE_SDS, limits, widening
-from harness.judge.fleet.request import refuse_another_card, refuse_shares
 from harness.store.case import Case
 from harness.store.cause import Cause
-from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
 from harness.suites import SUITES, checksum
 from harness.timing.rounds import TimingConfig, timer_for
@@ -193,17 +191,15 @@ def test_one_code_of_two_commits_is_one_code(tmp_path: Path) -> None:
     assert set(group.differences) == {"git_commit"}
 
 
-@pytest.mark.parametrize("software", [{"code": "old"}, {"torch": "2.11.0"}])
-def test_a_card_is_judged_on_what_it_measured_with_the_software_of_the_others(
-    software: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_card_is_judged_on_what_it_measured_with_the_software_of_the_others(tmp_path: Path) -> None:
     """It took half as long again before; with the present software only its result is known."""
-    now = {"code": "new"}
     for name in names(4):
-        card(tmp_path / "now", name, **now)
-    card(tmp_path / "before", "beef", slow=1.5, **now | software)
+        card(tmp_path / "now", name, code="new")
+    card(tmp_path / "before", "beef", slow=1.5, code="old")
     result = figure(CHECK, "rowwise_eager", "mismatches", 0.0, resolved={"checksum": "c0ffee"})
-    write_run(tmp_path / "now" / "beef", [[result]], run_id="beef", sweep="fleet", env=env("beef", **now))
+    write_run(
+        tmp_path / "now" / "beef", [[result]], run_id="beef", sweep="fleet", env=env("beef", code="new")
+    )
     found = judged(tmp_path)
     assert [len(group.cards) for group in found] == [5, 1]
     assert not any(group.outliers for group in found)
@@ -401,29 +397,6 @@ def test_shards_of_a_comparison_are_refused_with_the_way_out(
     (line,) = capsys.readouterr().err.splitlines()
     assert "devices=0, devices=1, ..." in line
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("sweep", "places", "refused"), [("fleet", 2, True), ("fleet", 1, False), ("gemm", 8, False)]
-)
-def test_several_devices_are_refused_where_cards_are_compared(sweep: str, places: int, refused: bool) -> None:
-    config = load([f"sweep={sweep}"], lambda asked: "cpu").config
-    if refused:
-        with pytest.raises(UsageError):
-            refuse_shares(config, places)
-    else:
-        refuse_shares(config, places)
-
-
-def test_a_run_of_another_card_is_not_gone_on_with(tmp_path: Path) -> None:
-    card(tmp_path, "aaaa", run_id="night")
-    folder = tmp_path / "aaaa" / "fleet" / "night"
-    config = load(["sweep=fleet"], lambda asked: "cpu").config
-    refuse_another_card(config, folder, env("aaaa"))
-    refuse_another_card(load(["sweep=gemm"], lambda asked: "cpu").config, folder, env("bbbb"))
-    for other in (env("bbbb"), env("aaaa") | {"host_hash": "f" * 12}):
-        with pytest.raises(UsageError, match="aaaaaaaa@01234567"):
-            refuse_another_card(config, folder, other)
 
 
 def test_one_run_id_on_two_machines_is_refused_and_not_taken_for_done(
