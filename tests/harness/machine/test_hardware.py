@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -220,6 +221,39 @@ def test_without_a_clock_only_the_possible_is_certain() -> None:
     assert h200.exceeds_peak({"bf16": 989.0e12}, 1.0) is False
     assert h200.exceeds_peak({"bf16": 1000.0e12}, 1.0) is None, "a boost clock may explain it"
     assert h200.exceeds_peak({"fp32": 1e21}, 1.0, 1980.0) is None
+
+
+def page_lines() -> list[str]:
+    """The two tables of docs/hardware.md, from the data."""
+    lines = [
+        "| GPU | exact names | GiB | W | SMs | MHz | bf16 | FP8 | FP8, fp16 accumulation | TB/s | source |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for d in DEVICES:
+        rates = [f"{d.tflops[r]:g}" if r in d.tflops else "none" for r in ("bf16", "fp8")]
+        clock = f"{d.clock_mhz:g}" + (" *" if d.clock_implied else "")
+        half = f"{d.tflops['fp8_fp16acc']:g}" if "fp8_fp16acc" in d.tflops else ""
+        cells = [d.key, ", ".join(d.names), f"{d.memory_gib:g}", f"{d.max_power_w:g}", f"{d.sm_count}", clock]
+        cells += [*rates, half, f"{d.bandwidth_tb_s:g}", f"{d.source}; {d.date}"]
+        lines.append(f"|{'|'.join(cells)}|")  # blanks around would count as words of the page
+    lines += ["", "| GPU | figure | also found | by | remark |", "|---|---|---|---|---|"]
+    for d in DEVICES:
+        own = {**d.tflops, "bandwidth_tb_s": d.bandwidth_tb_s}
+        for other in d.others:
+            cells = [
+                d.key,
+                f"{other.what} {own[other.what]:g}",
+                f"{other.value:g}",
+                other.source,
+                other.remark,
+            ]
+            lines.append(f"|{'|'.join(cells)}|")  # blanks around would count as words of the page
+    return lines
+
+
+def test_the_page_lists_every_gpu_and_every_conflict() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hardware.md").read_text()
+    assert "\n".join(page_lines()) in page
 
 
 def test_the_device_of_a_stored_environment_is_the_tables() -> None:
