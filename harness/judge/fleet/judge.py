@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness.judge.fleet.limit import limits
+from harness.judge.fleet.request import CHECKSUM, card_name
 from harness.store import differences as environments
 from harness.store.arm import without_controls
 from harness.store.cause import REFUTED
@@ -35,11 +35,12 @@ from harness.store.compare import TIMES
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
+
+    import pandas as pd
 
 ENOUGH = 3  # cards, below which the odd one can't be told from the others
 CLOCK_SHARE = 0.97  # of the others' clock, below which the clock is taken for the cause
-CHECKSUM = "checksum"  # the suite whose results are compared by their bits
 # What decides how fast code is, or which kernel runs: cards that differ here are not compared
 SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "threads", "gpu_sm_count")
 # What may differ between cards that are
@@ -124,18 +125,12 @@ def judge(frame: pd.DataFrame, tolerance: float) -> list[Group]:
     rows = (
         without_controls(frame)
         .sort_values("attempt", kind="stable", ignore_index=True)
-        .fillna({"regime": ""})
+        .fillna({"regime": "", "attempt": 0})
     )
     rows["card"] = [card_name(parse(text)) for text in rows["env"]]
     rows["alike"] = [_alike(parse(text)) for text in rows["env"]]
     found = [_group(own, tolerance) for _, own in rows.groupby("alike")]
     return sorted(found, key=lambda group: (-len(group.cards), group.cards[0]))
-
-
-def card_name(env: Mapping[str, Any]) -> str:
-    """The short name of the GPU of an environment, or of its host where there is none."""
-    host = str(env.get("host_hash") or "unknown")[:8]
-    return f"{str(env['gpu_uuid_hash'])[:8]}@{host}" if env.get("gpu_uuid_hash") else f"host {host}"
 
 
 def _alike(env: Mapping[str, Any]) -> str:
@@ -169,7 +164,7 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
     by_key = logs.groupby(_KEY)["log"]
     shared = logs.assign(off=logs["log"] - by_key.transform("median"))[by_key.transform("size") >= ENOUGH]
     arms = _sets(shared, _ARM)
-    every: set[Hashable] = set().union(*arms.values())
+    every: set[tuple[str, ...]] = set().union(*arms.values())
     lacking = {card: sorted(" ".join(filter(None, arm)) for arm in every - own) for card, own in arms.items()}
     given = _given(rows[of_results & ~wrong])
     several = {key: by_card for key, by_card in given.items() if len(by_card) > 1}
@@ -197,9 +192,9 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
     )
 
 
-def _sets(rows: pd.DataFrame, columns: list[str]) -> dict[str, set[Hashable]]:
+def _sets(rows: pd.DataFrame, columns: list[str]) -> dict[str, set[tuple[str, ...]]]:
     """What each card has of some columns, as tuples."""
-    found: dict[str, set[Hashable]] = {}
+    found: dict[str, set[tuple[str, ...]]] = {}
     for card, *values in rows[["card", *columns]].itertuples(index=False):
         found.setdefault(card, set()).add(tuple(values))
     return dict(sorted(found.items()))
@@ -221,18 +216,17 @@ def _out_of_line(
     shared: pd.DataFrame, times: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]], tolerance: float
 ) -> Iterator[Outlier]:
     places = shared.groupby(_PLACE)
-    for (suite, regime), own in places:
+    for place, own in places:
+        suite, regime = map(str, place)
         scores = own.groupby("card")["off"].median()
         (middle,), (limit,) = limits(scores.to_numpy()[None], tolerance, places.ngroups)
         for card, score in (scores - middle).items():
             if abs(score) > limit:
                 off = float(np.expm1(score))
-                cause = _cause(
-                    str(card), times[(times["suite"] == suite) & (times["regime"] == regime)], envs
-                )
+                here = times[(times["suite"] == suite) & (times["regime"] == regime)]
                 why = (
                     f"{abs(off):.1%} {'above' if off > 0 else 'below'} the middle of {len(scores)} cards, "
-                    f"limit {np.expm1(limit):.1%}; {cause}"
+                    f"limit {np.expm1(limit):.1%}; {_cause(str(card), here, envs)}"
                 )
                 yield Outlier(str(card), suite, regime, "slow" if off > 0 else "fast", off, why)
 
@@ -249,9 +243,8 @@ def _cause(card: str, times: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]]
     if share < CLOCK_SHARE:
         notes.append(f"SM clock {share:.0%} of the others'")
     for name in ("power_limit_w", "driver"):
-        usual = Counter(str(env.get(name)) for other, env in envs.items() if other != card).most_common(1)[0][
-            0
-        ]
+        others_have = Counter(str(env.get(name)) for other, env in envs.items() if other != card)
+        ((usual, _),) = others_have.most_common(1)
         if str(envs[card].get(name)) != usual:
             notes.append(f"{name} {envs[card].get(name)}, most others {usual}")
     if notes:
@@ -262,14 +255,16 @@ def _cause(card: str, times: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]]
 
 
 def _middle_clock(clocks: Collection[float]) -> float:
-    return float(pd.Series(clocks, dtype=float).replace(np.inf, np.nan).median())
+    read = [clock for clock in clocks if np.isfinite(clock)]
+    return float(np.median(read)) if read else np.nan
 
 
 def _spreads(shared: pd.DataFrame, times: pd.DataFrame) -> Iterator[Spread]:
     """Each arm's spread; its speedup over the cases that a card measured in both arms, in the same rounds."""
     same = ["card", "suite", "case_id", "metric", "regime"]
     base = times[[*same, "arm", "value"]].rename(columns={"arm": "baseline", "value": "base"})
-    for (suite, regime, arm), own in shared.groupby([*_PLACE, "arm"]):
+    for place, own in shared.groupby([*_PLACE, "arm"]):
+        suite, regime, arm = map(str, place)
         levels = own.groupby("card")["off"].median()
         slowest = max(levels.index, key=lambda card: (levels[card], card))
         pairs = own.merge(base, on=[*same, "baseline"])
