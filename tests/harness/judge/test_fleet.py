@@ -328,6 +328,8 @@ def test_a_failed_row_of_the_suite_is_wrong_bits_or_another_failure(
         ({"aaaa": "12", "bbbb": "1", "cccc": "2"}, ["aaaa", "bbbb", "cccc"]),  # two of three for either
         ({"aaaa": "1"}, []),
         ({"aaaa": "1", "bbbb": "1", "cccc": "2"}, ["cccc"]),
+        # half is no majority
+        ({"aaaa": "1", "bbbb": "1", "cccc": "2", "dddd": "3"}, ["aaaa", "bbbb", "cccc", "dddd"]),
     ],
     ids=str,
 )
