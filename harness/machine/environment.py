@@ -192,11 +192,10 @@ def _gpu(monitor: Monitor, cuda: Any, index: int | None = None) -> dict[str, Any
 
         cuda = torch.cuda
     properties = cuda.get_device_properties(cuda.current_device() if index is None else index)
-    uuid = getattr(properties, "uuid", None)
     facts: dict[str, Any] = {
         "gpu": properties.name,
         "gpu_count": cuda.device_count(),
-        "gpu_uuid_hash": None if uuid is None else hashed(str(uuid)),
+        "gpu_uuid_hash": hashed(str(properties.uuid)),
         "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
         "gpu_sm_count": properties.multi_processor_count,
         "gpu_l2_mib": round(properties.L2_cache_size / 2**20, 1),

@@ -12,7 +12,6 @@ from harness.report import (
     gathers,
     league,
     libraries,
-    links,
     loss_cost,
     numerics,
     predicted_and_measured,
@@ -51,7 +50,6 @@ PLACED = (
     "divergence",
     "parallel",
     "allgather",
-    "links",
     "scale",
     "ab",
 )
@@ -241,7 +239,6 @@ def _suites(machine: Machine) -> list[Section]:
             tradeoff.outliers(machine),
             numeric=True,
         ),
-        links.section(machine),
         Section(
             f"job-{key}",
             f"{label}The job, predicted and measured",

@@ -252,11 +252,6 @@ METRICS = by_name(
             "lower",
             "what a step takes longer than the same step with nothing on the wire, which its computing does not hide",
         ),
-        Metric("link_s", "s", "lower", "message or collective between ranks (`part`), `resolved.bytes`"),
-        Metric("algorithm_gb_s", "GB/s", "higher", "those bytes over those seconds; 1 GB is 1e9 bytes"),
-        Metric(
-            "bus_gb_s", "GB/s", "higher", "that times nccl-tests' factor, for any number of ranks a link's"
-        ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
 )

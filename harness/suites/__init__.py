@@ -93,11 +93,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "N",
         "tokens",
     ),
-    "links": (
-        "ranks",
-        "kib",
-        "rounds",
-    ),
     "outliers": (
         "data",
         "role",

@@ -20,7 +20,7 @@ PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other
 
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
-PROCESSES = {"allgather", "links", "parallel"}  # each run is several
+PROCESSES = {"allgather", "parallel"}  # each run is several
 SMOKE = {"smoke_kernels", "smoke_layers", "tests"}  # which check and time nothing
 PREDICTED = "scale"  # nothing of it runs, on whatever device
 

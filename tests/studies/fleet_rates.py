@@ -1,6 +1,6 @@
 """How often the rule of `harness.judge.fleet.limit` is wrong: the table of docs/fleet.md, by simulation.
 
-python -m harness.judge.fleet.rates
+python tests/studies/fleet_rates.py
 """
 
 from __future__ import annotations
