@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 CONTROL_SUFFIX = ":again"  # of the A/A control: a baseline timed a second time in the same rounds
 WITHOUT_FP8 = ("bf16", "base", "no_fp8")  # `recipe` of arms whose layers stay in high precision
-BARE_PRODUCTS = ("gemm", "checksum")  # suites whose arms are one matrix product without its casts
 GOLDEN, EPS, OTHER = "golden", "eps", "other"  # variants of training runs, see harness.suites.divergence
 WARMUP, COOLDOWN = "warmup", "cooldown"
 # Variants of training runs that round only one part of a recipe, in emulation: an operand, a GEMM; or that change the

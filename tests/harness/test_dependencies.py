@@ -68,10 +68,6 @@ def test_every_dependency_is_imported() -> None:
     assert _declared(PROJECT["dependencies"]) - imported == set()
 
 
-def test_every_dependency_has_a_lower_bound() -> None:
-    assert [line for line in PROJECT["dependencies"] if ">=" not in line] == []
-
-
 def test_triton_is_no_dependency_of_a_machine_without_a_gpu() -> None:
     """1 GB; the CUDA builds of torch bring it."""
     assert "triton" not in _declared(PROJECT["dependencies"])

@@ -7,9 +7,6 @@ import math
 import pytest
 import torch
 
-from harness.store.case import expand
-from harness.store.errors import UsageError
-from harness.suites import shapes
 from harness.suites.shapes import CUSTOM, FROM_MODEL, ROLES, SHAPES, Layer, gemm_points, linear_points, merge
 
 
@@ -77,17 +74,6 @@ def test_merge_keeps_every_name_and_the_count() -> None:
     )
 
 
-def test_linear_points_cross_layers_with_tokens() -> None:
-    points = linear_points(["tiny"], {"tokens": [16, 48]})
-    assert [(p["layer"], p["M"], p["K"], p["N"]) for p in points] == [
-        ("wide", 16, 64, 128),
-        ("wide", 48, 64, 128),
-        ("narrow", 16, 128, 64),
-        ("narrow", 48, 128, 64),
-    ]
-    assert {p["M"] for p in linear_points(["tiny"], {})} == set(SHAPES["tiny"].tokens)
-
-
 def test_sizes_by_number_replace_named_sets() -> None:
     axes = {"M": [16, 32], "K": [64], "N": [48], "tokens": [4096]}
     points = linear_points(["llama3_8b"], axes)
@@ -103,16 +89,6 @@ def test_sizes_by_number_replace_named_sets() -> None:
     }
 
 
-@pytest.mark.parametrize("given", [["M"], ["K"], ["N"], ["M", "K"], ["K", "N"], ["M", "N"]])
-def test_some_sizes_by_number_name_the_missing_ones(given: list[str]) -> None:
-    with pytest.raises(ValueError, match="missing") as caught:
-        linear_points(["tiny"], {name: [16] for name in given})
-    for name in "MKN":
-        said = str(caught.value).split("given,")
-        assert (f"axes.{name}" in said[0]) == (name in given)
-        assert (f"axes.{name}" in said[1]) == (name not in given)
-
-
 def test_cubes_are_plain_gemms_whatever_the_tokens() -> None:
     points = gemm_points(["pow2"], {"tokens": [64]})
     assert [p["M"] for p in points] == [512, 1024, 2048, 4096, 8192, 16384]
@@ -122,25 +98,3 @@ def test_cubes_are_plain_gemms_whatever_the_tokens() -> None:
 def test_a_layer_that_happens_to_be_a_cube_keeps_its_roles() -> None:
     square = [p for p in gemm_points(["llama3_8b"], {"tokens": [4096]}) if p["layer"] == "q+o"]
     assert [p["role"] for p in square] == list(ROLES)
-
-
-def test_bad_requests_say_what_is_known() -> None:
-    with pytest.raises(UsageError, match="nearest: llama3_8b"):
-        linear_points(["lama3_8b"], {"tokens": [16]})
-    with pytest.raises(ValueError, match=r"axes\.tokens"):
-        linear_points(["llama3_8b"], {})
-    with pytest.raises(ValueError, match=r"model\._target_"):
-        linear_points([FROM_MODEL], {"tokens": [16]})
-    with pytest.raises(ValueError, match="no shapes"):
-        linear_points([], {})
-
-
-def test_points_are_distinct_cases() -> None:
-    points = gemm_points(["llama3_8b", "nanogpt"], {"tokens": [8192]})
-    assert len(points) == (5 + 5) * 3
-    assert len(expand("gemm", {}, points)) == len(points)
-
-
-def test_listing_shapes_needs_no_torch() -> None:
-    """The module is read by reports on machines without torch."""
-    assert not hasattr(shapes, "torch")

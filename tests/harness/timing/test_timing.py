@@ -118,8 +118,6 @@ def test_order_is_drawn_anew_each_round_and_repeats_with_the_seed() -> None:
     assert 5 <= sum(p == ("a", "b") for p in pairs) <= 15
 
 
-
-
 def test_short_calls_are_grouped_and_the_group_is_stated(fake_time: FakeTime) -> None:
     """A 0.1 us call against a clock that resolves 0.1 us: a sample must span at least 50 steps."""
     arms = {"short": lambda: fake_time.sleep(1e-7), "long": lambda: fake_time.sleep(1e-3)}
@@ -127,8 +125,6 @@ def test_short_calls_are_grouped_and_the_group_is_stated(fake_time: FakeTime) ->
     assert timings["short"].calls_per_sample in (50, 51)  # the fake clock's own rounding decides
     assert timings["short"].samples_ms == pytest.approx([1e-4] * 4)
     assert timings["long"].calls_per_sample == 1
-
-
 
 
 def test_a_slow_arm_gets_fewer_samples_rather_than_fewer_rounds(fake_time: FakeTime) -> None:
@@ -305,8 +301,6 @@ def test_sustained_runs_rotate_and_interleave(fake_time: FakeTime) -> None:
         assert t.stop_reason == "converged"
     switches = sum(x[0] != y[0] for x, y in itertools.pairwise(used[2:]))
     assert 3 <= switches <= 7, "eight runs in random order: arms alternate by run"
-
-
 
 
 def test_a_failing_arm_leaves_the_sustained_rounds(fake_time: FakeTime) -> None:
