@@ -24,15 +24,6 @@ def test_llama_parameter_count(name: str, hidden: int, blocks: int, vocab: int, 
     assert linear_parameters(name) + vocab * hidden + (2 * blocks + 1) * hidden == total
 
 
-def test_gpt2_parameter_count() -> None:
-    """GPT-2 has 124,439,808 parameters with 50257 tokens and a tied head (its publisher's "124M")."""
-    vocab, width, positions, blocks = 50257, 768, 1024, 12
-    padding = (50304 - vocab) * width
-    biases = blocks * (3 * width + width + 4 * width + width)
-    norms = (2 * blocks + 1) * 2 * width
-    assert linear_parameters("nanogpt") - padding + positions * width + biases + norms == 124_439_808
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_sets_are_documented_and_fit_fp8(name: str) -> None:
     assert SHAPES[name].doc

@@ -11,7 +11,6 @@ import pytest
 from fp8core.gemm.torch_mm import _HAS_AMX
 from harness import store
 from harness.__main__ import main
-from harness.suites import allgather
 
 pytestmark = pytest.mark.slow  # a dozen launches of several processes
 
@@ -53,21 +52,6 @@ def test_codes_are_half_of_bf16_and_a_quarter_of_fp32_at_the_collective(
         fp8 = total(rows, "wire_bytes", "all_gather", arm=arm, dtype=dtype, ranks=2) - others
         assert high == GATHERS * LINEAR * size / 2
         assert high == size * fp8
-
-
-def test_one_all_reduce_finds_all_scales(rows: pd.DataFrame) -> None:
-    """torchao's own needs one for each layer and gather, unless it is told to precompute."""
-    calls = {
-        arm: total(rows, "collectives", "all_reduce", arm=arm, dtype="bf16", ranks=2)
-        for arm in allgather.ARMS
-    }
-    assert calls == {
-        "no_fp8": 0,
-        "fp8": 1,
-        "fp8_precomputed": 1,
-        "torchao": GATHERS * 4,
-        "torchao_precomputed": 1,
-    }
 
 
 def test_losses_are_those_without_fp8_on_the_wire(rows: pd.DataFrame) -> None:

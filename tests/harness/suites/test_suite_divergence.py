@@ -5,24 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from model_for_training import BATCH, build
 from train_cases import divergence_case
 
 from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule
 from fp8core.gemm.layout import Operand
 from fp8core.inputs import operands
 from harness.__main__ import main
-from harness.store.arm import ABLATIONS, GRAD_FORMAT, ONLY_GEMM, ONLY_OPERAND
-from harness.store.case import Case
+from harness.store.arm import ABLATIONS, GRAD_FORMAT, ONLY_GEMM
 from harness.suites import ablation, divergence
-from harness.suites.common import recipe_unsupported
 from harness.timing.workload import Trial
-from harness.training import batches, meta_estimate
 from harness.training.bisect import Finding, bisect, locate, schedule_with
 from harness.training.loop import TrainingJob, train
 from harness.training.setup import prepare
@@ -141,24 +136,6 @@ def test_the_negative_control_casts_gradients_to_zero(tmp_path: Path) -> None:
     assert max(lost[part] for part in lost if part not in gradients) < 0.1
 
 
-@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise", "mxfp8"])
-def test_a_recipe_is_asked_of_its_own_backend(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an invented H200, which multiplies blocks by fp8core's kernel. Oracle: `RECIPES`; only 1x32 has no kernel there."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    why = recipe_unsupported(RECIPES[name], 32, "cuda")
-    assert (why is not None) == (name == "mxfp8"), why
-
-
-def test_a_model_of_ones_own_trains_on_its_own_batches(tmp_path: Path) -> None:
-    model = '{"_target_": "model_for_training.build", "batch": "model_for_training.batch", "width": 32}'
-    trial = run("tensorwise", tmp_path, model=model, batch=BATCH, lr=1e-2)
-    assert trial.resolved["data"] == "batches of the model's own"
-    assert trial.resolved["fp8_layers"] == ["hidden", "out"]
-    assert curve(trial)[-1] < curve(trial)[0]
-    assert isinstance(build(32).hidden, torch.nn.Linear)
-
-
 def test_experts_in_fp8() -> None:
     """Oracle: the converted modules: of the recipes' arms alone, emulated in the golden ones; no schedule holds them."""
     moe = divergence_case(model="llama_moe_tiny", experts="fp8")
@@ -180,14 +157,6 @@ def test_experts_in_fp8() -> None:
 
 
 PARTS = {name: info.arm for name, info in divergence.ARMS.items() if info.arm.variant in ABLATIONS}
-
-
-def test_every_part_of_every_dynamic_recipe_is_an_arm() -> None:
-    parts = {name: {a.variant for a in PARTS.values() if a.recipe == name} for name in RECIPES}
-    assert parts["tensorwise"] == {*ONLY_OPERAND, *ONLY_GEMM, "e4m3_gradients"}
-    assert parts["rowwise"] == {*ONLY_OPERAND, *ONLY_GEMM, "e5m2_gradients"}
-    assert parts["rowwise_with_gw_hp"] == parts["rowwise"] - {"only_grad_weight"}
-    assert parts["delayed"] == parts["static"] == set()  # their amaxes are of earlier steps
 
 
 @pytest.mark.parametrize("arm", PARTS)
@@ -231,20 +200,6 @@ def test_the_first_loss_tells_which_parts_the_forward_pass_has(tmp_path: Path) -
     one_operand = {first["tensorwise_only_input"], first["tensorwise_only_weight"]}
     assert len(one_operand | {first["base"], first["tensorwise_golden"]}) == 4
     assert len({tuple(values) for values in losses.values()}) == len(losses)  # no two arms train alike
-
-
-@pytest.mark.parametrize("arm", ["tensorwise_golden", "tensorwise_only_weight", "rowwise_e5m2_gradients"])
-def test_an_emulated_arm_rounds_the_layers_that_the_recipe_converts(
-    arm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: the layers of the recipe's own arm. The head is 65 wide, which no FP8 kernel takes and every emulation would."""
-    axes: dict[str, Any] = {"model": "nanogpt_char_cpu"}
-    given = divergence.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes
-    case = Case.of("divergence", given)
-    monkeypatch.setattr(batches, "extent_of_case", lambda case: SimpleNamespace(vocab_size=65))
-    setups = [divergence.setup_of(case, name) for name in (arm.partition("_")[0], arm)]
-    assert meta_estimate.fp8_layers(setups[0]) == meta_estimate.fp8_layers(setups[1])
-    assert "head" not in meta_estimate.fp8_layers(setups[1])
 
 
 def planted(*culprits: set[str]) -> tuple[Any, list[frozenset[str]]]:

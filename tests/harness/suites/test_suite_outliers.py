@@ -74,13 +74,6 @@ def test_the_table_of_outliers(monkeypatch: pytest.MonkeyPatch, granularity: Any
     assert mean["saturated_frac"] == 0
 
 
-@pytest.mark.parametrize("role", ["grad_input", "grad_weight"])
-def test_gradients_are_cast_as_the_recipe_casts_them(role: str) -> None:
-    """e5m2 x e4m3 has 24.57 dB (docs/numerics-gemm.md, section 4), and its range takes outliers of 1e5 in its stride."""
-    assert abs(figures("tensorwise", role=role)["sqnr_db"] - 24.57) < 0.5
-    assert figures("tensorwise", role=role, data="outliers_1e5")["bulk_sqnr_db"] > 20
-
-
 def test_operands_have_the_outliers_they_say() -> None:
     a, b, bulk = outliers.operands(Case.of("outliers", AXES | {"data": "outliers_1e3"}), "cpu")
     plain, same_b, everything = outliers.operands(Case.of("outliers", AXES), "cpu")

@@ -9,13 +9,9 @@ import torch
 from torch import nn
 
 from fp8core import RECIPES
-from harness.cli.config import load
-from harness.engine.plan import make_plan
 from harness.machine import ranks
-from harness.suites import SUITES, parallel
 from harness.suites.parallel import not_finite
 from harness.training.parallel import bounds, cells
-from harness.training.parallel.cells import CELLS
 from harness.training.parallel.job import (
     InColumns,
     InRows,
@@ -37,21 +33,6 @@ def _one_thread() -> Any:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def planned(name: str) -> set[tuple[str, str]]:
-    """(cell, arm) of a sweep."""
-    plan = make_plan(load([f"sweep={name}"], lambda kind: "cpu").config, SUITES)
-    return {(case.case.text("cell"), arm) for case in plan.cases for arm in case.runnable}
-
-
-def test_the_sweep_runs_every_way_with_every_recipe() -> None:
-    assert planned("parallel") == {(cell, arm) for cell in CELLS for arm in parallel.ARMS}
-    asked = {"ddp", "fsdp2", "hsdp", "tp", "sp", "ep", "pp", "compile", "checkpointing", "accumulation", "offload",
-             "schedule"}  # fmt: skip
-    assert asked <= CELLS.keys()
-    assert parallel.ARMS.keys() - {parallel.BASE} == RECIPES.keys()
-    assert len(planned("parallel")) >= 40
 
 
 def wrong(how: str, job: ParallelRun) -> list[float]:

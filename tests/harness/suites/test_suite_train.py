@@ -237,17 +237,6 @@ def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path
 # Requests that are refused
 
 
-def test_ratios_are_taken_within_a_mode() -> None:
-    for arm, info in train.ARMS.items():
-        mode = "_fused_eager" if info.arm.casts == train.FUSED else f"_{info.arm.mode}"
-        own = {"bf16_eager": ""} | dict.fromkeys(
-            ("bf16_compile", "bf16_fused_eager", "bf16_graph"), "bf16_eager"
-        )
-        mode = "_eager" if mode == f"_{train.LINEARS}" else mode  # all but its Linears is
-        assert info.baseline == own.get(arm, f"bf16{mode}")
-        assert bool(info.recipe) == (not arm.startswith("bf16_"))
-
-
 # Memory
 
 
