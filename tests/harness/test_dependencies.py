@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -29,6 +30,7 @@ PEERS = {
 }
 
 
+@functools.cache
 def _imported() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in (p for package in OWN for p in (ROOT / package).rglob("*.py")):
