@@ -100,7 +100,7 @@ def _folder(name: str, results_dir: str) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     """The _run.json of a run, else those of its shards, which may have been started apart."""
-    own = run_files.existing(folder, run_files.ABOUT)
+    own = folder / run_files.ABOUT
     return [own] * own.exists() + run_files.below(folder, run_files.ABOUT, _SHARDS)
 
 

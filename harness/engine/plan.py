@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.engine.plan_arms import choose_peers, named_today, refuse_unknown_without
+from harness.engine.plan_arms import choose_peers, refuse_unknown_without
 from harness.engine.suite_calls import refusing
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.cause import Cause
@@ -77,8 +77,6 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
             never run when it was asked for by number; only arms that this device can't run; too little for a verdict.
     """
     parts = _parts(config)
-    for part in parts.values():
-        part["arms"] = named_today(part["arms"], part, suites)
     _refuse_unused(config, parts, suites)
     _spread_keys(config, parts, suites)
     choose_peers(config.get("peers"), parts, suites)
@@ -176,10 +174,8 @@ def _refuse_unused(
         arms_known = {arm for part in parts.values() for arm in suites[part["suite"]].ARMS}
         found: set[str] = set()
         for name, part in list(parts.items()):
-            pairs = zip(config["arms"], named_today(config["arms"], part, suites), strict=True)
-            taken = [(asked, arm) for asked, arm in pairs if arm in suites[part["suite"]].ARMS]
-            found |= {asked for asked, _ in taken}
-            wanted = [arm for _, arm in taken]
+            wanted = [arm for arm in config["arms"] if arm in suites[part["suite"]].ARMS]
+            found |= {*wanted}
             if wanted:
                 parts[name]["arms"] = wanted
             else:
@@ -272,7 +268,7 @@ def _plan_part(
     for arm in arms:
         if arm not in suite.ARMS:
             raise unknown("arm", arm, suite.ARMS)
-    without = named_today(config.get("without") or (), part, suites)
+    without = config.get("without") or ()
     arms = tuple(arm for arm in arms if arm not in without)
     if not arms:
         raise UsageError(f"without={','.join(without)} leaves no arm of part {name}")

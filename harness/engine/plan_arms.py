@@ -1,10 +1,9 @@
-"""Arms that a request names: by their names of today, of the peers that it chose."""
+"""Arms that a request names: of the peers that it chose."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.store.arm import parse
 from harness.store.errors import unknown
 from harness.suites import NAMES
 
@@ -12,15 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.timing.workload import Plannable
-
-
-def named_today(names: Sequence[str], part: Mapping[str, Any], suites: Mapping[str, Plannable]) -> list[str]:
-    """Arms by the names that the suite of a part has for them today; a name that it does not know stays."""
-    if part["suite"] not in suites:  # refused later
-        return list(names)
-    known = suites[part["suite"]].ARMS
-    today = ((name, str(parse(name, part["suite"]))) for name in names)
-    return [new if name not in known and new in known else name for name, new in today]
 
 
 def choose_peers(
@@ -46,5 +36,5 @@ def refuse_unknown_without(
     """UsageError for a name of `without=` that no arm of the parts has."""
     known = [arm for part in parts.values() for arm in suites[part["suite"]].ARMS]
     for name in names:
-        if all(named_today([name], part, suites)[0] not in known for part in parts.values()):
+        if name not in known:
             raise unknown("arm", name, known)

@@ -51,7 +51,7 @@ def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> t
     folder = whole if shard is None else whole / shard.folder
     refuse_stranger(folder)
     # A command with run_id= that is given again, as schedulers do after a node failed, continues with its own rows.
-    again = folder if config["run_id"] and run_files.existing(folder, run_files.ABOUT).exists() else None
+    again = folder if config["run_id"] and (folder / run_files.ABOUT).exists() else None
     goes_on = config["resume"] and (config["resume"] != LAST or whole.exists())
     return whole.name, folder, whole if goes_on else again
 
@@ -88,7 +88,7 @@ def refuse_stranger(folder: Path) -> None:
     Raises:
         UsageError: names the file.
     """
-    about = run_files.existing(folder, run_files.ABOUT)
+    about = folder / run_files.ABOUT
     if about.exists() and not _is_run(folder):
         raise UsageError(
             f"{about} is damaged, or another program's: it names no run, sweep and state; move it away, or "

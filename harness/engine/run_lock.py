@@ -2,8 +2,7 @@
 
 The file `_writer.lock` is locked (`flock`) by its writer and names it. The kernel releases a lock however its holder ends, so
 a lock that nobody holds is stale if its writer was on this host. A file system may keep the locks of each machine apart:
-a writer elsewhere also touches its file every `BEAT_S`, and is taken for dead after `STALE_S` without a touch. Versions until
-November 2026 lock `writer.lock` in the same way: a live one is refused too, before any of its files is renamed.
+a writer elsewhere also touches its file every `BEAT_S`, and is taken for dead after `STALE_S` without a touch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from harness.machine import raw_output
 from harness.machine.processes import this_host
 from harness.store.errors import UsageError
-from harness.store.run_files import LOCK, former
+from harness.store.run_files import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +52,6 @@ def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[
     path, released = folder / LOCK, threading.Event()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse(folder / former(LOCK))
         file = _patiently_locked(path, patience_s)
         about = {"pid": os.getpid(), "host": this_host(), "hostname": socket.gethostname(), "role": role}
         os.ftruncate(file, 0)
@@ -80,18 +78,13 @@ def refuse_live(folder: Path, role: str) -> None:
     Raises:
         UsageError: names its process and host.
     """
-    for name in (LOCK, former(LOCK)):
-        _refuse(folder / name, role)
-
-
-def _refuse(path: Path, role: str = "") -> None:
-    """Refuses a lock file that another writer of this role has, by default of any."""
+    path = folder / LOCK
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        if (not role or _owner(file).get("role", role) == role) and _is_live(file, path):
+        if _owner(file).get("role", role) == role and _is_live(file, path):
             raise _refusal(path, _owner(file))
     finally:
         os.close(file)

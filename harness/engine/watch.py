@@ -86,13 +86,13 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
         folder: of the run.
         asked: when a process of this host began, None where it is gone.
     """
-    whole = _part("", run_files.existing(folder, run_files.PROGRESS), asked)
+    whole = _part("", folder / run_files.PROGRESS, asked)
     shards: dict[tuple[int, int], Part] = {}
     for path in folder.glob("shard-*-of-*"):
         found = re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name)
         if found:
             index, count = int(found[1]), int(found[2])
-            part = _part(f"{index}/{count}", run_files.existing(path, run_files.PROGRESS), asked)
+            part = _part(f"{index}/{count}", path / run_files.PROGRESS, asked)
             shards[count, index] = part or Part(f"{index}/{count}", "waiting")
     newest = max((part.written for part in shards.values()), default=-1.0)
     if whole is not None and whole.written > newest:

@@ -60,7 +60,7 @@ def test_a_sweep_of_the_current_folder_is_found(tmp_path: Path) -> None:
         "# Is it ours?\ndefaults: [gemm, _self_]\nshapes: []\naxes: {M: [64], K: [64], N: [32, 48]}\n"
     )
     assert "  ours       Is it ours?" in run(tmp_path, "--help").out
-    ended = run(tmp_path, "sweep=ours", "axes.role=output", "arms=[bf16]", "device=cpu", "dry_run=true")
+    ended = run(tmp_path, "sweep=ours", "axes.role=output", "arms=[bf16_eager]", "device=cpu", "dry_run=true")
     assert ended.code == 0
     assert "2 cases" in ended.out[0]
     assert "nothing was measured" in ended.out[-1]

@@ -70,7 +70,7 @@ def commands() -> list[Command]:
         Command(("--version",), "fp8-harness 0."),
         Command(("--help",), "usage: python -m harness"),
         *(Command(("list", what), {"extensions": "no installed package"}.get(what, "")) for what in lists),
-        Command(("list", "arms", "gemm"), "fp8_rowwise"),
+        Command(("list", "arms", "gemm"), "rowwise_eager"),
         Command(("doctor", "device=cpu"), "torchao is not installed"),
         Command(("sweep=quick", "dry_run=true", "device=cpu"), "nothing was measured"),
         Command(("sweep=gemm", "--help"), "axes"),

@@ -194,28 +194,6 @@ def test_a_corrupt_part_is_told_in_a_line_and_not_as_a_python_warning(
     assert "warning: not read: results/toy/r1/part-00000000000000000001-aaaaaa.parquet: " in out
 
 
-def test_a_live_writer_of_the_version_before_is_refused_and_nothing_renamed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It locks `writer.lock`, as versions until November 2026 did; its files keep their names while it lives."""
-    folder = Path("results/toy/r1")
-    assert main([*WORDS, "run_id=r1"]) == 0
-    (folder / "_run.json").rename(folder / "run.json")
-    with (folder / "writer.lock").open("w") as held:
-        json.dump({"pid": 4711, "host": this_host(), "hostname": "here", "role": "rows"}, held)
-        held.flush()
-        fcntl.flock(held, fcntl.LOCK_EX)
-        capsys.readouterr()
-        line = refused(capsys, "run_id=r1")
-        assert "is being written by process 4711 on here" in line
-        assert "writer.lock" in line
-        refused(capsys, "run_id=r1", "shard=0/2")
-        assert (folder / "run.json").exists()
-        assert not (folder / "_run.json").exists()
-        assert not (folder / run_lock.LOCK).exists()
-    assert main([*WORDS, "run_id=r1"]) == 0
-
-
 @pytest.mark.parametrize(
     ("silent_s", "freed"), [(run_lock.STALE_S - 1, True), (run_lock.STALE_S - 60, False)]
 )

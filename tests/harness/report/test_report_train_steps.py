@@ -117,7 +117,7 @@ def first_step(arm="tensorwise_eager", **changes):
     """One FP8 arm of a training case, timed, as the suite `train` stores it."""
     resolved = {
         "first_loss": 5.501, "first_loss_control": 5.5, "first_grad_norm_ratio": 1.01, "fp8_layers": 9,
-        "fp8_gemms": 27, "fp8_gemms_expected": 27, "verify": "FP8 verified: 27 of 27", **changes,
+        "fp8_gemms": 27, "fp8_gemms_expected": 27, "verify": "FP8 verified: 27 of 27", "verify_outcome": "proved", **changes,
     }  # fmt: skip
     return {arm: {"ms": 1.0, "flops": {"e4m3": 1.0}, "resolved": resolved}}
 
@@ -126,9 +126,9 @@ def first_step(arm="tensorwise_eager", **changes):
     ("changes", "verdict", "said"),
     [
         ({}, "yes", "largest gap of a first loss 0.0010 nats, of tensorwise_eager; norm of the first gradients at worst 1.01"),
-        ({"verify": ""}, "yes", "largest gap of a first loss 0.0010 nats"),
+        ({"verify": "", "verify_outcome": ""}, "yes", "largest gap of a first loss 0.0010 nats"),
         ({"verify_warnings": ["head: 2 % underflow"]}, "yes", "warning: head: 2 % underflow (tensorwise_eager)"),
-        ({"verify": "FP8 NOT verified: nothing"}, "no", "train tensorwise_eager: FP8 NOT verified: nothing"),
+        ({"verify": "FP8 NOT verified: nothing", "verify_outcome": "disproved"}, "no", "train tensorwise_eager: FP8 NOT verified: nothing"),
         ({"first_loss": None}, "no", "train tensorwise_eager: its first loss, or the control's, is no number"),
         ({"fp8_layers": 0}, "can't tell", None),
     ],
