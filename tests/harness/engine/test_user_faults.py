@@ -153,6 +153,7 @@ def test_a_target_that_is_no_dotted_name_is_refused_in_a_line(
     assert "model.batch='a.b' cannot be imported" in line or (target in line and "dotted name" in line)
 
 
+@pytest.mark.usefixtures("hugging_face")
 @pytest.mark.parametrize("sweep", ["gemm", "linear"])
 def test_a_config_of_hugging_face_gives_shapes(
     sweep: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -19,7 +19,6 @@ from fp8core.gemm.layout import Operand
 from fp8core.recipe import MX_MODES, RECIPES, Cast
 from fp8core.tensor import quantize
 from harness.suites import common, gemm, oracle
-from harness.training.models import hugging_face_meta
 
 if TYPE_CHECKING:
     pass
@@ -41,9 +40,9 @@ def test_layers_of_a_model_on_meta() -> None:
     assert common.model_layers(["from_model"], nn.Linear(3, 5))[0].name == "linear"
 
 
-def test_layers_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hugging_face")
+def test_layers_of_a_config(tmp_path: Path) -> None:
     """Mixtral's: 32 blocks, and 8 experts in each."""
-    monkeypatch.setattr(hugging_face_meta, "installed", lambda: False)
     path = written(tmp_path, PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0])
     found = {
         x.name: (x.in_features, x.out_features, x.count)
