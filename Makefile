@@ -107,7 +107,7 @@ wheels: $(READY)
 	  hydra-core omegaconf "antlr4-python3-runtime==4.9.*" itables torchao
 
 published: $(READY)
-	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/published_page.py results/published reports/published/mfu.html
 	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
 	$(PY) tests/studies/advice_map.py reports/published/advice.json
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md

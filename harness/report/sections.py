@@ -16,7 +16,6 @@ from harness.report import (
     loss_cost,
     numerics,
     predicted_and_measured,
-    published_page,
     roofline,
     scaling,
     steps,
@@ -74,20 +73,6 @@ def shared(material: Material) -> tuple[Section, ...]:
         charts=compared.machines_chart(material),
     )
     return () if both.empty else (both,)
-
-
-def about_mfu() -> tuple[Section, ...]:
-    """What a report about MFU says beside its own runs: others' figures, recomputed, and published ones that mislead."""
-    return (
-        *published_page.sections(),
-        Section(
-            "mfu-examples",
-            "Published figures, read again",
-            "Figures that mislead, each recomputed from its published inputs. One number alone misleads: the same step reads as a "
-            "slowdown against the FP8 peak and as a record against the bf16 peak.",
-            first=[utilization.examples_table()],
-        ),
-    )
 
 
 def _judgement(machine: Machine) -> list[Section]:
