@@ -61,8 +61,8 @@ class Worst:
         return min(self.sqnr.items(), key=lambda item: item[1])
 
     def below(self, metric: str) -> bool:
-        """Whether a figure lies below the bound stored for it."""
-        return self.sqnr[metric] < self.bounds.get(metric, -math.inf)
+        """Whether a figure lies below the bound stored for it; one that is no number does."""
+        return not self.sqnr[metric] >= self.bounds.get(metric, -math.inf)
 
 
 @once

@@ -127,7 +127,7 @@ def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> MachineV
         machine.name,
         conditions(machine),
         described(machine),
-        _notice(machine),
+        "" if machine.is_gpu else verdicts.CPU_NOTICE,
         lead(machine, answers),
         picture(machine),
         headline(machine, rows),
@@ -135,15 +135,6 @@ def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> MachineV
         sections(machine, "train" if focus == "mfu" else ""),
         facts(machine),
     )
-
-
-def _notice(machine: Machine) -> str:
-    notices = [] if machine.is_gpu else [verdicts.CPU_NOTICE]
-    if machine.generated:
-        notices.insert(
-            0, f"Generated rows, not a measurement: {machine.generated} made them up to show this page."
-        )
-    return " ".join(notices)
 
 
 def _dates(material: Material) -> str:

@@ -10,19 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import store
-from harness.machine.hardware import DEVICES, lookup, named
+from harness.machine.hardware import DEVICES, named
 from harness.machine.mfu import (
-    COLUMNS,
-    EXECUTED,
-    FLAGS,
-    FORMULAS,
-    Utilization,
     floor_seconds,
     of_row,
     utilization,
 )
-from harness.store.compare import rows_of
 
 H200 = named("h200")
 WITH_FP8 = [device for device in DEVICES if "fp8" in device.tflops]
@@ -168,14 +161,6 @@ def test_what_cannot_be_is_refused(flops: dict[str, float], seconds: float, form
         utilization(flops, seconds, H200, formula=formula)
 
 
-def test_columns_and_flags_are_those_of_the_figures() -> None:
-    fields = set(Utilization.__dataclass_fields__)
-    assert [c.name for c in COLUMNS] == [name for name in Utilization.__dataclass_fields__ if name != "flags"]
-    assert {c.name for c in COLUMNS} < fields
-    assert FORMULAS.keys() > EXECUTED
-    assert all(FLAGS.values())
-
-
 def row(**changed: object) -> dict[str, object]:
     resolved = {
         "flops_formula_id": "palm",
@@ -228,23 +213,6 @@ def test_what_was_counted_while_it_ran_is_hfu_and_no_mfu() -> None:
     assert "over_peak" in fast.flags, "what ran cannot pass the peak either"
 
 
-def test_no_published_run_passes_100_percent_by_the_causal_count() -> None:
-    """Every stored time of results/published that declares FLOPs; on a CPU, whose peak is unknown, N/A."""
-    frame = store.read(PUBLISHED)
-    seen = 0
-    for one in rows_of(frame[frame["metric"] == "time_ms"]):
-        env = json.loads(one["env"] or "{}")
-        name, memory = env.get("gpu"), env.get("gpu_memory_gib")
-        device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
-        for found in of_row(one, device):
-            seen += 1
-            assert (found.mfu_mixed is not None) == (device is not None and found.formula != "counted")
-            if found.formula in EXECUTED and found.mfu_mixed is not None:
-                assert found.mfu_mixed <= 1
-            assert "over_peak" not in found.flags
-    assert seen or not len(frame[frame["metric"] == "time_ms"])
-
-
 # llm-foundry's MPT-3b at 2048 and torchtitan's Llama 3 8B at 8192: 6 N + 12 L d T FLOPs a token; blocks that run in FP8.
 MPT = (6 * 2_651_837_440 + 12 * 32 * 2560 * 2048, 6 * 32 * 12 * 2560**2)
 LLAMA = (6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 8192, 6 * 32 * 218_103_808)
@@ -277,11 +245,3 @@ def test_figures_that_others_printed(
     for name, share in expected.items():
         assert getattr(found, name) == pytest.approx(share, abs=0.001)
     assert found.flags == ()
-
-
-def test_the_page_shows_every_column() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "mfu.md").read_text()
-    for column in COLUMNS:
-        assert column.title in page or column.name in ("fp8_share", "formula")
-    for formula in FORMULAS:
-        assert f"`{formula}`" in page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -16,8 +15,7 @@ from report_pages import Page
 
 from harness import store
 from harness.__main__ import main as command_line
-from harness.report import charts, drawing, write_report
-from harness.store.errors import UsageError
+from harness.report import charts, write_report
 
 # The file
 
@@ -148,45 +146,6 @@ def test_contrast_is_enough_in_every_scheme():
             assert _contrast(colour, scheme["--paper"]) >= least, (name, colour)
 
 
-# Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency", table 1,
-# severity 1.0: linear RGB of a normal eye -> what a protanope, deuteranope and tritanope see.
-BLIND = {
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
-}  # fmt: skip
-
-
-def _seen(colour, eye):
-    """CIE L*a*b* (D65) of a colour as an eye sees it."""
-    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    linear = np.clip(np.array(BLIND.get(eye, np.eye(3))) @ linear, 0, 1)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
-    x, y, z = np.cbrt(xyz / [0.9505, 1.0, 1.089])
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-@pytest.mark.parametrize("eye", ["normal", *BLIND])
-def test_the_heat_map_can_be_read_by_every_eye(eye):
-    """Neighbours differ (CIE76 above 3, a visible step), faster and slower differ clearly, and text stays readable."""
-    for scheme in _schemes():
-        heat = [_seen(scheme[f"--heat-{i}"], eye) for i in range(9)]
-        steps = [np.linalg.norm(a - b) for a, b in itertools.pairwise(heat)]
-        assert min(steps) > 3
-        for i in range(1, 5):
-            assert np.linalg.norm(heat[4 - i] - heat[4 + i]) > (5 if i == 1 else 10)
-        for i in range(9):
-            assert _contrast(scheme["--ink"], scheme[f"--heat-{i}"]) >= 4.5
-
-
-def test_series_differ_in_marker_as_well_as_colour():
-    """The eight markers are eight, and no two of the first sixteen series look alike even in grey."""
-    assert len(set(drawing.MARKERS)) == len(drawing.SERIES)
-    looks = [drawing.mark(i) for i in range(16)]
-    assert len({(look["marker"], look["fillstyle"]) for look in looks}) == 16
-
-
 # Bad input
 
 
@@ -227,11 +186,6 @@ def test_an_output_folder_that_cannot_be_written(gpu, tmp_path, capsys):
     assert "cannot write" in error
     assert "-o FILE.html" in error
     assert error.count("\n") == 1
-
-
-def test_the_report_is_named_html(gpu, tmp_path):
-    with pytest.raises(UsageError, match=r"must be named \*\.html"):
-        write_report([gpu[0]], tmp_path / "r.md")
 
 
 def test_command_line_finds_a_run_by_its_id(tmp_path, capsys, monkeypatch):
