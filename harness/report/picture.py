@@ -28,7 +28,7 @@ from harness.report.headline import recipe, standings
 from harness.report.looks import look
 from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.soundness import STUDIES
-from harness.report.verdicts import VERDICTS, WHAT
+from harness.report.verdicts import VERDICTS, what_of
 from harness.store import text
 from harness.store.arm import Arm, arm_of
 
@@ -81,7 +81,6 @@ def _gains(machine: Machine) -> Chart | None:
     shown = absent[:MOST_UNJUDGED]
     against = {s.arm: doubts(machine, s) for s in found}
     several = any(len(s.pairs) > 1 for s in found)
-    what = WHAT.get(suite, f"suite {suite}").partition(" (")[0]
     caption = "Right of 1 FP8 is faster. Lines: 95 % intervals over rounds" + (
         ", one a case; large marks: geometric means over cases." if several else "."
     )
@@ -112,7 +111,7 @@ def _gains(machine: Machine) -> Chart | None:
         drawn.legend()
         return drawn
 
-    return _chart(machine, f"Speedup over bf16, {what}", caption, draw)
+    return _chart(machine, f"Speedup over bf16, {what_of(suite)}", caption, draw)
 
 
 def _gain_row(axes: Axes, y: float, standing: Standing, style: dict[str, Any], doubted: bool) -> list[float]:

@@ -55,18 +55,6 @@ def test_eager_layers_decide_where_nothing_was_compiled(tmp_path):
     assert answer.verdict == "partly"
 
 
-def test_steps_that_are_replayed_are_told_apart_and_decide_last():
-    """By hand: what compiles decides, then what is eager, then a CUDA graph of it."""
-    baselines = ["bf16_graph", "bf16_fused_eager", "bf16_compile", "bf16_eager"]
-    pairs = pd.DataFrame({"suite": "train", "baseline": baselines, "regime": "isolated", "speedup": 1.1})
-    parts = [(how, list(group["baseline"])) for _, how, group in verdicts._by_part(pairs)]
-    assert parts == [
-        ("compile against compile", ["bf16_compile"]),
-        ("eager against eager", ["bf16_fused_eager", "bf16_eager"]),
-        ("graph against graph", ["bf16_graph"]),
-    ]
-
-
 def _arms(mode):
     return [f"{p}_{mode}" for p in ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")]
 
