@@ -11,7 +11,7 @@ from report_cases import ceiling_cases, gemm_cases, linear_cases, train_cases
 from report_fixtures import CPU, Invented, figure, write_run
 from report_pages import machine, table
 
-from harness.report import charts, compile_break_even, roofline, tables, tradeoff
+from harness.report import charts, compile_break_even, outliers, roofline, tables
 from harness.report.drawing import standalone
 from harness.report.heatmap import EDGES, MOST_M, MOST_SIDE, heat_maps
 from harness.report.verdicts import fp8_pairs
@@ -110,16 +110,7 @@ def test_the_roofline_has_measured_and_published_ceilings(tmp_path: Path) -> Non
     assert "not measured" not in chart.caption
 
 
-# Trade-off and outliers
-
-
-def test_speed_stands_against_the_worst_result_of_a_case(tmp_path: Path) -> None:
-    found = machine(write_run(tmp_path, linear_cases(Invented(), 690.0)))
-    (chart,) = tradeoff.speed_against_error(found)
-    assert chart.title == "Speed against error: linear"
-    arms = {"tensorwise", "rowwise", "rowwise_with_gw_hp"}
-    assert all(f">{name}</text>" in chart.svg for name in (*arms, "eager", "compile"))
-    assert ">bf16<" not in chart.svg
+# Outliers
 
 
 def test_outliers_are_drawn_by_their_size_and_by_gemm(tmp_path: Path) -> None:
@@ -129,7 +120,7 @@ def test_outliers_are_drawn_by_their_size_and_by_gemm(tmp_path: Path) -> None:
             case = Case.of("outliers", {"data": data, "role": role, "M": 128, "K": 4096, "N": 128})
             for arm in ("tensorwise", "rowwise"):
                 rows.append(figure(case, arm, "bulk_sqnr_db", 28.0 - 5 * i))
-    (chart,) = tradeoff.outliers(machine(write_run(tmp_path, [rows], env=CPU)))
+    (chart,) = outliers.outliers(machine(write_run(tmp_path, [rows], env=CPU)))
     assert re.findall(r">(output|grad_input)</text>", chart.svg) == ["output", "grad_input"]
     assert all(f">{name}</text>" in chart.svg for name in ("none", "100x", "1e5x", "tensorwise", "rowwise"))
     assert "zeros" not in chart.svg
