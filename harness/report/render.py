@@ -86,7 +86,7 @@ def render(
     title, missing = views[0].name if len(views) == 1 else f"{len(views)} machines", ""
     if focus == "mfu":
         missing = utilization.why_none(material)
-        title = "none was measured in these runs" if missing else title
+        title = "No MFU was measured in these runs" if missing else title
         notices = [note for note in (missing, *notices) if note]
     together = shared(material)
     own = (*together, *(s for view in views for s in view.sections))
