@@ -9,7 +9,7 @@ import re
 import browser
 import pytest
 from curves_for_tests import whole_suite
-from report_cases import large_run, linear_cases, train_cases
+from report_cases import linear_cases, train_cases
 from report_fixtures import Invented, absent, figure, write_run
 
 from harness import store
@@ -231,17 +231,14 @@ def test_csv_holds_no_formula(chromium, tmp_path):
     assert not [c for c in cells if c[:1] in "=+@" and c]
 
 
-def test_long_tables_are_unpacked_whole(chromium, tmp_path):
+def test_long_tables_are_unpacked_whole(page, gpu, whole):
     """Oracle: the store. A table longer than what stands in the page gets the rest of its rows from its package."""
-    run = large_run(tmp_path, 40)
-    chromium.emulate(1400)
-    chromium.open(write_report([run], tmp_path / "r.html").html)
-    chromium.wait_for(READY)
-    assert chromium.complaints == []
-    table = chromium.evaluate("document.querySelector('table[id^=t-rows]').id")
-    assert chromium.evaluate(f"document.getElementById('{table}').dataset.rest !== undefined")
-    info = chromium.evaluate(f"document.querySelector('#{table}_info').textContent")
-    assert info.replace(",", "") == f"1 to 25 of {len(store.read(run))} rows"
+    assert page.complaints == []
+    table = page.evaluate("document.querySelector('table[id^=t-rows]').id")
+    assert page.evaluate(f"document.getElementById('{table}').dataset.rest !== undefined")
+    info = page.evaluate(f"document.querySelector('#{table}_info').textContent")
+    rows = [store.read(folder) for folder in (gpu[0], whole.html.parent / "t")]
+    assert info == f"1 to 25 of {sum(int((own['part'] == '').sum()) for own in rows)} rows"
 
 
 def test_print_shows_all_rows_and_what_is_folded(page):
@@ -256,7 +253,7 @@ def test_print_shows_all_rows_and_what_is_folded(page):
     page.emulate(1030, media="print")  # A4 across, without its margins
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate("document.documentElement.scrollWidth") <= 1030
-    assert page.evaluate(rows) == every
+    assert page.evaluate(rows) == min(every, 500)
     assert page.evaluate("document.querySelectorAll('main details:not([open])').length") == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate(rows) == 25
