@@ -44,7 +44,7 @@ _ELSEWHERE = (
 _NUMERIC = ("recipes", "outliers")  # their figures mean the same on a CPU: not folded there
 _PREDICTED = (
     "Predicted, not measured: bytes from the shapes of the parameters, time by published or measured rates "
-    "(docs/scale-accuracy.md compares it with published throughputs)."
+    "(docs/scale.md compares it with published throughputs)."
 )
 _TRIALS = "Blocks of steps alternate within one run of the loop (harness.ab): what each trial answered."
 # In this order, with title, introduction and figures; suites that are not named follow.

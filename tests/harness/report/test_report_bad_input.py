@@ -8,8 +8,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from curves_for_tests import whole_suite
 from markdown_it import MarkdownIt
@@ -54,20 +52,6 @@ def test_a_run_in_which_nothing_succeeded(tmp_path: Path, env: dict[str, object]
     assert 'id="t-headline' not in source
     assert "<svg" not in source
     assert 'id="claims"' not in source
-
-
-def test_a_run_of_a_later_schema_is_read_by_the_columns_that_we_know(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "new", gemm_cases(Invented(), 720.0)[:2])
-    for file in run.glob("*.parquet"):
-        table = pq.read_table(file)
-        versions = pa.array([99] * len(table), pa.int32())
-        at = table.column_names.index("schema_version")
-        pq.write_table(table.set_column(at, "schema_version", versions), file)
-    written = write_report([run], tmp_path / "r.html")
-    (found,) = load([run], tmp_path).machines
-    assert found.frame["case_id"].nunique() == 2
-    assert any("schema_version 99" in problem for problem in written.problems)
-    assert "schema_version 99" in written.html.read_text()
 
 
 def test_a_gpu_with_unknown_peak_reads_not_available(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from harness.__main__ import main
 from harness.store.errors import UsageError
+from harness.suites import common
 from harness.training.models import build
 from harness.training.models.hugging_face import EXPERTS, LINEAR, ROUTER, is_config, read
 
@@ -39,6 +40,31 @@ def test_layers_are_those_of_our_own_model(tmp_path: Path) -> None:
     assert len({reads[f"{first}self_attn.{n}_proj"] for n in "qkv"}) == 1
     assert reads[f"{first}mlp.gate_proj"] == reads[f"{first}mlp.up_proj"]
     assert len(set(reads.values())) == 32 * 4 + 1
+
+
+@pytest.mark.usefixtures("hugging_face")
+def test_layers_of_a_config_are_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mixtral's: 32 blocks, and 8 experts in each; GPT-2's by the command."""
+    path = written(tmp_path, PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0])
+    found = {
+        layer.name: (layer.in_features, layer.out_features, layer.count)
+        for layer in common.model_layers(["from_model"], str(path))
+    }
+    assert found == {
+        "model.layers.*.self_attn.q_proj": (4096, 4096, 32),
+        "model.layers.*.self_attn.k_proj": (4096, 1024, 32),
+        "model.layers.*.self_attn.v_proj": (4096, 1024, 32),
+        "model.layers.*.self_attn.o_proj": (4096, 4096, 32),
+        "model.layers.*.mlp.gate": (4096, 8, 32),
+        "model.layers.*.mlp.experts.gate_up_proj": (4096, 28672, 32 * 8),
+        "model.layers.*.mlp.experts.down_proj": (14336, 4096, 32 * 8),
+        "lm_head": (4096, 32000, 1),
+    }
+    path = written(tmp_path / "a [model], so", PUBLISHED["openai-community/gpt2"][0])
+    words = ["sweep=gemm", "device=cpu", "axes.tokens=[32]", "dry_run=true", f"model={path}"]
+    assert main([*words, "shapes=from_model"]) == 0
+    assert "transformer.h.*.mlp.c_fc" in capsys.readouterr().out
+    assert main([*words, "shapes=tiny"]) == 2
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "3"])
