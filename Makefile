@@ -13,7 +13,7 @@
 # make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
 #                   run it again to continue. ARGS=dry_run=true prints the timetable, ARGS=text=FILE names nanoGPT's text,
 #                   ARGS=device=cpu rehearses it all here, in some minutes
-# make published    reports/published, docs/compatibility*.md and the table of casts in docs/numerics.md, from results/published;
+# make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
@@ -108,11 +108,10 @@ wheels: $(READY)
 	  hydra-core omegaconf "antlr4-python3-runtime==4.9.*" itables torchao
 
 published: $(READY)
-	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/published_page.py results/published reports/published/mfu.html
 	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
 	$(PY) tests/studies/advice_map.py reports/published/advice.json
-	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
-	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/compatibility_page.py results/published > docs/compatibility.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md
 
 studies: $(READY)

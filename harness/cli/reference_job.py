@@ -50,7 +50,6 @@ from harness.judge.verdict import judge
 from harness.judge.verdict import lines as verdict_lines
 from harness.machine import environment, raw_output, torchrun
 from harness.machine.hardware import of_env
-from harness.report import predicted_and_measured
 from harness.store import run_files
 from harness.store.case import Case
 from harness.store.cause import Cause
@@ -341,11 +340,10 @@ class ReferenceJob:
             self._writer.append([replace(r, flops=flops) if r.metric == "elapsed_s" else r for r in rows])
 
     def _conclude(self) -> int:
-        """On rank 0: the verdict on the losses and the use of the GPUs, in words; the exit code."""
+        """On rank 0: the verdict on the losses in words; the exit code."""
         frame = store.read(self.folder)
         stopped = reference_facts.stopped(frame)
-        used = predicted_and_measured.lines_by_machine(frame, store.read_about(self.folder))
-        raw_output.say("\n".join([*verdict_lines(judge(frame)), *used, *stopped, ""]))
+        raw_output.say("\n".join([*verdict_lines(judge(frame)), *stopped, ""]))
         return 1 if stopped else 0
 
     # What is trained

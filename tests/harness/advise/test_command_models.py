@@ -10,7 +10,6 @@ from advice_asked import plain, refused, said
 from configs_for_tests import PUBLISHED, written
 
 from fp8core import audit
-from harness.training.models import hugging_face_meta
 
 OWN = "model._target_=models_to_advise."
 
@@ -55,12 +54,12 @@ def test_the_model_of_the_tutorial_has_the_tokens_that_were_asked_for(
     assert {layer["tokens"] for layer in found["layers"]} == {found["tokens"]} == {16384}
 
 
+@pytest.mark.usefixtures("hugging_face")
 @pytest.mark.parametrize("as_folder", [True, False])
 def test_a_config_of_hugging_face(
-    as_folder: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    as_folder: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its layers under their names there; they gain what those of our own model gain, shape by shape."""
-    monkeypatch.setattr(hugging_face_meta, "installed", lambda: False)
     path = written(tmp_path / "a model", PUBLISHED["meta-llama/Meta-Llama-3-8B"][0])
     words = ("gpu=h200", "recipe=tensorwise", "tokens=16384")
     found = plain(capsys, f"model={path.parent if as_folder else path}", *words)
@@ -78,11 +77,11 @@ def test_a_config_of_hugging_face(
     assert "tp=8" in said(capsys, f"model={path}", "gpu=h200", "tp=8", "dp=8", "recipe=tensorwise")
 
 
+@pytest.mark.usefixtures("hugging_face")
 def test_experts_of_a_config_stay_in_bf16_and_routers_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Mixtral: 2 of 8 experts a token; 6 T K N of them in bf16 with FP8 and without."""
-    monkeypatch.setattr(hugging_face_meta, "installed", lambda: False)
     path = written(tmp_path, PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0])
     found = plain(capsys, f"model={path}", "gpu=h200", "recipe=tensorwise", "tokens=16384")
     rate = found["rates"]["bf16"]["value"]
@@ -96,10 +95,10 @@ def test_experts_of_a_config_stay_in_bf16_and_routers_are_left_out(
     assert "experts" in refused(capsys, f"model={path}", "gpu=h200", "tp=8")
 
 
+@pytest.mark.usefixtures("hugging_face")
 def test_a_config_that_is_not_understood_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hugging_face_meta, "installed", lambda: False)
     path = written(tmp_path, {"model_type": "mamba"})
     assert "mamba" in refused(capsys, f"model={path}", "gpu=h200")
     assert "cannot read" in refused(capsys, f"model={tmp_path / 'nowhere' / 'config.json'}", "gpu=h200")

@@ -21,9 +21,6 @@ from harness.cli import reference_facts, reference_job
 from harness.cli import reference_prediction as prediction
 from harness.cli.reference_settings import SWEEP, read
 from harness.machine import torchrun
-from harness.machine.hardware import named
-from harness.report.predicted_and_measured import job_arms, job_table, lines, lines_by_machine
-from harness.report.runs import load
 from harness.store.arm import Arm
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
@@ -163,16 +160,6 @@ def test_a_run_that_was_stopped_and_one_on_another_gpu(tmp_path: Path) -> None:
     assert reference_facts.stopped(frame) == [
         "the training run in tensorwise was stopped: loss is nan at step 2"
     ]
-    tables = [job_table(machine) for machine in load([tmp_path / "r"], tmp_path).machines]
-    assert len(tables) == 2
-    for table in tables:
-        assert "continued with GPU NVIDIA B200 after NVIDIA H100 80GB HBM3 (resume_anyway)" in table.caption
-        assert table.rows
-    said = lines_by_machine(frame, store.read_about(tmp_path / "r"))
-    assert next(line for line in said if "training" in line and line.startswith("bf16")).count(
-        "mixed MFU 50.0 %"
-    )
-    assert any(f"mixed MFU {100 * 989.4 / 2250 / 2:.1f} %" in line for line in said if "training" in line)
 
 
 def test_without_torchrun_it_says_how_it_is_started(
@@ -247,44 +234,6 @@ def test_a_cpu_has_no_prediction() -> None:
     assert {row.reason for row in rows} == {
         "no prediction for this device: a CPU is not in the table of GPUs"
     }
-
-
-def test_predicted_and_measured_stand_beside_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By hand: FLOPs that an H100 needs one second for, in steps of 2 s and 4 s; 800 tokens a step of 8 ranks."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    predicted = prediction.rows(prediction.case_of(read(["run_id=a"]), 16, "h100"), "tensorwise", "h100")
-    flops = {"bf16": 989.4e12}  # one second of an H100 at its peak
-    common = {"status": "ok", "flops": flops, "axes": "{}", "case_id": "c"}
-    block = Measurement(
-        suite="ab", arm="tensorwise_fp8_gather", arm_fields=Arm("tensorwise", variant="fp8_gather"), metric="time_ms",
-        samples=(2000.0, 2000.0), resolved={"fp8_all_gather": True, "tokens_per_step": 100.0}, **common,
-    )  # fmt: skip
-    curve = Measurement(
-        suite="divergence", arm="tensorwise", arm_fields=Arm("tensorwise"), metric="elapsed_s",
-        samples=(1.0, 5.0, 9.0), rounds=(0, 1, 2),
-        resolved={"fp8_all_gather": True, "tokens_per_step": 800.0, "ranks": 8}, **common,
-    )  # fmt: skip
-    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep=SWEEP, env_id="e", env={}, about={})
-    writer.append([*predicted, block, curve])
-    writer.close("finished")
-    frame = store.read(tmp_path / "r")
-    arms = {arm.name: arm for arm in job_arms(frame, named("h100"))}
-    assert list(arms) == ["bf16", "tensorwise, bf16 gathered", "tensorwise, codes gathered"]
-    codes = arms["tensorwise, codes gathered"]
-    assert codes.predicted["step_ms"] > 0
-    assert codes.predicted["memory_bytes"] > 0
-    assert (codes.block_ms, codes.training_ms) == (2000.0, 4000.0)
-    assert codes.block is not None
-    assert codes.training is not None
-    assert codes.block.tokens_per_s == pytest.approx(50)
-    assert codes.training.tokens_per_s == pytest.approx(25)  # 100 tokens a rank in 4 s
-    assert codes.block.mfu_mixed == pytest.approx(0.5, rel=1e-3)
-    assert codes.training.mfu_mixed == pytest.approx(0.25, rel=1e-3)
-    assert arms["bf16"].block_ms is None
-    assert "training 4,000 ms" in lines(frame, named("h100"))[2]
-    assert all(arm.training is None or arm.training.mfu_mixed is None for arm in job_arms(frame, None))
 
 
 SMALL = ("run_id=r1", "model=llama_tiny", "batch=1", "seq=32", "accumulation=1", "checkpointing=none", "steps=4",

@@ -6,7 +6,7 @@ import pytest
 from curves_for_tests import whole_suite
 from report_cases import KERNELS, train_cases
 from report_fixtures import Invented, absent, figure, write_run
-from training_runs import machine, run_of, table
+from report_pages import machine, run_of, table
 
 from harness.report import steps, verdicts, write_report
 from harness.store.case import Case
@@ -37,23 +37,6 @@ def test_speed_and_cost_of_a_step(gpu):
     assert row["peak memory"] == "35.02 GiB"
     failed = next(r for r in speed if (r["model"], r["arm"]) == ("llama3_1b", "rowwise_eager"))
     assert (failed["step (ms)"], failed["tokens/s"]) == ("failed", "")
-
-
-def test_compiling_that_gains_nothing_never_pays(tmp_path):
-    case = Case.of("train", {"model": "nano"})
-    rows = Invented().times(case, {"bf16_eager": {"ms": 1.0}, "bf16_compile": {"ms": 2.0}})
-    rows.append(
-        figure(
-            case,
-            "bf16_compile",
-            "compile_s",
-            30.0,
-            resolved={"compile_cache": "cold", "compile_graphs": 3, "compile_graph_breaks": 2},
-        )
-    )
-    cost = table(steps.steps_tables(run_of(tmp_path, rows))[1])
-    assert [r["pays after (calls)"] for r in cost if r["arm"] == "bf16_compile"] == ["never"]
-    assert [r["graph breaks"] for r in cost if r["arm"] == "bf16_compile"] == ["2"]
 
 
 def test_advised_arms_stand_first_with_their_bar(tmp_path):
@@ -98,16 +81,6 @@ def test_the_breakdown_adds_up(gpu):
         assert f"{9 * sum(KERNELS[precision].values()):.0f} ms" in chart.svg
     for name in ("fp8_gemm", "bf16_gemm", "cast", "attention", "other"):
         assert f">{name}<" in chart.svg
-
-
-def test_a_run_of_training_steps_only_has_no_training_answer(tmp_path):
-    found = run_of(tmp_path, *train_cases(Invented()))
-    assert found.trainings == found.verdicts == []
-    html = write_report(
-        [write_run(tmp_path / "x", train_cases(Invented()))], tmp_path / "r.html"
-    ).html.read_text()
-    assert "Does it train the same" not in html
-    assert "Training steps" in html
 
 
 # What was proved of a step before it was timed
