@@ -29,7 +29,6 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
-       python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
        python -m harness gpu [minutes=8.5] [dry_run=true]  sweep=gpu in slots; dry_run=true: its timetable, device=cpu: rehearsal
        python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on simulated curves
@@ -89,12 +88,15 @@ COMMANDS = {
     "export": "harness.cli.export_benchmark",
     "doctor": "harness.cli.doctor",
     "advise": "harness.advise.command",
-    "kernel": "harness.advise.meter.command",
     "diff": "harness.judge.diff",
     "fleet": "harness.judge.fleet",
     "list": "harness.cli.catalogue",
     "verdict-selftest": "harness.judge.verdict.selftest",
 }  # word -> module whose `main` takes the words after it
+FORMER_COMMANDS = {
+    "kernel": "the command kernel is gone; fp8core's kernels are read by `make aot` (docs/kernels.md), any other by "
+    "cuobjdump -res-usage and nvdisasm, which lie in Triton's wheel",
+}  # word -> what to use instead
 
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
@@ -129,6 +131,8 @@ def _sweep(words: list[str]) -> int:
     from harness.machine import torchrun
     from harness.store.errors import unknown
 
+    if words[0] in FORMER_COMMANDS:
+        raise UsageError(FORMER_COMMANDS[words[0]])
     if "=" not in words[0] and not words[0].startswith(("-", "~")):
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
     from harness.cli import habits

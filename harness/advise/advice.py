@@ -53,7 +53,6 @@ class Advice:
         schedule: of precisions, which goes with the recipe; "" for none.
         memory: what the step takes; None where it was not asked.
         made_up: batches that nobody named, and what stands for them; "" where none are.
-        links_ignored: why measured links of the named runs were not applied.
     """
 
     model: Model
@@ -72,7 +71,6 @@ class Advice:
     schedule: str = ""
     memory: Memory | None = None
     made_up: str = ""
-    links_ignored: tuple[str, ...] = ()
 
     @property
     def decision(self) -> str:
