@@ -219,7 +219,7 @@ def answer(question: Question) -> Advice:
     return replace(
         found,
         memory=_memory(question, found, job),
-        warnings=(said, *found.warnings) if said else found.warnings,
+        warnings=(said,) if said else (),
         made_up=made_up(_value(question.model)),
     )
 
