@@ -93,10 +93,10 @@ COMMANDS = {
     "list": "harness.cli.catalogue",
     "verdict-selftest": "harness.judge.verdict.selftest",
 }  # word -> module whose `main` takes the words after it
+
 FORMER_COMMANDS = {
-    "kernel": "the command kernel is gone; fp8core's kernels are read by `make aot` (docs/kernels.md), any other by "
-    "cuobjdump -res-usage and nvdisasm, which lie in Triton's wheel",
-}  # word -> what to use instead
+    "kernel": "`make aot` for fp8core's kernels (docs/kernels.md); for any other cuobjdump -res-usage and nvdisasm, of Triton's wheel",
+}  # word -> what does it now
 
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
@@ -132,7 +132,7 @@ def _sweep(words: list[str]) -> int:
     from harness.store.errors import unknown
 
     if words[0] in FORMER_COMMANDS:
-        raise UsageError(FORMER_COMMANDS[words[0]])
+        raise UsageError(f"the command {words[0]} is gone; use {FORMER_COMMANDS[words[0]]}")
     if "=" not in words[0] and not words[0].startswith(("-", "~")):
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
     from harness.cli import habits
