@@ -32,38 +32,34 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
         UsageError: an unknown GPU, no such run or a damaged one, runs of other GPUs, or neither named and none here.
     """
     device = named(gpu) if gpu else None
-    if not runs and device is None:
-        if not torch.cuda.is_available():
-            raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
-        name, device = here()
+    if not runs:
         if device is None:
-            raise UsageError(
-                f"the peak of {name!r} is not known; name the nearest relative with gpu=, or add a literal to "
-                "harness/machine/hardware/table.py"
-            )
-    frame = None
-    if runs:
-        frame = rows_of_runs(runs)
-        envs = {text: parse(text) for text in frame["env"].dropna().unique()}
-        found = {text: of_env(env) for text, env in envs.items()}
-        if device is None:
-            device = next((d for d in found.values() if d is not None), None)
+            if not torch.cuda.is_available():
+                raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
+            name, device = here()
             if device is None:
-                seen = (
-                    ", ".join(sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()}))
-                    or "none"
-                )
                 raise UsageError(
-                    f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {printable(seen)}); "
-                    "name one with gpu=, or add a literal to harness/machine/hardware/table.py"
+                    f"the peak of {name!r} is not known; name the nearest relative with gpu=, or add a literal to "
+                    "harness/machine/hardware/table.py"
                 )
-        names = sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()})
-        frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
-        if frame.empty:
+        return device, None
+    frame = rows_of_runs(runs)
+    envs = {text: parse(text) for text in frame["env"].dropna().unique()}
+    found = {text: of_env(env) for text, env in envs.items()}
+    names = ", ".join(sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()}))
+    if device is None:
+        device = next((d for d in found.values() if d is not None), None)
+        if device is None:
             raise UsageError(
-                f"runs={','.join(runs)}: no row is of the {device.key} (found: "
-                f"{printable(', '.join(names)) or 'no row'}); leave runs= out, or name a run of that GPU"
+                f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {printable(names) or 'none'}); "
+                "name one with gpu=, or add a literal to harness/machine/hardware/table.py"
             )
+    frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
+    if frame.empty:
+        raise UsageError(
+            f"runs={','.join(runs)}: no row is of the {device.key} (found: {printable(names) or 'no row'}); "
+            "leave runs= out, or name a run of that GPU"
+        )
     return device, frame
 
 

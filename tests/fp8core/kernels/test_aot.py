@@ -28,7 +28,9 @@ OTHERS = [name for name in calls(X) if "cast" not in name]
 def assert_wide_and_unspilled(built: Built, stores_tensors: bool = True) -> None:
     """No spill; tensors are read and written 16 bytes at a time, and nothing is stored byte by byte."""
     assert built.stack == 0
-    assert re.search(r"ld\.global\S*\.v4\.b32", built.ptx)
+    assert re.search(
+        r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global", built.ptx
+    )  # which copies 16 bytes
     assert not re.search(r"ld\.global\S*\.(?:b|u)(?:8|16)\b", built.ptx)
     if stores_tensors:
         assert re.search(r"st\.global\S*\.v4\.b32", built.ptx)
