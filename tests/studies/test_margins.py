@@ -16,7 +16,12 @@ PRESENT, NONE = Margins(), Margins(1.0, 1.0, -math.inf)
 
 @pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize(
-    "source", [drawn, functools.partial(named, "gpt2"), functools.partial(named, "llama_125m")]
+    "source",
+    [
+        drawn,
+        pytest.param(functools.partial(named, "gpt2"), marks=pytest.mark.slow),
+        functools.partial(named, "llama_125m"),
+    ],
 )
 def test_the_advice_never_loses_by_itself_and_seldom_where_its_rates_err(
     source: margins.Source, measured: bool

@@ -117,7 +117,7 @@ def test_fp8_all_gather_is_switched_on_where_it_is_advised(wanted: bool) -> None
     assert sum(line.startswith("# FSDP") for line in code.splitlines()) == 1
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise_with_gw_hp", marks=pytest.mark.slow)])
 def test_torchaos_code_runs_in_torchao(recipe: str) -> None:
     """In a process of its own: torchao's conversion changes settings of Inductor for the whole process."""
     pytest.importorskip("torchao.float8")
