@@ -89,7 +89,7 @@ class Built(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Of a kernel's machine code.
+    """What a kernel's machine code shows.
 
     Attributes:
         registers: of a thread.
