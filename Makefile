@@ -68,7 +68,7 @@ bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 aot: $(READY) $(TRITON_36)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_table.py --triton $(TRITON_36) $(ARGS)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_facts.py $(TRITON_36)
 
 aot-check: $(READY) $(TRITON_36)
 	PYTHONPATH=$(TRITON_36) $(PY) -c 'import triton; assert triton.__version__ == "3.6.0", triton.__version__'

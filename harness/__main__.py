@@ -28,7 +28,6 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
-       python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
        python -m harness gpu [minutes=8.5] [dry_run=true]  sweep=gpu in slots; dry_run=true: its timetable, device=cpu: rehearsal
 
@@ -86,7 +85,6 @@ COMMANDS = {
     "export": "harness.cli.export_benchmark",
     "doctor": "harness.cli.doctor",
     "advise": "harness.advise.command",
-    "kernel": "harness.advise.meter.command",
     "diff": "harness.judge.diff",
     "fleet": "harness.judge.fleet",
     "list": "harness.cli.catalogue",
@@ -95,6 +93,7 @@ COMMANDS = {
 FORMER_COMMANDS = {
     "gate-selftest": "python tests/studies/gate_error_rates.py, in a checkout",
     "verdict-selftest": "python tests/studies/verdict_error_rates.py, in a checkout",
+    "kernel": "`make aot` for fp8core's kernels (docs/kernels.md); for any other cuobjdump -res-usage and nvdisasm, of Triton's wheel",
 }  # word -> what does it now
 
 

@@ -11,7 +11,7 @@ from harness.advise import libraries, measured
 from harness.advise.advice import advice
 from harness.advise.decide import POSITIVE, advise
 from harness.advise.from_config import of_config
-from harness.advise.gpu import of_rows, rows_of_runs
+from harness.advise.gpu import gpu_and_rows
 from harness.advise.library_names import ENGINE, FP8CORE, LIBRARIES
 from harness.advise.need import memory_of
 from harness.advise.own_model import divisible, made_up, own_model, put, reads_tokens, without_batch
@@ -180,8 +180,7 @@ def answer(question: Question) -> Advice:
     Raises:
         UsageError: see `main`.
     """
-    every = rows_of_runs(question.runs) if question.runs else None
-    device, frame = of_rows(question.gpu, question.runs, every)
+    device, frame = gpu_and_rows(question.gpu, question.runs)
     reached = ceilings(frame) if frame is not None else None
     rates = rates_of(device, reached, network_gb_s=question.network_gb_s)
     model = _model(question)
@@ -220,7 +219,7 @@ def answer(question: Question) -> Advice:
     return replace(
         found,
         memory=_memory(question, found, job),
-        warnings=(said, *found.warnings) if said else found.warnings,
+        warnings=(said,) if said else (),
         made_up=made_up(_value(question.model)),
     )
 

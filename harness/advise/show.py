@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from harness.advise import decide, filters
+from harness.advise import decide
 from harness.advise.advice import way_out
 from harness.advise.casts import TENSORS
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
@@ -71,7 +71,7 @@ def lines(found: Advice) -> list[str]:
 
 def as_dict(found: Advice) -> dict[str, Any]:
     """The same as plain values; times in milliseconds, infinities as null."""
-    chosen, on = found.chosen, found.decision in decide.POSITIVE
+    chosen = found.chosen
     return _plain(
         {
             "model": found.model.name,
@@ -112,11 +112,6 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "filter": {
                 "left_out": dict(found.left_out),
                 "code": _code(found) or None,
-                "config": filters.as_config(
-                    chosen.recipe.name, found.left_out, found.convertible, found.schedule
-                )
-                if on
-                else None,
             },
             "pays_from_tokens": found.pays_from,
             "gather_matters_from_gpus": found.gather_from,

@@ -20,7 +20,6 @@ COMMANDS = (
     "import",
     "doctor",
     "advise",
-    "kernel",
     "diff",
     "fleet",
     "-m",
@@ -40,7 +39,7 @@ def test_help_names_every_command_every_sweep_and_every_key(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [["-h"], *([name, "--help"] for name in ("gate", "kernel", "diff", "advise", "fleet"))]
+    "words", [["-h"], *([name, "--help"] for name in ("gate", "diff", "advise", "fleet"))]
 )
 def test_each_help_is_exit_0(words: list[str], tmp_path: Path) -> None:
     ended = run(tmp_path, *words)
@@ -84,28 +83,6 @@ def test_advise_predicts_as_plain_values_and_names_the_filter(tmp_path: Path) ->
     assert isinstance(document, dict)
     text = "\n".join(run(tmp_path, "advise", "model=nano", "gpu=h200").out)
     assert "tensorwise" in text
-
-
-KERNEL = """\
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def copy(source, target, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
-"""
-
-
-def test_kernel_is_exit_0_without_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "copies.py").write_text(KERNEL)
-    words = ["copies.py:copy", "source=*fp32", "target=*fp32", "count=i32:1048576", "BLOCK=1024", "grid=1024"]
-    ended = run(tmp_path, "kernel", *words, "elements=1048576")
-    if ended.code == 2 and any(tool in ended.err[0] for tool in ("cuobjdump", "nvdisasm", "ptxas")):
-        pytest.skip(f"this Triton brings no tools: {ended.err[0]}")
-    assert ended.code == 0, ended.err
-    assert "registers" in "\n".join(ended.out)
 
 
 @pytest.mark.parametrize("command", FORMER_COMMANDS)

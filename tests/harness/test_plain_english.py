@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 import pytest
-from kernel_table import ALL, DATA, NEWEST, all_rows, newest_page
 
 ROOT = Path(__file__).parents[2]
 MOST_WORDS = 1800
@@ -36,10 +34,3 @@ def test_docstrings_start_with_a_verb_or_the_thing_itself(package: str) -> None:
                 if words and words[0] in {"Of", "As"}:
                     wrong.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}")
     assert not wrong
-
-
-def test_the_tables_of_kernels_are_those_of_the_stored_figures() -> None:
-    """Run `make aot ARGS=--page` where this fails."""
-    data = json.loads(DATA.read_text())
-    assert ALL.read_text() == all_rows(data)
-    assert NEWEST.read_text() == newest_page(data)

@@ -98,6 +98,7 @@ def test_skipped_arms_are_exit_0_and_the_end_says_why(
         ["sweep=toy", "case_timeout_s=5", "isolate=false"],
         ["sweep=toy", "workers=2", "isolate=false"],
         ["swep"],
+        ["kernel", "my_kernels.py:add", "BLOCK=128"],
         ["report", "no/such/run"],
         ["report"],
     ],
