@@ -10,9 +10,9 @@
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
-# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
-#                   run it again to continue. ARGS=dry_run=true prints the timetable, ARGS=text=FILE names nanoGPT's text,
-#                   ARGS=device=cpu rehearses it all here, in some minutes
+# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes, and
+#                   the tests that need a GPU; run it again to continue. ARGS=dry_run=true prints the timetable,
+#                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
 # make published    reports/published, docs/compatibility*.md and the table of casts in docs/numerics.md, from results/published;
 #                   the page of advice from predictions, some minutes
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
@@ -29,6 +29,8 @@ ARGS ?=
 TRITON_36 ?= build/triton-3.6.0
 # with PY= mkdocs-material and mkdocstrings are that environment's, of the extra `docs`
 DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
+# by path, since collecting all of them takes a minute
+GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/kernels tests/harness/training/models/test_gpu.py tests/harness/timing/test_timers.py
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
@@ -100,7 +102,8 @@ canary: $(READY)
 
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
-	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness gpu $(ARGS)
+	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness sweep=gpu $(ARGS)
+	$(if $(findstring =,$(filter device=cpu dry_run=true,$(ARGS))),,$(PY) -m pytest -q -m gpu $(GPU_TESTS))
 
 wheels: $(READY)
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps -c constraints.txt -w wheels \

@@ -31,7 +31,6 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
        python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
-       python -m harness gpu [minutes=8.5] [dry_run=true]  sweep=gpu in slots; dry_run=true: its timetable, device=cpu: rehearsal
        python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on simulated curves
 
 sweeps
@@ -65,9 +64,9 @@ def main(argv: Sequence[str]) -> int:
         if (
             type(error).__name__ != "ExtensionError"
         ):  # by name: a command that measures nothing needs no torch
-            from harness.cli import internal_error
+            from harness.cli import process_end
 
-            return internal_error.report(error)
+            return process_end.internal_error(error)
         message = str(error)
     if "multiprocessing" in sys.modules:
         from harness.machine.processes import kill_children
@@ -103,7 +102,6 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
         "--help": _help,
         "-h": _help,
         "--version": _version,
-        "gpu": _gpu,
         **{word: partial(_run, module) for word, module in COMMANDS.items()},
     }
 
@@ -130,6 +128,10 @@ def _sweep(words: list[str]) -> int:
     from harness.store.errors import unknown
 
     if "=" not in words[0] and not words[0].startswith(("-", "~")):
+        from harness.cli.config import sweeps
+
+        if words[0] in sweeps():
+            raise UsageError(f"{words[0]} is a sweep: write sweep={words[0]}")
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
     from harness.cli import habits
 
@@ -149,22 +151,12 @@ def _sweep(words: list[str]) -> int:
     return torchrun.shared(sweep)
 
 
-def _gpu(words: list[str]) -> int:
-    from harness.cli import habits
-    from harness.cli.gpu import main as gpu
-
-    keys, asked = habits.plain(words)
-    if asked not in ("", "--help"):
-        raise UsageError(f"{asked} is taken with sweep=NAME; write sweep=gpu {asked}")
-    return gpu([*keys, *([asked] if asked else [])])
-
-
 def console() -> int:
     """The script `fp8-harness`."""
     from harness.cli import process_end
-    from harness.machine import streams
+    from harness.machine import raw_output
 
-    streams.forgive()
+    raw_output.forgive()
     return process_end.leave(main(sys.argv[1:]))
 
 

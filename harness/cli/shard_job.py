@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli import internal_error
+from harness.cli import process_end
 from harness.engine import shards, side_by_side
 from harness.machine.processes import interruptible
 from harness.store.errors import UsageError
@@ -43,7 +43,7 @@ def run(config: DictConfig) -> int:
         except Exception as error:
             if taken:  # by submitit, which says so with an exception of its own
                 raise
-            code = internal_error.report(error)
+            code = process_end.internal_error(error)
         if taken:
             raise SystemExit(f"shard {config.shard}: taken back by signal {taken[0]}")
         return code

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from harness.machine import raw_output
 from harness.machine.processes import this_host
 from harness.store.errors import UsageError
-from harness.store.run_files import LOCK, former
+from harness.store.run_files import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,6 @@ def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[
     path, released = folder / LOCK, threading.Event()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse(folder / former(LOCK))
         file = _patiently_locked(path, patience_s)
         about = {"pid": os.getpid(), "host": this_host(), "hostname": socket.gethostname(), "role": role}
         os.ftruncate(file, 0)
@@ -80,8 +79,7 @@ def refuse_live(folder: Path, role: str) -> None:
     Raises:
         UsageError: names its process and host.
     """
-    for name in (LOCK, former(LOCK)):
-        _refuse(folder / name, role)
+    _refuse(folder / LOCK, role)
 
 
 def _refuse(path: Path, role: str = "") -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from harness.machine import streams, terminal
+from harness.machine import raw_output, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
@@ -264,7 +264,7 @@ def _lines(folder: Path, every_s: float, once: bool) -> None:
             sys.stdout.write(f"{_stated(folder, parts, now)}\n")
             sys.stdout.flush()
             last = now
-        if ended or streams.reader_left():
+        if ended or raw_output.reader_left():
             return
         time.sleep(every_s)
 

@@ -13,7 +13,6 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
-
 from harness.cli.gpu import NEEDED
 
 ROOT = Path(__file__).parents[3]

@@ -21,7 +21,7 @@ PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
 PROCESSES = {"allgather", "links", "parallel"}  # each run is several
-SMOKE = {"smoke_kernels", "smoke_layers", "tests"}  # which check and time nothing
+SMOKE = {"smoke_kernels", "smoke_layers"}  # which check and time nothing
 PREDICTED = "scale"  # nothing of it runs, on whatever device
 
 
@@ -40,7 +40,7 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 
 def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
-        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "gpu", "gpu_tests",
+        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "gpu",
         "linear", "losses", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
         "scale", "smoke", "train",
     }  # fmt: skip
