@@ -1,8 +1,8 @@
 # make quick        set up .venv and run the main job; ends by naming the report
 # make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing)
 # make test-all     with the slow tests: more processes, more compiled cases
-# make test-cluster a real Slurm, Ray and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
-#                   slurm-wlm, munge and iproute2, the extras slurm and ray
+# make test-cluster a real Slurm and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
+#                   slurm-wlm, munge and iproute2
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
        python -m harness -m sweep=A,B axes.NAME=1,2    a run for each combination, one after another
-       python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
+       python -m harness sweep=NAME shard=I/N run_id=NAME  one share of the cases, on this machine or another; report NAME has all
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness watch RUN                     progress of a running sweep, from another terminal
        python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
@@ -137,9 +137,9 @@ def _sweep(words: list[str]) -> int:
 
     keys, asked = habits.plain(words)
     if asked == "--multirun":
-        from harness.cli.launch import main as launch
+        from harness.cli.sweep import run_sweep
 
-        return launch(keys)
+        return habits.run_several(keys, run_sweep)
     if asked:
         return habits.answer(asked, keys, lambda: _help([]), commands())
 

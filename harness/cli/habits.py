@@ -30,7 +30,7 @@ REFUSED = {
     "--run": "sweep=NAME runs by itself; -m runs several",
     "--resolve": "--cfg job prints values as they are resolved",
     "--package": "--cfg job prints the whole configuration; it is short",
-    "--hydra-help": "python -m harness --help has the keys, sweep=NAME --help the axes; launchers are in docs/howto-scale-out.md",
+    "--hydra-help": "python -m harness --help has the keys, sweep=NAME --help the axes; shards are in docs/howto-scale-out.md",
     "--experimental-rerun": "resume=RUN_ID continues a run, and each report names the command that made it",
 }
 _SHORT = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-c": "--cfg", "-i": "--info",
@@ -207,12 +207,13 @@ def run_several(words: Sequence[str], run: Callable[[list[str]], int]) -> int:
     Raises:
         UsageError: one of them is refused before any has begun.
     """
+    if any(word.lstrip("+~").startswith(("shard=", "hydra")) for word in words):
+        raise UsageError(
+            "one command is one shard: start sweep=NAME shard=I/N run_id=NAME by any launcher, as docs/examples/sweep.sbatch does"
+        )
     lines = several(words)
     if len(lines) == 1:
-        raise UsageError(
-            "-m runs several: part values by commas (sweep=cast,gemm, axes.tokens=1024,2048), or spread one sweep over jobs "
-            "by shard=0/4,1/4,2/4,3/4"
-        )
+        raise UsageError("-m runs several: part values by commas (sweep=cast,gemm, axes.tokens=1024,2048)")
     if any(word.lstrip("+").startswith(("resume=", "run_id=")) for word in words):
         raise UsageError(
             "several runs cannot share a run id: leave resume= and run_id= out, or give them one by one"
