@@ -44,7 +44,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
-      sweeps of your own  sweep=./FILE.yaml, --config-dir DIR   ~axes.NAME leaves an axis out   --cfg job, --info, --shell-completion
+      sweeps of your own  sweep=./FILE.yaml, --config-dir DIR   ~axes.NAME leaves an axis out   --cfg job
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out; 7 internal error
 """
 
@@ -141,7 +141,7 @@ def _sweep(words: list[str]) -> int:
 
         return habits.run_several(keys, run_sweep)
     if asked:
-        return habits.answer(asked, keys, lambda: _help([]), commands())
+        return habits.answer(asked, keys, lambda: _help([]))
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep
