@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
        python -m harness -m sweep=A,B axes.NAME=1,2    a run for each combination, one after another
+       python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
        python -m harness sweep=NAME shard=I/N run_id=NAME  one share of the cases, on this machine or another; report NAME has all
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness watch RUN                     progress of a running sweep, from another terminal
@@ -136,6 +137,10 @@ def _sweep(words: list[str]) -> int:
     from harness.cli import habits
 
     keys, asked = habits.plain(words)
+    if asked == "--multirun" and any(key.lstrip("+~").startswith(("shard=", "hydra")) for key in keys):
+        from harness.cli import launch
+
+        return launch.main(keys)
     if asked == "--multirun":
         from harness.cli.sweep import run_sweep
 

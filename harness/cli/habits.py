@@ -3,6 +3,7 @@
 sweep=./my.yaml, --config-dir DIR          sweeps from outside the tree: the key config_dir
 --cfg job                                  the composed configuration
 -m sweep=cast,gemm axes.tokens=1024,2048   a run for each combination, one after another
+-m sweep=cast shard=0/2,1/2 hydra/launcher=joblib   one run by several commands: `harness.cli.launch`
 """
 
 from __future__ import annotations
@@ -167,10 +168,6 @@ def run_several(words: Sequence[str], run: Callable[[list[str]], int]) -> int:
     Raises:
         UsageError: one of them is refused before any has begun.
     """
-    if any(word.lstrip("+~").startswith(("shard=", "hydra")) for word in words):
-        raise UsageError(
-            "one command is one shard: start sweep=NAME shard=I/N run_id=NAME by any launcher, as docs/examples/sweep.sbatch does"
-        )
     lines = several(words)
     if len(lines) == 1:
         raise UsageError("-m runs several: part values by commas (sweep=cast,gemm, axes.tokens=1024,2048)")

@@ -113,7 +113,7 @@ def test_a_dry_run_lists_the_cases_that_are_then_measured_and_writes_nothing(
             "device=cpu",
         ],
         ["sweep=gemm", "shapes=from_model", "model._target_=no_such_module.build"],
-        ["-m", "sweep=cast", "shard=0/2,1/2"],
+        ["-m", "sweep=cast", "shard=0/2,1/2", "hydra/launcher=no_such_launcher"],
         ["report"],
         ["report", "no/such/run"],
         ["watch", "no/such/run"],
@@ -269,3 +269,23 @@ def test_shards_share_a_run_and_hold_each_case_once(tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [1, 1]
     assert not parts[0] & parts[1]
     assert run(tmp_path, "report", str(folder), "-o", "both.html").code == 0
+
+
+def test_a_multirun_lists_the_cases_of_each_shard(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-m", *CAST, "shard=0/2,1/2", "dry_run=true")
+    assert ended.code == 0
+    assert sorted(ids(ended)) == sorted(ids(run(tmp_path, *CAST, "dry_run=true")))
+    assert [line for line in ended.out if line.startswith("shard ")] == ["shard 0/2", "shard 1/2"]
+    assert files(tmp_path) == []
+
+
+def test_a_multirun_measures_every_shard_and_reports_them_as_one(tmp_path: Path) -> None:
+    """Hydra's own launcher: one command after the other; the rest differ in where they start it."""
+    with start(tmp_path, ["-m", *CAST, *QUICKLY, "shard=0/2,1/2", "hydra/launcher=basic"]) as process:
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    ended = Ended(0, out.splitlines(), err.splitlines(), tmp_path)
+    frame = rows(ended.path("results"))
+    assert frame["run_id"].nunique() == 1
+    assert frame["case_id"].nunique() == 2
+    assert ended.path("report").exists()

@@ -1,0 +1,126 @@
+"""`python -m harness -m sweep=NAME shard=0/4,1/4,... hydra/launcher=NAME`: a Hydra launcher starts one command a shard.
+
+Each job is `python -m harness sweep=NAME shard=I/N run_id=ID`, wherever the launcher runs it (joblib: processes here;
+submitit: Slurm jobs; ray: a Ray cluster). What came of it is read from the folder of the run, not from the launcher: the
+same command with `run_id=ID` measures what a lost job did not store.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import store
+from harness.cli.resume_alone import load_request
+from harness.engine import run_folder, shards
+from harness.store.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True)
+class ShardCommand:
+    """Hydra's task: the command of one shard, run in the folder where the sweep was asked for."""
+
+    words: tuple[str, ...]
+    folder: str
+
+    def __call__(self, config: DictConfig) -> int:
+        command = [sys.executable, "-m", "harness", *self.words, f"shard={config.shard}"]
+        return subprocess.run(command, cwd=self.folder, check=False).returncode
+
+
+def main(words: Sequence[str]) -> int:
+    """Spread one sweep; return the exit code of the contract.
+
+    Raises:
+        UsageError: the request is refused, or the launcher is not there; nothing was started.
+    """
+    to_hydra = [word for word in words if word.lstrip("+~").startswith(("hydra/", "hydra."))]
+    asked = [word for word in words if word.startswith("shard=")]
+    own = [word for word in words if word not in to_hydra and word not in asked]
+    if len(asked) != 1:
+        raise UsageError("a launcher spreads the shards of one run: add shard=0/4,1/4,2/4,3/4")
+    chosen = [shards.parse(text) for text in asked[0].partition("=")[2].strip("[]").split(",")]
+    request = load_request(
+        own, lambda device: "cpu" if device == "auto" else device
+    )  # each shard has its own
+    if request.config["dry_run"]:
+        from harness.cli.sweep import run_sweep
+
+        for shard in chosen:
+            sys.stdout.write(f"shard {shard}\n")
+            run_sweep([*own, f"shard={shard}"])
+        return 0
+    folder = _folder(request.config)
+    named = [] if request.config["resume"] or request.config["run_id"] else [f"run_id={folder.name}"]
+    task = ShardCommand((*own, "quiet=true", *named), str(Path.cwd()))
+    trouble = _launch(task, asked[0], to_hydra, folder)
+    return _outcome(folder, chosen, Path(request.config["reports_dir"]), trouble)
+
+
+def _folder(config: dict[str, object]) -> Path:
+    from harness.machine.environment import commit_here
+
+    folder = run_folder.of_run(config, commit_here()).resolve()
+    run_folder.refuse_stranger(folder)
+    return folder
+
+
+def _launch(task: ShardCommand, asked: str, to_hydra: Sequence[str], folder: Path) -> str:
+    """Hand the shards to Hydra; return why that ended early, or "".
+
+    Raises:
+        UsageError: Hydra knows no such launcher.
+    """
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import ConfigCompositionException
+
+    sweep = {"dir": str(folder / "launch").replace("$", "\\$"), "subdir": "${hydra.job.num}"}
+    hydra_node = {"job": {"name": "fp8-harness", "chdir": False}, "output_subdir": None, "sweep": sweep}
+    ConfigStore.instance().store(name="shards", node={"shard": "", "hydra": hydra_node})
+    GlobalHydra.instance().clear()
+    before, silent = sys.argv, ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    sys.argv = ["fp8-harness", "--multirun", asked, *silent, *to_hydra]
+    try:
+        hydra.main(version_base="1.3", config_path=None, config_name="shards")(task)()
+    except ConfigCompositionException as error:
+        raise UsageError(
+            f"{' '.join(to_hydra)}: {one_line(error)}; pip install 'fp8-harness[joblib]', [slurm] or [ray] brings launchers"
+        ) from error
+    except KeyboardInterrupt:
+        return "interrupted"
+    except Exception as error:  # noqa: BLE001 -- whatever a launcher raises, the rows say what is done
+        return one_line(error)
+    except SystemExit as error:
+        return f"Hydra ended with code {error.code}" if error.code else ""
+    finally:
+        sys.argv = before
+    return ""
+
+
+def _outcome(folder: Path, chosen: Sequence[shards.Shard], reports_dir: Path, trouble: str) -> int:
+    """Report what there is, name the shards that are missing; return the exit code."""
+    from harness.report import write_report
+
+    states = {shard: store.read_about(folder / shard.folder).get("state", "not begun") for shard in chosen}
+    missing = [f"{shard} ({state})" for shard, state in states.items() if state != "finished"]
+    rows = store.read_quietly(folder)[0]
+    sys.stdout.write(f"{len(chosen) - len(missing)} of {len(chosen)} shards finished\nresults  {folder}\n")
+    if len(rows):
+        sys.stdout.write(f"report   {write_report([folder], reports_dir / f'{folder.name}.html').html}\n")
+    if missing:
+        why = f": {trouble}" if trouble else ""
+        sys.stderr.write(
+            f"error: shards {', '.join(missing)} did not finish{why}; the same command with run_id={folder.name} measures the rest\n"
+        )
+        return 2
+    return int((rows["status"] == "failed").any())
