@@ -1,8 +1,8 @@
 # make quick        set up .venv and run the main job; ends by naming the report
 # make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing)
 # make test-all     with the slow tests: more processes, more compiled cases
-# make test-cluster a real Slurm, Ray and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
-#                   slurm-wlm, munge and iproute2, the extras slurm and ray
+# make test-cluster a real Slurm and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
+#                   slurm-wlm, munge and iproute2
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
@@ -10,9 +10,9 @@
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
-# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
-#                   run it again to continue. ARGS=dry_run=true prints the timetable, ARGS=text=FILE names nanoGPT's text,
-#                   ARGS=device=cpu rehearses it all here, in some minutes
+# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes, and
+#                   the tests that need a GPU; run it again to continue. ARGS=dry_run=true prints the timetable,
+#                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
 # make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
@@ -30,6 +30,8 @@ ARGS ?=
 TRITON_36 ?= build/triton-3.6.0
 # with PY= mkdocs-material and mkdocstrings are that environment's, of the extra `docs`
 DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
+# by path, since collecting all of them takes a minute
+GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/kernels tests/harness/training/models/test_gpu.py tests/harness/timing/test_timers.py
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
@@ -101,7 +103,8 @@ canary: $(READY)
 
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
-	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness gpu $(ARGS)
+	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness sweep=gpu $(ARGS)
+	$(if $(findstring =,$(filter device=cpu dry_run=true,$(ARGS))),,$(PY) -m pytest -q -m gpu $(GPU_TESTS))
 
 wheels: $(READY)
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps -c constraints.txt -w wheels \

@@ -112,7 +112,7 @@ def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
             the other way round.
     """
     for other in [folder.parent] if shard is not None else sorted(folder.glob(_SHARDS)):
-        run_lock.refuse_live(other, "rows")
+        run_lock.refuse_live(other)
     with run_lock.held(folder, patience_s=0.0 if shard is None else run_lock.PATIENCE_S):
         yield
 

@@ -38,12 +38,11 @@ class WriterElsewhereError(UsageError):
 
 
 @contextmanager
-def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[None]:
+def held(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
     """The right to write into a folder, made where it is missing, until the block or this process ends.
 
     Args:
         folder: of a run or of one of its shards.
-        role: "rows" of a writer that measures, "shards" of one whose shards do.
         patience_s: how long to wait for the end of a writer on another machine.
 
     Raises:
@@ -53,7 +52,7 @@ def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = _patiently_locked(path, patience_s)
-        about = {"pid": os.getpid(), "host": this_host(), "hostname": socket.gethostname(), "role": role}
+        about = {"pid": os.getpid(), "host": this_host(), "hostname": socket.gethostname()}
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps(about).encode(), 0)
     except OSError as error:
@@ -72,8 +71,8 @@ def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[
         os.close(file)
 
 
-def refuse_live(folder: Path, role: str) -> None:
-    """Refuses a folder that another writer of this role has.
+def refuse_live(folder: Path) -> None:
+    """Refuses a folder that another writer has.
 
     Raises:
         UsageError: names its process and host.
@@ -84,7 +83,7 @@ def refuse_live(folder: Path, role: str) -> None:
     except OSError:
         return
     try:
-        if _owner(file).get("role", role) == role and _is_live(file, path):
+        if _is_live(file, path):
             raise _refusal(path, _owner(file))
     finally:
         os.close(file)

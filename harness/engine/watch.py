@@ -11,24 +11,21 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 
-from harness.machine import streams, terminal
+from harness.machine import raw_output, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
 from harness.store.words import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from rich.table import Table
@@ -264,44 +261,6 @@ def _lines(folder: Path, every_s: float, once: bool) -> None:
             sys.stdout.write(f"{_stated(folder, parts, now)}\n")
             sys.stdout.flush()
             last = now
-        if ended or streams.reader_left():
+        if ended or raw_output.reader_left():
             return
         time.sleep(every_s)
-
-
-@contextmanager
-def shown(folder: Path, names: set[str], since: float, quiet: bool) -> Iterator[None]:
-    """Shows on stderr, within the block, how far the shards of a run are, while a launcher holds this thread.
-
-    Args:
-        folder: of the run.
-        names: of the shards, "0/4".
-        since: seconds since 1970; a shard that was last written before has yet to begin.
-        quiet: show nothing.
-    """
-    if quiet:
-        yield
-        return
-    console, over = Console(stderr=True), threading.Event()
-
-    def line() -> str:
-        parts = [part for part in look(folder) if part.name in names]
-        fresh = [part if part.written >= since else Part(part.name, "waiting") for part in parts]
-        return summary(fresh, time.time())
-
-    def show() -> None:
-        if console.is_terminal:
-            with console.status("starting ...") as status:
-                while not over.wait(SHARDS_LOOK_S):
-                    status.update(line())
-            return
-        while not over.wait(LINE_S):
-            console.print(line(), highlight=False, markup=False, soft_wrap=True)
-
-    display = threading.Thread(target=show, daemon=True)
-    display.start()
-    try:
-        yield
-    finally:
-        over.set()
-        display.join()

@@ -156,7 +156,6 @@ METRICS = by_name(
             "lower",
             "codes that differ from the reference cast; NaN compared as a class",
         ),
-        Metric("tests_failed", "count", "lower", "tests that failed or raised; `resolved` has all counts"),
         Metric(
             "cast_bytes_per_elem",
             "byte",

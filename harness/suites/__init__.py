@@ -139,11 +139,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "K",
         "N",
     ),
-    "tests": (
-        "files",
-        "marker",
-        "processes",
-    ),
     "train": (
         "model",
         "data",

@@ -27,10 +27,6 @@ def commands() -> list[list[str]]:
                 r"^python -m harness (.*sweep=.*)$", block.replace("\\\n", " "), re.MULTILINE
             ):
                 words = shlex.split(line, comments=True)
-                if (
-                    words[0] == "-m" and "hydra/launcher" in line
-                ):  # needs it, and a cluster: see test_launchers
-                    continue
                 if not any(own in word for own in OWN for word in words) and words not in found:
                     found.append(words)
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,13 @@ from toy import ToySuite, offered
 from harness import store
 from harness.__main__ import main
 from harness.engine.plan import Plan, PlannedCase
-from harness.engine.shards import Shard, costs, deal, of_command, parse, share
+from harness.engine.shards import Shard, costs, deal, parse, share
 from harness.store import run_state
 from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.timing.workload import Unsupported, Workload
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -41,13 +45,6 @@ def test_what_is_no_shard_is_refused_with_the_value(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert f"shard={text}" in str(caught.value)
-
-
-def test_shards_of_a_command() -> None:
-    assert of_command("0/3,2/3") == of_command("[0/3, 2/3]") == [Shard(0, 3), Shard(2, 3)]
-    for text, why in {"0/2,1/3": "of 2 and of 3", "0/2,0/2": "twice", "0/2,2/2": "count from 0"}.items():
-        with pytest.raises(UsageError, match=why):
-            of_command(text)
 
 
 # Dealing
@@ -148,20 +145,6 @@ def test_two_attempts_at_one_shard_leave_each_case_once(toy: ToySuite, tmp_path:
     assert not merged.duplicated(["case_id", "arm", "metric"]).any()
 
 
-def test_shards_are_spread_again_to_go_on_with_a_run_given_by_its_path(toy: ToySuite) -> None:
-    """A run lost with half of its shards; what is stored stays, and every case is there once."""
-    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1", "results_dir=old"]) == 0
-    kept = store.read("old/toy/r1")
-    assert main(["-m", "sweep=toy", "device=cpu", "shard=0/2,1/2", "resume=old/toy/r1", "quiet=true"]) == 0
-    frame = store.read("old/toy/r1")
-    assert frame["case_id"].nunique() == 5
-    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
-    before = frame[frame["case_id"].isin(kept["case_id"])]
-    assert set(before["attempt"]) == set(kept["attempt"])
-    assert set(frame["run_id"]) == {"r1"}
-    assert store.read_about(Path("old/toy/r1"))["state"] == "finished"
-
-
 def test_dry_run_lists_the_cases_of_the_shard(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep=toy", "device=cpu", "shard=0/2", "dry_run=true"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -175,7 +158,6 @@ def test_dry_run_lists_the_cases_of_the_shard(toy: ToySuite, capsys: pytest.Capt
         ["shard=5/4"],
         ["shard=x"],
         ["shard=0/2,1/2"],
-        ["hydra/launcher=joblib"],
         ["run_id=../away"],
         ["run_id=r1", "resume=r2"],
         ["log_level=LOUD"],
@@ -212,18 +194,6 @@ def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite
     assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
     assert main(["report", "results/toy/r1", "-o", "two.html"]) == 0
     assert "has not ended" not in Path("two.md").read_text()
-
-
-def test_a_report_after_half_of_the_shards_were_launched_says_that_the_others_are_missing(
-    toy: ToySuite,
-) -> None:
-    """Who launched them finished, and knows of no other; what another machine adds ends the run."""
-    words = ["sweep=toy", "device=cpu"]
-    assert main(["-m", *words, "shard=0/4,1/4", "run_id=r1", "quiet=true"]) == 0
-    assert "has not ended" in Path("reports/r1.md").read_text()
-    assert [main([*words, f"shard={i}/4", "run_id=r1"]) for i in (2, 3)] == [0, 0]
-    assert main(["report", "results/toy/r1", "-o", "four.html"]) == 0
-    assert "has not ended" not in Path("four.md").read_text()
 
 
 def about(folder: Path, state: str, **more: str) -> None:
@@ -273,3 +243,21 @@ def test_the_log_has_levels_and_says_why_an_arm_failed(toy: ToySuite) -> None:
     (line,) = [text for text in Path("results/toy/r1/_run.log").read_text().splitlines() if "ERROR" in text]
     assert "no such kernel" in line
     assert "INFO" not in Path("results/toy/r1/_run.log").read_text()
+
+
+def test_the_sbatch_script_is_a_script_whose_shards_cover_the_sweep(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "examples" / "sweep.sbatch"
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    lines = script.read_text().splitlines()
+    (array,) = [line for line in lines if line.startswith("#SBATCH --array=")]
+    last = int(array.rpartition("-")[2])
+    echoed = tmp_path / "python"
+    echoed.write_text('#!/bin/bash\necho "$@"\n')
+    echoed.chmod(0o755)
+    for index in (0, last):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_COUNT": str(last + 1), "SLURM_SUBMIT_DIR": str(tmp_path)}  # fmt: skip
+        said = subprocess.run(
+            ["bash", str(script)], env=env, capture_output=True, text=True, check=True
+        ).stdout
+        assert f"shard={index}/{last + 1}" in said
+        assert "run_id=slurm-9" in said

@@ -19,7 +19,7 @@ PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
 PROCESSES = {"allgather", "parallel"}  # each run is several
-SMOKE = {"smoke_kernels", "smoke_layers", "tests"}  # which check and time nothing
+SMOKE = {"smoke_kernels", "smoke_layers"}  # which check and time nothing
 PREDICTED = "scale"  # nothing of it runs, on whatever device
 
 
@@ -34,6 +34,15 @@ def _memory_of_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache  # a plan is never changed, and four tests ask for each
 def plan(name: str, device: str, *overrides: str) -> Plan:
     return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
+
+
+def test_the_project_has_its_sweeps() -> None:
+    assert {f.stem for f in FILES} == {
+        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "gpu",
+        "linear", "losses", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
+        "scale", "smoke", "train",
+    }  # fmt: skip
+    assert {f.stem for f in FILES} <= set(sweeps())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
