@@ -80,7 +80,6 @@ def main(argv: Sequence[str]) -> int:
 
 COMMANDS = {
     "watch": "harness.engine.watch",
-    "--watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",
     "gate-selftest": "harness.gate.selftest",

@@ -122,7 +122,6 @@ def test_a_dry_run_lists_the_cases_that_are_then_measured_and_writes_nothing(
         ["import", "no-such-file.json"],
         ["doctor", "device=tpu"],
         ["advise", "model=no_such_model"],
-        ["kernel", "no_such_file.py:kernel"],
         ["gate"],
         ["gate", "--candidate", "x"],
     ],

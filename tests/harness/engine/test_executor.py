@@ -13,19 +13,19 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from toy import ToySuite, nothing
+from toy import ToySuite, nothing, planned
 
 from harness import store
 from harness.engine import bench
 from harness.engine.executor import Executor, Outcome
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import Plan
 from harness.engine.resume import stored_cases
 from harness.machine.gpu_monitor import NullMonitor
 from harness.store.case import Case
 from harness.timing import compiling
 from harness.timing import session as timing_session
 from harness.timing.rounds import TimingConfig, timer_for
-from harness.timing.workload import Numerics, Unsupported, Workload
+from harness.timing.workload import Numerics, Workload
 
 QUICK = TimingConfig(
     min_rounds=3,
@@ -39,11 +39,7 @@ QUICK = TimingConfig(
 
 
 def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
-    config: dict[str, Any] = {
-        "name": "toy", "suite": "toy", "axes": {"n": n or [1]}, "shapes": [], "arms": [], "parts": {},
-        "model": None, "seed": 0, "device": "cpu",
-    }  # fmt: skip
-    return make_plan(config, {"toy": suite})
+    return planned(suite, {"n": n or [1]})
 
 
 def execute(
@@ -120,30 +116,6 @@ def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     assert ran == []
     figure = frame[(frame["arm"] == "other") & (frame["metric"] == "sqnr_db")].iloc[0]
     assert (figure["status"], figure["reason"]) == ("failed", "3; SQNR 3 dB, bound 28.3 dB")
-
-
-def test_an_arm_that_this_device_lacks_is_a_skipped_row(tmp_path: Path) -> None:
-    suite = ToySuite(refuses={"other": Unsupported("device", "needs sm_89")})
-    outcome, frame = execute(tmp_path, suite)
-    assert time_rows(frame).loc["other", ["status", "reason"]].tolist() == ["skipped", "needs sm_89"]
-    assert outcome.statuses["skipped"] == 1
-
-
-def test_no_control_row_where_it_is_switched_off(tmp_path: Path) -> None:
-    _, frame = execute(tmp_path, ToySuite(), control=False)
-    assert set(frame["arm"]) == {"base", "other"}
-
-
-def test_ctrl_c_keeps_the_finished_cases(tmp_path: Path) -> None:
-    def build(case: Case) -> Workload:
-        if case["n"] == 3:
-            raise KeyboardInterrupt
-        return Workload(run=nothing, check=lambda: Numerics({}))
-
-    outcome, frame = execute(tmp_path, ToySuite(behaviour={"other": build}), [1, 2, 3, 4])
-    assert outcome.state == "interrupted"
-    assert frame["case_id"].nunique() == 2
-    assert store.read_about(tmp_path)["state"] == "interrupted"
 
 
 @pytest.mark.usefixtures("disk_full_at_third_write")
@@ -359,12 +331,6 @@ def test_energy_of_blocks_shorter_than_the_meter_resolves_is_a_skipped_row(tmp_p
     assert row["status"] == "skipped"
     assert row["reason"].startswith("blocks of less than 2 s, too short for an energy meter")
     assert "timing.block_ms=2500 " in row["reason"]
-
-
-def test_energy_that_cannot_be_read_is_a_skipped_row(tmp_path: Path) -> None:
-    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8))
-    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
-    assert (row["status"], row["reason"]) == ("skipped", "no energy meter could be read on cpu")
 
 
 def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) -> None:

@@ -139,17 +139,6 @@ def test_a_remote_arm_that_raises_or_dies_fails_alone() -> None:
         assert seen(rows["last"])["calls"] == calls_timed(rows["last"])
 
 
-def test_a_suite_that_cannot_be_sent_costs_its_remote_arm_alone() -> None:
-    suite = Patching()
-    suite.unsendable = lambda: None  # type: ignore[attr-defined]
-    rows = Bench(Setting("cpu", QUICK), timer_for("cpu")).measure(
-        plan(suite, 1).cases[0], apart={"peer": {"why": "changed"}}
-    )
-    failed = [r for r in rows if r.status == "failed"]
-    assert [(r.arm, r.cause) for r in failed] == [("peer", Cause.BUILD)]
-    assert {r.arm for r in rows if r.samples} == {"base", "base:again", "last"}
-
-
 def test_nothing_of_a_remote_arm_is_left_when_its_case_has_ended() -> None:
     rows, _ = done(Patching(), apart={"peer": {"why": "changed"}})
     assert began(seen(rows["peer"])["process"]) is None
