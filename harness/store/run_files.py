@@ -18,7 +18,6 @@ LOG = "_run.log"
 PROGRESS = "_progress.json"
 LOCK = "_writer.lock"
 CHECKPOINTS = "_checkpoints"  # folder, for training runs under way
-LAUNCH = "_launch"  # folder, for what a Hydra launcher writes
 _RENAMED = (ABOUT, LOG, PROGRESS, CHECKPOINTS)  # what a run of the older names may have left
 
 
