@@ -131,9 +131,9 @@ def settings() -> Mapping[str, Setting]:
         found[f"limit_{name}"] = Setting(
             partial(resource.getrlimit, number), partial(resource.setrlimit, number)
         )
-    for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
-        found[f"handler_{which.name}"] = Setting(
-            partial(signal.getsignal, which), partial(signal.signal, which), False
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
+        found[f"handler_{signum.name}"] = Setting(
+            partial(signal.getsignal, signum), partial(signal.signal, signum), False
         )
     found["standard_streams"] = Setting(lambda: (sys.stdout, sys.stderr), _set_streams, False)
     for device in ("cpu", "cuda"):

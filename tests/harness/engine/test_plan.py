@@ -118,13 +118,6 @@ def test_what_belongs_to_one_part_is_refused_for_the_whole_sweep(key: str) -> No
         plan(**{"suite": None, "parts": parts(), "axes": {}, key: "toy"})
 
 
-def test_sweep_wide_arms_choose_the_parts_that_have_them() -> None:
-    special = ToySuite()
-    special.ARMS = {"special": special.ARMS["base"]}
-    made = make_plan(config(parts=parts(), axes={}, arms=["special"]), {"toy": ToySuite(), "toy2": special})
-    assert [(c.part, c.arms) for c in made.cases] == [("two", ("special",))]
-
-
 def test_cases_are_chosen_by_their_ids() -> None:
     """A claim of a report names its cases, and its command measures these again."""
     every = [c.case.case_id for c in plan(axes={"n": [3, 9, 1]}).cases]

@@ -12,7 +12,7 @@ import pytest
 from leaky import FOR_GOOD, LEAKS, Leaky
 from test_executor_faults import of_case, plan, sweep
 
-from harness.engine.process_state import OwnStates, UnrestorableError, differences, take
+from harness.engine.process_state import OwnStates, differences, take
 
 NUMBERS = {name: n for n, name in enumerate([*LEAKS, *FOR_GOOD], 1)}
 
@@ -147,45 +147,3 @@ def test_what_torch_does_at_a_first_use_is_no_change() -> None:
     """In a process of its own, where all of it is used for the first time."""
     done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, check=True)
     assert done.stdout == " {} \n" * 12
-
-
-def test_a_process_that_cannot_be_put_back_is_told_and_does_nothing_more() -> None:
-    import torch
-
-    states, mode = OwnStates(), torch.inference_mode()
-    with states.of("guilty"):
-        mode.__enter__()
-    try:
-        assert states.culprit == "guilty"
-        assert states.changed["guilty"]["inference_mode"] == ["False", "True"]
-        with pytest.raises(UnrestorableError, match="arm guilty changed inference_mode"), states.of("next"):
-            pass
-    finally:
-        mode.__exit__(None, None, None)
-
-
-def test_the_clocks_of_a_block_do_not_see_the_change_of_states() -> None:
-    """Oracle: a fake clock that moves only while states change."""
-    from contextlib import contextmanager
-
-    from fakes import FakeTime
-
-    from harness.timing.rounds import TimingConfig
-    from harness.timing.session import Sampler
-    from harness.timing.timers import CpuTimer
-
-    time = FakeTime()
-
-    @contextmanager
-    def around(name: str):  # type: ignore[no-untyped-def]
-        time.sleep(5.0)
-        yield
-        time.sleep(5.0)
-
-    timer = CpuTimer(clock=time)
-    session = Sampler(
-        {"a": lambda: time.sleep(1e-3)}, timer, TimingConfig(), 0, None, time, None, around=around
-    )
-    samples = session.sample("a", session.runs["a"], timer.block, 3, 1)
-    assert samples == pytest.approx([1.0] * 3)
-    assert session.runs["a"].seconds < 1.0

@@ -106,15 +106,6 @@ def test_ceilings_of_an_advised_filter_are_known_by_their_content(
             stored_cases(run, advised(wrong))
 
 
-def test_a_checkpoint_is_of_its_text(tmp_path: Path) -> None:
-    """The rows of a run that was killed in its first arm hold no sha256 yet; its checkpoint says what it read."""
-    one, two = planned(written(tmp_path / "a", TEXT)), planned(written(tmp_path / "b", TEXT[::-1]))
-    cases = [plan.cases[0].case for plan in (one, two)]
-    assert cases[0].case_id == cases[1].case_id
-    names = [divergence.job_of(case, "base", "cpu").identity for case in cases]
-    assert names[0] != names[1]
-
-
 def conditions(**env: Any) -> list[tuple[str, dict[str, Any]]]:
     facts = {"device": "cpu", "torch": "2.11", "git_commit": "a" * 40, "git_dirty": False, "code": "c1"} | env
     return [(env_id(facts), facts)]

@@ -163,8 +163,6 @@ def about(folder: Path, state: str, **more: str) -> None:
 
 
 OWN = {
-    "launched": {"made_by": "launch", "command": "x"},
-    "launched, by its words": {"command": "python -m harness -m x"},  # written before there was `made_by`
     "alone": {"command": "python -m harness x"},
     "alone, whatever its words": {"made_by": "sweep", "command": "python -m harness -m x"},
 }
@@ -176,9 +174,6 @@ OWN = {
         ("", {"0-of-2": "finished"}, "running"),
         ("", {"0-of-2": "finished", "1-of-2": "finished"}, "finished"),
         ("", {"0-of-2": "finished", "1-of-2": "interrupted"}, "interrupted"),
-        ("launched", {"0-of-2": "finished"}, "running"),
-        ("launched, by its words", {"0-of-2": "finished"}, "running"),
-        ("launched", {}, "finished"),
         ("alone, whatever its words", {"0-of-2": "interrupted"}, "finished"),
         ("alone", {"0-of-2": "interrupted"}, "finished"),  # resume= without shards did the rest
         ("", {"0-of-2": "interrupted", "0-of-3": "finished"}, "interrupted"),

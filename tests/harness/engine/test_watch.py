@@ -140,21 +140,6 @@ def test_a_run_can_be_watched_and_reported_while_it_runs(
     assert capsys.readouterr().out.startswith("100 % of 3 done; finished; ")
 
 
-def test_a_finished_run_whose_rows_cannot_be_read_is_not_all_well(
-    toy: ToySuite, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sweep=toy", "device=cpu", "run_id=r1"]) == 0
-    (part,) = Path("results/toy/r1").rglob("*.parquet")
-    part.write_bytes(part.read_bytes()[:-100])
-    capsys.readouterr()
-    assert main(["watch", "r1"]) == 0
-    assert capsys.readouterr().out.startswith(
-        f"1 of 1 files of rows cannot be read ({part.name}), restore them from a copy; 100 % of 3 done"
-    )
-    assert main(["watch", "r1", "--once"]) == 0
-    assert "cannot be read" in capsys.readouterr().out
-
-
 def test_watching_needs_no_torch(tmp_path: Path) -> None:
     note(tmp_path, state="finished")
     code = (
