@@ -11,17 +11,14 @@ import pytest
 from report_fixtures import Invented, write_run
 
 from harness import store
-from harness.cli import config
-from harness.engine.plan import make_plan
 from harness.gate.collect import Row
 from harness.gate.policy import Match
 from harness.store.arm import Arm, arm_of, parse, stored_arm
 from harness.store.case import Case
 from harness.store.compare import paired_ratios
 from harness.store.compare import summary as summarise
-from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
-from harness.suites import SUITES, gemm
+from harness.suites import gemm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,27 +143,6 @@ def test_names_of_other_suites_are_left_alone(suite: str) -> None:
     assert parse("fp8_rowwise", suite) == Arm(variant="fp8_rowwise")
     assert stored_arm(suite, "fp8_rowwise", "", None)[0] == "fp8_rowwise"
     assert stored_arm(suite, "bf16", "", Arm("bf16").as_json)[0] == "bf16"
-
-
-def test_a_former_name_on_the_command_line_asks_for_the_same_arms() -> None:
-    """Oracle: the plan of the same words with the names of today."""
-
-    def planned(words: list[str]) -> list[tuple[str, tuple[str, ...]]]:
-        request = config.load(words, lambda device: "cpu")
-        return [(c.case.case_id, c.arms) for c in make_plan(request.config, SUITES).cases]
-
-    sizes = ["sweep=gemm", "axes.M=32", "axes.K=32", "axes.N=32", "axes.role=output"]
-    assert planned([*sizes, "arms=[bf16,fp8_rowwise]"]) == planned(
-        [*sizes, "arms=[bf16_eager,rowwise_eager]"]
-    )
-    assert planned([*sizes, "without=[fp8_tensorwise_fast]"]) == planned(
-        [*sizes, "without=[tensorwise_fast_eager]"]
-    )
-    quick = planned(["sweep=quick", "arms=[bf16,fp8_rowwise]"])
-    assert {arms for _, arms in quick} == {("bf16_eager", "rowwise_eager")}
-    assert len(quick) == 2, "two roles of the part gemm alone: no other part ever had an arm of these names"
-    with pytest.raises(UsageError, match="arm 'fp8_rowwize'"):
-        planned([*sizes, "arms=[fp8_rowwize]"])
 
 
 def test_a_policy_may_name_an_arm_by_its_former_name() -> None:
