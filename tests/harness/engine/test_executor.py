@@ -164,14 +164,14 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-def test_fourteen_shapes_of_one_compiled_arm_all_run_compiled(tmp_path: Path) -> None:
+def test_more_shapes_than_dynamos_limit_all_run_compiled(tmp_path: Path) -> None:
     """Dynamo's default limit is 8 graphs a code object; past it a plain torch.compile runs eager."""
-    _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), list(range(2, 16)))
+    _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), list(range(2, 11)))
     rows = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")]
-    assert len(rows) == 14
+    assert len(rows) == 9
     assert (rows["status"] == "ok").all()
     assert rows["resolved"].str.contains('"compile_graphs":1').all()
-    assert len(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")]) == 14
+    assert len(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")]) == 9
 
 
 @needs_compiler

@@ -126,6 +126,7 @@ def kill_one_worker(wait_s: float, killed: list[int]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_fifty_kills_in_two_hundred_cases_lose_nothing() -> None:
     """SIGKILL from outside, each some random milliseconds after a random case has started."""
     random_ = random.Random(0)

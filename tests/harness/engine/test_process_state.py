@@ -22,7 +22,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module", params=["build", "timed", pytest.param("check", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["timed", *(pytest.param(when, marks=pytest.mark.slow) for when in ("build", "check"))],
+)
 def leaked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     """A case a leak, in worker processes."""
     folder = tmp_path_factory.mktemp("leaks")
@@ -143,6 +146,7 @@ for use in (
 """
 
 
+@pytest.mark.slow
 def test_what_torch_does_at_a_first_use_is_no_change() -> None:
     """In a process of its own, where all of it is used for the first time."""
     done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, check=True)
