@@ -74,7 +74,6 @@ def test_copies_of_a_run_are_no_seeds(seeds: str, copy: str, capsys: pytest.Capt
     [
         (["arms=[tensorwise]"], ["arms=[tensorwise]", "no run of base"]),
         (["arms=[rowwise,rowwise_eps]"], ["arms=[rowwise,rowwise_eps]", "no run of base"]),
-        (["without=[base]", "arms=[base,base_other]"], ["arms=[base_other]", "no run of base"]),
         (["axes.eval_batches=0"], ["axes.eval_batches=0", "PASS"]),
         (["axes.eval_batches=[4,0]", "arms=[base,base_eps]"], ["axes.eval_batches=0", "PASS"]),
     ],
