@@ -78,7 +78,6 @@ def main(argv: Sequence[str]) -> int:
 
 COMMANDS = {
     "watch": "harness.engine.watch",
-    "--watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",
     "import": "harness.cli.import_benchmark",

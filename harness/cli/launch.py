@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from harness import store
 from harness.cli.resume_alone import load_request
 from harness.engine import run_folder, shards
+from harness.store import run_files
 from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _launch(task: ShardCommand, asked: str, to_hydra: Sequence[str], folder: Pat
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import ConfigCompositionException
 
-    sweep = {"dir": str(folder / "launch").replace("$", "\\$"), "subdir": "${hydra.job.num}"}
+    sweep = {"dir": str(folder / run_files.LAUNCH).replace("$", "\\$"), "subdir": "${hydra.job.num}"}
     hydra_node = {"job": {"name": "fp8-harness", "chdir": False}, "output_subdir": None, "sweep": sweep}
     ConfigStore.instance().store(name="shards", node={"shard": "", "hydra": hydra_node})
     GlobalHydra.instance().clear()

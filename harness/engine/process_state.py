@@ -35,6 +35,7 @@ _BY_COMPILER = {
 }  # fmt: skip
 
 _RECURSION = sys.getrecursionlimit()
+_raised = [_RECURSION]  # the highest that was seen
 
 Get = Callable[[], Any]
 Set = Callable[[Any], object]
@@ -122,18 +123,15 @@ def settings() -> Mapping[str, Setting]:
         what = f"{which}_module_params_on_conversion"
         found[what] = Setting(getattr(future, f"get_{what}"), getattr(future, f"set_{what}"))
     found["cpu_affinity"] = Setting(lambda: os.sched_getaffinity(0), _set_affinity)
-    # torch's compiler raises it for good: only a lowered one is an arm's doing
-    found["recursion_limit"] = Setting(
-        lambda: min(sys.getrecursionlimit(), _RECURSION), sys.setrecursionlimit
-    )
+    found["recursion_limit"] = Setting(_recursion_limit, _set_recursion_limit)
     for name in ("AS", "DATA", "NOFILE", "STACK"):
         number = getattr(resource, f"RLIMIT_{name}")
         found[f"limit_{name}"] = Setting(
             partial(resource.getrlimit, number), partial(resource.setrlimit, number)
         )
-    for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
-        found[f"handler_{which.name}"] = Setting(
-            partial(signal.getsignal, which), partial(signal.signal, which), False
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
+        found[f"handler_{signum.name}"] = Setting(
+            partial(signal.getsignal, signum), partial(signal.signal, signum), False
         )
     found["standard_streams"] = Setting(lambda: (sys.stdout, sys.stderr), _set_streams, False)
     for device in ("cpu", "cuda"):
@@ -171,6 +169,17 @@ def _works(setting: Setting) -> bool:
         setting.get()
         return True
     return False
+
+
+def _recursion_limit() -> int:
+    """The limit, as far as it is lowered: torch's compiler raises it for good, and libraries for as long as they run."""
+    now = sys.getrecursionlimit()
+    _raised[0] = max(_raised[0], now)
+    return min(now, _RECURSION)
+
+
+def _set_recursion_limit(wanted: int) -> None:
+    sys.setrecursionlimit(_raised[0] if wanted == _RECURSION else wanted)
 
 
 def _set_affinity(wanted: set[int]) -> None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 SILENT_S = 120.0  # without a sign of life it is said how long ago the last one was
 LINE_S = 30.0  # between two lines where there is no terminal
-SHARDS_LOOK_S = 1.0  # between two looks at the shards of a launcher
 ENDED = ("finished", "interrupted", "failed", "gone")
 
 

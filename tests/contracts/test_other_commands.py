@@ -1,4 +1,4 @@
-"""doctor, advise, kernel, former commands, help, and the targets of make that the README names."""
+"""doctor, advise, former commands, help, and the targets of make that the README names."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_command_that_is_gone_is_exit_2_and_says_what_does_it_now(command: str
 
 
 def test_the_gpu_session_shows_its_timetable_without_measuring(tmp_path: Path) -> None:
-    ended = run(tmp_path, "gpu", "dry_run=true", "device=cpu")
+    ended = run(tmp_path, "sweep=gpu", "dry_run=true", "device=cpu")
     assert ended.code == 0
     assert "nothing was measured" in ended.out[-1]
 
@@ -112,3 +112,8 @@ def test_the_targets_that_the_readme_names_exist_and_begin_what_they_say() -> No
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "python3 -m harness sweep=quick rounds=3"
+
+
+@pytest.mark.parametrize(("word", "instead"), [("gpu", "sweep=gpu"), ("gemm", "sweep=gemm")])
+def test_a_sweep_that_is_given_as_a_command_is_told_how(word: str, instead: str, tmp_path: Path) -> None:
+    assert instead in run(tmp_path, word).refused()

@@ -16,4 +16,4 @@ def test_every_command_of_the_program_is_among_them() -> None:
     from harness.__main__ import commands
 
     asked = {command.words[0] for command in [*wheel_alone.commands(), *wheel_alone.LONG]}
-    assert set(commands()) - {"-h", "--watch"} <= asked
+    assert set(commands()) - {"-h"} <= asked

@@ -93,7 +93,7 @@ def commands() -> list[Command]:
             "pip install 'fp8-harness[interpreter]'",
             2,
         ),
-        Command(("gpu", "dry_run=true", "device=cpu"), ""),
+        Command(("sweep=gpu", "dry_run=true", "device=cpu"), ""),
         Command(("-m", "sweep=./mine.yaml", "axes.M=16,32", *QUICK), "results"),
         Command(("SCRIPT", "loop.py"), "in FP8"),
     ]

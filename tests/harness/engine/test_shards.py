@@ -21,7 +21,7 @@ from harness.engine.shards import Shard, costs, deal, parse, share
 from harness.store import run_state
 from harness.store.case import Case
 from harness.store.errors import UsageError
-from harness.timing.workload import Unsupported, Workload
+from harness.timing.workload import Unsupported
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,22 +99,6 @@ def test_a_case_costs_as_many_arms_as_run() -> None:
 # Running
 
 
-def test_shards_share_a_run_and_each_case_has_its_rows_once(
-    toy: ToySuite, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for i in range(2):
-        assert main(["sweep=toy", "device=cpu", f"shard={i}/2", "run_id=r1", "--quiet"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    frame = store.read("results/toy/r1")
-    assert set(frame["run_id"]) == {"r1"}
-    assert sorted(json.loads(a)["n"] for a in frame.drop_duplicates("case_id")["axes"]) == [1, 2, 3, 4, 50]
-    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
-    alone = [store.read(f"results/toy/r1/shard-{i}-of-2") for i in range(2)]
-    assert not set(alone[0]["case_id"]) & set(alone[1]["case_id"])
-    assert store.read_about(Path("results/toy/r1/shard-0-of-2"))["command"].endswith("device=cpu quiet=true")
-
-
 def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
     toy: ToySuite, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,24 +116,6 @@ def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
     assert frame["case_id"].nunique() == 5
     assert not frame.duplicated(["case_id", "arm", "metric"]).any()
     assert "run_id=r1" not in Path("reports/r1.md").read_text()
-
-
-def test_two_attempts_at_one_shard_leave_each_case_once(toy: ToySuite, tmp_path: Path) -> None:
-    """A scheduler may start a job twice, on two machines whose folders are then merged."""
-    for place in ("a", "b"):
-        assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1", f"results_dir={place}"]) == 0
-    for file in (tmp_path / "b/toy/r1/shard-0-of-2").glob("*.parquet"):
-        file.rename(tmp_path / "a/toy/r1/shard-0-of-2" / file.name)
-    merged, alone = store.read("a/toy/r1"), store.read("a/toy/r1", all_attempts=True)
-    assert len(alone) == 2 * len(merged)
-    assert not merged.duplicated(["case_id", "arm", "metric"]).any()
-
-
-def test_dry_run_lists_the_cases_of_the_shard(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep=toy", "device=cpu", "shard=0/2", "dry_run=true"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "in other shards" in last
-    assert not Path("results").exists()
 
 
 @pytest.mark.parametrize(
@@ -182,11 +148,6 @@ def test_a_shard_of_other_settings_does_not_join(toy: ToySuite, capsys: pytest.C
     assert not Path("results/toy/r1/shard-1-of-2").exists()
 
 
-def test_more_shards_than_cases_leave_some_with_nothing_to_do(toy: ToySuite) -> None:
-    assert [main(["sweep=toy", "device=cpu", f"shard={i}/7", "run_id=r1"]) for i in range(7)] == [0] * 7
-    assert store.read("results/toy/r1")["case_id"].nunique() == 5
-
-
 def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite) -> None:
     assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
     assert main(["report", "results/toy/r1", "-o", "one.html"]) == 0
@@ -202,7 +163,6 @@ def about(folder: Path, state: str, **more: str) -> None:
 
 
 OWN = {
-    "launched": {"made_by": "launch", "command": "x"},
     "alone": {"command": "python -m harness x"},
     "alone, whatever its words": {"made_by": "sweep", "command": "python -m harness -m x"},
 }
@@ -214,8 +174,6 @@ OWN = {
         ("", {"0-of-2": "finished"}, "running"),
         ("", {"0-of-2": "finished", "1-of-2": "finished"}, "finished"),
         ("", {"0-of-2": "finished", "1-of-2": "interrupted"}, "interrupted"),
-        ("launched", {"0-of-2": "finished"}, "running"),
-        ("launched", {}, "finished"),
         ("alone, whatever its words", {"0-of-2": "interrupted"}, "finished"),
         ("alone", {"0-of-2": "interrupted"}, "finished"),  # resume= without shards did the rest
         ("", {"0-of-2": "interrupted", "0-of-3": "finished"}, "interrupted"),
@@ -232,17 +190,6 @@ def test_the_state_of_a_run_is_that_of_its_shards(
     for name, its in shards.items():
         about(tmp_path / f"shard-{name}", its)
     assert run_state.about(tmp_path).get("state") == state
-
-
-def test_the_log_has_levels_and_says_why_an_arm_failed(toy: ToySuite) -> None:
-    def broken(case: Case) -> Workload:
-        raise RuntimeError("no such kernel")
-
-    toy.behaviour = {"other": broken}
-    assert main(["sweep=toy", "device=cpu", "run_id=r1", "axes.n=1", "log_level=WARNING"]) == 1
-    (line,) = [text for text in Path("results/toy/r1/_run.log").read_text().splitlines() if "ERROR" in text]
-    assert "no such kernel" in line
-    assert "INFO" not in Path("results/toy/r1/_run.log").read_text()
 
 
 def test_the_sbatch_script_is_a_script_whose_shards_cover_the_sweep(tmp_path: Path) -> None:

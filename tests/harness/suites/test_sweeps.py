@@ -36,15 +36,6 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
     return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
 
 
-def test_the_project_has_its_sweeps() -> None:
-    assert {f.stem for f in FILES} == {
-        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "gpu",
-        "linear", "losses", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
-        "scale", "smoke", "train",
-    }  # fmt: skip
-    assert {f.stem for f in FILES} <= set(sweeps())
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_the_first_line_is_a_question(path: Path) -> None:
     assert "?" in question(path)
