@@ -120,10 +120,6 @@ def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if isinstance(about.get("config"), dict) and about["config"]:
             break
     else:
-        if about.get("settings"):  # of harness.cli.reference_job
-            raise UsageError(
-                f"resume={name}: a job of several ranks made it; the command that made it continues it: {about.get('command')}"
-            )
         raise UsageError(
             f"resume={name}: {files[0]} holds no settings (config): an older version made it, or no sweep=; "
             f"add resume={name} to the command that made it: {about.get('command', 'not known')}"

@@ -205,14 +205,7 @@ def test_a_model_that_fsdp_cannot_shard_is_refused_in_one_line(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arm", "changes", "device", "message"),
     [
-        (
-            "tensorwise_compile",
-            {},
-            "cpu",
-            "ranks=2: these arms are not timed over ranks; take bf16_eager and",
-        ),
-        ("torchao_tensorwise_eager", {}, "cpu", "take bf16_eager and RECIPE_eager"),
-        ("bf16_eager", {"accumulation": 2}, "cpu", "take axes.accumulation=1"),
+        ("torchao_tensorwise_eager", {}, "cpu", "ranks=2: these arms are not timed over ranks"),
         ("bf16_eager", {"batch": "max"}, "cpu", "give a number"),
         ("bf16_eager", {"ranks": 99}, "cuda", "99 ranks need 99 GPUs; here are"),
         ("rowwise_eager", {"fp8_all_gather": True}, "cpu", "take axes.fp8_all_gather=false"),
