@@ -123,10 +123,12 @@ def test_a_sweep_stores_it_and_reports_it(tmp_path: Path, capsys: pytest.Capture
     """From the command line to the page: the rows, and the section with its table."""
     words = [
         "sweep=reference_7b",
+        "~parts.step",
+        "~parts.loss",
         "axes.model=[llama_tiny]",
         "axes.seq=[64]",
         "axes.batch=[2]",
-        "arms=[tensorwise]",
+        "parts.predicted.arms=[tensorwise]",
     ]
     folders = [f"results_dir={tmp_path / 'results'}", f"reports_dir={tmp_path / 'reports'}"]
     assert main([*words, *folders]) == 0

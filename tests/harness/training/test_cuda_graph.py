@@ -58,7 +58,8 @@ def seen(made: Trainee, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("recipe", "compute", "accumulation"),
     [
-        *((name, "fp32", accumulation) for name in ("bf16", *RECIPES) for accumulation in (1, 2)),
+        *((name, "fp32", 2) for name in ("bf16", *RECIPES)),
+        ("delayed", "fp32", 1),
         *((name, compute, 2) for name in ("bf16", "delayed") for compute in ("bf16_autocast", "bf16")),
     ],
 )
@@ -106,14 +107,6 @@ def test_recording_changes_nothing_and_yields_nothing_before_the_first_replay() 
         assert float(first) != kept
         assert not tape.erased
     assert tape.erased
-
-
-def test_the_batches_that_are_given_are_left_alone() -> None:
-    made, fed = trainee(), batches()
-    with cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], OperatorTape()) as step:
-        step(fed[3])
-    for mine, fresh in zip(fed, batches(), strict=True):
-        assert same([t for batch in mine for t in batch], [t for batch in fresh for t in batch])
 
 
 @pytest.mark.parametrize(
@@ -197,12 +190,6 @@ def copies(loss: Tensor) -> Tensor:
     return loss * torch.tensor(2.0, device=loss.device)
 
 
-def runs_out(loss: Tensor) -> Tensor:
-    if torch.cuda.is_current_stream_capturing():
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    return loss
-
-
 class Waits(TinyLM):
     """Does something with its loss that a CUDA graph can't hold."""
 
@@ -248,17 +235,6 @@ def test_kept_casts_whose_bits_are_compared_are_refused() -> None:
     with (
         pytest.raises(cuda_graph.CaptureError, match="RefusedError: tolist"),
         cuda_graph.recorded(made, batches(2)[: cuda_graph.WARM_UP], OperatorTape()),
-    ):
-        pytest.fail("was recorded")
-
-
-def test_memory_that_runs_out_is_no_fault_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        cuda_graph.recorded(
-            trainee(lambda: Waits(runs_out)), batches()[: cuda_graph.WARM_UP], OperatorTape()
-        ),
     ):
         pytest.fail("was recorded")
 

@@ -93,15 +93,3 @@ def test_a_recording_that_cuda_refuses_gives_its_stream_back_and_the_first_reaso
         pytest.fail("was recorded")
     assert cuda.current == "default"
     assert gc.isenabled()
-
-
-def test_an_end_that_fails_by_itself_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, made = fake_graphs(monkeypatch), trainee()
-    cuda.refuses = True
-    with (
-        pytest.raises(
-            cuda_graph.CaptureError, match="RuntimeError: operation failed due to a previous error"
-        ),
-        cuda_graph.recorded(made, batches()[: cuda_graph.WARM_UP], cuda_graph.CudaTape()),
-    ):
-        pytest.fail("was recorded")

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from loops import Loop, PlantedClock
+from loops import Loop, planted
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -37,16 +37,12 @@ def answer_of(trial: Any) -> dict[str, Any]:
     }
 
 
-def _planted(trial: Any, fp8_ms: float, base_ms: float) -> None:
-    trial._clock = PlantedClock(lambda count: fp8_ms if trial._turn.is_fp8 else base_ms)
-
-
 def data_parallel(slower: float = 1.0) -> dict[str, Any]:
     """DDP around a model that the trial converted before; rank 1's steps take `slower` times as long."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
     factor = slower if dist.get_rank() else 1.0
-    _planted(trial, 80.0 * factor, 100.0 * factor)
+    planted(trial, 80.0 * factor, 100.0 * factor)
     loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()  # other batches
     loop.run(trial, loop.turn + STEPS)
@@ -68,7 +64,7 @@ def sharded(recipe: str, fp8_all_gather: bool, demand: bool) -> dict[str, Any]:
     loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
     loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
     trial = ab.Trial(loop.model, recipe, steps=STEPS, fp8_all_gather=demand)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     loop.turn = 1000 * dist.get_rank()
     loop.run(trial, loop.turn + STEPS)
     return answer_of(trial)
@@ -78,7 +74,7 @@ def left_in_bf16(when: str) -> dict[str, Any]:
     """Something on rank 1 holds the model in bf16: from the start, or within a later block."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     held = PrecisionSchedule.parse("keep_bf16")
     while not trial.done and loop.turn < STEPS:
         with trial.step():
@@ -100,7 +96,7 @@ def other_shapes() -> dict[str, Any]:
     """Rank 1 meets a shorter batch within a block."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     while not trial.done and loop.turn < STEPS:
         if dist.get_rank() == 1:
             loop.rows = 8 if loop.turn == 20 else 16
@@ -126,7 +122,7 @@ def reports_early() -> dict[str, Any]:
     """Rank 0 prints a report in the middle."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     loop.run(trial, 30)
     told = trial.report() if dist.get_rank() == 0 else "under way"
     early = trial.done
@@ -140,7 +136,7 @@ def made_before_the_group() -> dict[str, Any]:
     with mock.patch("torch.distributed.is_initialized", return_value=False):
         trial = ab.Trial(loop.model, steps=STEPS)
     factor = 1.2 if dist.get_rank() else 1.0
-    _planted(trial, 80.0 * factor, 100.0 * factor)
+    planted(trial, 80.0 * factor, 100.0 * factor)
     loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()
     loop.run(trial, loop.turn + STEPS)
@@ -156,6 +152,6 @@ def converted_and_sharded(recipe: str) -> dict[str, Any]:
         fully_shard(layer, mesh=mesh)
     loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
     loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     loop.run(trial, STEPS)
     return answer_of(trial)

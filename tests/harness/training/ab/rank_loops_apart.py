@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch.distributed as dist
-from loops import Loop
-from rank_loops import STEPS, _planted, answer_of
+from loops import Loop, planted
+from rank_loops import STEPS, answer_of
 
-from fp8core import RECIPES, AmaxHistory, convert_to_float8_training
+from fp8core import RECIPES, convert_to_float8_training
 from harness import ab
-from harness.training.ab import waits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 
 def other_trial(what: str) -> dict[str, Any]:
@@ -27,26 +26,19 @@ def other_trial(what: str) -> dict[str, Any]:
     if dist.get_rank():
         given |= {
             "seed": {"seed": 1},
-            "block": {"block": 1},
-            "recipe": {"recipe": "rowwise"},
-            "after": {"after": "fp8"},
             "restore": {"restore": [loop.optimizer]},
         }.get(what, {})
         if what == "layers":
             given["after"] = "bf16"  # as rank 0's, which comes unconverted, is left
             convert_to_float8_training(loop.model, module_filter_fn=lambda module, fqn: fqn == "up")
-    if what in ("casts", "history"):  # of the same name
+    if what == "casts":  # of a recipe of the same name
         own = RECIPES["delayed"]
         if dist.get_rank():
-            changes: dict[str, Any] = {
-                "casts": {"grad_input": own.output},
-                "history": {"history": AmaxHistory(4)},
-            }
-            own = replace(own, **changes[what])
+            own = replace(own, grad_input=own.output)
         given |= {"recipe": "delayed", "after": "bf16"}
         convert_to_float8_training(loop.model, config=own)
     trial = ab.Trial(loop.model, rank_timeout_s=60.0, **given)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     loop.run(trial, STEPS)
     return {**answer_of(trial), "turn": loop.turn, "steps_run": trial.result().steps_run}
 
@@ -55,7 +47,7 @@ def leaves(how: str) -> dict[str, Any]:
     """Rank 1 closes the trial, or raises between two steps, while rank 0 goes on."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=60.0)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     began = time.monotonic()
     with contextlib.suppress(ZeroDivisionError), trial:
         while not trial.done and loop.turn < STEPS:
@@ -81,23 +73,3 @@ def cannot_begin() -> dict[str, Any]:
         except RuntimeError as error:
             raised = str(error)
     return {**answer_of(trial), "raised": raised, "hooks": len(loop.model._forward_hooks)}
-
-
-def costly_profiler(block: int) -> dict[str, Any]:
-    """On rank 1 the end of each profiled step takes 0.3 s; the loop's own time between steps is equal."""
-    real = waits.watched
-
-    @contextlib.contextmanager
-    def slow(on_gpu: bool) -> Iterator[list[float]]:
-        with real(on_gpu) as own:
-            yield own
-        time.sleep(0.3 * dist.get_rank())
-
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=7 + 9 * (block + 1), block=block)
-    with mock.patch("harness.training.ab.waits.watched", slow):
-        while not trial.done:
-            with trial.step():
-                time.sleep(0.02)
-                loop.step()
-    return {**answer_of(trial), "notes": trial.result().notes}

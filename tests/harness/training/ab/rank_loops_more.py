@@ -38,11 +38,10 @@ def shard(loop: Loop) -> None:
     loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
 
 
-def both_gathers(converted: bool) -> dict[str, Any]:
+def both_gathers() -> dict[str, Any]:
     """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster."""
     loop = Loop(seed=0)
-    if converted:
-        convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
+    convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
     trial = ab.Trial(loop.model, steps=BOTH_STEPS, block=1, fp8_all_gather="both")
     shard(loop)
     ms = {BASE: 100.0, "base:again": 100.0, FP8: 80.0, GATHER: 64.0}
@@ -85,17 +84,6 @@ def same_results() -> bool:
         loop.optimizer.zero_grad()
         found.append([output.detach(), *grads])
     return len(found[0]) == 5 and equal(found[0], found[1]) and equal(found[0], found[2])
-
-
-def not_sharded() -> str:
-    """The refusal."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=BOTH_STEPS, block=1, fp8_all_gather="both")
-    try:
-        loop.run(trial)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def tensor_parallel() -> dict[str, Any]:
@@ -154,12 +142,11 @@ def slowed(kind: str, ms: float, more: float, where: str = "inside") -> dict[str
     return {**answer_of(trial), "own": trial._known._own}
 
 
-def raises_in_forward(inside: str) -> dict[str, Any]:
-    """All ranks raise in the middle of a forward or a backward pass; then training goes on."""
+def raises_within() -> dict[str, Any]:
+    """All ranks raise in the middle of a backward pass; then training goes on."""
     loop, plain = Loop(seed=0), Loop(seed=0)
     for each in (loop, plain):
         convert_to_float8_training(each.model)
-    trial = ab.Trial(loop.model, steps=25, block=1, restore=[])
     for each in (loop, plain):
         shard(each)
     trial = ab.Trial(loop.model, steps=25, block=1, restore=[loop.optimizer, loop.scheduler])
@@ -169,10 +156,7 @@ def raises_in_forward(inside: str) -> dict[str, Any]:
         if armed[0]:
             raise ZeroDivisionError("planted")
 
-    if inside == "forward":
-        loop.model.down.register_forward_hook(planted)
-    else:
-        loop.model.up.register_full_backward_pre_hook(planted)
+    loop.model.up.register_full_backward_pre_hook(planted)
     with contextlib.suppress(ZeroDivisionError), trial:
         while not trial.done:
             armed[0] = loop.turn == 5

@@ -154,16 +154,6 @@ def test_the_loss_gap_is_that_of_the_blocks() -> None:
     assert good(rounds=broken).loss_gap is None
 
 
-def test_the_answer_is_short() -> None:
-    full = good(
-        tokens=4096.0,
-        peak_bytes={BASE: 2**30, FP8: 2**31},
-        slow_rank="rank 1 takes 21 % longer",
-        steps_run=(64, 123),
-    )
-    assert len(with_faults(full, FP8, 6).lines()) <= 20
-
-
 def test_a_round_without_an_arm_has_no_ratio() -> None:
     assert not Round(0, {BASE: (1.0,)}).has(BASE, FP8)
     assert Plan().order(0) == Plan().order(0)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from fakes import FakeCuda
-from loops import Loop, PlantedClock, equal
+from loops import Loop, equal, planted
 from torch import nn
 
-from fp8core import Float8Linear, PrecisionSchedule, convert_to_float8_training, verify
+from fp8core import Float8Linear, convert_to_float8_training, verify
 from harness import ab, store
-from harness.__main__ import main
 from harness.store.compare import paired_ratios
 from harness.store.errors import UsageError
 from harness.timing.clock import EventClock
@@ -22,18 +21,9 @@ from harness.training.ab.plan import BASE, FP8
 SHORT = {"steps": 52}  # three rounds
 
 
-def planted(trial: Any, fp8_ms: float = 80.0, base_ms: float = 100.0) -> PlantedClock:
-    """A clock by which FP8's steps take another time than bf16's, in a trial that was just made."""
-    clock = PlantedClock(lambda count: fp8_ms if trial._turn.is_fp8 else base_ms)
-    trial._clock = clock
-    return clock
-
-
 def test_a_trial_finds_the_planted_ratio_and_proves_fp8() -> None:
     loop = Loop()
-    trial = ab.Trial(loop.model, **SHORT)
-    planted(trial)
-    result = loop.run(trial)
+    result = loop.run(planted(ab.Trial(loop.model, **SHORT)))
     assert loop.turn == 52
     assert result.effect.speedup == pytest.approx(100 / 80)
     assert result.effect.rounds == 3
@@ -69,6 +59,31 @@ def test_a_converted_model_is_taken_as_it_is_and_left_as_asked() -> None:
     assert verify(loop.step, loop.model, recipe="rowwise", announce=False).ok
     loop.run(ab.Trial(loop.model, "rowwise", after="bf16", **SHORT))
     assert all(layer.recipe.fp8_gemms == 0 for layer in layers)
+    again = ab.Trial(loop.model, "rowwise", restore=[loop.optimizer], **SHORT)
+    assert loop.run(again).proved, "a trial takes the model that another one left"
+
+
+def test_a_model_that_came_in_fp8_is_left_in_fp8() -> None:
+    loop = Loop()
+    convert_to_float8_training(loop.model, config="tensorwise")
+    trial = ab.Trial(loop.model, **SHORT)
+    loop.model(loop.batch())  # an evaluation before the first step: seen by nothing, in bf16
+    layers = [m for m in loop.model.modules() if isinstance(m, Float8Linear)]
+    assert all(layer.recipe.fp8_gemms == 0 for layer in layers)
+    assert loop.run(trial).ends_in == "FP8"
+    assert all(layer.recipe.fp8_gemms == 3 for layer in layers)
+
+
+def test_a_gpus_steps_are_read_by_its_own_events() -> None:
+    """Oracle: the fake device's time, of which the host's work between marks is none."""
+    cuda = FakeCuda()
+    clock = EventClock(cuda)
+    start = clock.mark()
+    cuda.enqueue(2.5e-3)
+    cuda.time.sleep(1e-3)
+    end = clock.mark()
+    clock.settle()
+    assert clock.ms(start, end) == pytest.approx(2.5, rel=0.01)
 
 
 def test_held_in_bf16_the_model_trains_as_without_conversion() -> None:
@@ -162,10 +177,9 @@ def test_a_stateful_loader_gives_its_next_batches_again() -> None:
     assert float(next(iter(rows))[0, 0]) == 1.0
 
 
-def test_the_rows_are_rendered_like_any_others(tmp_path: Path) -> None:
+def test_the_rows_are_compared_like_any_others(tmp_path: Path) -> None:
     loop = Loop()
-    trial = ab.Trial(loop.model, **SHORT)
-    planted(trial)
+    trial = planted(ab.Trial(loop.model, **SHORT))
     loop.run(trial)
     folder = trial.save(tmp_path)
     (pair,) = paired_ratios(store.read([folder])).to_dict("records")
@@ -173,16 +187,6 @@ def test_the_rows_are_rendered_like_any_others(tmp_path: Path) -> None:
     assert pair["speedup"] == pytest.approx(1.25)
     assert pair["floor"] == pytest.approx(1.0)
     assert pair["rounds"] == 3
-    assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
-    assert "tensorwise" in (tmp_path / "page.md").read_text()
-
-
-def test_an_unproved_trial_stores_no_time(tmp_path: Path) -> None:
-    loop = Loop()
-    trial = ab.Trial(loop.model, **SHORT)
-    loop.run(trial, most=10)
-    rows = store.read([trial.save(tmp_path)])
-    assert set(rows["status"]) == {"failed"}
 
 
 def test_after_its_end_a_trial_does_nothing() -> None:
@@ -195,33 +199,39 @@ def test_after_its_end_a_trial_does_nothing() -> None:
     assert not any(module._forward_hooks for module in loop.model.modules())
 
 
+def converted(recipe: str) -> nn.Module:
+    return convert_to_float8_training(Loop().model, config=recipe)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("model", "given", "words"),
     [
-        ({"recipe": "nonsense"}, "nonsense"),
-        ({"steps": 20}, "steps=20"),
-        ({"after": "fp16"}, "after='fp16'"),
-        ({"restore": [object()]}, "a object has no state_dict"),
-        ({"module_filter_fn": lambda module, fqn: False}, "no layer of the model takes FP8"),
+        (None, {"recipe": "nonsense"}, "nonsense"),
+        (None, {"recipe": None}, "recipe=None"),
+        (None, {"steps": 20}, "steps=20"),
+        (None, {"after": "fp16"}, "after='fp16'"),
+        (None, {"restore": [object()]}, "object has no state_dict"),
+        (None, {"restore": nn.Linear(2, 2)}, "restore=Linear"),
+        (None, {"rank_timeout_s": "x"}, "rank_timeout_s='x'"),
+        (None, {"module_filter_fn": lambda module, fqn: False}, "no layer of the model takes FP8"),
+        (None, {"module_filter_fn": 3}, "module_filter_fn=3"),
+        (None, {"clock": 3}, "clock=3"),
+        (None, {"recipe": "rowwise", "fp8_all_gather": True}, "rowwise codes differ"),
+        (None, {"recipe": "rowwise", "fp8_all_gather": "both"}, "rowwise codes differ"),
+        (None, {"fp8_all_gather": "yes"}, "fp8_all_gather='yes'"),
+        ("tensorwise", {"fp8_all_gather": "both"}, "enable_fsdp_float8_all_gather is off"),
+        ("rowwise", {}, "converted with rowwise"),
+        (nn.Linear(32, 32), {}, "wrap it in a module"),
+        (3, {}, "model"),
     ],
 )
-def test_bad_input_is_refused_in_a_line(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises((UsageError, ValueError), match=words) as error:
-        ab.Trial(Loop().model, **arguments)
+def test_what_cannot_be_is_refused_at_once_in_a_line(model: Any, given: dict[str, Any], words: str) -> None:
+    plain: Any = Loop().model
+    taken = plain if model is None else converted(model) if isinstance(model, str) else model
+    with pytest.raises((UsageError, ValueError, TypeError), match=words) as error:
+        ab.Trial(taken, **given)
     assert "\n" not in str(error.value)
-
-
-def test_a_model_of_another_recipe_is_refused() -> None:
-    loop = Loop()
-    convert_to_float8_training(loop.model, config="rowwise")
-    with pytest.raises(UsageError, match="converted with rowwise"):
-        ab.Trial(loop.model, "tensorwise")
-
-
-def test_what_is_no_model_is_refused() -> None:
-    name: Any = "gpt2"
-    with pytest.raises(TypeError, match="model"):
-        ab.Trial(name)
+    assert type(plain.up) is nn.Linear, "refused before it was converted"
 
 
 def test_a_snapshot_that_does_not_fit_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,55 +243,6 @@ def test_a_snapshot_that_does_not_fit_is_refused_with_its_size(monkeypatch: pyte
     with pytest.raises(UsageError, match="GiB of host memory"):
         ab.Trial(model, restore=[], **SHORT)
     assert not any(isinstance(m, Float8Linear) for m in model.modules()), "refused before it was converted"
-
-
-def test_a_compiled_model_keeps_its_graphs() -> None:
-    loop = Loop()
-    convert_to_float8_training(loop.model, config="tensorwise")
-    plain, loop.model = loop.model, torch.compile(loop.model, backend="aot_eager")
-    result = loop.run(ab.Trial(loop.model, after="bf16", **SHORT))
-    assert result.proved, result.proof
-    assert not any(r.faults for r in result.rounds), result.rounds
-    assert result.loss_gap is not None
-    assert isinstance(plain, nn.Module)
-    assert PrecisionSchedule().apply(plain, 0, 1) == 2  # was left in bf16
-
-
-def test_a_gpus_steps_are_read_by_its_own_events() -> None:
-    """Oracle: the fake device's time, of which the host's work between marks is none."""
-    cuda = FakeCuda()
-    clock = EventClock(cuda)
-    start = clock.mark()
-    cuda.enqueue(2.5e-3)
-    cuda.time.sleep(1e-3)
-    end = clock.mark()
-    clock.settle()
-    assert clock.ms(start, end) == pytest.approx(2.5, rel=0.01)
-    assert clock.method == "cuda_events_adjoining"
-
-
-def test_a_model_that_came_in_fp8_is_left_in_fp8() -> None:
-    loop = Loop()
-    convert_to_float8_training(loop.model, config="tensorwise")
-    result = loop.run(ab.Trial(loop.model, restore=[loop.optimizer], **SHORT))
-    assert result.ends_in == "FP8"
-    assert verify(loop.step, loop.model, recipe="tensorwise", announce=False).ok
-
-
-def test_a_second_trial_takes_the_model_that_the_first_one_left() -> None:
-    loop = Loop()
-    for start in (0, 52):
-        trial = ab.Trial(loop.model, **SHORT)
-        result = loop.run(trial, start + 52)
-        assert result.proved, result.proof
-
-
-def test_between_its_making_and_its_first_step_the_model_is_in_bf16() -> None:
-    loop = Loop()
-    trial = ab.Trial(loop.model, **SHORT)
-    loop.model(loop.batch())  # an evaluation: seen by nothing
-    assert all(m.recipe.fp8_gemms == 0 for m in loop.model.modules() if isinstance(m, Float8Linear))
-    assert loop.run(trial).proved
 
 
 def test_a_schedule_of_its_own_comes_back_with_its_counters() -> None:
@@ -310,30 +271,6 @@ def test_a_model_that_is_moved_meanwhile_is_not_said_to_be_restored() -> None:
     result = loop.run(trial)
     assert result.restored is None
     assert "NOT put back: " in "\n".join(result.lines())
-
-
-def test_a_trial_under_way_decides_nothing() -> None:
-    loop = Loop()
-    trial = ab.Trial(loop.model, steps=200)
-    assert "under way" in loop.run(trial, most=100).doubt
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"recipe": None}, "recipe=None"),
-        ({"rank_timeout_s": "x"}, "rank_timeout_s='x'"),
-        ({"restore": torch.nn.Linear(2, 2)}, "restore=Linear: expected a list"),
-    ],
-)
-def test_arguments_of_another_type_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        ab.Trial(Loop().model, **arguments)
-
-
-def test_a_single_layer_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match="wrap it in a module"):
-        ab.Trial(nn.Linear(32, 32))
 
 
 def test_a_model_compiled_after_the_trial_was_made_keeps_its_graphs() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import Loop, PlantedClock, equal
+from loops import Loop, equal
 from test_trial_energy import of_h200
 
 from fp8core import RECIPES
@@ -19,7 +19,7 @@ from harness.store import read
 from harness.store.errors import UsageError
 from harness.training.ab import rows
 from harness.training.ab.facts import Known
-from harness.training.ab.plan import AGAIN, BASE, FP8, Plan
+from harness.training.ab.plan import BASE, FP8, Plan
 from harness.training.ab.proving import is_profiled
 
 SHORT: dict[str, Any] = {"steps": 52}
@@ -65,17 +65,6 @@ def test_after_a_failed_restore_the_loop_trains_on(by_hooks: bool) -> None:
     trial.close()
     assert equal([p.detach() for p in loop.model.parameters()], after), "steps that ran since are kept"
     assert trial.result().restored is None
-
-
-def test_a_failed_restore_leaves_the_weights_and_says_what_was_put_back() -> None:
-    loop, _, trial = with_broken()
-    last = "\n".join(trial.result().lines())
-    assert "NOT put back: RuntimeError: Broken.load_state_dict raised KeyError: 'planted'" in last
-    assert "put back before it: AdamW; as the trial left them: model, random numbers, Broken" in last
-    started = Loop()
-    assert not equal(
-        [p.detach() for p in loop.model.parameters()], [p.detach() for p in started.model.parameters()]
-    )
 
 
 def test_close_tries_a_failed_restore_again_at_once() -> None:
@@ -128,23 +117,6 @@ def test_rows_of_a_recipe_from_another_package_say_whose_it_is(monkeypatch: pyte
     assert {"tensorwise", "base"} <= set(extensions)
 
 
-def test_energy_is_stored_with_the_rounds_that_were_read(tmp_path: Path) -> None:
-    joules = dict.fromkeys((BASE, AGAIN, FP8), ((2, 50.0), (5, 52.0)))
-    result = of_h200(joules=joules)
-    assert any(
-        line.startswith("energy of a step with what runs between steps, of the whole board: 51 J in bf16")
-        for line in result.lines()
-    )
-    (row, *_) = [
-        m
-        for m in rows.measurements(result, Plan(), "Net")
-        if m.metric == "joules_per_token" and m.arm == "base"
-    ]
-    assert row.rounds == (2, 5)
-    assert row.samples == pytest.approx((50.0 / 4096, 52.0 / 4096))
-    assert "with what runs between steps" in str(row.resolved["timed"])
-
-
 def test_hfu_is_not_claimed_where_recomputation_is_not_known(tmp_path: Path) -> None:
     folder = rows.store(of_h200(device="cpu"), Plan(), "Net", tmp_path, True)
     found = read([folder])
@@ -179,38 +151,3 @@ def test_a_profiler_of_the_users_own_is_not_ended() -> None:
     assert "\n" not in str(error.value)
     assert any(event.name == "aten::add" for event in mine.events())
     assert trial.done
-
-
-def test_a_profiler_that_begins_within_the_proof_is_not_ended() -> None:
-    loop = Loop()
-    trial: Any = ab.Trial(loop.model, **SHORT)
-    trial._clock = PlantedClock(lambda count: 100.0)
-    with trial.step():
-        loop.step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        with pytest.raises(UsageError, match="a profiler is active"):
-            loop.run(trial)
-        assert is_profiled()
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"module_filter_fn": 3}, r"module_filter_fn=3: expected a function"),
-        ({"clock": 3}, r"clock=3: expected a clock"),
-        ({"recipe": "rowwise", "fp8_all_gather": True}, "rowwise codes differ"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_once_in_a_line(given: dict[str, Any], words: str) -> None:
-    model = Loop().model
-    with pytest.raises(UsageError, match=words) as error:
-        ab.Trial(model, **given)
-    assert "\n" not in str(error.value)
-    assert type(model.up) is torch.nn.Linear, "refused before it was converted"
-
-
-def test_the_rest_of_an_answer_is_that_of_one_without_a_problem() -> None:
-    """The honest twin of the refused ones."""
-    told = of_h200().lines()
-    assert "no ratio" not in "\n".join(told)
-    assert replace(of_h200(), problem="x").lines()[0].endswith("no ratio: x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from loops import Loop, PlantedClock
 from harness import ab, store
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.training.ab.energy import Meter
-from harness.training.ab.plan import AGAIN, BASE, FP8, WITH_GATHER
+from harness.training.ab.plan import AGAIN, BASE, FP8
 from harness.training.ab.result import Round, TrialResult
 
 BASE_J, FP8_J = 50.0, 40.0
@@ -47,10 +48,8 @@ def test_long_blocks_are_metered_from_the_second_round_on() -> None:
 def test_short_blocks_are_not_metered_and_it_is_said_how_long_they_are() -> None:
     _, result = run(FakeNvml(), 100.0)
     assert result.joules == {}
-    assert result.unmetered.startswith(
-        "a block lasts 403 ms, and the counter moves every ~100 ms: 2 s are needed"
-    )
-    assert "block=20 gives" in result.unmetered
+    assert "403 ms" in result.unmetered
+    assert "block=20" in result.unmetered
 
 
 def test_a_counter_that_cannot_be_read_is_told() -> None:
@@ -81,6 +80,7 @@ def test_energy_is_stored_by_token(tmp_path: Path) -> None:
     assert list(energy["status"]) == ["ok", "ok"]
     assert energy.loc["base", "value"] == pytest.approx(BASE_J / 16)
     assert energy.loc["tensorwise", "value"] == pytest.approx(FP8_J / 16)
+    assert list(energy.loc["base", "rounds"]) == [1, 2, 3]
 
 
 def test_energy_that_was_not_measured_is_a_skipped_row(tmp_path: Path) -> None:
@@ -107,10 +107,7 @@ def line(result: TrialResult, start: str) -> str:
 
 def test_mixed_mfu_stands_with_its_denominators() -> None:
     """By hand, with NVIDIA's 989 and 1979 TFLOP/s: 50 ms of 100; 10 ms and 39.58 / 1979 = 20 ms of 60."""
-    assert line(of_h200(), "mixed MFU") == (
-        "mixed MFU: 50.0% in bf16, 50.0% in FP8, each dtype by its own peak (NVIDIA H200: bf16 989, e4m3 1979, e5m2 1979 "
-        "TFLOP/s); of the bf16 peak alone 50.0% and 83.4%"
-    )
+    assert re.findall(r"[\d.]+%", line(of_h200(), "mixed MFU")) == ["50.0%", "50.0%", "50.0%", "83.4%"]
 
 
 @pytest.mark.parametrize(
@@ -130,38 +127,3 @@ def test_an_mfu_that_is_not_known_is_not_stated(changes: dict[str, Any], words: 
     told = line(of_h200(**changes), "MFU: not stated")
     assert words in told
     assert "%" not in told
-
-
-def test_energy_is_told_by_arm_or_why_not() -> None:
-    joules = {BASE: ((1, 50.0), (2, 52.0)), AGAIN: ((1, 50.0), (2, 52.0)), FP8: ((1, 40.0), (2, 41.0))}
-    told = line(of_h200(joules=joules), "energy")
-    assert (
-        told
-        == "energy of a step with what runs between steps, of the whole board: 51 J in bf16, 40.5 J in FP8; 2 blocks or more "
-        "of each"
-    )
-    assert (
-        line(of_h200(unmetered="a block lasts 3 ms"), "energy") == "energy: not measured: a block lasts 3 ms"
-    )
-    assert "a reading of the counter failed" in line(of_h200(joules={BASE: ((1, 1.0),)}), "energy")
-
-
-def test_a_cpu_has_neither() -> None:
-    assert line(of_h200(device="cpu"), "energy and MFU: not stated, a cpu has")
-
-
-def test_the_longest_answer_has_at_most_20_lines() -> None:
-    times = dict.fromkeys(WITH_GATHER, (100.0,))
-    lost = {"base": "planted", "fp8": "planted"}
-    rounds = [Round(i, times, times, times, lost if i < 3 else {}) for i in range(9)]
-    result = replace(
-        of_h200(),
-        rounds=tuple(rounds),
-        arms=WITH_GATHER,
-        proof="FP8 verified",
-        gather_proof="FP8 verified",
-        slow_rank="rank 1",
-        peak_bytes=dict.fromkeys(WITH_GATHER, 2**30),
-        notes=("one", "two", "three"),
-    )
-    assert len(result.lines()) == 19

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import Loop, PlantedClock
+from loops import Loop, PlantedClock, planted
 
 from fp8core import PrecisionSchedule
 from harness import ab
@@ -16,7 +16,7 @@ STEPS = 52
 
 
 def run(loop: Loop, trial: Any, before: Any = lambda: None, inside: Any = lambda: None) -> Any:
-    trial._clock = PlantedClock(lambda count: 80.0 if trial._turn.is_fp8 else 100.0)
+    planted(trial)
     while not trial.done and loop.turn < STEPS:
         before()
         with trial.step():
@@ -85,15 +85,6 @@ def test_memory_that_runs_out_is_named_with_its_precision(is_fp8: bool) -> None:
     assert f"a step in {'FP8' if is_fp8 else 'bf16'} ran out of memory" in result.doubt
     assert result.decision == "cannot tell"
     assert result.restored is not None
-
-
-def test_a_loader_slower_than_the_step_is_told() -> None:
-    loop = Loop()
-    trial = ab.Trial(loop.model, steps=STEPS)
-    trial._clock = PlantedClock(lambda count: 80.0 if trial._turn.is_fp8 else 100.0, gap_ms=300.0)
-    result = loop.run(trial)
-    assert result.gap_ms == pytest.approx(300.0)
-    assert "waits for its loader longer than for the model" in "\n".join(result.lines())
 
 
 def test_a_step_inside_of_a_step_is_refused() -> None:

@@ -5,16 +5,10 @@ Oracles: bytes of each collective; bits of outputs and gradients; `verify` on ev
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import rank_loops_more
-from loops import Loop
 
-from fp8core import convert_to_float8_training
-from harness import ab
 from harness.machine import ranks
-from harness.store.errors import UsageError
 from harness.training.ab.plan import FP8, GATHER, WITH_GATHER, Plan
 
 
@@ -25,10 +19,9 @@ def test_a_plan_of_both_gathers_proves_each_and_gives_each_a_block() -> None:
     assert all(sorted(plan.order(i)) == sorted(WITH_GATHER) for i in range(20))
 
 
-@pytest.mark.parametrize("converted", [True, False])
-def test_both_gathers_are_arms_of_one_trial(converted: bool) -> None:
+def test_both_gathers_are_arms_of_one_trial() -> None:
     """Net has 4096 weights and 96 biases: half of them on each rank, gathered in the forward and in the backward pass."""
-    for answer in ranks.run(rank_loops_more.both_gathers, 2, converted, timeout_s=300):
+    for answer in ranks.run(rank_loops_more.both_gathers, 2, timeout_s=300):
         assert answer["proved"], answer["doubt"]
         assert answer["faults"] == [{}] * 4
         assert answer["sent"] == {
@@ -40,39 +33,12 @@ def test_both_gathers_are_arms_of_one_trial(converted: bool) -> None:
         assert answer["between"] == pytest.approx({"fp8": 1.25, "gather": 1.5625, "gains": 1.25})
         assert "2 weights gathered in FP8" in answer["gather_proof"]
         assert "gathered in FP8" not in answer["proof"]
-        assert "with FP8 all-gather: 1.562x (1.562 to 1.562) of bf16, 1.250x" in answer["text"]
-        assert "FP8 all-gather, once FP8 is on: cannot tell" in answer["text"]
-        assert len(answer["text"].splitlines()) <= 20
+        assert "with FP8 all-gather: 1.562x" in answer["text"]
         assert answer["gather_left"] == {True}, "left as it was converted"
 
 
 def test_both_gathers_give_the_same_results() -> None:
     assert ranks.run(rank_loops_more.same_results, 2, timeout_s=300) == [True, True]
-
-
-def test_both_gathers_of_a_model_that_is_not_sharded_are_refused() -> None:
-    for told in ranks.run(rank_loops_more.not_sharded, 2, timeout_s=300):
-        assert "FSDP2 does not shard the model" in told
-        assert "\n" not in told
-
-
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [("rowwise", "rowwise codes differ"), ("tensorwise", "enable_fsdp_float8_all_gather is off")],
-)
-def test_weights_that_cannot_be_gathered_both_ways_are_refused(recipe: str, words: str) -> None:
-    model: Any = Loop().model
-    if recipe == "tensorwise":
-        convert_to_float8_training(model)
-    with pytest.raises(UsageError, match=words) as error:
-        ab.Trial(model, recipe, fp8_all_gather="both")
-    assert "\n" not in str(error.value)
-
-
-def test_another_word_for_the_gather_is_refused() -> None:
-    given: dict[str, Any] = {"fp8_all_gather": "yes"}
-    with pytest.raises(UsageError, match="fp8_all_gather='yes': expected True, False or 'both'"):
-        ab.Trial(Loop().model, **given)
 
 
 def test_a_tensor_parallel_model_is_switched_and_proved_on_every_rank() -> None:
@@ -87,9 +53,8 @@ def test_a_tensor_parallel_model_is_switched_and_proved_on_every_rank() -> None:
         assert answer["restored"] == ("model", "random numbers", "AdamW")
 
 
-@pytest.mark.parametrize("inside", ["forward", "backward"])
-def test_a_step_that_raises_within_a_pass_of_fsdp2_is_put_back(inside: str) -> None:
-    for answer in ranks.run(rank_loops_more.raises_in_forward, 2, inside, timeout_s=300):
+def test_a_step_that_raises_within_a_pass_of_fsdp2_is_put_back() -> None:
+    for answer in ranks.run(rank_loops_more.raises_within, 2, timeout_s=300):
         assert answer["restored"] == ("model", "random numbers", "AdamW", "StepLR")
         assert "raised ZeroDivisionError: planted" in answer["doubt"]
         assert answer["equal"], "two steps after it are those of a loop without a trial, bit for bit"

