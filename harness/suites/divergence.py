@@ -283,7 +283,7 @@ def _not_for_kernels(setup: Setup, recipe: Recipe) -> tuple[str, ...]:
 
 
 def _ranks(case: Case) -> int:
-    return int(dict(case.axes).get("ranks", 1))  # type: ignore[call-overload]
+    return int(dict(case.axes).get("ranks", 1))  # type: ignore[arg-type]
 
 
 def _gathering(case: Case, recipe: Recipe | None) -> Recipe | None:

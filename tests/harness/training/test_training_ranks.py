@@ -11,8 +11,11 @@ import pytest
 import rank_jobs
 import torch
 from loop_jobs import curves
+from train_cases import divergence_case
 
+from harness.store.errors import UsageError
 from harness.store.proof import FIELD, ProofOutcome
+from harness.suites import divergence
 from harness.training.parallel import trained
 from harness.training.setup import prepare
 
@@ -70,3 +73,49 @@ def test_fp8_that_one_rank_does_not_run_and_a_disk_that_refuses_are_told(tmp_pat
     (problem,) = found.facts["checkpoint_problems"]
     assert problem.startswith("step 1 was not saved: rank 0: ")
     assert len(curves(found)["loss", ""]) == 2
+
+
+ON_RANKS: dict[str, Any] = {
+    "model": "llama_tiny", "ranks": 2, "fp8_all_gather": True, "compute": "bf16", "batch": 1, "seq": 32, "layers": 1,
+    "steps": 2, "eval_batches": 2, "diagnose_every": 0,
+}  # fmt: skip
+
+
+def test_the_suite_trains_on_ranks(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    trial = divergence.trial(
+        divergence_case(**ON_RANKS), "tensorwise", "cpu", tmp_path, lambda *at: seen.append(at)
+    )
+    assert not trial.failure
+    assert (trial.resolved["ranks"], trial.resolved["tokens_per_step"]) == (2, 64)
+    assert trial.resolved[FIELD] == ProofOutcome.PROVED
+    assert {len(s.samples) for s in trial.series if s.metric in ("loss", "heldout_loss")} == {2}
+    assert seen == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"eval_batches": 3}, "eval_batches=3"),
+        ({"diagnose_every": 5}, "diagnose_every=5"),
+        ({"ranks": 1}, "fp8_all_gather=True"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        divergence_case(**(ON_RANKS | changes))
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes", "device", "word"),
+    [
+        ("rowwise", {}, "cpu", "fp8_all_gather=false"),
+        ("base", {"ranks": 99, "eval_batches": 99}, "cuda", "99 GPUs"),
+    ],
+)
+def test_what_is_not_trained_on_ranks_is_skipped(
+    arm: str, changes: dict[str, Any], device: str, word: str
+) -> None:
+    why = divergence.unsupported(divergence_case(**(ON_RANKS | changes)), arm, device)
+    assert why is not None
+    assert word in why.reason
