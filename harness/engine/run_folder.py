@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.engine import run_lock
+from harness.machine import torchrun
 from harness.store import run_files
 from harness.store.errors import UsageError
 
@@ -105,7 +106,7 @@ def _is_run(folder: Path) -> bool:
 def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
     """The folder as this command's alone: no other one writes the same cases meanwhile.
 
-    That of a shard is waited for where another machine's writer may have died: a scheduler starts it again at once.
+    That of a shard or of ranks is waited for where another machine's writer may have died: a scheduler starts it again at once.
 
     Raises:
         UsageError: another command writes to this folder; or this is one shard of a run that is measured as a whole, or
@@ -113,7 +114,8 @@ def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
     """
     for other in [folder.parent] if shard is not None else sorted(folder.glob(_SHARDS)):
         run_lock.refuse_live(other)
-    with run_lock.held(folder, patience_s=0.0 if shard is None else run_lock.PATIENCE_S):
+    is_scheduled = shard is not None or torchrun.started() > 1
+    with run_lock.held(folder, patience_s=run_lock.PATIENCE_S if is_scheduled else 0.0):
         yield
 
 

@@ -75,6 +75,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "layers",
         "checkpointing",
         "experts",
+        "ranks",
+        "fp8_all_gather",
         "eval_every",
         "eval_batches",
         "diagnose_every",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from toy import ToySuite, offered
 
 from harness import store
 from harness.__main__ import main
-from harness.engine import run_lock
+from harness.engine import run_folder, run_lock
 from harness.machine.processes import this_host
 from harness.store.errors import UsageError
 
@@ -153,3 +154,23 @@ def test_a_shard_that_a_scheduler_starts_again_waits_for_the_writer_of_a_lost_ma
     assert line.startswith("waits up to 2.5 s: run ")
     assert "process 1 on node7" in line
     assert path.exists() is not freed
+
+
+def test_a_command_of_ranks_waits_for_the_lock_of_a_node_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeued job starts within the time in which the lock of its first start may still look alive."""
+    seen: list[float] = []
+
+    @contextlib.contextmanager
+    def held(folder: Path, patience_s: float) -> Iterator[None]:
+        seen.append(patience_s)
+        yield
+
+    monkeypatch.setattr(run_lock, "held", held)
+    for world in ("", "2"):
+        for name, value in {"RANK": "0", "WORLD_SIZE": world, "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+        with run_folder.owned(tmp_path, None):
+            pass
+    assert seen == [0.0, run_lock.PATIENCE_S]
