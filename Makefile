@@ -90,6 +90,7 @@ docs: $(READY) $(DOCS_TOOLS)
 # What builds the site, beside the environment, which needs none of it.
 build/docs-tools: pyproject.toml constraints.txt | $(READY)
 	rm -rf $@ $@.partial
+	mkdir -p build
 	$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > build/docs-tools.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $@.partial -r build/docs-tools.txt
 	mv $@.partial $@
@@ -115,11 +116,11 @@ published: $(READY)
 	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
 	$(PY) tests/studies/advice_map.py reports/published/advice.json
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/compatibility_page.py results/published > docs/compatibility.md
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published reports/published/studies/plain-casts.md
 
 studies: $(READY)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py docs/gate-statistics.md
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py docs/loss-verdict-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
 
 setup: $(READY)
 

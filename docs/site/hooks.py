@@ -62,7 +62,7 @@ def _shown(path: Path, root: Path) -> str:
         parts = [f"## {file.relative_to(root / path).as_posix()}\n\n{_block(file)}" for file in files]
         return f"# {path.name}\n\n{head}" + "\n".join(parts)
     if path.suffix == ".md":
-        return head + re.sub(r"!?\[([^]]*)\]\([^)#:]+\)", r"\1", (root / path).read_text())
+        return head + re.sub(r"!?\[([^]]*)\]\([^):]+\)", r"\1", (root / path).read_text())
     return f"# {path.name}\n\n{head}{_block(root / path)}"
 
 

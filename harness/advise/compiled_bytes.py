@@ -6,7 +6,7 @@ Llama block by elements: two are made by a norm, one by attention, with which no
 
 from __future__ import annotations
 
-# recipe -> case of docs/compiled-casts.md -> bytes an element beyond bf16 of input, weight, output gradient
+# recipe -> case of reports/published/studies/compiled-casts.md -> bytes an element beyond bf16 of input, weight, output gradient
 COUNTED: dict[str, dict[str, tuple[float, float, float]]] = {
     "tensorwise": {
         "Linear": (6.0, 8.0, 6.0),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 # The step may take so much more than predicted: the largest shortfall among the published figures of
-# docs/memory-accuracy.md, which a test recomputes. Up to there it is "tight".
+# docs/advise-accuracy.md, which a test recomputes. Up to there it is "tight".
 MARGIN = 1.17
 FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "not predicted"
 

@@ -1,7 +1,7 @@
 """Whose kernels run the FP8 layers: fp8core's, torchao's or TransformerEngine's. Costs of each recipe, as plain data.
 
 fp8core's are in `harness.advise.recipes`. The other two's bytes come from their sources, read in August and November 2026;
-published speedups are held against them (docs/advise-cases.md). torchao's eager casts are also counted, operator by
+published speedups are held against them (reports/published/studies/speedups.md). torchao's eager casts are also counted, operator by
 operator, by a test.
 """
 

@@ -74,7 +74,7 @@ def described(recipe: CoreRecipe, compiled: bool) -> RecipeCost:
         product_share=_PRODUCT_SHARE[granularity],
         fuses_gathers=granularity == "tensorwise",  # pytorch issue 149990
         gathered_weight=_gathered(recipe),
-        source="docs/compiled-casts.md" if compiled else "fp8core.kernels.traffic",
+        source="docs/kernels.md" if compiled else "fp8core.kernels.traffic",
     )
 
 

@@ -6,7 +6,7 @@ machine, a clock or a temperature strikes both sides of a turn alike; what one p
 lies, which kernels it chose) is drawn anew in the next round. So the round, not the block, is the unit of statistics.
 
 (Forks of one process that has imported everything start ten times as fast and are no substitute: twenty A/A sessions
-of them differed by six times the variance that their own rounds showed; docs/gate.md.)
+of them differed by six times the variance that their own rounds showed; docs/gate-statistics.md.)
 
 Cost: `pairs` x (start of two processes, 3 s on two free CPU cores and 10 s with CUDA, + 2 x (checks of every case + cases
 x arms x blocks x block_ms)).

@@ -1,4 +1,4 @@
-"""docs/assurance.md: `python tests/assurance/page.py --write` makes it anew from the situations."""
+"""docs/assurance.md and the list that it links: `python tests/assurance/page.py --write` makes it anew from the situations."""
 
 from __future__ import annotations
 
@@ -22,30 +22,58 @@ import verify_situations  # noqa: E402, F401
 from situations import SITUATIONS, Situation  # noqa: E402
 
 PATH = ROOT / "docs" / "assurance.md"
+LIST = ROOT / "reports" / "published" / "studies" / "assurance.md"
 INTRO = """\
-# False assurances
+# What a positive word rules out
 
-Situations in which a positive word (PASS, OK, verified, on, fits) would be false, and what is given instead. A test
-(`tests/assurance`) runs each with the planted thing, and an honest twin without it, and compares both answers: fields or exit codes.
-`python tests/assurance/page.py --write` makes this page.
+Look up when a positive word (PASS, OK, verified, on, fits) would be false, and what is given instead. A test (`tests/assurance`) runs each
+situation with the planted thing, and an honest twin without it, and compares both answers: fields or exit codes.
+[Every situation](../reports/published/studies/assurance.md) is listed; here they are counted. Made by
+`python tests/assurance/page.py --write`.
 
 Exit codes are in [gate.md](gate.md), wrong implementations in [verify.md](verify.md#planted-faults) and
-[loss-verdict-faults.md](loss-verdict-faults.md), ranks that run bf16 or do not answer in `tests/fp8core/test_verify_ranks.py`.
-
-Not seen: a step that takes another path at every second call (`verify` compares the first call and counts the third).
+[loss-verdict-evidence.md](loss-verdict-evidence.md). Not seen: a step that takes another path at every second call (`verify` compares
+the first call and counts the third).
 """
 
 
-def text() -> str:
-    """The page: a table for each command and word."""
-    groups: dict[tuple[str, str, str], list[Situation]] = {}
+def grouped() -> dict[tuple[str, str], list[Situation]]:
+    """The situations of each command and word."""
+    groups: dict[tuple[str, str], list[Situation]] = {}
     for case in SITUATIONS:
-        groups.setdefault((case.command, case.word, _value(case.positive)), []).append(case)
-    order = list(dict.fromkeys(case.command for case in SITUATIONS))
-    lines = [INTRO, f"{len(SITUATIONS)} situations."]
-    for (command, word, positive), cases in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
-        lines += ["", f"## {command}: {word}", "", f"| situation | given; twin: {positive} |", "|---|---|"]
-        lines += [f"| {case.what} | {_value(case.instead)} |" for case in cases]
+        groups.setdefault((case.command, case.word), []).append(case)
+    return groups
+
+
+def text() -> str:
+    """The page: a line for each command."""
+    commands: dict[str, list[Situation]] = {}
+    for case in SITUATIONS:
+        commands.setdefault(case.command, []).append(case)
+    lines = [
+        INTRO,
+        f"{len(SITUATIONS)} situations.",
+        "",
+        "| of | situations | the first | given; twin |",
+        "|---|---|---|---|",
+    ]
+    for command, cases in commands.items():
+        first = cases[0]
+        given = f"{first.word}: {_value(first.instead)}; {_value(first.positive)}"
+        lines.append(f"| {command} | {len(cases)} | {first.what} | {given} |")
+    return "\n".join(lines) + "\n"
+
+
+def listed() -> str:
+    """All of them: a table for each command and word."""
+    lines = [
+        "# False assurances",
+        "",
+        f"{len(SITUATIONS)} situations; [what they are](../../../docs/assurance.md).",
+    ]
+    for (command, word), cases in grouped().items():
+        lines += ["", f"## {command}: {word}", "", "| situation | given | twin |", "|---|---|---|"]
+        lines += [f"| {case.what} | {_value(case.instead)} | {_value(case.positive)} |" for case in cases]
     return "\n".join(lines) + "\n"
 
 
@@ -60,5 +88,6 @@ def _value(value: object) -> str:
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         PATH.write_text(text(), encoding="utf-8")
+        LIST.write_text(listed(), encoding="utf-8")
     else:
         sys.stdout.write(text())

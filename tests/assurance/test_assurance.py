@@ -38,3 +38,4 @@ def test_there_are_forty_over_all_commands() -> None:
 
 def test_the_page_is_that_of_the_situations() -> None:
     assert page.PATH.read_text(encoding="utf-8") == page.text()
+    assert page.LIST.read_text(encoding="utf-8") == page.listed()

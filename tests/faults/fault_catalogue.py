@@ -6,7 +6,7 @@ A fault is planted by patching fp8core while a block runs:
         ...
 
 so that any later gate can be shown to catch it as well. `caught_by` names a check of `fault_checks`; `gate` says who
-sees it in a real training run of the fault's `recipe`. It was written down before the first such run; docs/loss-verdict-faults.md
+sees it in a real training run of the fault's `recipe`. It was written down before the first such run; reports/published/studies/loss-verdict-faults.md
 lists what was predicted and what was found, and here stands what was found:
 
     numerics     nobody but that check: the optimizer absorbs it, or the run holds no value that it would touch

@@ -3,7 +3,7 @@
 Oracle: the catalogue's own prediction, and runs without a fault, of which no gate fails. The runs are those of the
 divergence suite (model nano, fp32, weights and batches of the seed); the golden arm is the recipe without the fault.
 Here they are as short as the verdict judges at all. What every fault does to every gate in longer runs is the table
-of docs/loss-verdict-faults.md, printed by
+of reports/published/studies/loss-verdict-faults.md, printed by
 
     python tests/faults/test_faults_in_training.py SEEDS STEPS [NAME ...]
 """
@@ -173,7 +173,7 @@ def test_the_proof_of_its_first_step_catches_what_no_curve_shows(name: str) -> N
 
 
 def table(size: Size, names: Sequence[str] = ()) -> None:
-    """Prints the table of docs/loss-verdict-faults.md, each line as soon as it is known; of the faults named, or of all.
+    """Prints the table of reports/published/studies/loss-verdict-faults.md, each line as soon as it is known; of the faults named, or of all.
 
     Faults of state take more than one microbatch: the same sequences of a step, in two.
     """

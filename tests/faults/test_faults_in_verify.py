@@ -1,4 +1,4 @@
-"""docs/verify.md says of every planted fault whether `verify` catches it; here each line is tried.
+"""reports/published/studies/verify-faults.md says of every planted fault whether `verify` catches it; here each line is tried.
 
 Oracle: the page's own table, and the same step without the fault, of which `verify` says nothing.
 """

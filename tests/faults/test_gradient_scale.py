@@ -1,7 +1,7 @@
 """A wrong scale of the weights' gradients, planted in real training runs: AdamW hides it from the loss, L6 names its size.
 
 Oracle: the planted factor, and a twin without a fault. Model nano, 3 seeds of 52 steps, tensorwise, whose golden arm multiplies the
-same codes in high precision. The table of docs/loss-verdict-error-rates.md is printed by
+same codes in high precision. The table of docs/loss-verdict-evidence.md is printed by
 
     python tests/faults/test_gradient_scale.py MODEL SEEDS STEPS [LAYER_LEFT_OUT ...]
 """

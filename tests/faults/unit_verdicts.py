@@ -1,4 +1,4 @@
-"""Which unit test of tests/fp8core catches each planted fault: writes unit_verdicts.json and a column of docs/verify.md.
+"""Which unit test of tests/fp8core catches each planted fault: writes unit_verdicts.json and a column of that study's page.
 
     python tests/faults/unit_verdicts.py [FAULT ...]
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 VERDICTS = HERE / "unit_verdicts.json"
-PAGE = ROOT / "docs" / "verify.md"
+PAGE = ROOT / "reports" / "published" / "studies" / "verify-faults.md"
 NOT_RUN = "unmeasured"
 # Of one process, without compilers and `verify`; ordered by how fast they find most faults
 FILES = (
@@ -106,7 +106,7 @@ def cell(name: str, verdicts: dict[str, str]) -> str:
 
 
 def page_with_column(page: str, verdicts: dict[str, str], names: Collection[str]) -> str:
-    """docs/verify.md with the column "unit test" of its table of planted faults written anew."""
+    """The page with the column "unit test" of its table of planted faults written anew."""
     lines = []
     for line in page.splitlines():
         cells = line.strip("|").split("|") if line.startswith("| ") else [""]

@@ -1,4 +1,4 @@
-"""Blocks of code in a page of the documentation, for what runs them: tutorials' tests, the newcomer's script."""
+"""Blocks of code in a page of the documentation, for what runs them: tests of pages, the newcomer's script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def blocks(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def section(page: Path, heading: str) -> str:
-    """The text under the headings of a page that match a pattern, each up to the next one of its rank; "" for all of it.
+    """The text from the first heading that matches a pattern up to the next heading of level 1 or 2; "" for the page.
 
     Raises:
         LookupError: no heading matches.
@@ -22,22 +22,10 @@ def section(page: Path, heading: str) -> str:
     text = page.read_text()
     if not heading:
         return text
-    bare = re.sub(
-        r"^```.*?^```",
-        lambda code: re.sub("^#", " ", code[0], flags=re.MULTILINE),
-        text,
-        flags=re.DOTALL | re.MULTILINE,
-    )
-    heads = [
-        (found.start(), len(found[1]), found[2]) for found in re.finditer(r"^(#+) (.*)$", bare, re.MULTILINE)
-    ]
-    parts = []
-    for number, (begin, rank, title) in enumerate(heads):
-        if re.search(heading, title):
-            ends = [start for start, other, _ in heads[number + 1 :] if other <= rank]
-            parts.append(text[begin : ends[0] if ends else len(text)])
-    if not parts:
-        raise LookupError(
-            f"{page.name}: no heading matches {heading!r}; there are {[title for _, _, title in heads]}"
-        )
-    return "\n".join(parts)
+    code = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+    bare = code.sub(lambda block: re.sub("^#", " ", block[0], flags=re.MULTILINE), text)
+    heads = list(re.finditer(r"^##? (.*)$", bare, re.MULTILINE))
+    for found, after in zip(heads, [*heads[1:], None], strict=True):
+        if re.search(heading, found[1]):
+            return text[found.start() : after.start() if after else len(text)]
+    raise LookupError(f"{page.name}: no heading matches {heading!r}")

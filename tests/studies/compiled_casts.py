@@ -26,7 +26,10 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--library", choices=(OURS, TORCHAO), action="append", help="default: both")
     parser.add_argument(
-        "-o", dest="page", type=Path, help="a page whose table is replaced, such as docs/compiled-casts.md"
+        "-o",
+        dest="page",
+        type=Path,
+        help="a page whose table is replaced, such as reports/published/studies/compiled-casts.md",
     )
     options = parser.parse_args(words)
     absent_gpu.pretend()

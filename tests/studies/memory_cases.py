@@ -92,7 +92,7 @@ def _kempner() -> tuple[Held, ...]:
     return tuple(found)
 
 
-# 1e9 bytes, docs/scale-published.csv until 2026-11-22
+# 1e9 bytes, reports/published/studies/scale-published.csv until 2026-11-22
 _BEFORE = {
     "7B, 1 H200": 78.8,
     "7B, 2 H200, FSDP2": 73.7,

@@ -1,4 +1,4 @@
-"""The prediction against published throughputs: `python tests/studies/published_throughputs.py` prints the tables of docs/scale-accuracy.md."""
+"""The prediction against published throughputs: `python tests/studies/published_throughputs.py` prints the tables of reports/published/studies/scale.md."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def outcome(case: Published) -> Outcome:
 
 
 def table(found: Sequence[Outcome]) -> list[str]:
-    """Lines of docs/scale-published.csv: a row for each published figure."""
+    """Lines of reports/published/studies/scale-published.csv: a row for each published figure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(

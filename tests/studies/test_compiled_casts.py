@@ -10,7 +10,7 @@ import pytest
 import torch
 from inductor.table import HEADER, markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "compiled-casts.md"
+PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "compiled-casts.md"
 
 
 def test_the_page_holds_every_row_and_one_is_made_anew() -> None:

@@ -1,4 +1,4 @@
-"""What plain casts do by version, in docs/numerics.md. Oracles: rows written by hand; the published rows."""
+"""What plain casts do by version, in reports/published/studies/plain-casts.md. Oracles: rows written by hand; the published rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.store.measurement import Measurement
 from harness.suites import codes
 
 ROOT = Path(__file__).parents[2]
-DOC = ROOT / "docs" / "numerics.md"
+DOC = ROOT / "reports" / "published" / "studies" / "plain-casts.md"
 
 
 def cell(arm: str, source: str, inputs: str, wrong: float, patterns: int = 1000) -> Measurement:

@@ -1,4 +1,4 @@
-"""The memory model against published peaks. Oracle: docs/memory-accuracy.md, recomputed, and the published figures."""
+"""The memory model against published peaks. Oracle: reports/published/studies/memory.md, recomputed, and the published figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from published_memory import Outcome, differences, outcomes, summary, table
 
 from harness.advise.fits import MARGIN
 
-PAGE = Path(__file__).parents[2] / "docs" / "memory-accuracy.md"
+PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "memory.md"
 
 
 @pytest.fixture(scope="module")

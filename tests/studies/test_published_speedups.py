@@ -1,4 +1,4 @@
-"""The prediction against published speedups. Oracle: the tables of docs/advise-cases.md, recomputed."""
+"""The prediction against published speedups. Oracle: the tables of reports/published/studies/speedups.md, recomputed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from published_speedups import (
 from speedups.halves import FITTED, HELD_OUT, half
 from speedups.table import CASES, RAW
 
-PAGE = Path(__file__).parents[2] / "docs" / "advise-cases.md"
+PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "speedups.md"
 HALVES = (FITTED, HELD_OUT)
 
 

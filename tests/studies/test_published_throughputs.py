@@ -1,4 +1,4 @@
-"""The prediction against published throughputs. Oracle: docs/scale-accuracy.md and its CSV, recomputed."""
+"""The prediction against published throughputs. Oracle: reports/published/studies/scale.md and its CSV, recomputed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from documented_table import documented
 from published_throughputs import Outcome, left_out, outcome, summary, table
 from speedups.throughputs import LEFT_OUT, PUBLISHED
 
-PAGE = Path(__file__).parents[2] / "docs" / "scale-accuracy.md"
+PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "scale.md"
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ to another, so that each stream's maximum adds to the others', also where they a
 
 Compiled blocks keep what `harness.advise.scale.kept` says. Eager ones are run on fake tensors
 (`harness.training.models.memory`), one block and two; each further block adds the difference. Not in it: fragments of
-blocks, the libraries' workspaces, the CUDA context. docs/memory-accuracy.md compares it with publications.
+blocks, the libraries' workspaces, the CUDA context. docs/advise-accuracy.md compares it with publications.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ AdamW divides each gradient by its own running size, so gradients that are 2 % t
 their norm shows it. It is compared with that of the golden arm (the same recipe emulated, the same weights and batches),
 since a recipe itself can change the norm: on a small transformer tensorwise with e5m2 gradients raises it by 1 to 3 %.
 The norm is that of the converted layers' weights where both arms stored it: in the norm of the whole model a head that is
-not converted hides most of an error (docs/loss-verdict-blind-spots.md).
+not converted hides most of an error (docs/loss-verdict-evidence.md).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def test_bytes_of_fused_casts(name: str, b: float) -> None:
 
 
 def test_bytes_of_generated_code() -> None:
-    """Oracle: docs/compiled-casts.md, what Inductor counts; and by hand its mean over a Llama-3-8B block."""
-    page = (Path(__file__).parents[3] / "docs" / "compiled-casts.md").read_text()
+    """Oracle: reports/published/studies/compiled-casts.md, what Inductor counts; and by hand its mean over a Llama-3-8B block."""
+    page = (Path(__file__).parents[3] / "reports" / "published" / "studies" / "compiled-casts.md").read_text()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
     rows = {(c[2], c[0]): tuple(map(float, c[4:7])) for c in cells if len(c) > 6 and c[1] == "fp8core"}
     assert rows == {(recipe, case): b for recipe, cases in COUNTED.items() for case, b in cases.items()}

@@ -182,5 +182,5 @@ LEFT_OUT: dict[str, str] = {
     "unsloth, pull request 6839: FLUX and Z-Image on B200, 0.76 and 0.38 times": "an adapter is trained, batch 1: no weight's gradient",
     "FP8-LM, COAT": "states, gradients or activations in FP8 too: more than the Linear layers",
     "KempnerForge, configs/train/7b_16gpu_fp8.toml": "a configuration without a figure",
-    "nanochat, RFC of 2023, TransformerEngine": "ratios only, see docs/advise-cases.md",
+    "nanochat, RFC of 2023, TransformerEngine": "ratios only, see reports/published/studies/speedups.md",
 }
