@@ -1,8 +1,8 @@
 # make quick        set up .venv and run the main job; ends by naming the report
 # make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing)
 # make test-all     with the slow tests: more processes, more compiled cases
-# make test-cluster a real Slurm, Ray and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
-#                   slurm-wlm, munge and iproute2, the extras slurm and ray
+# make test-cluster a real Slurm and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
+#                   slurm-wlm, munge and iproute2
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
@@ -10,11 +10,12 @@
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
-# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
-#                   run it again to continue. ARGS=dry_run=true prints the timetable, ARGS=text=FILE names nanoGPT's text,
-#                   ARGS=device=cpu rehearses it all here, in some minutes
-# make published    reports/published, docs/compatibility*.md and reports/published/studies/plain-casts.md, from results/published;
+# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes, and
+#                   the tests that need a GPU; run it again to continue. ARGS=dry_run=true prints the timetable,
+#                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
+# make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published;
 #                   the page of advice from predictions, some minutes
+# make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
 # make PY=python3 … uses the environment that is already there and installs nothing
 
@@ -29,10 +30,12 @@ ARGS ?=
 TRITON_36 ?= build/triton-3.6.0
 # with PY= mkdocs-material and mkdocstrings are that environment's, of the extra `docs`
 DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
+# by path, since collecting all of them takes a minute
+GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/kernels tests/harness/training/models/test_gpu.py tests/harness/timing/test_timers.py
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published setup clean
+.PHONY: quick test test-all test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published studies setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -60,14 +63,14 @@ format: $(READY)
 # The CUDA path of these modules runs on fake events and a fake NVML; this holds that it all does.
 coverage: $(READY)
 	$(PY) -m pytest -q tests/harness/timing/test_timing.py tests/harness/timing/test_timing_conditions.py tests/harness/timing/test_timers.py tests/harness/machine/test_environment.py \
-	  tests/harness/machine/test_gpu_monitor.py tests/harness/machine/test_links.py --cov=harness.timing.rounds --cov=harness.timing.timers --cov=harness.machine.environment \
+	  tests/harness/machine/test_gpu_monitor.py --cov=harness.timing.rounds --cov=harness.timing.timers --cov=harness.machine.environment \
 	  --cov=harness.machine.gpu_monitor --cov-report=term-missing --cov-fail-under=95
 
 bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 aot: $(READY) $(TRITON_36)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_table.py --triton $(TRITON_36) $(ARGS)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_facts.py $(TRITON_36)
 
 aot-check: $(READY) $(TRITON_36)
 	PYTHONPATH=$(TRITON_36) $(PY) -c 'import triton; assert triton.__version__ == "3.6.0", triton.__version__'
@@ -101,19 +104,23 @@ canary: $(READY)
 
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
-	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness gpu $(ARGS)
+	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness sweep=gpu $(ARGS)
+	$(if $(findstring =,$(filter device=cpu dry_run=true,$(ARGS))),,$(PY) -m pytest -q -m gpu $(GPU_TESTS))
 
 wheels: $(READY)
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps -c constraints.txt -w wheels \
 	  hydra-core omegaconf "antlr4-python3-runtime==4.9.*" itables torchao
 
 published: $(READY)
-	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/published_page.py results/published reports/published/mfu.html
 	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
 	$(PY) tests/studies/advice_map.py reports/published/advice.json
-	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
-	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/compatibility_page.py results/published > docs/compatibility.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published reports/published/studies/plain-casts.md
+
+studies: $(READY)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
 
 setup: $(READY)
 

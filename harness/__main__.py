@@ -17,22 +17,19 @@ USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
        python -m harness -m sweep=A,B axes.NAME=1,2    a run for each combination, one after another
        python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
+       python -m harness sweep=NAME shard=I/N run_id=NAME  one share of the cases, on this machine or another; report NAME has all
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness watch RUN                     progress of a running sweep, from another terminal
        python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate --against GIT_REV --command 'CMD {{out}}'  the same for the benchmarks of your own repository
-       python -m harness gate-selftest                 error rates of the gate: false alarms, detection
        python -m harness import FILE.json              store the results of a pytest-benchmark file
        python -m harness export RUN -o FILE.json       the times of a run as pytest-benchmark JSON, for the dashboards of others
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
-       python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
-       python -m harness gpu [minutes=8.5] [dry_run=true]  sweep=gpu in slots; dry_run=true: its timetable, device=cpu: rehearsal
-       python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on simulated curves
 
 sweeps
 {sweeps}
@@ -45,7 +42,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
-      sweeps of your own  sweep=./FILE.yaml, --config-dir DIR   ~axes.NAME leaves an axis out   --cfg job, --info, --shell-completion
+      sweeps of your own  sweep=./FILE.yaml, --config-dir DIR   ~axes.NAME leaves an axis out   --cfg job
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out; 7 internal error
 """
 
@@ -65,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
         if (
             type(error).__name__ != "ExtensionError"
         ):  # by name: a command that measures nothing needs no torch
-            from harness.cli import internal_error
+            from harness.cli import process_end
 
-            return internal_error.report(error)
+            return process_end.internal_error(error)
         message = str(error)
     if "multiprocessing" in sys.modules:
         from harness.machine.processes import kill_children
@@ -81,20 +78,22 @@ def main(argv: Sequence[str]) -> int:
 
 COMMANDS = {
     "watch": "harness.engine.watch",
-    "--watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",
-    "gate-selftest": "harness.gate.selftest",
     "import": "harness.cli.import_benchmark",
     "export": "harness.cli.export_benchmark",
     "doctor": "harness.cli.doctor",
     "advise": "harness.advise.command",
-    "kernel": "harness.advise.meter.command",
     "diff": "harness.judge.diff",
     "fleet": "harness.judge.fleet",
     "list": "harness.cli.catalogue",
-    "verdict-selftest": "harness.judge.verdict.selftest",
 }  # word -> module whose `main` takes the words after it
+
+FORMER_COMMANDS = {
+    "gate-selftest": "python tests/studies/gate_error_rates.py, in a checkout",
+    "verdict-selftest": "python tests/studies/verdict_error_rates.py, in a checkout",
+    "kernel": "`make aot` for fp8core's kernels (docs/kernels.md); for any other cuobjdump -res-usage and nvdisasm, of Triton's wheel",
+}  # word -> what does it now
 
 
 def commands() -> dict[str, Callable[[list[str]], int]]:
@@ -103,7 +102,6 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
         "--help": _help,
         "-h": _help,
         "--version": _version,
-        "gpu": _gpu,
         **{word: partial(_run, module) for word, module in COMMANDS.items()},
     }
 
@@ -129,17 +127,27 @@ def _sweep(words: list[str]) -> int:
     from harness.machine import torchrun
     from harness.store.errors import unknown
 
+    if words[0] in FORMER_COMMANDS:
+        raise UsageError(f"the command {words[0]} is gone; use {FORMER_COMMANDS[words[0]]}")
     if "=" not in words[0] and not words[0].startswith(("-", "~")):
+        from harness.cli.config import sweeps
+
+        if words[0] in sweeps():
+            raise UsageError(f"{words[0]} is a sweep: write sweep={words[0]}")
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
     from harness.cli import habits
 
     keys, asked = habits.plain(words)
-    if asked == "--multirun":
-        from harness.cli.launch import main as launch
+    if asked == "--multirun" and any(key.lstrip("+~").startswith(("shard=", "hydra")) for key in keys):
+        from harness.cli import launch
 
-        return launch(keys)
+        return launch.main(keys)
+    if asked == "--multirun":
+        from harness.cli.sweep import run_sweep
+
+        return habits.run_several(keys, run_sweep)
     if asked:
-        return habits.answer(asked, keys, lambda: _help([]), commands())
+        return habits.answer(asked, keys, lambda: _help([]))
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep
@@ -149,22 +157,12 @@ def _sweep(words: list[str]) -> int:
     return torchrun.shared(sweep)
 
 
-def _gpu(words: list[str]) -> int:
-    from harness.cli import habits
-    from harness.cli.gpu import main as gpu
-
-    keys, asked = habits.plain(words)
-    if asked not in ("", "--help"):
-        raise UsageError(f"{asked} is taken with sweep=NAME; write sweep=gpu {asked}")
-    return gpu([*keys, *([asked] if asked else [])])
-
-
 def console() -> int:
     """The script `fp8-harness`."""
     from harness.cli import process_end
-    from harness.machine import streams
+    from harness.machine import raw_output
 
-    streams.forgive()
+    raw_output.forgive()
     return process_end.leave(main(sys.argv[1:]))
 
 

@@ -53,7 +53,6 @@ class Advice:
         schedule: of precisions, which goes with the recipe; "" for none.
         memory: what the step takes; None where it was not asked.
         made_up: batches that nobody named, and what stands for them; "" where none are.
-        links_ignored: why measured links of the named runs were not applied.
     """
 
     model: Model
@@ -66,13 +65,12 @@ class Advice:
     pays_from: int | None
     gather_from: int | None
     reasons: tuple[Reason, ...]
-    warnings: tuple[str, ...]
     checks: tuple[Check, ...] = ()
     library: str = FP8CORE
     schedule: str = ""
     memory: Memory | None = None
     made_up: str = ""
-    links_ignored: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def decision(self) -> str:
@@ -102,11 +100,6 @@ class Advice:
             self.model, self.chosen.converted if self.decision in decide.POSITIVE else frozenset()
         )
 
-    @property
-    def convertible(self) -> tuple[str, ...]:
-        """Names of the layers that can run the recipe."""
-        return tuple(la.fqn for la in self.model.layers if not decide.barred(la, self.chosen.recipe))
-
 
 def advice(
     model: Model,
@@ -134,7 +127,6 @@ def advice(
         pays_from=pays,
         gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
         reasons=_reasons(model, device, rates, plan, chosen, careful),
-        warnings=_warnings(model, device, rates, plan, chosen),
         checks=tuple(checks),
         library=library,
         schedule=_END_IN_BF16 if careful and library == FP8CORE and chosen.verdict in decide.POSITIVE else "",
@@ -250,28 +242,6 @@ def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
             f"{name} has {scales}; whether it trains the same is measured, not predicted: sweep=divergence"
         )
     return Reason("eval loss", found, "off" if coarse and careful else "")
-
-
-def _warnings(
-    model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice
-) -> tuple[str, ...]:
-    found = []
-    if chosen.verdict == decide.UNDECIDED:
-        found.append(f"the interval contains 1, so nobody can tell: {way_out(model, device, rates, plan)}")
-    guessed = [
-        name for name in ("bf16", "fp8") if name in rates.figures and rates.figures[name].kind != "measured"
-    ]
-    if guessed:
-        found.append(
-            f"{' and '.join(guessed)} rates of {device.key} are not measured here: `python -m harness sweep=ceilings` on "
-            "that GPU, then runs=RUN, narrows the intervals"
-        )
-    if not model.whole:
-        found.append(
-            "only the Linear layers are known (of a config.json, or where model.batch= is missing): attention and "
-            "everything else are left out"
-        )
-    return tuple(found)
 
 
 def way_out(model: Model, device: Device, rates: Rates, plan: Plan) -> str:

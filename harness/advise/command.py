@@ -11,9 +11,8 @@ from harness.advise import libraries, measured
 from harness.advise.advice import advice
 from harness.advise.decide import POSITIVE, advise
 from harness.advise.from_config import of_config
-from harness.advise.gpu import of_rows, rows_of_runs
+from harness.advise.gpu import gpu_and_rows
 from harness.advise.library_names import ENGINE, FP8CORE, LIBRARIES
-from harness.advise.link_rates import LinkRates, link_rates
 from harness.advise.need import memory_of
 from harness.advise.own_model import divisible, made_up, own_model, put, reads_tokens, without_batch
 from harness.advise.plan import BYTES, CHECKPOINTING
@@ -181,11 +180,9 @@ def answer(question: Question) -> Advice:
     Raises:
         UsageError: see `main`.
     """
-    every = rows_of_runs(question.runs) if question.runs else None
-    device, frame = of_rows(question.gpu, question.runs, every)
+    device, frame = gpu_and_rows(question.gpu, question.runs)
     reached = ceilings(frame) if frame is not None else None
-    links = LinkRates() if every is None else link_rates(every, device, question.node)
-    rates = rates_of(device, reached, network_gb_s=question.network_gb_s, links=links.figures)
+    rates = rates_of(device, reached, network_gb_s=question.network_gb_s)
     model = _model(question)
     job, said = job_of(question, model, device)
     tokens = model.tokens
@@ -222,9 +219,8 @@ def answer(question: Question) -> Advice:
     return replace(
         found,
         memory=_memory(question, found, job),
-        warnings=(said, *found.warnings) if said else found.warnings,
+        warnings=(said,) if said else (),
         made_up=made_up(_value(question.model)),
-        links_ignored=links.ignored,
     )
 
 

@@ -22,52 +22,44 @@ if TYPE_CHECKING:
 
 
 def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | None]:
-    """`of_rows` of stored runs."""
-    return of_rows(gpu, runs, rows_of_runs(runs) if runs else None)
-
-
-def of_rows(gpu: str, runs: Sequence[str], frame: pd.DataFrame | None) -> tuple[Device, pd.DataFrame | None]:
     """The GPU that is named, that the runs are of, or that is here; and the rows of it, None where no run is named.
 
     Args:
         gpu: of the peak table; "": not named.
         runs: ids or folders of stored runs.
-        frame: their rows, of any machines; None where none is named.
 
     Raises:
-        UsageError: an unknown GPU, runs of other GPUs, or neither named and none here.
+        UsageError: an unknown GPU, no such run or a damaged one, runs of other GPUs, or neither named and none here.
     """
     device = named(gpu) if gpu else None
-    if frame is not None:
-        envs = {text: parse(text) for text in frame["env"].dropna().unique()}
-        found = {text: of_env(env) for text, env in envs.items()}
+    if not runs:
         if device is None:
-            device = next((d for d in found.values() if d is not None), None)
+            if not torch.cuda.is_available():
+                raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
+            name, device = here()
             if device is None:
-                seen = (
-                    ", ".join(sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()}))
-                    or "none"
-                )
                 raise UsageError(
-                    f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {printable(seen)}); "
-                    "name one with gpu=, or add a literal to harness/machine/hardware/table.py"
+                    f"the peak of {name!r} is not known; name the nearest relative with gpu=, or add a literal to "
+                    "harness/machine/hardware/table.py"
                 )
-        names = sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()})
-        frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
-        if frame.empty:
-            raise UsageError(
-                f"runs={','.join(runs)}: no row is of the {device.key} (found: "
-                f"{printable(', '.join(names)) or 'no row'}); leave runs= out, or name a run of that GPU"
-            )
-    elif device is None:
-        if not torch.cuda.is_available():
-            raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
-        name, device = here()
+        return device, None
+    frame = rows_of_runs(runs)
+    envs = {text: parse(text) for text in frame["env"].dropna().unique()}
+    found = {text: of_env(env) for text, env in envs.items()}
+    names = ", ".join(sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()}))
+    if device is None:
+        device = next((d for d in found.values() if d is not None), None)
         if device is None:
             raise UsageError(
-                f"the peak of {name!r} is not known; name the nearest relative with gpu=, or add a literal to "
-                "harness/machine/hardware/table.py"
+                f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {printable(names) or 'none'}); "
+                "name one with gpu=, or add a literal to harness/machine/hardware/table.py"
             )
+    frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
+    if frame.empty:
+        raise UsageError(
+            f"runs={','.join(runs)}: no row is of the {device.key} (found: {printable(names) or 'no row'}); "
+            "leave runs= out, or name a run of that GPU"
+        )
     return device, frame
 
 
@@ -78,11 +70,7 @@ def here() -> tuple[str, Device | None]:
 
 
 def rows_of_runs(runs: Sequence[str]) -> pd.DataFrame:
-    """The rows of stored runs, by id or folder.
-
-    Raises:
-        UsageError: no such run, or a damaged one.
-    """
+    """The rows of stored runs, of any machines."""
     frame, _ = store.read_quietly([store.find_run(run) for run in runs])
     if frame.attrs["problems"]:
         raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")

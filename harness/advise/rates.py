@@ -126,7 +126,6 @@ def rates_of(
     *,
     name: str = "",
     network_gb_s: float | None = None,
-    links: Mapping[str, Figure] | None = None,
 ) -> Rates:
     """The figures of a GPU of the peak table, measured ones where there are any.
 
@@ -134,8 +133,7 @@ def rates_of(
         device: entry of the table.
         measured: from stored runs of that machine.
         name: for the report; default the device's.
-        network_gb_s: 1e9 bytes/s of one GPU to other nodes; counts before a measured one.
-        links: "link" and "network" as they were measured, by `harness.advise.link_rates`.
+        network_gb_s: 1e9 bytes/s of one GPU to other nodes.
 
     Raises:
         UsageError: no bf16 peak is known and none was measured.
@@ -166,7 +164,6 @@ def rates_of(
     figures["link"] = Figure(
         _LINK_SHARE * device.link_gb_s * 1e9, 0.15, TYPICAL, f"{_LINK_SHARE:.0%} of {device.link_gb_s:g} GB/s"
     )
-    figures |= links or {}
     if network_gb_s is not None:
         figures["network"] = Figure(network_gb_s * 1e9, 0.1, PUBLISHED, "network_gb_s=")
     if measured is not None and measured.launch_s:

@@ -7,12 +7,11 @@ import textwrap
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from harness.advise import decide, filters
+from harness.advise import decide
 from harness.advise.advice import way_out
 from harness.advise.casts import TENSORS
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
 from harness.advise.library_names import FP8CORE, provenance
-from harness.advise.link_rates import said
 from harness.advise.printed_code import Setup, as_code, is_executed
 from harness.advise.rates import MEASURED
 from harness.advise.tables import show_tables, times
@@ -52,7 +51,6 @@ def lines(found: Advice) -> list[str]:
     told = _wrapped("", _asked(found))
     told += _wrapped("FP8: ", _decision(found))
     told += _wrapped("not measured: ", _unmeasured(found))
-    told += _wrapped("links: ", links) if (links := said(found.rates.figures, found.links_ignored)) else []
     if found.made_up:
         told += _wrapped("batches: ", found.made_up)
     if found.decision == decide.UNDECIDED:
@@ -73,7 +71,7 @@ def lines(found: Advice) -> list[str]:
 
 def as_dict(found: Advice) -> dict[str, Any]:
     """The same as plain values; times in milliseconds, infinities as null."""
-    chosen, on = found.chosen, found.decision in decide.POSITIVE
+    chosen = found.chosen
     return _plain(
         {
             "model": found.model.name,
@@ -114,16 +112,10 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "filter": {
                 "left_out": dict(found.left_out),
                 "code": _code(found) or None,
-                "config": filters.as_config(
-                    chosen.recipe.name, found.left_out, found.convertible, found.schedule
-                )
-                if on
-                else None,
             },
             "pays_from_tokens": found.pays_from,
             "gather_matters_from_gpus": found.gather_from,
             "rates": {name: asdict(figure) for name, figure in found.rates.figures.items()},
-            "links": said(found.rates.figures, found.links_ignored),
             "checks": [asdict(check) | {"error": check.error} for check in found.checks],
             "warnings": [*filter(None, [found.made_up]), *found.warnings],
         }

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from harness.advise import decide, filters
 from harness.advise.casts import GEMMS, TENSORS
 from harness.advise.fits import GIB
 from harness.advise.library_names import not_by_default
@@ -43,13 +42,6 @@ def show_tables(found: Advice, where: Console) -> None:
             where.print(part)
     for line in (*_why_not(found), *_thresholds(found)):
         say(where, line)
-    if found.decision in decide.POSITIVE:
-        config = filters.as_config(
-            found.chosen.recipe.name, found.left_out, found.convertible, found.schedule
-        )
-        say(where, "\nas keys of a training sweep", "bold")
-        unsaid = "names of these layers hold characters that a schedule gives a meaning; take the code"
-        say(where, config or unsaid)
     for warning in found.warnings:
         say(where, f"note: {warning}", "yellow")
 

@@ -25,6 +25,7 @@ from harness.advise.scale.job import ClusterJob
 from harness.advise.step import speedup, step_cost
 from harness.advise.trace import trace
 from harness.machine.ceilings import SUITES, ceilings
+from harness.machine.ranks import hosts
 from harness.store.compare import rows_of
 from harness.store.errors import UsageError
 from harness.training.meta_estimate import skeleton
@@ -183,7 +184,7 @@ def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) 
     """What the model of a step expects of a training arm on several GPUs of this machine, beside which it is measured.
 
     Args:
-        setup: of one rank, eager.
+        setup: of one rank.
         world: ranks, over which FSDP2 shards the model.
         device: of the sweep.
         gpu: whose published and typical rates are taken; None: the one here.
@@ -201,11 +202,11 @@ def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) 
         return f"no prediction: no peak of {name} is known"
     rates, recipe = rates_of(known), None
     if setup.recipe is not None:
-        recipe = described(setup.recipe, compiled=False)
+        recipe = described(setup.recipe, compiled=setup.compiled)
         lacking = (
             f"{name} has no FP8 matrix units"
             if not rates.has_fp8
-            else unavailable(recipe.name, known.capability, compiled=False)
+            else unavailable(recipe.name, known.capability, compiled=setup.compiled)
         )
         if lacking:
             return f"no prediction: {lacking}"
@@ -221,10 +222,11 @@ def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) 
             seq=setup.seq,
             accumulation=setup.accumulation,
             checkpointing=setup.checkpointing,
-            node=world,  # all ranks are on this machine
+            node=max(1, world // hosts(world)),
+            reduce_each=setup.accumulation > 1,
             gather_fp8=setup.recipe is not None and setup.recipe.fp8_all_gather,
             weights=held,
-            compiled=False,
+            compiled=setup.compiled,
         ).on_a_gpu(traced(setup.model, setup.batch, *extent))
     except UsageError as error:
         return f"no prediction: {error}"

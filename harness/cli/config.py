@@ -45,20 +45,15 @@ class PartConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)  # names of shape sets, or "from_model"
     arms: list[str] = field(default_factory=list)  # empty: all arms of the suite
-    # Of a part that is a sweep (`harness.engine.parts`):
+    # Of a part that is a sweep (`harness.cli.parts`):
     sweep: str | None = None
     about: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)  # of its command line
     small: dict[str, Any] = field(default_factory=dict)  # more of them in a rehearsal on a CPU
     priority: int = 0  # the lowest is started first; then by the order of the file
-    estimate_s: float | None = None  # it is started only where the slot has so much left
-    budget_s: float | None = None  # it is cut off after so long; default: 1.4 times its estimate
-    last_start_s: float = 0.0  # seconds before its end in which it starts no case or run
-    needs: list[str] = field(default_factory=list)  # parts that must be ok, "gpu", or nanoGPT's "text"
-    # Parts whose checks leave out the arms that they refute; without a whole result of one, it is measured as `unchecked`.
-    checked_by: list[str] = field(default_factory=list)
-    kernels: dict[str, list[str]] = field(default_factory=dict)  # by arm, beside those of the arm's recipe
-    runs: dict[str, str] = field(default_factory=dict)  # keys whose value is the run of another part
+    estimate_s: float | None = (
+        None  # started only where the slot has so much left, cut off after 1.4 times as much
+    )
 
 
 @dataclass
@@ -84,9 +79,6 @@ class SweepConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
-    without: list[str] = field(
-        default_factory=list
-    )  # arms that are not measured here, though the sweep has them
     peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
     cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)

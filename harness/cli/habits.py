@@ -1,11 +1,9 @@
 """What Hydra's users type, in the words of the harness: flags, paths of a sweep of one's own, several runs at once.
 
-    sweep=./my.yaml, --config-dir DIR, hydra.searchpath=[DIR]   sweeps from outside the tree: the key config_dir
-    --cfg job, --info                                           the composed configuration; where sweeps come from
-    -m sweep=cast,gemm axes.tokens=1024,2048                    a run for each combination, one after another
-    --shell-completion                                          a script for bash
-
-What Hydra has and the harness does not is refused with the reason (`REFUSED`).
+sweep=./my.yaml, --config-dir DIR          sweeps from outside the tree: the key config_dir
+--cfg job                                  the composed configuration
+-m sweep=cast,gemm axes.tokens=1024,2048   a run for each combination, one after another
+-m sweep=cast shard=0/2,1/2 hydra/launcher=joblib   one run by several commands: `harness.cli.launch`
 """
 
 from __future__ import annotations
@@ -16,30 +14,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.config import KEYS, LITERAL, load, sweep_folders, sweeps
+from harness.cli.config import LITERAL, load
 from harness.cli.resume_alone import load_request
 from harness.machine.processes import interruptible
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-REFUSED = {
-    "--config-name": "a sweep is chosen by sweep=NAME or sweep=./FILE.yaml",
-    "--config-path": "sweeps of your own come from --config-dir DIR",
-    "--run": "sweep=NAME runs by itself; -m runs several",
-    "--resolve": "--cfg job prints values as they are resolved",
-    "--package": "--cfg job prints the whole configuration; it is short",
-    "--hydra-help": "python -m harness --help has the keys, sweep=NAME --help the axes; launchers are in docs/howto-scale-out.md",
-    "--experimental-rerun": "resume=RUN_ID continues a run, and each report names the command that made it",
-}
-_SHORT = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-c": "--cfg", "-i": "--info",
-          "-r": "--run", "-p": "--package", "-sc": "--shell-completion", "-h": "--help", "-m": "--multirun"}  # fmt: skip
-_SEARCH = "hydra.searchpath"
+_SHORT = {"-cd": "--config-dir", "-c": "--cfg", "-h": "--help", "-m": "--multirun"}
 _VALUED = {"--config-dir": "DIR", "--cfg": "job"}
 # In the order in which they count where several are given
-_TAKEN = ["--help", "--cfg", "--info", "--shell-completion", "--multirun", "--quiet", "--config-dir"]
-_SUBJECTS = ("all", "config", "searchpath", "plugins", "defaults", "defaults-tree")
+_TAKEN = ["--help", "--cfg", "--multirun", "--quiet", "--config-dir"]
 _PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_][\w.-]*")
 
 
@@ -61,8 +47,6 @@ def plain(argv: Sequence[str]) -> tuple[list[str], str]:
             continue
         flag, equals, value = word.partition("=")
         flag = _SHORT.get(flag, flag)
-        if flag in REFUSED:
-            raise UsageError(f"{flag} is not taken: {REFUSED[flag]}")
         if flag not in _TAKEN:
             raise UsageError(f"unknown flag {word!r}; python -m harness --help lists commands and keys")
         if flag in _VALUED and not equals:
@@ -81,8 +65,6 @@ def plain(argv: Sequence[str]) -> tuple[list[str], str]:
             )
         else:
             asked.append(flag)
-            if flag == "--info" and left and left[0] in _SUBJECTS:
-                left.pop(0)  # the answer has them all
     # -m beside a question asks it of each run
     return _with_folder(words, folders), min(asked, key=_TAKEN.index, default="")
 
@@ -92,9 +74,7 @@ def _with_folder(words: Sequence[str], folders: list[str]) -> list[str]:
     out = []
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
-        if key == _SEARCH:
-            folders += [_local(part.strip(" '\"")) for part in value.strip("[] ").split(",") if part.strip()]
-        elif key == "sweep":
+        if key == "sweep":
             names = [_name(part.strip(" '\""), folders) for part in value.split(",")]
             out.append(f"sweep={','.join(names)}")
         else:
@@ -106,14 +86,6 @@ def _with_folder(words: Sequence[str], folders: list[str]) -> list[str]:
         if not Path(folder).is_dir():
             raise UsageError(f"{folder} is no folder; --config-dir DIR takes one with sweeps, NAME.yaml each")
     return [*out, *(f"config_dir={folder}" for folder in named)]
-
-
-def _local(place: str) -> str:
-    """A folder of Hydra's search path."""
-    kind, separator, path = place.partition("://")
-    if separator and kind != "file":
-        raise UsageError(f"{_SEARCH}={place}: sweeps are read from folders alone; name one, or file://DIR")
-    return path if separator else place
 
 
 def _name(value: str, folders: list[str]) -> str:
@@ -131,25 +103,14 @@ def _name(value: str, folders: list[str]) -> str:
     return path.stem
 
 
-def answer(asked: str, words: Sequence[str], usage: Callable[[], int], commands: Iterable[str]) -> int:
+def answer(asked: str, words: Sequence[str], usage: Callable[[], int]) -> int:
     """Prints what a flag asks for, of each run that the words name; exit code 0.
 
     Args:
         asked: the flag.
         words: key=value.
         usage: what --help prints where no sweep is named.
-        commands: words that name one.
     """
-    if asked == "--shell-completion":
-        sys.stdout.write(_completion(commands))
-        return 0
-    if asked == "--info":
-        given = next((w.partition("=")[2] for w in words if w.startswith("config_dir=")), None)
-        lines = ["sweeps come from, the last one first where names are equal:"]
-        lines += [f"  {folder}" for folder in sweep_folders(given) if folder.is_dir()]
-        lines += [f"  {name:<14} {path}" for name, path in sorted(sweeps(given).items())]
-        sys.stdout.write("\n".join(lines) + "\n")
-        return 0
     if asked == "--help" and not any(w.lstrip("+").startswith(("sweep=", "resume=")) for w in words):
         return usage()
     from omegaconf import OmegaConf
@@ -209,10 +170,7 @@ def run_several(words: Sequence[str], run: Callable[[list[str]], int]) -> int:
     """
     lines = several(words)
     if len(lines) == 1:
-        raise UsageError(
-            "-m runs several: part values by commas (sweep=cast,gemm, axes.tokens=1024,2048), or spread one sweep over jobs "
-            "by shard=0/4,1/4,2/4,3/4"
-        )
+        raise UsageError("-m runs several: part values by commas (sweep=cast,gemm, axes.tokens=1024,2048)")
     if any(word.lstrip("+").startswith(("resume=", "run_id=")) for word in words):
         raise UsageError(
             "several runs cannot share a run id: leave resume= and run_id= out, or give them one by one"
@@ -247,23 +205,3 @@ def _plan(line: list[str]) -> None:
     config = load(line, environment.device_kind).config
     if not any(part["sweep"] for part in config["parts"].values()):
         make_plan(config, SUITES)
-
-
-def _completion(commands: Iterable[str]) -> str:
-    """A function of bash: commands, sweeps and keys; what follows a key is the reader's."""
-    names = [*commands, *(f"{key}=" for key in KEYS)]
-    # Names of files: bash would run what such a name says
-    names += [f"sweep={name}" for name in sweeps() if _PLAIN.fullmatch(name)]
-    return f"""\
-# eval "$(fp8-harness --shell-completion)"
-_fp8_harness() {{
-  local line="${{COMP_LINE:0:COMP_POINT}}"
-  local word="${{line##* }}"
-  COMPREPLY=( $(compgen -W '{" ".join(sorted(set(names)))}' -- "$word") )
-  [[ "${{COMPREPLY[0]}}" == *= ]] && compopt -o nospace
-  if [[ "$word" == *=* && "$COMP_WORDBREAKS" == *=* ]]; then  # bash completes what follows the last =
-    COMPREPLY=( "${{COMPREPLY[@]#"${{word%=*}}="}}" )
-  fi
-}}
-complete -o default -F _fp8_harness fp8-harness
-"""

@@ -1,64 +1,223 @@
-"""A sweep whose parts are sweeps: each part is a run of its own within the folder of the whole (`harness.engine.parts`).
+"""A sweep whose parts are sweeps: each is a run of its own, one after another by priority, within a time budget.
 
     results/<sweep>/<run_id>/_run.json              the whole, with what has become of each part
     results/<sweep>/<run_id>/<its sweep>/<run_id>-<part>/   the run of a part
     <reports_dir>/<run_id>.parquet, .html, .md      all rows so far, written anew after each part; the report
 
-A part that crashes, hangs or is refused costs that part alone. Its run has a name that is known before it starts, and each
-finished round is stored, so that nothing but the round under way is lost, whatever ends a slot.
+One command is one slot of `budget_s`; resume= is the next one, which starts what is left, each part `TRIES` times. A part that
+crashes, hangs or is refused costs that part alone, and one that is cut off keeps its finished rounds.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
+import re
 import sys
+import threading
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import report, store
-from harness.advise.measured import Check, layers
-from harness.advise.rates import rates_of
-from harness.cli import internal_error
-from harness.cli.config import command_line
-from harness.cli.part_outcome import settle, unchecked
-from harness.cli.part_words import refuse_unusable
-from harness.engine import parts as schedule
+from harness.cli import process_end
+from harness.cli.config import command_line, load
 from harness.engine import places, run_folder, runlog
-from harness.engine.parts import CUT, TRIES, Part, Progress, State
-from harness.judge.smoke import left_out
 from harness.machine import device_lock, environment, raw_output
-from harness.machine.ceilings import ceilings
-from harness.machine.hardware import of_env
 from harness.machine.processes import interruptible
 from harness.report import summary
 from harness.store.cause import Cause
 from harness.store.errors import UsageError
-from harness.store.json_columns import parse
 from harness.training.data import corpus, shakespeare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pandas as pd
 
     from harness.cli.config import Request
 
 REHEARSAL = "rehearsal on a CPU in tiny sizes: it proves the command, and nothing in it is a GPU's figure"
-# Keys of a command line that every part is given as they stand; others belong to the whole, or differ by part.
-PASSED_ON = (
-    "seed", "rounds", "timing", "control", "warm_compile", "isolate", "devices", "workers", "case_timeout_s", "case_wall_s",
-    "case_memory_gib", "resume_anyway", "quiet", "log_level", "config_dir",
-)  # fmt: skip
-OF_THE_WHOLE = (
+PATIENCE = 1.4  # a part may take so many times its estimate
+TRIES = 3  # slots in which a part is started
+LEAST_ROUNDS = 3  # an interval needs them
+RESERVE_S = 5.0  # of a slot, to store what there is
+REHEARSED_S = 240.0  # of a part of a rehearsal: a CPU may be busy
+CUT = 124  # exit code of a part that was cut off, as timeout(1) has it
+# Keys of a command line that are not given to every part.
+OF_THE_WHOLE = {
     "sweep", "device", "parts", "overrides", "small", "data_path", "budget_s", "resume", "run_id", "results_dir",
     "reports_dir", "report", "dry_run",
-)  # fmt: skip
+}  # fmt: skip
 
 
-def passed_on(words: Sequence[str]) -> list[str]:
-    """The words of a command line that every part is given."""
-    return [word for word in words if word.lstrip("+").partition("=")[0].split(".")[0] in PASSED_ON]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part, see `harness.cli.config.PartConfig`; overrides are flat: `axes.M`, not a mapping in a mapping."""
+
+    name: str
+    sweep: str
+    about: str = ""
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    small: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    priority: int = 0
+    estimate_s: float | None = None
+
+    def seconds(self, room: float, rehearsed: bool = False) -> float | None:
+        """After so many it is cut off; None where a slot has too little room for it."""
+        least, most = 0.95 * (self.estimate_s or 0.0), PATIENCE * (self.estimate_s or math.inf)
+        if rehearsed:
+            least, most = 0.0, REHEARSED_S
+        return min(room, most) if room > 0 and room >= least else None
+
+    def words(self, tries: int = 0, rehearsed: bool = False) -> list[str]:
+        """The command line of its sweep; its rounds are halved with each slot in which it was started before (`tries`)."""
+        chosen = {"sweep": self.sweep, **self.overrides}
+        if isinstance(rounds := chosen.get("rounds"), int):
+            chosen["rounds"] = max(min(LEAST_ROUNDS, rounds), rounds >> tries)
+        chosen |= self.small if rehearsed else {}
+        return [f"{key}={_word(value)}" for key, value in chosen.items()]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has become of a part; stored in `_run.json` of the sweep.
+
+    Attributes:
+        done: nothing is left to measure.
+        ok: done, something was measured, and nothing failed.
+        tries: slots in which it was started, also those that were killed; a refusal is none.
+        seconds: that it has taken.
+        exit: code of its sweep the last time; None where it was not started, or interrupted.
+        cause: why it is not ok.
+        reason: the same in words, for people.
+        statuses: its rows by status.
+    """
+
+    done: bool = False
+    ok: bool = False
+    tries: int = 0
+    seconds: float = 0.0
+    exit: int | None = None
+    cause: Cause = Cause.NONE
+    reason: str = ""
+    statuses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is something left to do, and a try to do it in."""
+        return not self.done and self.tries < TRIES
+
+    def as_json_dict(self) -> dict[str, Any]:
+        """For `_run.json`."""
+        return {**dataclasses.asdict(self), "cause": str(self.cause)}
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> Progress:
+        """What `as_json_dict` made."""
+        known = {f.name: stored[f.name] for f in dataclasses.fields(cls) if f.name in stored}
+        return cls(**{**known, "cause": Cause(known.get("cause", ""))})
+
+    def settle(self, frame: pd.DataFrame | None) -> None:
+        """Sets what has become of it, from its rows (None: it has stored none) and the exit code of its sweep."""
+        self.done = self.ok = False
+        early = {None: Cause.INTERRUPTED, CUT: Cause.BUDGET}.get(self.exit, Cause.ERROR)
+        self.cause, self.reason = early, "it ended early; see what it printed"
+        if frame is None:
+            return
+        self.statuses = dict(Counter(frame["status"]))
+        left = frame["retryable"] | (frame["status"] == "partial")  # resume= would measure it
+        failed = frame["status"] == "failed"
+        self.done = self.exit in (0, 1) and not left.any()
+        self.ok = self.done and self.exit == 0 and not failed.any() and self.statuses.get("ok", 0) > 0
+        told = frame[failed & ~left]  # a failure that no resume= would measure again is its cause
+        if told.empty and self.exit == 0:
+            told = frame[left] if left.any() else frame
+        if self.ok:
+            self.cause, self.reason = Cause.NONE, ""
+        elif len(told):
+            row = told.sort_values("status", kind="stable").iloc[0]  # a failed one before a skipped one
+            self.cause, self.reason = Cause(row["cause"] or Cause.ERROR), str(row["reason"])
+
+
+def parts_of(config: Mapping[str, Any]) -> list[Part]:
+    """The parts of a composed configuration in the order in which they are started; none where its parts are suites.
+
+    Raises:
+        UsageError: some parts are sweeps and others suites, or an estimate is no time.
+    """
+    named: dict[str, Any] = config["parts"]
+    if not any(part["sweep"] for part in named.values()):
+        return []
+    found = []
+    for name, part in named.items():
+        if not part["sweep"] or any(
+            part[key] not in ("???", [], {}) for key in ("suite", "axes", "shapes", "arms")
+        ):
+            raise UsageError(
+                f"part {name} is to be a sweep, as others are: parts.{name}.sweep=NAME, overrides.KEY=VALUE"
+            )
+        seconds = part["estimate_s"]
+        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+            raise UsageError(f"parts.{name}.estimate_s={seconds:g}: expected a finite number above 0")
+        own = {key: part[key] for key in ("sweep", "about", "priority", "estimate_s")}
+        own |= {key: _flat({**_flat(config[key]), **_flat(part[key])}) for key in ("overrides", "small")}
+        found.append(Part(name, **own))
+    return sorted(found, key=lambda part: part.priority)
+
+
+def timetable(parts: Sequence[Part], slot_s: float) -> Iterator[tuple[int, float, Part]]:
+    """Slot and begin of each part, if every one took its estimate; those that no slot has room for are left out."""
+    left, slot, started = list(parts), 0, True
+    while started:
+        slot, now, started = slot + 1, 0.0, False
+        for part in tuple(left):
+            if part.seconds(slot_s - now - RESERVE_S) is not None:
+                yield slot, now, part
+                now, started = now + (part.estimate_s or 0.0), True
+                left.remove(part)
+
+
+def describe(parts: Sequence[Part], slot_s: float, missing: Mapping[str, str]) -> Iterator[str]:
+    """The lines that `dry_run=true` prints."""
+    yield "slot  begins  seconds  part"
+    left = {part.name: missing.get(part.name) or f"slots of {slot_s:g} s are too short" for part in parts}
+    for slot, begins, part in timetable([part for part in parts if part.name not in missing], slot_s):
+        clock = f"{int(begins) // 60}:{int(begins) % 60:02d}"
+        yield f"{slot:>4}  {clock:>6}  {part.estimate_s or 0:>7.0f}  {part.name:<17}{part.about}"
+        del left[part.name]
+    yield from (f"   -       -        -  {name:<17}skipped: {why}" for name, why in left.items())
+    yield "nothing was measured (dry_run=true)"
+
+
+def within(seconds: float, work: Callable[[], int]) -> int:
+    """Does work in this process and returns its exit code; `CUT` where it was interrupted because it took too long.
+
+    Raises:
+        KeyboardInterrupt: this process was told to end meanwhile.
+    """
+    with interruptible() as interrupts:
+        interrupts.forget()
+        deadline = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), interrupts.cut_off)
+        deadline.daemon = True
+        code = CUT
+        try:
+            deadline.start()
+            try:
+                code = work()
+            finally:
+                deadline.cancel()
+        except KeyboardInterrupt:
+            if not interrupts.cut:
+                raise
+        cut, heard = interrupts.cut, interrupts.heard
+        interrupts.forget()
+        if heard:  # the sweep has recorded how it ended; so must the whole
+            raise KeyboardInterrupt
+    return CUT if cut else code
 
 
 class Whole:
@@ -74,13 +233,12 @@ class Whole:
         note: Callable[..., None] = lambda **_: None,
     ) -> None:
         self.config, self.folder = request.config, folder
-        self.parts = schedule.parts_of(self.config, NEEDS)
-        self.passed_on = passed_on(request.overrides)
+        self.parts, self.rehearsed = parts_of(self.config), rehearsed(self.config)
+        self.passed_on = _passed_on(request.overrides)
+        self.missing = missing(self.config, self.parts)
         self._writer, self._measure, self._clock, self._note = writer, measure, clock, note
         stored = store.read_about(folder).get("parts", {})
-        self.state: State = {p.name: Progress.of_json(stored.get(p.name, {})) for p in self.parts}
-        self.missing = missing(self.config, self.parts)
-        self._turns = [name for name, mine in self.state.items() if not mine.done]
+        self.state = {p.name: Progress.of_json(stored.get(p.name, {})) for p in self.parts}
 
     def slot(self) -> list[str]:
         """Starts what the time budget has room for; returns `left`.
@@ -89,103 +247,79 @@ class Whole:
             KeyboardInterrupt: it was told to end; what is done is stored.
         """
         budget = self.config["budget_s"]
-        seconds = float("inf") if budget is None else budget
+        ends = self._clock() + (math.inf if budget is None else budget)
         try:
-            schedule.run_slot(
-                self.parts, self.state, seconds, self.missing, self._one, self._clock, rehearsed(self.config)
-            )
+            for part in self.parts:
+                mine = self.state[part.name]
+                seconds = part.seconds(ends - self._clock() - RESERVE_S, self.rehearsed)
+                if part.name in self.missing:
+                    mine.cause, mine.reason = Cause.MISSING, self.missing[part.name]
+                elif mine.open and seconds is not None:
+                    self._one(part, mine, seconds)
+                elif mine.open and not mine.cause:
+                    mine.cause, mine.reason = Cause.BUDGET, "the slot had no time for it; resume= starts it"
         finally:
             self._save()
         return self.left()
 
     def left(self) -> list[str]:
         """Names of the parts that another slot would start."""
-        return [p.name for p in self.parts if self.state[p.name].open and not self.barred(p)]
-
-    def barred(self, part: Part) -> tuple[Cause, str] | None:
-        """See `schedule.barred`."""
-        return schedule.barred(part, self.state, self.missing)
+        return [name for name, mine in self.state.items() if mine.open and name not in self.missing]
 
     def lost(self) -> list[str]:
         """Names of the parts that were given up."""
-        return [
-            p.name
-            for p in self.parts
-            if not (m := self.state[p.name]).done and not m.open and not self.barred(p)
-        ]
+        return [name for name, mine in self.state.items() if not mine.done and not mine.open]
 
     def _one(self, part: Part, mine: Progress, seconds: float) -> None:
-        started = self._clock()
+        started, words = self._clock(), self.words(part, mine, seconds)
+        mine.tries, mine.exit = mine.tries + 1, None
+        mine.cause, mine.reason = Cause.INTERRUPTED, "its process ended without a word"
+        self._save(part.name)  # it has had this try, whatever becomes of this process
+        before = self._files(part)
         try:
-            checks = [run for name in part.checked_by if (run := self.run_of(name))]
-            arms = tuple(part.overrides.get("arms", ()))
-            mine.unchecked = unchecked(part, self.state)
-            mine.left_out = left_out(arms, part.kernels, store.read(checks)) if checks else {}
-            if arms and set(arms) <= set(mine.left_out):
-                mine.cause, mine.reason = Cause.NUMERICS, "each of its arms failed its check"
-                if not any(self.state[name].open for name in part.checked_by):  # else the check is made again
-                    mine.done, mine.exit, mine.tries = True, 1, mine.tries + 1
-                return
-            words, before = self.words(part, mine, seconds), self._files(part)
-            mine.tries, mine.exit = mine.tries + 1, None
-            mine.cause, mine.reason = Cause.INTERRUPTED, "its process ended without a word"
-            self._save(part.name)  # it has had this try, whatever becomes of this process
-            try:
-                mine.exit = self._measure(words, seconds)
-            except KeyboardInterrupt:
-                self._settle(part, mine)
-                raise
+            mine.exit = self._measure(words, seconds)
+        finally:  # whatever ends the slot, what is done so far is stored and gathered
             if mine.exit == 2 and self._files(part) == before:
                 mine.tries -= 1
                 mine.cause, mine.reason = Cause.REFUSED, "it has stored nothing; see what it printed"
-            else:
-                self._settle(part, mine)
-        finally:  # whatever ends the slot, what is done so far is stored and gathered
+            elif isinstance(sys.exception(), KeyboardInterrupt | None):
+                run = self.run_of(part)
+                mine.settle(None if run is None else store.read(run))
             mine.seconds += self._clock() - started
             self._save()
             self.gather()
 
     def words(self, part: Part, mine: Progress, seconds: float) -> list[str]:
         """The command line of a part."""
-        others = {} if rehearsed(self.config) else part.runs
         keys = {
-            **{key: run for key, other in others.items() if (run := self.run_of(other)) is not None},
             "device": self.config["device"],
             "results_dir": self.folder,
             "reports_dir": self.folder,
             "report": "false",
-            "run_id": self.run_id_of(part.name),
+            "run_id": self._run_of(part).name,
         }
-        if seconds < float("inf"):
-            keys["budget_s"] = f"{max(seconds - part.last_start_s, min(10, seconds)):g}"
-        if "text" in part.needs:
+        if seconds < math.inf:
+            keys["budget_s"] = f"{0.9 * seconds:g}"  # no case is started that would be cut off at once
+        if _needs_text(part):
             keys["data_path"] = _text(self.config)
-        own = part.words(mine.tries, mine.left_out, rehearsed(self.config))
+        own = part.words(mine.tries, self.rehearsed)
         return [*own, *(f"{key}={value}" for key, value in keys.items()), *self.passed_on]
 
-    def _settle(self, part: Part, mine: Progress) -> None:
-        run = self.run_of(part.name)
-        settle(mine, None if run is None else store.read(run))
-
-    def run_id_of(self, name: str) -> str:
-        """The run id of a part."""
-        return f"{self.folder.name}-{name}"
-
-    def run_of(self, name: str) -> Path | None:
+    def run_of(self, part: Part) -> Path | None:
         """The folder of a part's run, if it has rows."""
-        sweep = next(p.sweep for p in self.parts if p.name == name)
-        run = self.folder / sweep / self.run_id_of(name)
-        return run if any(run.rglob("*.parquet")) else None
+        return self._run_of(part) if self._files(part) else None
+
+    def _run_of(self, part: Part) -> Path:
+        return self.folder / part.sweep / f"{self.folder.name}-{part.name}"
 
     def _files(self, part: Part) -> set[Path]:
-        return set((self.folder / part.sweep / self.run_id_of(part.name)).rglob("*.parquet"))
+        return set(self._run_of(part).rglob("*.parquet"))
 
     def _save(self, under_way: str = "") -> None:
         self._writer.record(parts={name: mine.as_json_dict() for name, mine in self.state.items()})
-        done = [name for name in self._turns if self.state[name].done]
+        done = [name for name, mine in self.state.items() if mine.done]
         self._note(
-            total=len(self._turns),
-            share=len(done) / len(self._turns) if self._turns else 1.0,
+            share=len(done) / len(self.state),
             statuses=dict(sum((Counter(mine.statuses) for mine in self.state.values()), Counter())),
             text=f"{under_way or 'no part'} is under way; done: {', '.join(done) or 'none'}",
         )
@@ -202,20 +336,11 @@ class Whole:
     def line(self, part: Part) -> str:
         """A line about a part."""
         mine = self.state[part.name]
-        why = self.barred(part)
-        ended = "" if mine.exit is None else f"exit {mine.exit}, "
-        took = f"{ended}{mine.seconds:.0f} s, " if mine.tries or ended else ""
+        took = f"exit {mine.exit}, {mine.seconds:.0f} s, " if mine.tries else ""
         rows = ", ".join(f"{count} {status}" for status, count in sorted(mine.statuses.items()))
-        if mine.done:
-            outcome = f"done{'' if mine.ok else f', {mine.cause}: {mine.reason}'}"
-        elif not mine.tries:
-            outcome = f"skipped, {why[0]}: {why[1]}" if why else f"not started, {mine.cause}: {mine.reason}"
-        else:
-            outcome = f"{'unfinished' if mine.open else f'given up after {TRIES} tries'}, {mine.cause}: {mine.reason}"
-        out = "".join(f"; {arm} left out ({reason})" for arm, reason in mine.left_out.items())
-        open_checks = ", ".join(f"{name} {reason}" for name, reason in mine.unchecked.items())
-        out += f"; unchecked: {open_checks}" if mine.tries and open_checks else ""
-        return f"{part.name:<17}{took}{outcome}{f' ({rows})' if rows else ''}{out}"
+        outcome = "done" if mine.done else "unfinished" if mine.open else f"given up after {TRIES} tries"
+        why = f", {mine.cause}: {mine.reason}" if mine.cause else ""
+        return f"{part.name:<17}{took}{outcome}{why}{f' ({rows})' * bool(rows)}"
 
 
 def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> int:
@@ -224,19 +349,16 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
     Raises:
         UsageError: the request is refused; nothing was written.
     """
-    config = request.config
-    for word in request.overrides:
-        key = word.lstrip("+").partition("=")[0].split(".")[0]
-        if key not in (*PASSED_ON, *OF_THE_WHOLE):
-            raise UsageError(
-                f"{word}: sweep {config['name']!r} is made of sweeps; write parts.NAME.overrides.{word}"
-            )
-    parts, out = schedule.parts_of(config, NEEDS), sys.stdout
-    refuse_unusable(parts, config["device"], passed_on(request.overrides), rehearsed(config))
-    lacking = missing(config, parts)
+    config, parts = request.config, parts_of(request.config)
+    for part in parts:  # 0.1 s each, before the first one is started
+        words = [*part.words(rehearsed=rehearsed(config)), *_passed_on(request.overrides)]
+        try:
+            load([*words, f"device={config['device']}"], lambda device: device)
+        except UsageError as error:
+            raise UsageError(f"part {part.name}: {error}") from error
     if config["dry_run"]:
-        slot_s = float("inf") if config["budget_s"] is None else config["budget_s"]
-        out.write("\n".join(schedule.describe(parts, slot_s, lacking)) + "\n")
+        slot_s = math.inf if config["budget_s"] is None else config["budget_s"]
+        sys.stdout.write("\n".join(describe(parts, slot_s, missing(config, parts))) + "\n")
         return 0
     from harness.engine.resume import changes, refuse  # torch
 
@@ -250,7 +372,7 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
         run_folder.refuse_unwritable(Path(config[key]), key)
 
     def measure(words: Sequence[str], seconds: float) -> int:
-        return schedule.within(seconds, lambda: _isolated(run_sweep, words))
+        return within(seconds, lambda: _isolated(run_sweep, words))
 
     visible = places.gpus() if config["device"] == "cuda" else ()
     gpus = places.chosen(config["devices"], config["device"], visible)
@@ -274,11 +396,10 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
 
 def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.ProgressFile) -> int:
     out, config, is_interrupted = sys.stdout, whole.config, False
-    banner = REHEARSAL + "\n" if rehearsed(config) else ""
+    banner = REHEARSAL + "\n" if whole.rehearsed else ""
     out.write(banner)
     if config["run_id"] is None and config["resume"] is None:
         raw_output.say(run_folder.opening(whole.folder.name) + "\n")
-    nothing_open = not whole.left()
     try:
         whole.slot()
     except KeyboardInterrupt:
@@ -286,35 +407,27 @@ def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.Progress
     left, lost = whole.left(), whole.lost()
     state = "interrupted" if is_interrupted or left or lost else "finished"
     writer.close(state)
-    open_parts = [f"left: {', '.join(left)}"] * bool(left) + [f"given up: {', '.join(lost)}"] * bool(lost)
-    note.write(state=state, message="; ".join(open_parts) or "nothing is left to start")
-    for part in whole.parts:
-        out.write(whole.line(part) + "\n")
+    note.write(
+        state=state, message=f"left: {', '.join(left) or 'none'}; given up: {', '.join(lost) or 'none'}"
+    )
+    out.writelines(whole.line(part) + "\n" for part in whole.parts)
     out.write(f"results  {whole.folder}\n")
     rows = whole.gather()
     if rows is not None:
         runs = [
-            run for part in whole.parts if (run := whole.run_of(part.name))
+            run for part in whole.parts if (run := whole.run_of(part))
         ]  # in order, as the summary has them
         out.write(f"rows     {rows}\n")
         if config["report"]:
             out.write(f"report   {report.write_report(runs, rows.with_suffix('.html')).html}\n")
-        frame = store.read(runs)
-        for line in summary.lines(frame, predicted_layers(frame)):
-            out.write(line + "\n")
-    if left:
-        out.write(f"left: {', '.join(left)}; resume={whole.folder.name} continues\n")
-    if nothing_open:
-        done = all(mine.done for mine in whole.state.values())
-        why = "is complete" if done else "has no part left to start"
-        out.write(f"nothing was started: run {whole.folder.name} {why}; run_id=NAME starts a new one\n")
+        out.writelines(f"{line}\n" for line in summary.lines(store.read(runs)))
+    nothing = f"nothing is left of run {whole.folder.name}; run_id=NAME starts a new one"
+    out.write(f"left: {', '.join(left)}; resume={whole.folder.name} continues\n" if left else f"{nothing}\n")
     out.write(banner)
     if is_interrupted:
         return 2
-    is_failed = any(
-        mine.exit not in (0, None, CUT) or mine.statuses.get("failed") for mine in whole.state.values()
-    )
-    return 1 if lost or is_failed else 0
+    ended = [m.exit not in (0, None, CUT) or m.statuses.get("failed", 0) > 0 for m in whole.state.values()]
+    return 1 if lost or any(ended) else 0
 
 
 def _isolated(run_sweep: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
@@ -325,19 +438,7 @@ def _isolated(run_sweep: Callable[[Sequence[str]], int], words: Sequence[str]) -
         raw_output.say(f"error: {error}\n")
         return 2
     except Exception as error:  # noqa: BLE001 - the other parts go on
-        return internal_error.report(error)
-
-
-def predicted_layers(frame: pd.DataFrame) -> list[Check]:
-    """The prediction of `advise` beside each layer that was measured; none where the peak of the GPU is not known."""
-    env = parse(frame["env"].iloc[0])
-    device = of_env(env)
-    if device is None:
-        return []
-    from harness.advise.recipes import candidates  # torch
-
-    rates = rates_of(device, ceilings(frame))
-    return layers(frame, rates, lambda recipe, compiled: candidates(compiled).get(recipe))
+        return process_end.internal_error(error)
 
 
 def rehearsed(config: Mapping[str, Any]) -> bool:
@@ -347,13 +448,21 @@ def rehearsed(config: Mapping[str, Any]) -> bool:
 
 
 def missing(config: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, str]:
-    """What some part needs and cannot be had here, with the reason.
+    """The parts that read nanoGPT's text where there is none, with the reason.
 
     Raises:
         UsageError: a file is named that is missing, or is not nanoGPT's text.
     """
-    needed = {need for part in parts for need in part.needs} & NEEDS.keys()
-    return {need: why for need in sorted(needed) if (why := NEEDS[need](config))}
+    needing = [part.name for part in parts if _needs_text(part)]
+    if not needing or _text(config):
+        return {}
+    return dict.fromkeys(
+        needing, f"no text here: give data_path= nanoGPT's input.txt ({shakespeare.ADDRESS})"
+    )
+
+
+def _needs_text(part: Part) -> bool:
+    return part.overrides.get("data") == "shakespeare"
 
 
 def _text(config: Mapping[str, Any]) -> str:
@@ -364,17 +473,26 @@ def _text(config: Mapping[str, Any]) -> str:
     return str(shakespeare.kept()) if shakespeare.kept().is_file() else ""
 
 
-def _no_text(config: Mapping[str, Any]) -> str:
-    if _text(config):
-        return ""
-    return (
-        f"no text here: copy nanoGPT's input.txt ({shakespeare.ADDRESS}) into this folder, not ignored by git, and "
-        "give `gpu` text=input.txt, or sweep=NAME data_path=input.txt"
-    )
+def _passed_on(words: Sequence[str]) -> list[str]:
+    return [w for w in words if w.lstrip("+~").partition("=")[0].split(".")[0] not in OF_THE_WHOLE]
 
 
-def _no_gpu(config: Mapping[str, Any]) -> str:
-    return "" if config["device"] == "cuda" else "needs a GPU"
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """
+    >>> _flat({"axes": {"M": 8}, "axes.K": 4})
+    {'axes.M': 8, 'axes.K': 4}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
-NEEDS: dict[str, Callable[[Mapping[str, Any]], str]] = {"text": _no_text, "gpu": _no_gpu}
+def _word(value: object) -> str:
+    """A value as the command line has it.
+
+    >>> _word([1, True, None, "a b"]), _word("bf16_eager")
+    ('[1, true, null, "a b"]', 'bf16_eager')
+    """
+    plain = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value)
+    return str(value) if plain else json.dumps(value)

@@ -1,71 +1,39 @@
-"""End of the command's process: nothing that an arm has started keeps it alive after its last line."""
+"""How a command ends: by an exception that nothing was to raise, or although something that an arm has started still runs."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
-from typing import NoReturn
 
 from harness.machine import raw_output
-from harness.machine.processes import thread_owner
+from harness.machine.processes import kill_children
+from harness.store.errors import one_line
 
-LOOK_S = 0.1  # between two looks at whether the main thread has ended
+INTERNAL = 7  # exit code of every command; 2 is a request that cannot be carried out
 JOIN_S = 1.0  # for threads that are about to end
-EXIT_S = 30.0  # for what is registered with `atexit`
-# Their threads end by themselves when the interpreter exits.
-_POOLS = ("concurrent", "joblib", "multiprocessing", "threading")
+
+
+def internal_error(error: Exception) -> int:
+    """Prints an exception that nothing was to raise, ends the processes that were started here; the exit code."""
+    raw_output.say("".join(traceback.format_exception(error)))
+    kill_children()
+    raw_output.say(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
+    return INTERNAL
 
 
 def leave(code: int) -> int:
-    """Return the exit code; once the main thread has ended, nothing keeps the process alive for long.
-
-    Threads that still run a second later are named and cut off. What is registered with `atexit` runs all the same, for at
-    most `EXIT_S`. As long as the main thread lives, as in a program that called this command, nothing happens.
-    """
-    # A daemon: it runs until the interpreter itself is taken down.
-    threading.Thread(target=_see_off, args=(code,), daemon=True).start()
-    return code
-
-
-def _see_off(code: int) -> None:
-    # The second of the two comes first, before pools are waited for; a Python without it waits for pools
-    while threading.main_thread().is_alive() and not getattr(threading, "_SHUTTING_DOWN", False):
-        time.sleep(LOOK_S)
+    """The exit code; this process ends here where a thread of an arm would keep it alive for ever."""
     deadline = time.monotonic() + JOIN_S
-    left = [thread for thread in threading.enumerate() if _is_foreign(thread)]
-    for thread in left:
+    threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread()]
+    for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    names = ", ".join(repr(thread.name) for thread in left if thread.is_alive())
-    if names:
-        raw_output.say(
-            f"warning: the command ends although threads still run: {names}; they were started without daemon=True, and are cut off\n"
-        )
-        threading.Thread(target=_run_exit_functions, args=(code,), daemon=True).start()
-    time.sleep(EXIT_S)
-    raw_output.say(
-        f"warning: the command ends although what is registered with atexit, or a pool, has not ended within {EXIT_S:g} s\n"
-    )
-    _exit(code)
-
-
-def _run_exit_functions(code: int) -> None:
-    with suppress(Exception):
-        atexit._run_exitfuncs()
-    _exit(code)
-
-
-def _exit(code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    os._exit(code)
-
-
-def _is_foreign(thread: threading.Thread) -> bool:
-    if thread.daemon or thread is threading.main_thread():
-        return False
-    return thread_owner(thread) not in _POOLS
+    if any(thread.is_alive() for thread in threads):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code)
+    return code

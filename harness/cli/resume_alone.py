@@ -100,7 +100,7 @@ def _folder(name: str, results_dir: str) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     """The _run.json of a run, else those of its shards, which may have been started apart."""
-    own = run_files.existing(folder, run_files.ABOUT)
+    own = folder / run_files.ABOUT
     return [own] * own.exists() + run_files.below(folder, run_files.ABOUT, _SHARDS)
 
 
@@ -120,12 +120,8 @@ def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if isinstance(about.get("config"), dict) and about["config"]:
             break
     else:
-        if about.get("settings"):  # of harness.cli.reference_job
-            raise UsageError(
-                f"resume={name}: a job of several ranks made it; the command that made it continues it: {about.get('command')}"
-            )
         raise UsageError(
-            f"resume={name}: {files[0]} holds no settings (config): an older version made it, or no sweep=; "
+            f"resume={name}: {files[0]} holds no settings (config) of a sweep; "
             f"add resume={name} to the command that made it: {about.get('command', 'not known')}"
         )
     if folder.name != about["run_id"] and folder.match(_SHARDS):
@@ -194,9 +190,5 @@ def _command(about: Mapping[str, Any], sweep: str, given: Mapping[str, str]) -> 
     except ValueError:
         words = []
     gone = {*OF_ONE_COMMAND, *given}
-    kept = [
-        w
-        for w in words
-        if "=" in w and _key(w) not in gone and not _key(w).lstrip("~").startswith(("hydra/", "hydra."))
-    ]
+    kept = [w for w in words if "=" in w and _key(w) not in gone]
     return kept if f"sweep={sweep}" in kept else [f"sweep={sweep}"]

@@ -11,11 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.engine.plan_arms import choose_peers, named_today, refuse_unknown_without
 from harness.engine.suite_calls import refusing
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError, one_line, unknown
+from harness.suites import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -77,13 +77,10 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
             never run when it was asked for by number; only arms that this device can't run; too little for a verdict.
     """
     parts = _parts(config)
-    for part in parts.values():
-        part["arms"] = named_today(part["arms"], part, suites)
     _refuse_unused(config, parts, suites)
     _spread_keys(config, parts, suites)
-    choose_peers(config.get("peers"), parts, suites)
+    _choose_peers(config.get("peers"), parts, suites)
     recipe = _choose_arms(config.get("train") or {}, parts, suites)
-    refuse_unknown_without(config.get("without") or (), parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
     for name, part in parts.items():
@@ -96,6 +93,23 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
         raise UsageError(_nothing_runs(cases, str(config["device"])))
     _check_requests(config, cases)
     return Plan(tuple(cases), products)
+
+
+def _choose_peers(
+    names: Sequence[str] | None, parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Leaves out the arms of the peers that are not named; None names all."""
+    if names is None:
+        return
+    # Not of every suite: one that another package brings, and that this sweep does not use, may fail to be imported.
+    used = {part["suite"] for part in parts.values()} | {name for name in suites if name in NAMES}
+    known = {info.peer for name in used for info in suites[name].ARMS.values() if info.peer}
+    for name in names:
+        if name not in known:
+            raise unknown("peer", name, known)
+    for part in parts.values():
+        arms = suites[part["suite"]].ARMS
+        part["arms"] = [a for a in part["arms"] or arms if a not in arms or arms[a].peer in ("", *names)]
 
 
 def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> None:
@@ -176,10 +190,8 @@ def _refuse_unused(
         arms_known = {arm for part in parts.values() for arm in suites[part["suite"]].ARMS}
         found: set[str] = set()
         for name, part in list(parts.items()):
-            pairs = zip(config["arms"], named_today(config["arms"], part, suites), strict=True)
-            taken = [(asked, arm) for asked, arm in pairs if arm in suites[part["suite"]].ARMS]
-            found |= {asked for asked, _ in taken}
-            wanted = [arm for _, arm in taken]
+            wanted = [arm for arm in config["arms"] if arm in suites[part["suite"]].ARMS]
+            found |= set(wanted)
             if wanted:
                 parts[name]["arms"] = wanted
             else:
@@ -272,10 +284,6 @@ def _plan_part(
     for arm in arms:
         if arm not in suite.ARMS:
             raise unknown("arm", arm, suite.ARMS)
-    without = named_today(config.get("without") or (), part, suites)
-    arms = tuple(arm for arm in arms if arm not in without)
-    if not arms:
-        raise UsageError(f"without={','.join(without)} leaves no arm of part {name}")
     shapes = [part["shapes"]] if isinstance(part["shapes"], str) else list(part["shapes"])
     with refusing(part["suite"], suite, "points"):
         try:

@@ -5,8 +5,7 @@ all arms after it, baselines included. Each arm therefore has a state of its own
 each of its timed blocks; between them the process is as it was before. `OwnStates.changed` names what an arm has set.
 
 Left out on purpose: what changes no number of a later arm (umask, print options of torch), and what an import leaves for all
-who use the same library, since it is not imported again for the next arm (`sys.path`, warning filters that raise nothing, the
-handler of SIGCHLD).
+who use the same library, since it is not imported again for the next arm (`sys.path`, warning filters, the handler of SIGCHLD).
 """
 
 from __future__ import annotations
@@ -14,22 +13,29 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import cache, partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
 
-from harness.engine import compiler_state, interpreter_state, replaced
+from harness.engine import compiler_state, replaced
 
 # Variables that torch's compiler sets where they are not set, when it compiles for the first time
 _BY_COMPILER = {
     "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCH_WARM_POOL", "TRITON_CACHE_DIR",
     "TRITON_LIBDEVICE_PATH", "TRITON_PTXAS_PATH",
 }  # fmt: skip
+
+_RECURSION = sys.getrecursionlimit()
+_raised = [_RECURSION]  # the highest that was seen
 
 Get = Callable[[], Any]
 Set = Callable[[Any], object]
@@ -116,8 +122,18 @@ def settings() -> Mapping[str, Setting]:
     for which in ("swap", "overwrite"):
         what = f"{which}_module_params_on_conversion"
         found[what] = Setting(getattr(future, f"get_{what}"), getattr(future, f"set_{what}"))
-    found |= {name: Setting(*pair) for name, pair in interpreter_state.of_any_process().items()}
-    found |= {name: Setting(*pair, False) for name, pair in interpreter_state.of_this_process().items()}
+    found["cpu_affinity"] = Setting(lambda: os.sched_getaffinity(0), _set_affinity)
+    found["recursion_limit"] = Setting(_recursion_limit, _set_recursion_limit)
+    for name in ("AS", "DATA", "NOFILE", "STACK"):
+        number = getattr(resource, f"RLIMIT_{name}")
+        found[f"limit_{name}"] = Setting(
+            partial(resource.getrlimit, number), partial(resource.setrlimit, number)
+        )
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
+        found[f"handler_{signum.name}"] = Setting(
+            partial(signal.getsignal, signum), partial(signal.signal, signum), False
+        )
+    found["standard_streams"] = Setting(lambda: (sys.stdout, sys.stderr), _set_streams, False)
     for device in ("cpu", "cuda"):
         found[f"autocast_{device}"] = Setting(partial(_autocast, device), partial(_set_autocast, device))
     # torch 2.9 and later keep each precision by backend and operator, and beside it what the older switches were set to,
@@ -153,6 +169,30 @@ def _works(setting: Setting) -> bool:
         setting.get()
         return True
     return False
+
+
+def _recursion_limit() -> int:
+    """The limit, as far as it is lowered: torch's compiler raises it for good, and libraries for as long as they run."""
+    now = sys.getrecursionlimit()
+    _raised[0] = max(_raised[0], now)
+    return min(now, _RECURSION)
+
+
+def _set_recursion_limit(wanted: int) -> None:
+    sys.setrecursionlimit(_raised[0] if wanted == _RECURSION else wanted)
+
+
+def _set_affinity(wanted: set[int]) -> None:
+    """Set it for the threads that were started under the present one too, torch's among them."""
+    now = os.sched_getaffinity(0)
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread that has ended
+            if os.sched_getaffinity(int(task.name)) == now:
+                os.sched_setaffinity(int(task.name), wanted)
+
+
+def _set_streams(wanted: tuple[TextIO, TextIO]) -> None:
+    sys.stdout, sys.stderr = wanted
 
 
 def _autocast(device: str) -> tuple[bool, torch.dtype]:

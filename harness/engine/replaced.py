@@ -12,7 +12,6 @@ than those of `GEMMS`), a second kernel in place of an arm's first one for such 
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +40,6 @@ PLACES: dict[str, Any] = {
     "torch.cuda.Stream": torch.cuda.Stream,
     "torch.linalg": torch.linalg,
     "torch._C._nn": torch._C._nn,
-    "time": time,
 }
 # Replaced by torch itself when its compiler is imported, or compiles for the first time
 _BY_TORCH = {"torch.manual_seed", "torch.nn.Module.__init__", "torch.nn.Module.__setstate__"}

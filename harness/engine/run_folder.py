@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.engine import run_lock
+from harness.machine import torchrun
 from harness.store import run_files
 from harness.store.errors import UsageError
 
@@ -51,7 +52,7 @@ def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> t
     folder = whole if shard is None else whole / shard.folder
     refuse_stranger(folder)
     # A command with run_id= that is given again, as schedulers do after a node failed, continues with its own rows.
-    again = folder if config["run_id"] and run_files.existing(folder, run_files.ABOUT).exists() else None
+    again = folder if config["run_id"] and (folder / run_files.ABOUT).exists() else None
     goes_on = config["resume"] and (config["resume"] != LAST or whole.exists())
     return whole.name, folder, whole if goes_on else again
 
@@ -88,7 +89,7 @@ def refuse_stranger(folder: Path) -> None:
     Raises:
         UsageError: names the file.
     """
-    about = run_files.existing(folder, run_files.ABOUT)
+    about = folder / run_files.ABOUT
     if about.exists() and not _is_run(folder):
         raise UsageError(
             f"{about} is damaged, or another program's: it names no run, sweep and state; move it away, or "
@@ -105,15 +106,16 @@ def _is_run(folder: Path) -> bool:
 def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
     """The folder as this command's alone: no other one writes the same cases meanwhile.
 
-    That of a shard is waited for where another machine's writer may have died: a scheduler starts it again at once.
+    That of a shard or of ranks is waited for where another machine's writer may have died: a scheduler starts it again at once.
 
     Raises:
         UsageError: another command writes to this folder; or this is one shard of a run that is measured as a whole, or
             the other way round.
     """
     for other in [folder.parent] if shard is not None else sorted(folder.glob(_SHARDS)):
-        run_lock.refuse_live(other, "rows")
-    with run_lock.held(folder, patience_s=0.0 if shard is None else run_lock.PATIENCE_S):
+        run_lock.refuse_live(other)
+    is_scheduled = shard is not None or torchrun.started() > 1
+    with run_lock.held(folder, patience_s=run_lock.PATIENCE_S if is_scheduled else 0.0):
         yield
 
 

@@ -2,8 +2,7 @@
 
 The file `_writer.lock` is locked (`flock`) by its writer and names it. The kernel releases a lock however its holder ends, so
 a lock that nobody holds is stale if its writer was on this host. A file system may keep the locks of each machine apart:
-a writer elsewhere also touches its file every `BEAT_S`, and is taken for dead after `STALE_S` without a touch. Versions until
-November 2026 lock `writer.lock` in the same way: a live one is refused too, before any of its files is renamed.
+a writer elsewhere also touches its file every `BEAT_S`, and is taken for dead after `STALE_S` without a touch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from harness.machine import raw_output
 from harness.machine.processes import this_host
 from harness.store.errors import UsageError
-from harness.store.run_files import LOCK, former
+from harness.store.run_files import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,12 +38,11 @@ class WriterElsewhereError(UsageError):
 
 
 @contextmanager
-def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[None]:
+def held(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
     """The right to write into a folder, made where it is missing, until the block or this process ends.
 
     Args:
         folder: of a run or of one of its shards.
-        role: "rows" of a writer that measures, "shards" of one whose shards do.
         patience_s: how long to wait for the end of a writer on another machine.
 
     Raises:
@@ -53,9 +51,8 @@ def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[
     path, released = folder / LOCK, threading.Event()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse(folder / former(LOCK))
         file = _patiently_locked(path, patience_s)
-        about = {"pid": os.getpid(), "host": this_host(), "hostname": socket.gethostname(), "role": role}
+        about = {"pid": os.getpid(), "host": this_host(), "hostname": socket.gethostname()}
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps(about).encode(), 0)
     except OSError as error:
@@ -74,24 +71,19 @@ def held(folder: Path, role: str = "rows", patience_s: float = 0.0) -> Iterator[
         os.close(file)
 
 
-def refuse_live(folder: Path, role: str) -> None:
-    """Refuses a folder that another writer of this role has.
+def refuse_live(folder: Path) -> None:
+    """Refuses a folder that another writer has.
 
     Raises:
         UsageError: names its process and host.
     """
-    for name in (LOCK, former(LOCK)):
-        _refuse(folder / name, role)
-
-
-def _refuse(path: Path, role: str = "") -> None:
-    """Refuses a lock file that another writer of this role has, by default of any."""
+    path = folder / LOCK
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        if (not role or _owner(file).get("role", role) == role) and _is_live(file, path):
+        if _is_live(file, path):
             raise _refusal(path, _owner(file))
     finally:
         os.close(file)

@@ -136,7 +136,6 @@ class _File(logging.FileHandler):
 def log_to(folder: Path, lowest: int) -> Iterator[None]:
     """Adds what happens within to the run's log, a line each: time (UTC), process, level, what."""
     whole = logging.getLogger("harness")
-    run_files.rename_older(folder)
     try:
         handler = _File(folder / run_files.LOG, encoding="utf-8")
     except OSError:

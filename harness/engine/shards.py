@@ -8,7 +8,6 @@ copying these folders; a case that two of them measured counts once, as the late
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -56,24 +55,6 @@ def parse(text: str) -> Shard:
         last = f"0/{shard.count} to {shard.count - 1}/{shard.count}" if shard.count else "none"
         raise UsageError(f"shard={text}: shards count from 0, those of {shard.count} are {last}")
     return shard
-
-
-def of_command(text: str) -> list[Shard]:
-    """The shards that one command launches: `0/4,1/4` or `[0/4,1/4]`.
-
-    Raises:
-        UsageError: one is no shard, stands twice, or is of another number than the first.
-    """
-    found = [parse(word) for word in text.strip("[] ").split(",")]
-    counts = sorted({shard.count for shard in found})
-    if len(counts) > 1:
-        raise UsageError(
-            f"shard={text}: shards of {' and of '.join(map(str, counts))}; one sweep has one number"
-        )
-    twice = next((shard for shard in found if found.count(shard) > 1), None)
-    if twice is not None:
-        raise UsageError(f"shard={text}: {twice} is listed twice")
-    return found
 
 
 def share(plan: Plan, shard: Shard) -> Plan:
@@ -129,23 +110,3 @@ def _cost(planned: PlannedCase, mean: Mapping[str, float]) -> float:
     relative = _work(planned) / usual if usual > 0 else 1.0
     each = relative if is_trial(planned) else (1 + relative) / 2
     return len(planned.runnable) * each
-
-
-def cores_of(place: int, count: int, cores: Sequence[int]) -> list[int]:
-    """The cores of one of `count` places on a machine, of which there are no more than cores.
-
-    >>> cores_of(1, 2, [0, 1, 2, 3, 4])
-    [2, 3]
-    """
-    each = len(cores) // count
-    return list(cores[place * each : (place + 1) * each])
-
-
-def pin(cores: Sequence[int]) -> None:
-    """Keeps this process and those that it starts on these cores, and torch to as many threads."""
-    import torch
-
-    os.sched_setaffinity(0, cores)
-    threads = min(torch.get_num_threads(), len(cores))
-    torch.set_num_threads(threads)
-    os.environ["OMP_NUM_THREADS"] = str(threads)

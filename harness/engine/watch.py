@@ -11,31 +11,27 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 
-from harness.machine import streams, terminal
+from harness.machine import raw_output, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
 from harness.store.words import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from rich.table import Table
 
 SILENT_S = 120.0  # without a sign of life it is said how long ago the last one was
 LINE_S = 30.0  # between two lines where there is no terminal
-SHARDS_LOOK_S = 1.0  # between two looks at the shards of a launcher
 ENDED = ("finished", "interrupted", "failed", "gone")
 
 
@@ -86,13 +82,13 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
         folder: of the run.
         asked: when a process of this host began, None where it is gone.
     """
-    whole = _part("", run_files.existing(folder, run_files.PROGRESS), asked)
+    whole = _part("", folder / run_files.PROGRESS, asked)
     shards: dict[tuple[int, int], Part] = {}
     for path in folder.glob("shard-*-of-*"):
         found = re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name)
         if found:
             index, count = int(found[1]), int(found[2])
-            part = _part(f"{index}/{count}", run_files.existing(path, run_files.PROGRESS), asked)
+            part = _part(f"{index}/{count}", path / run_files.PROGRESS, asked)
             shards[count, index] = part or Part(f"{index}/{count}", "waiting")
     newest = max((part.written for part in shards.values()), default=-1.0)
     if whole is not None and whole.written > newest:
@@ -264,44 +260,6 @@ def _lines(folder: Path, every_s: float, once: bool) -> None:
             sys.stdout.write(f"{_stated(folder, parts, now)}\n")
             sys.stdout.flush()
             last = now
-        if ended or streams.reader_left():
+        if ended or raw_output.reader_left():
             return
         time.sleep(every_s)
-
-
-@contextmanager
-def shown(folder: Path, names: set[str], since: float, quiet: bool) -> Iterator[None]:
-    """Shows on stderr, within the block, how far the shards of a run are, while a launcher holds this thread.
-
-    Args:
-        folder: of the run.
-        names: of the shards, "0/4".
-        since: seconds since 1970; a shard that was last written before has yet to begin.
-        quiet: show nothing.
-    """
-    if quiet:
-        yield
-        return
-    console, over = Console(stderr=True), threading.Event()
-
-    def line() -> str:
-        parts = [part for part in look(folder) if part.name in names]
-        fresh = [part if part.written >= since else Part(part.name, "waiting") for part in parts]
-        return summary(fresh, time.time())
-
-    def show() -> None:
-        if console.is_terminal:
-            with console.status("starting ...") as status:
-                while not over.wait(SHARDS_LOOK_S):
-                    status.update(line())
-            return
-        while not over.wait(LINE_S):
-            console.print(line(), highlight=False, markup=False, soft_wrap=True)
-
-    display = threading.Thread(target=show, daemon=True)
-    display.start()
-    try:
-        yield
-    finally:
-        over.set()
-        display.join()

@@ -127,9 +127,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--annotations", action="store_true", help="print GitHub's ::error and ::warning lines too"
     )
-    parser.add_argument("--all", action="store_true", help="show every unit, also those that are OK")
-    parser.add_argument("--history", nargs="+", metavar="RUN", help="draw the trend over stored runs instead")
-    parser.add_argument("-o", "--output", type=Path, help="the trend page (default: reports/trend.html)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
     options = parser.parse_intermixed_args(list(argv))
     from harness.gate.policy import MEASURING
@@ -142,10 +139,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         if len(names) > 1 and not is_file_list(names):
             parser.error(f"--{name} {' '.join(names)}: name one run, or pytest-benchmark files (.json)")
         setattr(options, name, names)
-    ways = [w for w in ("candidate", "against", "measure", "history") if getattr(options, w)]
+    ways = [w for w in ("candidate", "against", "measure") if getattr(options, w)]
     if len(ways) != 1:
         parser.error(
-            "choose one: --baseline RUN --candidate RUN, --against GIT_REV, --measure [--baseline RUN], or --history RUN..."
+            "choose one: --baseline RUN --candidate RUN, --against GIT_REV, or --measure [--baseline RUN]"
         )
     if options.candidate and not options.baseline:
         parser.error("--candidate needs --baseline RUN")
@@ -195,12 +192,6 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
     from harness.gate.judge import judge
     from harness.gate.policy import as_given, load_policy
 
-    if options.history:
-        from harness.gate.trend import write_trend
-
-        page = write_trend(options.history, options.output or Path("reports/trend.html"), options.results_dir)
-        sys.stdout.write(f"trend    {page}\n")
-        return Exit.OK
     policy = as_given(load_policy(options.policy), options)
     if options.candidate:
         judgement: Judgement | None = judge(
@@ -315,7 +306,7 @@ def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
 
     if options.annotations:
         sys.stdout.write(publish.github_lines(judgement))
-    sys.stdout.write(render.terminal(judgement, everything=options.all))
+    sys.stdout.write(render.terminal(judgement))
     sys.stdout.flush()
     outputs.write_judgement(judgement, options)
     return judgement.code

@@ -6,7 +6,6 @@ rest of the gate is this tree's, as it runs; where a change touches it, the verd
 
 from __future__ import annotations
 
-import ast
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ from harness.gate.policy import load_policy
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from harness.gate.policy import Policy
@@ -56,15 +54,12 @@ def base_of(root: Path, tree: Path, named: Path | None) -> Base:
         named: the policy file of the command line.
 
     Raises:
-        GateError: the base's policy can't be read by this gate, or its clock lacks what this tree asks of it (exit 5).
+        GateError: the base's policy can't be read by this gate (exit 5).
     """
     relative = "" if named is None else _relative(root, named)
     changed = _changed(root, tree, [*JUDGES, *([relative] if relative else [])])
     policy, missing, _ = base_policy(root, tree, named, root / POLICY, changed=bool(changed), way_out=ANEW)
     clock = tree if any(name.startswith(CLOCK) for name in changed) else None
-    if clock is not None and (lacks := clock_lacks(root, tree)):
-        what = f"the base commit's {CLOCK}, by which both sides are to be measured, lacks {lacks}"
-        raise GateError(Exit.NO_BASELINE, f"{what}, which this tree uses; {ANEW}")
     notes = [Loud(f"JUDGE CHANGED: {OWN_POLICY.format(missing)}")] if missing else []
     if changed:
         more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
@@ -127,98 +122,6 @@ def below(root: Path, path: Path) -> str:
 
 def _relative(root: Path, named: Path) -> str:
     return below(root, named) or below(root, named.resolve())
-
-
-def clock_lacks(root: Path, tree: Path) -> str:
-    """The first name of `harness.timing` that a tree's harness uses and another tree's clock does not have; or "".
-
-    Names that are imported count, and attributes of imported modules: one that only compiled arms need would fail there
-    on both sides. What the tree's own clock lacks as well is no question of the clock: a local variable may share a
-    module's name.
-    """
-    tops: dict[Path, set[str]] = {}  # each file is parsed once
-    for path in sorted((root / "harness").rglob("*.py")):
-        if path.is_relative_to(root / CLOCK):
-            continue
-        text = path.read_text(encoding="utf-8")
-        if "timing" not in text:
-            continue
-        for name in _clock_names(ast.parse(text)):
-            lacking = _lacking(tree, name, tops)
-            if lacking and not _lacking(root, name, tops):
-                return lacking
-    return ""
-
-
-def _clock_names(module: ast.Module) -> Iterator[str]:
-    """Dotted names below `harness.timing` that a module imports or takes as attributes."""
-    prefix = CLOCK.replace("/", ".")
-    aliases: dict[str, str] = {}
-    attributes = []
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                aliases[alias.asname or top] = alias.name if alias.asname else top
-                yield from [alias.name] if alias.name.startswith(prefix + ".") else []
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                aliases[alias.asname or alias.name] = name
-                yield from [name] if name.startswith(prefix + ".") else []
-        elif isinstance(node, ast.Attribute):
-            attributes.append(node)
-    for attribute in attributes:
-        name = _dotted(attribute, aliases)
-        yield from [name] if name.startswith(prefix + ".") else []
-
-
-def _dotted(node: ast.expr, aliases: Mapping[str, str]) -> str:
-    """The whole name of a chain of attributes that begins at an import; "" where it begins elsewhere."""
-    if isinstance(node, ast.Name):
-        return aliases.get(node.id, "")
-    front = _dotted(node.value, aliases) if isinstance(node, ast.Attribute) else ""
-    return f"{front}.{node.attr}" if front and isinstance(node, ast.Attribute) else ""
-
-
-def _lacking(tree: Path, name: str, tops: dict[Path, set[str]]) -> str:
-    """The front of a dotted name that a tree does not have, or ""; an attribute of an object is not looked up."""
-    place = tree
-    parts = name.split(".")
-    for index, part in enumerate(parts, 1):
-        place = place / part
-        if place.is_dir():
-            continue
-        if place.with_suffix(".py").is_file():
-            module, rest = place.with_suffix(".py"), parts[index : index + 1]
-        else:
-            module, rest = place.parent / "__init__.py", [part]
-            index -= 1
-        if module not in tops:
-            tops[module] = _defined(module)
-        return "" if not rest or rest[0] in tops[module] else ".".join(parts[: index + 1])
-    return ""
-
-
-def _defined(path: Path) -> set[str]:
-    """Names that a module has at its top."""
-    if not path.exists():
-        return set()
-    names: set[str] = set()
-    left: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-            continue  # what is inside is no name of the module
-        if isinstance(node, ast.Lambda):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            names |= {alias.asname or alias.name for alias in node.names}
-        left += ast.iter_child_nodes(node)
-    return names
 
 
 def _changed(root: Path, tree: Path, paths: list[str]) -> list[str]:

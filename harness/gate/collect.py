@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.gate.policy import CONDITIONS
 from harness.gate.sides import CONTROL_SUITE
-from harness.store.arm import from_json, parse, stored_arm
+from harness.store.arm import arm_of
 from harness.store.case import Case
 from harness.store.cause import Cause, known
 from harness.store.measurement import METRICS, Measurement
@@ -79,14 +79,12 @@ class Row:
             # No time, so the same in every process; where it is not, the worst of them stands.
             self.samples = [min(self.samples) if metric.better == "higher" else max(self.samples)]
             self.rounds = []
-        suite, baseline = self.about["suite"], self.about["baseline"]
-        # An older commit may have another name for the same arm.
-        arm, fields = stored_arm(suite, self.about["arm"], baseline, self.about.get("arm_fields"))
         return Measurement(
-            **{name: self.about[name] for name in ("suite", "case_id", "axes", "seed", "metric")},
-            arm=str(arm),
-            baseline=str(parse(baseline, suite)),
-            arm_fields=from_json(fields),
+            **{
+                name: self.about[name]
+                for name in ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")
+            },
+            arm_fields=arm_of(self.about),
             status=status,
             reason="" if sound else reason,
             cause=Cause.NONE if sound else cause,

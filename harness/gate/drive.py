@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,6 @@ class Request:
         stored_baseline: a run, where `trees` has no baseline.
         machine_free: see `judge`.
         alone: one process at a time (see `PairedMeasurement`).
-        pads: share by which a side is slowed, for experiments.
         command: what was typed, without its budget, for advice that can be copied.
         benchmark: a user's command that is measured instead of a sweep.
         clock_tree: see `PairedMeasurement`.
@@ -56,8 +55,6 @@ class Request:
     stored_baseline: str | None = None
     machine_free: bool = False
     alone: bool = False
-    pads: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
     command: str = "python -m harness gate"
     benchmark: BenchmarkCommand | None = None
     clock_tree: Path | None = None
@@ -171,7 +168,6 @@ def open_session(request: Request, tell: Report) -> PairedMeasurement:
             words=request.words,
             folder=folder,
             blocks=1,
-            seed=request.seed,
             tell=tell,
             benchmark=request.benchmark,
         )
@@ -181,9 +177,7 @@ def open_session(request: Request, tell: Report) -> PairedMeasurement:
         folder=folder,
         blocks=request.policy.blocks,
         alone=request.alone,
-        pads=request.pads,
         clock_tree=request.clock_tree,
-        seed=request.seed,
         tell=tell,
     )
 

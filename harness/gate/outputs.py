@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.gate.judge import Judgement
 
 OUTPUTS = ("json", "markdown", "junit", "comment")
-INPUTS = ("baseline", "candidate", "history")  # each a list of runs or files
+INPUTS = ("baseline", "candidate")  # each a list of runs or files
 
 
 def clear_outputs(options: argparse.Namespace) -> None:
@@ -67,9 +67,7 @@ def _inputs(options: argparse.Namespace) -> Iterator[Path]:
 
 def _is_stored(place: Path, run: Path) -> bool:
     """Whether a file is part of a stored run, and not just a file beside its parts."""
-    return place.is_relative_to(run) and (
-        place.suffix == ".parquet" or place == run_files.existing(place.parent, run_files.ABOUT)
-    )
+    return place.is_relative_to(run) and (place.suffix == ".parquet" or place.name == run_files.ABOUT)
 
 
 def _is_device(path: Path) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from harness.store.arm import former_name, parse
 from harness.store.errors import UsageError, unknown
 from harness.store.measurement import METRICS
 
@@ -44,16 +43,8 @@ class Match:
     globs: tuple[tuple[str, str], ...] = ()
 
     def fits(self, unit: Mapping[str, str]) -> bool:
-        """Whether a unit, given by its fields, matches every glob; an arm, by its name of today or its former one."""
-        return all(any(fnmatchcase(text, glob) for text in _texts(unit, name)) for name, glob in self.globs)
-
-
-def _texts(unit: Mapping[str, str], field_name: str) -> tuple[str, ...]:
-    text = unit.get(field_name, "")
-    if field_name != "arm":
-        return (text,)
-    suite = unit.get("suite", "")
-    return text, former_name(parse(text, suite), suite)
+        """Whether a unit, given by its fields, matches every glob."""
+        return all(fnmatchcase(unit.get(name, ""), glob) for name, glob in self.globs)
 
 
 @dataclass(frozen=True, slots=True)

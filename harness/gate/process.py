@@ -32,15 +32,14 @@ class Process:
 
     Args:
         tree: the work tree whose `harness` and `fp8core` it measures.
-        pad: share by which each timed closure is made longer, for experiments.
         clock: a work tree whose `harness/timing` it measures with, in place of its own.
     """
 
-    def __init__(self, tree: Path, pad: float = 0.0, clock: Path | None = None) -> None:
+    def __init__(self, tree: Path, clock: Path | None = None) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._pending = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), str(tree), repr(pad), *([str(clock)] if clock else [])],
+            [sys.executable, "-P", str(WORKER), str(tree), *([str(clock)] if clock else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

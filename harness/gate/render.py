@@ -62,9 +62,9 @@ def _open(judgement: Judgement) -> str:
     return words
 
 
-def terminal(judgement: Judgement, *, everything: bool = False) -> str:
+def terminal(judgement: Judgement) -> str:
     """A table of what matters first, then what it rests on; the last line is the verdict."""
-    shown, hidden = _shown(judgement, everything)
+    shown, hidden = _shown(judgement)
     head = ("verdict", "case", "arm", "metric", "change", "why")
     rows = _rows(shown)
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head) - 1)]
@@ -73,13 +73,13 @@ def terminal(judgement: Judgement, *, everything: bool = False) -> str:
         for row in [head, *rows]
     ]
     if hidden:
-        lines.append(f"... and {_more(hidden)} (--all shows them)")
+        lines.append(f"... and {_more(hidden)} (--json FILE holds them)")
     return "\n".join([*lines, "", *_conditions(judgement), _last_line(judgement)]) + "\n"
 
 
 def markdown(judgement: Judgement) -> str:
     """The same for a pull request."""
-    shown, hidden = _shown(judgement, False)
+    shown, hidden = _shown(judgement)
     lines = [
         f"### Gate: {headline(judgement)}",
         "",
@@ -161,7 +161,7 @@ def _finding(f: Finding) -> dict[str, Any]:
     }
 
 
-def _shown(judgement: Judgement, everything: bool) -> tuple[list[Finding], list[Finding]]:
+def _shown(judgement: Judgement) -> tuple[list[Finding], list[Finding]]:
     """What a table holds, and what not: all that is not OK, then the timed ones, the largest change first."""
     ranked = sorted(
         judgement.findings,
@@ -171,10 +171,9 @@ def _shown(judgement: Judgement, everything: bool) -> tuple[list[Finding], list[
             -f.change if not math.isnan(f.change) else 0.0,
         ),
     )
-    wanted = [f for f in ranked if everything or f.verdict is not Verdict.OK or f.unit.rule.rule == "timed"]
-    kept = wanted if everything else wanted[:SHOWN]
-    left = {id(f) for f in ranked} - {id(f) for f in kept}
-    return kept, [f for f in ranked if id(f) in left]
+    first = [f for f in ranked if f.verdict is not Verdict.OK or f.unit.rule.rule == "timed"]
+    last = [f for f in ranked if f.verdict is Verdict.OK and f.unit.rule.rule != "timed"]
+    return first[:SHOWN], [*first[SHOWN:], *last]
 
 
 def _more(hidden: Sequence[Finding]) -> str:

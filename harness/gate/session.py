@@ -21,7 +21,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,6 @@ class PairedMeasurement:
         folder: where the sides are stored: `<folder>/<side>/stage<N>/`.
         blocks: blocks of each arm in a round.
         alone: one process at a time, where both would not fit into the device's memory; a drift then cancels less.
-        pads: share by which a side is slowed, for experiments.
         clock_tree: the work tree whose `harness/timing` both sides measure with; each with its own where there is none.
         seed: of the order of the sides.
         tell: hears a line a round.
@@ -85,7 +84,6 @@ class PairedMeasurement:
     folder: Path
     blocks: int
     alone: bool = False
-    pads: Mapping[str, float] = field(default_factory=dict)
     clock_tree: Path | None = None
     seed: int = 0
     tell: Report = lambda line: None
@@ -173,7 +171,7 @@ class PairedMeasurement:
         with ExitStack() as stack:
             workers = {}
             for side in sides:
-                workers[side] = Process(self.trees[side], self.pads.get(side, 0.0), self.clock_tree)
+                workers[side] = Process(self.trees[side], self.clock_tree)
                 stack.callback(self._let_go, workers[side])
                 workers[side].tell({"do": "plan", "words": list(self.words)})
             cases: dict[str, dict[str, Any]] = {}
@@ -250,8 +248,6 @@ class PairedMeasurement:
             "seconds": round(seconds, 1),
             "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         }
-        if self.pads.get(side):
-            gate["pad"] = self.pads[side]
         writer = store.RunWriter(
             folder,
             run_id=f"{self.folder.name}-{side}-{number}",

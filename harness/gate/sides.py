@@ -96,14 +96,12 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
         planned = int(gate.get("pairs", 0))
-        done = int(gate.get("rounds", planned))  # of a run from before the budget: all of them
+        done = int(gate.get("rounds", planned))
         if role == "candidate" and done < planned:
             notes.append(
                 f"the time allowed held {done} of {planned} rounds of stage {gate['stage']}; --budget-s gives more"
             )
-    if files:  # an import of before November 2026 cut the times of its one process into twenty rounds
-        taken = frame["run_id"].isin(files)
-        frame.loc[taken, "rounds"] = frame.loc[taken, "rounds"].map(np.zeros_like)
+    if files:
         notes += notes_on_files(role, len(files), frame["case_id"].nunique())
     stage = frame["run_id"].map(lambda run: stage_of.get(run, FIRST))
     stages = {int(number): rows.reset_index(drop=True) for number, rows in frame.groupby(stage)}

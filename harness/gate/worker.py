@@ -1,6 +1,6 @@
 """Worker: one process of one side. It measures the code of its own work tree, one block for each command.
 
-Started as `python -P worker.py TREE [PAD [CLOCK]]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
+Started as `python -P worker.py TREE [CLOCK]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
 sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
 standard input and output:
 
@@ -10,11 +10,6 @@ standard input and output:
     {"do": "quit"}
 
 Every block holds the control case too: a fixed bf16 product that PyTorch alone computes.
-
-PAD is for experiments: each timed closure is made longer by that share of its own time (a spin on a CPU, a sleeping
-kernel on a GPU). What a call that nothing interrupts takes is then known to about a point; the ratio that is measured is
-not. On a CPU with more work than cores a call may be interrupted, the longer the likelier (and the spin is a share of the
-interruption too), and where about half of the calls are, their median leaps: docs/gate-statistics.md has the figures.
 """
 
 from __future__ import annotations
@@ -45,8 +40,8 @@ class LayoutError(RuntimeError):
 class Worker:
     """The state of one process: its plan, and the case under way."""
 
-    def __init__(self, tree: Path, pad: float, clock: Path | None = None) -> None:
-        self.tree, self.pad, self.clock = tree, pad, clock
+    def __init__(self, tree: Path, clock: Path | None = None) -> None:
+        self.tree, self.clock = tree, clock
         self.cases: dict[str, Any] = {}
         self.arms: dict[str, Callable[[], object]] = {}
         self.resident: dict[str, Callable[[], AbstractContextManager[object]]] = {}
@@ -186,8 +181,7 @@ class Worker:
         if not numerics.ok:
             why = f"numerics: {numerics.reason}"
             return [*rows, _row(work.metric, "failed", resolved=resolved, reason=why, cause=refuted)]
-        with work.held():
-            self.arms[arm] = self._padded(work.run)
+        self.arms[arm] = work.run
         if work.resident is not None:
             self.resident[arm] = work.resident
         self.on_host |= work.on_host
@@ -243,49 +237,6 @@ class Worker:
             torch.randn(size, size, device=self.device, generator=random).to(torch.bfloat16) for _ in range(2)
         )
         return lambda: torch.mm(a, b)
-
-    def _padded(self, run: Callable[[], object]) -> Callable[[], object]:
-        """The closure, made longer by the share `pad` of its time."""
-        if not self.pad:
-            return run
-        if self.device == "cuda":
-            import torch
-
-            cycles = int(self.pad * self._cycles(run))
-
-            def longer() -> None:
-                run()
-                torch.cuda._sleep(cycles)
-
-            return longer
-
-        def slower() -> None:
-            begin = time.perf_counter()
-            run()
-            now = time.perf_counter()
-            ends = now + self.pad * (now - begin)
-            while time.perf_counter() < ends:
-                pass
-
-        return slower
-
-    def _cycles(self, run: Callable[[], object]) -> float:
-        """Cycles of `_sleep` that last as long as one call, from the times of both."""
-        import torch
-
-        def events(fn: Callable[[], object]) -> float:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            for _ in range(3):
-                fn()
-            begin.record()
-            for _ in range(10):
-                fn()
-            end.record()
-            torch.cuda.synchronize()
-            return float(begin.elapsed_time(end)) / 10
-
-        probe = 1_000_000
-        return probe * events(run) / events(lambda: torch.cuda._sleep(probe))
 
 
 def _lend(clock: Path) -> None:
@@ -368,8 +319,7 @@ def main(argv: list[str]) -> int:
     # Libraries print; the answers go where nothing else does.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    clock = Path(argv[2]) if len(argv) > 2 else None
-    serve(Worker(Path(argv[0]), float(argv[1]) if len(argv) > 1 else 0.0, clock), answers)
+    serve(Worker(*map(Path, argv)), answers)
     return 0
 
 

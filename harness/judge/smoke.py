@@ -1,4 +1,4 @@
-"""What the suites of checks say of this device: kernels and recipes that failed, and the arms that must be left out for it.
+"""What the suites of checks say of this device: kernels and recipes that failed.
 
 No torch: a pure function of stored rows.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.store import arm as arms
 from harness.store.compare import rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     import pandas as pd
 
 KERNELS, LAYERS = "smoke_kernels", "smoke_layers"
@@ -34,24 +31,4 @@ def failed_recipes(smoke: pd.DataFrame) -> dict[str, str]:
         broken = [f"kernel {name}: {kernels[name]}" for name in ran if name in kernels]
         if r["status"] == "failed" or broken:
             found[r["arm"]] = broken[0] if broken else r["reason"]
-    return found
-
-
-def left_out(names: Iterable[str], needs: Mapping[str, Sequence[str]], smoke: pd.DataFrame) -> dict[str, str]:
-    """Arms that must not be measured on this device, with the reason.
-
-    Args:
-        names: the arms.
-        needs: kernels by arm; arms of a recipe need what its layer ran.
-        smoke: rows of the checks.
-    """
-    kernels, recipes = failed_kernels(smoke), failed_recipes(smoke)
-    found: dict[str, str] = {}
-    for arm in names:
-        broken = [f"kernel {name}: {kernels[name]}" for name in needs.get(arm, ()) if name in kernels]
-        fields = arms.parse(arm)
-        if not broken and not fields.peer and fields.mode and fields.recipe in recipes:
-            broken = [f"recipe {fields.recipe}: {recipes[fields.recipe]}"]
-        if broken:
-            found[arm] = broken[0]
     return found

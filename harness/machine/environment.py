@@ -192,11 +192,10 @@ def _gpu(monitor: Monitor, cuda: Any, index: int | None = None) -> dict[str, Any
 
         cuda = torch.cuda
     properties = cuda.get_device_properties(cuda.current_device() if index is None else index)
-    uuid = getattr(properties, "uuid", None)
     facts: dict[str, Any] = {
         "gpu": properties.name,
         "gpu_count": cuda.device_count(),
-        "gpu_uuid_hash": None if uuid is None else hashed(str(uuid)),
+        "gpu_uuid_hash": hashed(str(properties.uuid)),
         "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
         "gpu_sm_count": properties.multi_processor_count,
         "gpu_l2_mib": round(properties.L2_cache_size / 2**20, 1),
@@ -219,12 +218,6 @@ def _project() -> Path:
     """The checkout that holds this file, or the working folder where the harness is installed elsewhere."""
     checkout = Path(__file__).resolve().parents[2]
     return checkout if (checkout / ".git").exists() else Path.cwd()
-
-
-def commit_here() -> str | None:
-    """The commit of the code that runs; None where it is not known."""
-    commit: str | None = _git(_project())["git_commit"]
-    return commit
 
 
 def _git(root: Path) -> dict[str, Any]:

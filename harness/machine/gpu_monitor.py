@@ -105,17 +105,6 @@ class NullMonitor:
         return {}
 
 
-# NVML's levels of the nearest common ancestor of two GPUs (nvml.h, nvmlGpuTopologyLevel_t)
-_ANCESTORS = {
-    "INTERNAL": "one board",
-    "SINGLE": "one switch",
-    "MULTIPLE": "several switches",
-    "HOSTBRIDGE": "one host bridge",
-    "NODE": "one NUMA node",
-    "SYSTEM": "across sockets",
-}
-
-
 class GpuMonitor:
     """NVML readings of one GPU; a context manager, since NVML is a library that is opened and closed.
 
@@ -243,50 +232,6 @@ class GpuMonitor:
         """Whether the board is split by MIG; None also where it can't be."""
         modes = self._read("nvmlDeviceGetMigMode")
         return None if modes is None else bool(modes[0])
-
-    def nvlinked(self) -> list[str] | None:
-        """UUIDs of the GPUs of this machine to which this one has NVLink, as torch writes them; None: can't be read."""
-        count = self._read("nvmlDeviceGetCount", of_system=True)
-        index = self._constant("NVML_P2P_CAPS_INDEX_NVLINK")
-        if count is None or index is None:
-            return None
-        found = []
-        for other in range(count):
-            handle = self._read("nvmlDeviceGetHandleByIndex", other, of_system=True)
-            uuid = None if handle is None else self._read("nvmlDeviceGetUUID", handle, of_system=True)
-            own = self._read("nvmlDeviceGetUUID")
-            if uuid is None or own is None:
-                return None
-            if uuid == own:
-                continue
-            status = self._read("nvmlDeviceGetP2PStatus", handle, index)
-            if status is None:
-                return None
-            if status == self._constant("NVML_P2P_STATUS_OK"):
-                found.append(str(uuid).removeprefix("GPU-"))
-        return found
-
-    def pcie_paths(self) -> dict[str, str] | None:
-        """What PCIe passes on the way to each other GPU of this machine, by UUID as torch writes it; None: can't be read."""
-        count = self._read("nvmlDeviceGetCount", of_system=True)
-        names = {
-            level: words
-            for name, words in _ANCESTORS.items()
-            if (level := self._constant(f"NVML_TOPOLOGY_{name}")) is not None
-        }
-        own, found = self._read("nvmlDeviceGetUUID"), {}
-        if count is None or own is None:
-            return None
-        for other in range(count):
-            handle = self._read("nvmlDeviceGetHandleByIndex", other, of_system=True)
-            uuid = None if handle is None else self._read("nvmlDeviceGetUUID", handle, of_system=True)
-            if uuid == own:
-                continue
-            level = None if uuid is None else self._read("nvmlDeviceGetTopologyCommonAncestor", handle)
-            if level not in names:
-                return None
-            found[str(uuid).removeprefix("GPU-")] = names[level]
-        return found
 
     def driver(self) -> str | None:
         """Driver version."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
 ONE_INTERRUPT_S = 5.0  # signals that follow one another so closely count as one
@@ -36,8 +36,8 @@ class Interrupts:
         cut: the one of `cut_off` came, and has raised KeyboardInterrupt.
     """
 
-    def __init__(self, instead: Callable[[], None] | None) -> None:
-        self._instead, self._sends_cut = instead, False
+    def __init__(self) -> None:
+        self._sends_cut = False
         self.forget()
 
     def forget(self) -> None:
@@ -53,7 +53,6 @@ class Interrupts:
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         is_cut = self._sends_cut and signum == signal.SIGTERM
         closely = time.monotonic() - self._last < ONE_INTERRUPT_S
-        first = not self.heard
         if is_cut:
             self._sends_cut = False
         else:
@@ -61,29 +60,22 @@ class Interrupts:
         if closely:
             return
         self._last = time.monotonic()
-        if is_cut:
-            self.cut = True
-        elif first and self._instead is not None:
-            self._instead()
-            return
+        self.cut = self.cut or is_cut
         raise KeyboardInterrupt
 
 
 @contextmanager
-def interruptible(instead: Callable[[], None] | None = None) -> Iterator[Interrupts]:
+def interruptible() -> Iterator[Interrupts]:
     """Each of `ENDING_SIGNALS` ends what is within as Ctrl-C does: cleanly, by KeyboardInterrupt.
 
     They often come twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
     the run from recording how it ended. Within another one this is that other one, so that all of it counts as one.
-
-    Args:
-        instead: what the first interrupt does where it is not to raise; one that comes later raises.
     """
     outer = next((h for h in map(signal.getsignal, ENDING_SIGNALS) if isinstance(h, Interrupts)), None)
     if outer is not None:
         yield outer
         return
-    own = Interrupts(instead)
+    own = Interrupts()
     # A shell lets its background jobs ignore Ctrl-C, and nohup SIGHUP; so it stays.
     asked = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = [(number, signal.signal(number, own)) for number in asked]

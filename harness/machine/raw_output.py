@@ -1,4 +1,4 @@
-"""Raw output: what libraries write to standard error by themselves, kept from the terminal.
+"""Raw output: what libraries write to standard error by themselves, kept from the terminal; and streams that nobody reads.
 
     with captured():
         ...           # a warning of Python, torch's logging, a line of a C++ library: all go to a file
@@ -6,72 +6,42 @@
         lines()       # what came since the last call
 
 Descriptor 2 itself is redirected, so that it makes no difference who writes. Nested blocks share one file. What nobody has
-read when the block ends with an exception, or this process with a signal, is shown after all: it may say why.
+read when the block ends with an exception is shown after all: it may say why.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import fcntl
 import io
 import os
-import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from harness.machine import streams
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-STDERR = 2
+STDOUT, STDERR = 1, 2
 MOST_BYTES = 65_536  # of one reading: a log is no place for more
-# Waits for the end of this process, told meanwhile how much was read; then shows the rest. No shell, no last words.
-_GUARD = f"""\
-read=0
-while IFS= read -r told; do read=$told; done
-tail -c "+$((read + 1))" "/proc/self/fd/$1" | tail -c {MOST_BYTES}
-"""
 
 
-class _Captured:
-    """Where it goes, and for whom the rest is."""
+class _Captured(NamedTuple):
+    """Where it goes, and the stream that people see."""
 
-    def __init__(self, file: IO[bytes], terminal: TextIO, guard: subprocess.Popen[bytes] | None) -> None:
-        self.file, self.terminal, self.guard, self.read = file, terminal, guard, 0
-
-    def rest(self) -> bytes:
-        """What was written since the last call, of much its end; nothing where it cannot be read."""
-        try:
-            size = os.fstat(self.file.fileno()).st_size
-            if size < self.read:  # a child has opened /dev/stderr anew, and cut it off
-                self.read = 0
-            if size == self.read:
-                return b""
-            begin = max(self.read, size - MOST_BYTES - 1)
-            found = os.pread(self.file.fileno(), size - begin, begin)
-        except OSError:
-            return b""
-        self.read = size
-        if self.guard is not None and self.guard.stdin is not None:
-            with suppress(OSError):
-                self.guard.stdin.write(b"%d\n" % size)
-        return found
-
-    def show_rest(self) -> None:
-        with suppress(OSError, ValueError):
-            self.terminal.write(self.rest().decode(errors="replace"))
-            self.terminal.flush()
+    file: IO[bytes]
+    people: TextIO
 
 
 _now: list[_Captured] = []  # none or one: a descriptor is the process's
+_left: list[int] = []  # descriptors whose reader has left
 
 
 def stream() -> TextIO:
     """Standard error as people see it."""
-    return _now[0].terminal if _now else sys.stderr
+    return _now[0].people if _now else sys.stderr
 
 
 def say(text: str) -> None:
@@ -82,80 +52,99 @@ def say(text: str) -> None:
 
 
 def lines() -> list[str]:
-    """What was captured since the last call; the end of what is too long for a log."""
-    if not _now:
-        return []
-    found = _now[0].rest()
-    left_out = ["(left out: the lines before)"] if len(found) > MOST_BYTES else []
-    return left_out + found[-MOST_BYTES:].decode(errors="replace").splitlines()
+    """What was captured since the last call, of much its end."""
+    return _now[0].file.read()[-MOST_BYTES:].decode(errors="replace").splitlines() if _now else []
 
 
 @contextmanager
 def captured() -> Iterator[None]:
-    """Descriptor 2 and `sys.stderr` write to a file within the block.
-
-    A crash of this process prints the stack of each thread on the terminal, and what was not read.
-    """
+    """Descriptor 2 and `sys.stderr` write to a file within the block."""
     if _now:
-        try:
-            yield
-        except BaseException:
-            _now[0].show_rest()
-            raise
+        yield
         return
     try:
         own = os.dup(STDERR)
     except OSError:  # there is none
         yield
         return
-    before, faults = sys.stderr, faulthandler.is_enabled()
-    with tempfile.TemporaryFile() as file, streams.of_people(own) as terminal:
-        # Else a child that cuts the file off would leave a hole before what this process writes next.
-        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
-        is_own = streams.descriptor(before) == STDERR
-        with suppress(OSError, ValueError, AttributeError):
-            before.flush()
-        guard = _guard(file, own)
+    before = sys.stderr
+    is_own = _descriptor(before) == STDERR
+    raw = io.BufferedWriter(_Forgiving(own, OSError, closefd=True))
+    with (
+        tempfile.NamedTemporaryFile() as file,
+        Path(file.name).open("rb", buffering=0) as reader,
+        io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True) as terminal,
+    ):
         os.dup2(file.fileno(), STDERR)
         if not is_own:  # a stream in its place, as in a notebook: it stays that of people
-            sys.stderr = io.TextIOWrapper(
-                io.FileIO(STDERR, "w", closefd=False), errors="backslashreplace", write_through=True
-            )
-        if not faults:
-            faulthandler.enable(own)
-        state = _Captured(file, terminal if is_own else before, guard)
-        _now.append(state)
+            sys.stderr = io.TextIOWrapper(io.FileIO(STDERR, "w", closefd=False), write_through=True)
+        _now.append(_Captured(reader, terminal if is_own else before))
         try:
             yield
         except BaseException:
-            with suppress(OSError, ValueError, AttributeError):
-                sys.stderr.flush()
-            state.show_rest()
+            say("".join(f"{line}\n" for line in lines()))
             raise
         finally:
             _now.clear()
-            with suppress(OSError, ValueError, AttributeError):
-                before.flush()
             sys.stderr = before
-            if not faults:
-                faulthandler.disable()
             os.dup2(own, STDERR)
-            if guard is not None:
-                guard.kill()
-                guard.communicate()
 
 
-def _guard(file: IO[bytes], terminal: int) -> subprocess.Popen[bytes] | None:
-    """Shows the rest once this process is gone, whatever it was that ended it."""
+class _Forgiving(io.FileIO):
+    """A descriptor; what it refuses to take with `lost` is dropped. Any other refusal is raised once."""
+
+    def __init__(self, descriptor: int, lost: type[OSError], closefd: bool) -> None:
+        super().__init__(descriptor, "w", closefd=closefd)
+        self._lost = lost
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except self._lost as error:
+            if isinstance(error, BrokenPipeError):
+                _left.append(self.fileno())
+        except OSError as error:
+            self._lost = OSError  # what is still buffered would raise again as the interpreter exits
+            raise UsageError(
+                f"standard output takes no more: {error.strerror}; write it to a place with room"
+            ) from error
+        return memoryview(data).nbytes
+
+
+def forgive() -> None:
+    """From now on a reader of standard output that leaves, as `head` does, goes unnoticed, and so does whatever standard
+    error refuses to take. A full disk behind standard output stays an error: its reader would miss something.
+    """
+    if sys.stdout is None:  # whoever started the command has closed it
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open
+    else:
+        sys.stdout = _forgiving(sys.stdout, BrokenPipeError)
+    sys.stderr = _forgiving(sys.stderr, OSError)
+
+
+def reader_left() -> bool:
+    """Whether the reader of standard output has left."""
+    return STDOUT in _left
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
     try:
-        return subprocess.Popen(
-            ["sh", "-c", _GUARD, "sh", str(file.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=terminal,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            pass_fds=[file.fileno()],
-            start_new_session=True,  # a signal to all of a group, as Ctrl-C is, is not for it
-        )
-    except OSError:
+        return None if stream is None else stream.fileno()
+    except (OSError, ValueError, AttributeError):
         return None
+
+
+def _forgiving(stream: TextIO, lost: type[OSError]) -> TextIO:
+    number = _descriptor(stream)
+    if number is None or not isinstance(stream, io.TextIOWrapper):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    raw = _Forgiving(number, lost, closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # as python -u does
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

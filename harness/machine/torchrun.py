@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import tempfile
 import time
 from dataclasses import replace
@@ -207,7 +208,8 @@ def _follow(link: Link, rank: int, world: int) -> int:
                             continue
                         answer = one.answer()
                         silent |= {number} if one.process.exitcode is not None else set()
-                        link.connection.send((answer, one.news()))
+                        # Not `send`: it would share a tensor's memory, which another host has not
+                        link.connection.send_bytes(pickle.dumps((answer, one.news())))
                         continue
                     message = link.receive()
                     if isinstance(message, Fault):

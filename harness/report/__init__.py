@@ -18,6 +18,8 @@ from harness.store.words import Parser
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from harness.report.section import Section
+
 
 @dataclass(frozen=True, slots=True)
 class ReportPaths:
@@ -67,6 +69,7 @@ def write_report(
     static: bool = False,
     focus: Literal["", "mfu"] = "",
     figures: bool = False,
+    others: Sequence[Section] = (),
 ) -> ReportPaths:
     """Writes the report of some runs: a pure function of what is stored.
 
@@ -76,6 +79,7 @@ def write_report(
         static: leave out the JavaScript.
         focus: "mfu" puts MFU first, or the reason why there is none.
         figures: write each figure into `<name>_figures/` too, where the markdown twin shows it from.
+        others: sections about what others measured; they follow what was measured here, or precede it where there is no MFU.
 
     Raises:
         UsageError: a path is missing or is no run, there is no row to show, or out_path can't be written.
@@ -89,7 +93,7 @@ def write_report(
     beside = out_path.with_name(f"{out_path.stem}_figures")
     with _nothing_collected():
         material = load(run_dirs, out_path.parent)
-        page = render(material, static, focus, beside.name if figures else "")
+        page = render(material, static, focus, beside.name if figures else "", others)
     twin = out_path.with_suffix(".md")
     try:
         out_path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,6 @@
-"""Compared: what FP8 gained on several machines, and with several commits of one machine, on the cases they share.
+"""Compared: what FP8 gained on several machines, on the cases they share.
 
-Times of different machines are not set against each other: each machine's own ratio is, FP8 over bf16 in the same
-rounds. Times of different commits were taken at different hours, so their ratio is a hint; `harness gate` and a paired
-run decide.
+Times of different machines are not set against each other: each machine's own ratio is, FP8 over bf16 in the same rounds.
 """
 
 from __future__ import annotations
@@ -13,13 +11,11 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.report.drawing import INK, SERIES, Chart, mark, ratio_axis, ratio_limits, sheet, styled
 from harness.report.numerics import SQNR
-from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Table, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.store import stats, text
-from harness.store.compare import SECONDS, rows_of
+from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
 
 Key = tuple[str, ...]
-MOST_ROWS = 28
 
 
 def names(machines: Sequence[Machine]) -> list[str]:
@@ -92,83 +87,12 @@ def _over_cases(
     return together([own[key][case] for case in cases])
 
 
-@styled
-def machines_chart(material: Material) -> list[Chart]:
-    """The same gains as a figure: a row an arm, a mark a GPU, a line from its slowest case to its fastest."""
-    gpus = [m for m in material.machines if m.is_gpu]
-    gains = [_gains(m) for m in gpus]
-    shared = _shared(gains) if len(gpus) > 1 else []
-    if not shared:
-        return []
-    shown = shared[:MOST_ROWS]
-    labels = [
-        text.short(f"{suite} {arm}" + (", sustained" if regime == "sustained" else ""), 48)
-        for (suite, arm, _, regime), _ in shown
-    ]
-    drawn = sheet("machines", 1.0 + 0.3 * len(shown), grid="x", rows=labels)
-    axes = drawn.axes
-    axes.axvline(1, color=INK, linewidth=0.9)
-    for i, (name, gain) in enumerate(zip(names(gpus), gains, strict=True)):
-        for row, (key, cases) in enumerate(shown):
-            y = row + (i - (len(gpus) - 1) / 2) * 0.6 / max(len(gpus), 2)
-            values = [gain[key][case] for case in cases]
-            mean = stats.geometric_mean(values).value
-            axes.plot([min(values), max(values)], [y, y], color=SERIES[i % 8], linewidth=1.1)
-            axes.plot([mean], [y], **mark(i))
-        axes.plot([], [], **mark(i, label=text.short(name, 40)))
-    ratio_axis(axes.xaxis, log=axes.set_xscale)
-    axes.set_xlim(*ratio_limits(v for gain in gains for cases in gain.values() for v in cases.values()))
-    axes.set_xlabel("speedup over bf16 of the same machine (log scale)")
-    more = f" The first {len(shown)} of {len(shared)} arms." if len(shown) < len(shared) else ""
-    caption = f"A mark the geometric mean over the shared cases, a line from the slowest to the fastest of them.{more}"
-    return [drawn.chart("Gain of FP8 by GPU", caption)]
-
-
-def across_commits(machine: Machine) -> Table | None:
-    """Gain of FP8 by commit over the cases that all commits measured, and what the arm's own time became."""
-    commits = machine.commits
-    if len(commits) < 2 or not machine.is_gpu:
-        return None
-    gains = [_gains(machine, commit) for commit in commits]
-    times = [_times(machine, commit) for commit in (commits[0], commits[-1])]
-
-    def of_times(record: tuple[Key, list[str]]) -> Cell:
-        (suite, arm, _, regime), cases = record
-        first, last = (t[suite, arm, regime] for t in times)
-        return _ratio_cell([last[c] / first[c] for c in cases if c in first and c in last])
-
-    hint = f"median time at {commits[-1]} / at {commits[0]}; measured at different times, so not paired"
-    columns = [
-        *_columns(("suite", "arm", "against", "regime"), commits, gains, _ratio_cell),
-        number("time, last / first", of_times, hint=hint),
-    ]
-    said = (
-        "Speedup over bf16 of the same run, by commit: geometric mean, then the range. The last column compares times of "
-        "different hours, which a drift of the machine moves as well: a hint, not a verdict."
-    )
-    shared = _shared(gains)
-    return make_table(f"commits-{machine.env_id}", columns, shared, said) if shared else None
-
-
-def _gains(machine: Machine, commit: str = "") -> dict[Key, dict[str, float]]:
-    """Speedups over bf16 by (suite, arm, against, regime) and case; the newest run of the commit."""
-    pairs = machine.every_ratio if commit else fp8_pairs(machine)
-    if commit:
-        runs = set(machine.frame["run_id"][machine.frame["commit"] == commit])
-        pairs = pairs[pairs["run_id"].isin(runs) & pairs["fp8"]]
+def _gains(machine: Machine) -> dict[Key, dict[str, float]]:
+    """Speedups over bf16 by (suite, arm, against, regime) and case; the newest run."""
+    pairs = fp8_pairs(machine)
     found: dict[Key, dict[str, float]] = defaultdict(dict)
     for r in rows_of(pairs[pairs["speedup"].notna()]):
         found[r["suite"], r["arm"], r["baseline"], r["regime"]][r["case_id"]] = r["speedup"]
-    return found
-
-
-def _times(machine: Machine, commit: str) -> dict[Key, dict[str, float]]:
-    """Median seconds by (suite, arm, regime) and case; the newest run of the commit."""
-    found: dict[Key, dict[str, float]] = defaultdict(dict)
-    for suite in machine.suites:
-        for r in arm_records(machine, suite):
-            if r["commit"] == commit and r["status"] == "ok":
-                found[suite, r["arm"], r["regime"]][r["case_id"]] = r["value"] * SECONDS[r["unit"]]
     return found
 
 

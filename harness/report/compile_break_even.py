@@ -6,20 +6,16 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.report.drawing import INK, MUTED, Chart, log_axis, sheet, styled
-from harness.report.looks import look
 from harness.report.records import arm_records
 from harness.report.runs import once
-from harness.report.table import known, resolved_of
-from harness.store import text
-from harness.store.arm import Arm, arm_of, parse
+from harness.report.table import resolved_of
+from harness.store.arm import Arm, arm_of
 from harness.store.compare import SECONDS
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
-MOST_ROWS = 28
 
 
 @once
@@ -62,41 +58,3 @@ def _eager(arm: Arm) -> str:
     """Name of the arm that does the same without the compiler; "" where the arm is not known to use it."""
     casts = "" if arm.casts == "kernels" else arm.casts  # eager casts are kernels anyway
     return str(replace(arm, mode="eager", casts=casts)) if arm.mode == "compile" else ""
-
-
-@styled
-def break_even(machine: Machine) -> list[Chart]:
-    """Calls until a compilation pays, cold and from filled caches, the arms that pay soonest first."""
-    found = [
-        about | {"arm": arm} for (_, _, arm), about in compilations(machine).items() if "cold_pays" in about
-    ]
-    paying = sorted((a for a in found if math.isfinite(a["cold_pays"])), key=lambda a: a["cold_pays"])
-    if not paying:
-        return []
-    shown = paying[:MOST_ROWS]
-    labels = []
-    for about in shown:
-        case = text.case_label(text.axes_of(about["axes"]), machine.constant_axes(about["suite"]))
-        labels.append(text.short(f"{about['suite']} {about['arm']}, {case}", 64))
-    drawn = sheet(f"pays-{machine.env_id}", 0.9 + 0.24 * len(shown), grid="x", rows=labels)
-    axes = drawn.axes
-    for y, about in enumerate(shown):
-        ends = [about[name] for name in ("warm_pays", "cold_pays") if known(about.get(name))]
-        axes.plot(ends, [y] * len(ends), color=MUTED, linewidth=0.9)
-        style = look(machine, parse(about["arm"]))
-        axes.plot([about["cold_pays"]], [y], **style)
-        if known(about.get("warm_pays")):
-            axes.plot([about["warm_pays"]], [y], **style | {"fillstyle": "none"})
-    axes.plot([], [], "o", color=INK, label="cold: empty caches")
-    axes.plot([], [], "o", color=INK, fillstyle="none", label="warm: filled caches")
-    axes.set_xscale("log")
-    log_axis(axes.xaxis)
-    axes.set_xlabel("calls until compiling has paid (training steps in the suite train)")
-    caption = "Compile time / what one call gains over the same arm in eager mode."
-    if len(shown) < len(paying):
-        caption += f" The {len(shown)} of {len(paying)} arms that pay soonest."
-    if len(paying) < len(found):
-        caption += (
-            f" Compiling never pays in {len(found) - len(paying)} of {len(found)} arms: they gain nothing."
-        )
-    return [drawn.chart("When compiling pays", caption)]

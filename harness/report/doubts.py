@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.report.headline import recipe
-from harness.report.numerics import fp8_rows, numerics_by_arm
-from harness.report.records import newest
+from harness.report.numerics import fp8_newest, numerics_by_arm
 from harness.report.runs import once
 from harness.report.soundness import STUDIES
 from harness.report.table import resolved_of
@@ -122,8 +120,6 @@ def _results(machine: Machine, standing: Standing) -> str:
     checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and _same(standing, w.fields)]
     if any(w.below(m) for w in checked for m in w.sqnr):
         return "SQNR below its bound"
-    if any(math.isnan(w.sqnr[m]) for w in checked for m in w.sqnr):
-        return "SQNR is no number"
     if any(w.mismatches for w in checked):
         return "codes differ"
     frame = machine.frame
@@ -139,7 +135,7 @@ def _results(machine: Machine, standing: Standing) -> str:
 
 def _gemms(machine: Machine, standing: Standing) -> str:
     """Case by case: what one case ran too often makes up for no other."""
-    own = [r for r in _fp8_newest(machine) if (r["suite"], r["arm"]) == (standing.suite, standing.arm)]
+    own = [r for r in fp8_newest(machine) if (r["suite"], r["arm"]) == (standing.suite, standing.arm)]
     every = [resolved_of(r) for r in own]
     counted = [
         (a["fp8_gemms"], a.get("fp8_gemms_expected", a["fp8_gemms"])) for a in every if "fp8_gemms" in a
@@ -168,11 +164,6 @@ def _same(standing: Standing, arm: Arm) -> bool:
     """Whether a figure of an arm speaks for another one: arms without a recipe have nothing in common."""
     computed = recipe(standing.fields)
     return arm == standing.fields if computed == Arm() else recipe(arm) == computed
-
-
-@once
-def _fp8_newest(machine: Machine) -> list[dict[str, Any]]:
-    return newest(rows_of(fp8_rows(machine)))
 
 
 @once

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
 HEAT = tuple(f"#0b000{i}" for i in range(9))
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"} | {
-    c: f"--{kind}-{i}"
-    for kind, colours in (("series", SERIES), ("heat", HEAT))
-    for i, c in enumerate(colours)
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"}
+VARIABLES |= {c: f"--series-{i}" for i, c in enumerate(SERIES)} | {
+    c: f"--heat-{i}" for i, c in enumerate(HEAT)
 }
 MARKERS = "osD^vPX*"
 STYLE: Any = {

@@ -16,12 +16,12 @@ from harness.judge.model_title import title_of
 from harness.judge.verdict.result import percent
 from harness.machine import mfu
 from harness.report.compared import names
-from harness.report.numerics import SQNR, fp8_rows, numerics_by_arm
+from harness.report.numerics import SQNR, fp8_newest, numerics_by_arm
 from harness.report.records import arm_records, newest
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table, filled, known, number, resolved_of
 from harness.report.training import STYLES, is_candidate
-from harness.report.verdicts import WHAT, counted, fp8_pairs
+from harness.report.verdicts import WHAT, counted, fp8_pairs, what_of
 from harness.store import text
 from harness.store.arm import Arm, arm_of
 from harness.store.compare import TIMES, rows_of, summary
@@ -138,7 +138,7 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
         return replace(cell, href=f"#{key}")
 
     titles = _titles(machine, standing)
-    what = WHAT.get(standing.suite, f"suite {standing.suite}").partition(" (")[0] if standing.suite else ""
+    what = what_of(standing.suite) if standing.suite else ""
     cases = {p["case_id"] for p in standing.pairs}
     count = text.plural(len(cases), "case") if cases else ""
     worst, where = _worst(machine, standing.fields, computed)
@@ -228,7 +228,7 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
 
 def proof(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
     """FP8 GEMMs that a profiler saw of those expected; "" where nothing counted them."""
-    rows = _fp8_newest(machine)
+    rows = fp8_newest(machine)
     own = [r for r in rows if arm_of(r) == arm != computed] or [
         r for r in rows if recipe(arm_of(r)) == computed
     ]
@@ -245,12 +245,6 @@ def proof(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
     return Cell(f"{seen} of {due}", seen / due if due else 0.0, "bad" if seen < due else ""), _of(
         [r for r, _ in counted]
     )
-
-
-@once
-def _fp8_newest(machine: Machine) -> list[dict[str, Any]]:
-    """Times of the arms that spent FLOPs in FP8, of the newest run of each case."""
-    return newest(rows_of(fp8_rows(machine)))
 
 
 def _loss(machine: Machine, computed: Arm) -> tuple[Cell, Rows]:

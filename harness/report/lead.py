@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness.report.doubts import NO_LOSS, checks, doubts, throttled, unjudged
 from harness.report.headline import standings
 from harness.report.training import unshown
-from harness.report.verdicts import WHAT, deciding
+from harness.report.verdicts import WHAT, deciding, what_of
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _speed(machine: Machine, answer: Answer, found: Sequence[Standing]) -> tuple
 
 
 def _words(machine: Machine, best: Standing) -> str:
-    what = _what(best.suite)
+    what = what_of(best.suite)
     values = [p["speedup"] for p in best.pairs]
     if len(values) > 1:
         within = f"{text.number(min(values))} to {text.number(max(values))} over {text.plural(len(values), 'case')}"
@@ -160,17 +160,13 @@ def _exceptions(machine: Machine) -> list[str]:
     ranked = list(WHAT)
     asked = [*ranked[: ranked.index(own)], own] if own in ranked else [*ranked, own]
     absent = [
-        f"{u.arm} ({u.word if suite == own else f'{_what(suite)}: {u.word}'})"
+        f"{u.arm} ({u.word if suite == own else f'{what_of(suite)}: {u.word}'})"
         for suite in asked
         for u in unjudged(machine, suite)
     ]
     if absent:
         out.append(f"Not judged: {text.some(absent, MOST_NAMED)}.")
     return out
-
-
-def _what(suite: str) -> str:
-    return WHAT.get(suite, f"suite {suite}").partition(" (")[0]
 
 
 def _few(arms: Sequence[str]) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from harness.report.records import newest
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table, filled, make_table, number
 from harness.store import text
 from harness.store.arm import Arm, arms_of, controls
-from harness.store.compare import FP8_DTYPES, TIMES
+from harness.store.compare import FP8_DTYPES, TIMES, rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class Worst:
         return min(self.sqnr.items(), key=lambda item: item[1])
 
     def below(self, metric: str) -> bool:
-        """Whether a figure lies below the bound stored for it."""
-        return self.sqnr[metric] < self.bounds.get(metric, -math.inf)
+        """Whether a figure lies below the bound stored for it; one that is no number does."""
+        return not self.sqnr[metric] >= self.bounds.get(metric, -math.inf)
 
 
 @once
@@ -168,3 +169,9 @@ def fp8_rows(machine: Machine) -> pd.DataFrame:
     timed = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok") & ~controls(frame)]
     fp8 = timed["flops"].map(lambda t: any(str(k).startswith(FP8_DTYPES) for k in parse(t)))
     return timed[fp8.astype(bool)].drop_duplicates(["run_id", "case_id", "arm"])
+
+
+@once
+def fp8_newest(machine: Machine) -> list[dict[str, Any]]:
+    """The same of the newest run of each case."""
+    return newest(rows_of(fp8_rows(machine)))

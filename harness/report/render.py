@@ -23,7 +23,7 @@ from harness.report.facts import conditions, described, facts
 from harness.report.headline import headline, headline_rows, overview
 from harness.report.lead import lead
 from harness.report.picture import picture
-from harness.report.sections import about_mfu, sections, shared
+from harness.report.sections import sections, shared
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class Page:
     figures: dict[str, str]
 
 
-def render(material: Material, static: bool, focus: str = "", figures: str = "") -> Page:
+def render(
+    material: Material, static: bool, focus: str = "", figures: str = "", others: Sequence[Section] = ()
+) -> Page:
     """The report; the same input gives the same bytes.
 
     Args:
@@ -75,21 +77,21 @@ def render(material: Material, static: bool, focus: str = "", figures: str = "")
         static: leave out the JavaScript; tables then neither sort nor filter.
         focus: "mfu" puts MFU first, or the reason why there is none.
         figures: folder from which the markdown twin shows the figures; "": it shows none.
+        others: sections about what others measured.
     """
     ledger = Ledger()
     rows = {m: headline_rows(m, described(m), ledger) for m in material.machines}
     views = [_view(machine, own, focus) for machine, own in rows.items()]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
-    published: tuple[Section, ...] = ()
     title, missing = views[0].name if len(views) == 1 else f"{len(views)} machines", ""
     if focus == "mfu":
-        published, missing = about_mfu(), utilization.why_none(material)
-        title = utilization.NONE_OURS if missing else title
+        missing = utilization.why_none(material)
+        title = "No MFU was measured in these runs" if missing else title
         notices = [note for note in (missing, *notices) if note]
     together = shared(material)
     own = (*together, *(s for view in views for s in view.sections))
     charts = [view.picture for view in views if view.picture]
-    charts += [c for s in (*published, *own) for c in s.charts]
+    charts += [c for s in (*others, *own) for c in s.charts]
     common = {
         "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else "FP8 against bf16",
         "title": title,
@@ -97,8 +99,8 @@ def render(material: Material, static: bool, focus: str = "", figures: str = "")
         "machines": views,
         "notices": [*notices, *material.problems],
         # Without a figure of its own a page about MFU has those of others first.
-        "first": published if missing else (),
-        "last": () if missing else published,
+        "first": others if missing else (),
+        "last": () if missing else others,
         "definitions": utilization.definitions() if focus == "mfu" else (),
         "overview": overview(rows) if len(rows) > 1 else None,
         "shared": together,
@@ -125,7 +127,7 @@ def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> MachineV
         machine.name,
         conditions(machine),
         described(machine),
-        _notice(machine),
+        "" if machine.is_gpu else verdicts.CPU_NOTICE,
         lead(machine, answers),
         picture(machine),
         headline(machine, rows),
@@ -133,15 +135,6 @@ def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> MachineV
         sections(machine, "train" if focus == "mfu" else ""),
         facts(machine),
     )
-
-
-def _notice(machine: Machine) -> str:
-    notices = [] if machine.is_gpu else [verdicts.CPU_NOTICE]
-    if machine.generated:
-        notices.insert(
-            0, f"Generated rows, not a measurement: {machine.generated} made them up to show this page."
-        )
-    return " ".join(notices)
 
 
 def _dates(material: Material) -> str:

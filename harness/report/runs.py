@@ -31,7 +31,6 @@ from harness.machine.hardware import Device, of_env
 from harness.store import run_state, text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
-from harness.store.differences import GENERATED
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.schema import JSON_COLUMNS
@@ -212,13 +211,7 @@ class Machine:
     def name(self) -> str:
         """The device in words."""
         device = str(self.env.get("gpu") or self.env.get("device"))
-        name = device if self.is_gpu else f"CPU: {self.env.get('cpu') or 'model unknown'}"
-        return f"{name} (generated rows, not measured)" if self.generated else name
-
-    @property
-    def generated(self) -> str:
-        """What made these rows where nothing measured them; else ""."""
-        return str(self.env.get(GENERATED) or "")
+        return device if self.is_gpu else f"CPU: {self.env.get('cpu') or 'model unknown'}"
 
     @property
     def dates(self) -> str:

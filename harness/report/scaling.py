@@ -51,9 +51,6 @@ def scale_table(machine: Machine) -> Table:
     ]
     shared = text.axes_said(text.axes_of(records[0]["axes"]), sorted(without))
     caption = f"Predictions, all with {shared}." if shared else "Predictions."
-    ignored = dict.fromkeys(why for r in records for why in r["resolved_"].get("links_ignored") or ())
-    if ignored:
-        caption += f" Measured links that were not applied: {text.some(list(ignored))}."
     return make_table("scale", columns, sorted(records, key=lambda r: _order(r, without)), caption)
 
 

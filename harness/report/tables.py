@@ -6,7 +6,6 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.report import product_alone
 from harness.report.compile_break_even import FACTS, compilations
 from harness.report.records import arm_records, repeated
 from harness.report.table import (
@@ -44,8 +43,6 @@ def suite_table(machine: Machine, suite: str) -> Table:
     Columns that no row can fill are left out; axes that are the same in every row stand in the caption.
     """
     records: list[Record] = [*arm_records(machine, suite)]
-    if suite == product_alone.LAYERS:
-        records = product_alone.added(machine, records)
     axes = [text.axes_of(r["axes"]) for r in records]
     names = sorted(
         {name for a in axes for name in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
@@ -264,13 +261,6 @@ _SUITE_COLUMNS = (
         needs="peak_known",
     ),
     GAIN,
-    number(
-        "products alone",
-        product_alone.cell,
-        hint="what the three products of this layer gain without their casts: bf16 time over FP8 time of the same sizes "
-        "in suite gemm, operands already cast",
-        needs=product_alone.DUE,
-    ),
     _stored("sqnr_db", "SQNR (dB)"),
     _stored("accum_sqnr_db", "exact sum (dB)"),
     _stored("fp22_sqnr_db", "fp22 sum (dB)"),

@@ -1,4 +1,4 @@
-"""Utilization: the MFU of training steps with every denominator named, and published figures read again.
+"""Utilization: the MFU of training steps with every denominator named.
 
 The columns are those of `harness.machine.mfu.COLUMNS` and always stand together: no single one of them can be read alone.
 """
@@ -9,9 +9,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from harness.machine import mfu
-from harness.report.mfu_examples import EXAMPLES, NOT_FORMED, read_again
 from harness.report.records import arm_records
-from harness.report.table import CASE_ID, Cell, Column, Table, axis_column, known, make_table, number
+from harness.report.table import CASE_ID, Cell, Column, Table, axis_column, known, make_table
 from harness.report.tables import ARM, run_column
 from harness.store import text
 
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from harness.report.table import Record
 
 SUITE = "train"
-NONE_OURS = "MFU of others' published runs: none was measured by this project"
 NO_GPU = (
     "No training step has been measured on a GPU in these runs: no MFU, no tokens/s and no time of a GPU on this page was "
-    "measured by this project. What others published comes first, its MFU recomputed. A CPU has no entry in the table of "
-    "peaks and none is substituted: what was measured here follows after it and shows numerics and mechanisms."
+    "measured by this project. A CPU has no entry in the table of peaks and none is substituted: what was measured here shows "
+    "numerics and mechanisms."
 )
 
 
@@ -70,34 +68,8 @@ def why_none(material: Material) -> str:
     named = ", ".join(dict.fromkeys(m.name for m in gpus))
     return (
         f"No training step has been measured on {named} in these runs (sweep=train): no MFU on this page was measured by "
-        "this project. What others published comes first, its MFU recomputed."
+        "this project."
     )
-
-
-def examples_table() -> Table:
-    """Published figures that mislead, formed again from their inputs, with the columns that set them right."""
-    columns = (
-        number("printed", lambda f: Cell(f.example.key, f.example.printed, "bad" if f.impossible else "")),
-        number("formed again", _formed),
-        Column("taken for", lambda f: f.example.reads_as),
-        number("mixed MFU", lambda f: _share(f.columns.mfu_mixed)),
-        number("MFU of bf16 peak", lambda f: _share(f.columns.mfu_bf16_peak)),
-        Column("what is wrong", lambda f: Cell(f.example.reason, note=_IMPOSSIBLE if f.impossible else "")),
-        Column(
-            "source",
-            lambda f: Cell(f.example.source, note=f"{f.example.device}, read {f.example.date}"),
-        ),
-    )
-    return make_table("mfu-examples", columns, [*map(read_again, EXAMPLES)], sortable=False)
-
-
-_IMPOSSIBLE = "impossible: over 100 % of its own peak"
-
-
-def _formed(found: Any) -> Cell:
-    if found.reproduced is None:
-        return Cell(NOT_FORMED, None, "muted")
-    return Cell(f"{text.number(found.reproduced)} %", found.reproduced)
 
 
 def definitions() -> list[tuple[str, str]]:

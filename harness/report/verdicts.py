@@ -37,6 +37,11 @@ WHAT = {
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
 
 
+def what_of(suite: str) -> str:
+    """What a suite times, in two words."""
+    return WHAT.get(suite, f"suite {suite}").partition(" (")[0]
+
+
 def answers(machine: Machine) -> tuple[Answer, Answer, Answer]:
     """The headline of one machine."""
     return is_faster(machine), is_sound(machine), did_fp8_run(machine)
@@ -264,7 +269,7 @@ def _speed_brief(suite: str, how: str, judged: Sequence[Verdict], slower: int) -
         "no": "not faster",
         "can't tell": "unclear",
     }
-    what = WHAT.get(suite, f"suite {suite}").partition(" (")[0]
+    what = what_of(suite)
     mode = {"compile": "compiled "}.get(how.partition(" ")[0], "")
     arms = f"{what[0].upper()}{what[1:]}, {text.plural(len(judged), f'{mode}FP8 arm')}"
     load = f"; {slower} slower under load" if slower else ""

@@ -3,10 +3,6 @@
 Suites declare their arms as records (`harness.timing.workload.arm_table`), rows store them (`arm_fields`), readers take fields.
 Names stay what people type and what files hold: `str(arm)` prints one, `parse` reads one back. The parser is the table of
 all records printed, so it takes no name apart and guesses nothing: a name that is not in the table is a `variant`.
-
-Former names stay readable. Until 2026-11 the arms of `BARE_PRODUCTS` were `bf16`, `fp8_rowwise_fast`, `deepgemm_blockwise`;
-they are `bf16_eager`, `rowwise_fast_eager`, `deepgemm_blockwise_eager`, as in every other suite. Stored rows, command lines
-and policies may hold the former ones: `parse(name, suite)`, `stored_arm` and `former_name` map them.
 """
 
 from __future__ import annotations
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
 
 CONTROL_SUFFIX = ":again"  # of the A/A control: a baseline timed a second time in the same rounds
 WITHOUT_FP8 = ("bf16", "base", "no_fp8")  # `recipe` of arms whose layers stay in high precision
-BARE_PRODUCTS = ("gemm", "checksum")  # suites whose arms are one matrix product without its casts
-_FORMER_MODES = ("", "product")  # of the arms of bare products, in rows until 2026-11
 GOLDEN, EPS, OTHER = "golden", "eps", "other"  # variants of training runs, see harness.suites.divergence
 WARMUP, COOLDOWN = "warmup", "cooldown"
 # Variants of training runs that round only one part of a recipe, in emulation: an operand, a GEMM; or that change the
@@ -101,35 +95,17 @@ class Arm:
 
 
 @lru_cache(maxsize=4096)
-def parse(name: str, suite: str = "") -> Arm:
-    """The record of a name; `str(parse(name)) == name` for every name but the former ones of a suite.
-
-    Args:
-        name: of an arm.
-        suite: whose former names are taken too; "": of none.
+def parse(name: str) -> Arm:
+    """The record of a name; `str(parse(name)) == name`.
 
     >>> parse("torchao_rowwise_eager:again")
     Arm(recipe='rowwise', mode='eager', casts='', variant='', peer='torchao', control=True)
     >>> parse("my_golden")
     Arm(recipe='', mode='', casts='', variant='my_golden', peer='', control=False)
-    >>> str(parse("fp8_rowwise", "gemm")), str(parse("bf16", "gemm")), str(parse("bf16", "scale"))
-    ('rowwise_eager', 'bf16_eager', 'bf16')
     """
     original = original_name(name)
-    former = _former_names().get(original) if suite in BARE_PRODUCTS else None
-    known = former or _by_name().get(original) or Arm(variant=original)
+    known = _by_name().get(original) or Arm(variant=original)
     return known if original == name else replace(known, control=True)
-
-
-def former_name(arm: Arm, suite: str) -> str:
-    """The name that this arm of a suite had until 2026-11; its name of today where that has not changed.
-
-    >>> former_name(Arm("rowwise", "eager", variant="fast"), "gemm")
-    'fp8_rowwise_fast'
-    """
-    if suite not in BARE_PRODUCTS or arm.mode != "eager" or not arm.recipe:
-        return str(arm)
-    return "fp8_" * (arm.has_fp8 and not arm.peer) + str(replace(arm, mode=""))
 
 
 def control_name(arm: str) -> str:
@@ -156,55 +132,6 @@ def from_json(text: str) -> Arm:
     if any(type(value) is not type(f.default) for f, value in zip(fields(Arm), values.values(), strict=True)):
         raise ValueError(f"arm_fields {text!r}: expected texts, and true or false for `control`")
     return Arm(**values)
-
-
-@lru_cache(maxsize=4096)
-def stored_arm(suite: str, arm: Any, baseline: object, text: object) -> tuple[Any, str]:
-    """The name of today and `arm_fields` of a stored row: of rows older than the column, the record of the name.
-
-    An older row is a control only if it names its baseline as the harness did. Text that is damaged, or belongs to
-    another name, claims nothing: the arm is a variant.
-    """
-    if not isinstance(arm, str):  # a row without a name
-        return arm, Arm().as_json
-    if not isinstance(text, str):
-        found = parse(arm, suite)
-        is_harness_copy = not found.control or original_name(arm) == baseline
-        found = found if is_harness_copy else Arm(variant=arm)
-        return str(found), found.as_json
-    try:
-        found = from_json(text)
-    except ValueError:
-        return arm, Arm(variant=arm).as_json
-    if str(found) == arm and not _is_former(found, suite):
-        return arm, text
-    today = replace(found, mode="eager")
-    if _is_former(found, suite) and former_name(today, suite) == arm:
-        return str(today), today.as_json
-    return arm, Arm(variant=arm).as_json
-
-
-def _is_former(arm: Arm, suite: str) -> bool:
-    """Whether a record of this suite was stored before bare products had a mode."""
-    return suite in BARE_PRODUCTS and bool(arm.recipe) and arm.mode in _FORMER_MODES
-
-
-def name_arms(frame: pd.DataFrame) -> None:
-    """Fill `arm_fields`, and give arms and baselines their names of today, in place."""
-    suites, arms, baselines = (list(frame[name]) for name in ("suite", "arm", "baseline"))
-    rows = zip(suites, arms, baselines, frame["arm_fields"], strict=True)
-    stored = [stored_arm(suite, arm, baseline, text) for suite, arm, baseline, text in rows]
-    # A row holds no record of its baseline: it is that of the baseline's own rows, else that of its name.
-    renamed = {
-        (suite, old): new for suite, old, (new, _) in zip(suites, arms, stored, strict=True) if old != new
-    }
-    if renamed:
-        frame["arm"] = [new for new, _ in stored]
-        frame["baseline"] = [
-            renamed.get((suite, name)) or (str(parse(name, suite)) if name else name)
-            for suite, name in zip(suites, baselines, strict=True)
-        ]
-    frame["arm_fields"] = [fields for _, fields in stored]
 
 
 def arm_of(row: Mapping[str, Any]) -> Arm:
@@ -245,12 +172,6 @@ def without_controls(frame: pd.DataFrame) -> pd.DataFrame:
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "static", "blockwise", "mxfp8")
 _PEERS = ("torchao", "torchaomx", "nocompile", "te", "deepgemm", "aiter", "tutorial", "nanochat", "scaled_mm")
 _MODES = ("eager", "compile", "graph", "linears")
-
-
-@lru_cache(maxsize=1)
-def _former_names() -> dict[str, Arm]:
-    eager = (arm for arm in _known() if arm.mode == "eager" and arm.recipe and not arm.casts)
-    return {former_name(arm, BARE_PRODUCTS[0]): arm for arm in eager}
 
 
 @lru_cache(maxsize=1)

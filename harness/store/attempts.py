@@ -33,7 +33,7 @@ def that_count(frame: pd.DataFrame) -> pd.Series[bool]:
     Args:
         frame: all rows of the cases, with the columns `DECIDED_BY`.
     """
-    attempt = frame["attempt"].fillna(0)
+    attempt = frame["attempt"]
     case = [frame["run_id"], frame["case_id"]]
     timed = frame["metric"].isin(TIMES).groupby(case, dropna=False).transform("any")
     unit = frame.groupby([*case, frame["arm"].mask(timed, "")], dropna=False).ngroup()

@@ -1,14 +1,6 @@
 """Measurement: one row of the store, a fact about one metric of one arm of one case.
 
 A failure is a status with a reason. It is never a number and never a missing row.
-
-Schema history
-1  first version
-2  column `part`: which part of the case the number is of (a layer and role, a kernel class); "" = the whole
-3  column `tries`: processes that had the case in this sweep, 2 where the first one died
-   status `partial` (2026-11): finished rounds of a case that was cut off; no reader that asks for "ok" takes them
-4  columns `cause` (harness.store.cause) and `retryable`; what older rows lack is derived when they are read (harness.store.schema)
-   column `arm_fields`: the arm as a record (harness.store.arm); rows without it are given the record of their name when read
 """
 
 from __future__ import annotations
@@ -18,14 +10,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from harness.store.arm import Arm, parse
 from harness.store.cause import DEFAULT, RETRYABLE, Cause
 
-if TYPE_CHECKING:
-    from harness.store.arm import Arm
-
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 4  # the one that is read and written
 
 Status = Literal["ok", "partial", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
@@ -166,7 +156,6 @@ METRICS = by_name(
             "lower",
             "codes that differ from the reference cast; NaN compared as a class",
         ),
-        Metric("tests_failed", "count", "lower", "tests that failed or raised; `resolved` has all counts"),
         Metric(
             "cast_bytes_per_elem",
             "byte",
@@ -252,11 +241,6 @@ METRICS = by_name(
             "lower",
             "what a step takes longer than the same step with nothing on the wire, which its computing does not hide",
         ),
-        Metric("link_s", "s", "lower", "message or collective between ranks (`part`), `resolved.bytes`"),
-        Metric("algorithm_gb_s", "GB/s", "higher", "those bytes over those seconds; 1 GB is 1e9 bytes"),
-        Metric(
-            "bus_gb_s", "GB/s", "higher", "that times nccl-tests' factor, for any number of ranks a link's"
-        ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
 )
@@ -290,7 +274,7 @@ class Measurement:
     timing: Mapping[str, object] = field(default_factory=dict)  # method, l2, stop_reason, throttled, ...
     tries: int = 1  # processes that had the case in this sweep; the row is of the last
     cause: Cause = Cause.NONE
-    arm_fields: Arm | None = None  # the arm as a record; None where nothing is known but the name
+    arm_fields: Arm | None = None  # the arm as a record; None: the one of its name
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -351,7 +335,7 @@ class Measurement:
             "suite": self.suite,
             "case_id": self.case_id,
             "arm": self.arm,
-            "arm_fields": None if self.arm_fields is None else self.arm_fields.as_json,
+            "arm_fields": (self.arm_fields or parse(self.arm)).as_json,
             "baseline": self.baseline,
             "axes": self.axes,
             "seed": self.seed,

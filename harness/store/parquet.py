@@ -90,7 +90,6 @@ class RunWriter:
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            run_files.rename_older(folder)
             self._attempt = next_attempt(run_folder(folder / run_files.ABOUT))
             previous = read_about(folder)
             if previous:
@@ -199,7 +198,7 @@ class RunWriter:
 def read_about(folder: Path) -> dict[str, Any]:
     """The contents of a run's `_run.json`; empty where it is missing or damaged (the rows stand without it)."""
     try:
-        about = json.loads(run_files.existing(folder, run_files.ABOUT).read_text())
+        about = json.loads((folder / run_files.ABOUT).read_text())
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}

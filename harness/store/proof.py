@@ -21,17 +21,6 @@ class ProofOutcome(StrEnum):
 
 
 def proof_outcome(resolved: Mapping[str, Any]) -> ProofOutcome:
-    """The outcome that a row stores; a word that is none counts as unproven.
-
-    Rows from before the field have the line alone, whose beginnings were these.
-    """
-    if FIELD in resolved:
-        word = str(resolved[FIELD] or "")
-        return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN
-    line = str(resolved.get("verify") or "")
-    if not line:
-        return ProofOutcome.NONE
-    if line.startswith("FP8 verified"):
-        return ProofOutcome.PROVED
-    is_refuted = line.startswith("FP8 NOT verified: ") and "; not checked: " not in line
-    return ProofOutcome.DISPROVED if is_refuted else ProofOutcome.UNPROVEN
+    """The outcome that a row stores; a word that is none counts as unproven."""
+    word = str(resolved.get(FIELD) or "")
+    return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN

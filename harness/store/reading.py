@@ -21,12 +21,11 @@ import pyarrow.compute as compute
 import pyarrow.dataset as dataset
 from pyarrow.fs import LocalFileSystem
 
-from harness.store.arm import BARE_PRODUCTS, name_arms
-from harness.store.arm import parse as parse_arm
 from harness.store.attempts import DECIDED_BY, that_count
 from harness.store.errors import UsageError, unknown
 from harness.store.json_columns import is_object, parse
-from harness.store.schema import LONG_TEXTS, SCHEMA, conform, sound_json, stored_columns
+from harness.store.measurement import SCHEMA_VERSION
+from harness.store.schema import LONG_TEXTS, SCHEMA, conform, sound_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 _UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
 _OF_A_CASE = {"run_id", "sweep", "suite", "case_id", "seed"}  # equal in all rows of a case
-_NAMES = {"suite", "arm", "baseline", "arm_fields"}  # by which a row's arm has its name of today
-_ARMS = {"arm", "baseline"}
 _ATTEMPTS_OF_A_CASE = ("run_id", "case_id", "attempt")
 _FORMAT = dataset.ParquetFileFormat(
     read_options=dataset.ParquetReadOptions(dictionary_columns=set(LONG_TEXTS))
@@ -70,7 +67,7 @@ def read(
         columns: the columns to return, in this order; by default all. Others are not decoded.
         where: values that rows must have, by column or by axis: one value, or several of which one must fit
             (`{"suite": "gemm", "metric": ["time_ms", "loss"], "M": 4096}`). It selects among the rows that count: of
-            what was measured again, those of the last attempt. Arms and baselines may have their former names.
+            what was measured again, those of the last attempt.
         all_attempts: keep all rows of what was measured again; by default the last attempt wins.
         expand: add a column for each axis of the cases, under its own name (`frame.M`), or as `axes.NAME` where the
             store has a column of that name (`axes.seed`); None in the rows of cases without that axis.
@@ -80,20 +77,16 @@ def read(
         (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
         warning says it too. `frame.attrs["damaged"]` are those of them that are of columns: text that is no JSON object,
         in rows that are kept; columns that were not asked for are not looked at. `frame.attrs["files"]` are the files
-        that were read. Rows of an older schema_version get nulls where a column is new, the part "", the cause that
-        their reason tells and the `arm_fields` of
-        their arm's name; arms and baselines with a former name have that of today (harness.store.arm).
+        that were read.
 
     Raises:
-        UsageError: a path does not exist, a name is neither a column nor an axis of these runs, or `where` names a
-            column of lists.
+        UsageError: a path does not exist, rows are of another schema_version than ours, a name is neither a column nor
+            an axis of these runs, or `where` names a column of lists.
     """
     returned = _returned(columns)
     fitting = {name: _alternatives(name, value) for name, value in (where or {}).items()}
     of_rows = fitting.keys() & set(SCHEMA.names)
     needed = {*returned} - {"case_axes"} | of_rows
-    if fitting.keys() & _ARMS:
-        needed.add("suite")
     if expand or "case_axes" in returned or fitting.keys() - of_rows:
         needed.add("axes")
     named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
@@ -128,7 +121,6 @@ def _rows(
     for attempt in range(4):
         decided_by = () if all_attempts else DECIDED_BY if contested or attempt else _ATTEMPTS_OF_A_CASE
         columns = {*needed, *decided_by}
-        columns |= _NAMES if columns & {*_ARMS, "arm_fields"} else set()
         wanted = _pushed(where)
         if wanted is not None and contested:
             some = pa.array(sorted(filter(None, contested)), pa.string())
@@ -141,8 +133,6 @@ def _rows(
         if not (vanished or more):
             break
         contested |= more
-    if columns >= _NAMES:
-        table = _named(table).select([name for name in table.column_names if name in {*needed, *decided_by}])
     if contested:
         table = _last_attempts(table, contested)
     return kept, table, problems
@@ -179,7 +169,7 @@ def _alternatives(name: str, value: object) -> list[Any]:
 
 
 def _pushed(where: Mapping[str, Sequence[Any]]) -> dataset.Expression | None:
-    """What Parquet itself can leave out: rows by columns that every version stores as they are read."""
+    """What Parquet itself can leave out: rows by columns that are equal in all attempts of a case, and by metric."""
     conditions = [
         dataset.field(name).isin(pa.array(values, SCHEMA.field(name).type))
         for name, values in where.items()
@@ -207,6 +197,8 @@ def read_parts(
     for path in {file.resolve(): file for p in named for file in _files(p)}.values():
         try:
             parts.append(read_part(path, columns, wanted))
+        except UsageError:
+            raise
         except (OSError, pa.ArrowException, ValueError) as error:
             vanished |= isinstance(error, FileNotFoundError)
             problems.append(f"{path}: {' '.join(str(error).split()) or type(error).__name__}")
@@ -220,15 +212,24 @@ def read_part(
 
     Raises:
         ValueError: the file holds no rows of this store.
+        UsageError: its rows are of another schema_version.
     """
     # A fragment, no dataset: of a folder, one bad file would fail all.
     file = _FORMAT.make_fragment(str(path), LocalFileSystem())
     present = file.physical_schema
     if "schema_version" not in present.names:
         raise ValueError(f"has no rows of this store (columns:  {', '.join(present.names[:5])})")
-    table = file.to_table(columns=stored_columns(columns, present.names), filter=wanted, use_threads=False)
-    if table["schema_version"].null_count:
-        raise ValueError("has rows without a schema_version")
+    needed = {*columns, "schema_version"}
+    stored = [name for name in present.names if name in needed]
+    table = file.to_table(columns=stored, filter=wanted, use_threads=False)
+    for version in table["schema_version"].unique().to_pylist():
+        if version != SCHEMA_VERSION:
+            raise UsageError(
+                f"{path} holds rows of schema_version {version}, this harness reads {SCHEMA_VERSION}: measure again, or read "
+                "it with the commit that wrote it (git_commit in the rows' env)"
+            )
+    if absent := sorted(needed - {*stored}):
+        raise ValueError(f"lacks columns of this store: {', '.join(absent)}")
     replaces = json.loads((present.metadata or {}).get(REPLACES, b"[]"))
     rows, problems = sound_json(conform(table, columns), is_object)
     return Part(path, rows, tuple(map(str, replaces)), tuple(problems))
@@ -249,9 +250,7 @@ def _together(parts: Sequence[Part], columns: Collection[str]) -> pa.Table:
 
 def _contested(table: pa.Table) -> set[str | None]:
     """The cases of which there are rows of more than one attempt."""
-    numbers = compute.fill_null(table["attempt"], 0)
-    keys = table.select(["run_id", "case_id"]).append_column("attempt", numbers)
-    ends = keys.group_by(["run_id", "case_id"]).aggregate([("attempt", "min"), ("attempt", "max")])
+    ends = table.group_by(["run_id", "case_id"]).aggregate([("attempt", "min"), ("attempt", "max")])
     several = compute.not_equal(ends["attempt_min"], ends["attempt_max"])
     return set(ends.filter(several)["case_id"].to_pylist())
 
@@ -264,38 +263,11 @@ def _last_attempts(table: pa.Table, contested: Collection[str | None]) -> pa.Tab
     return table.filter(stands)
 
 
-def _named(table: pa.Table) -> pa.Table:
-    """The rows with their arms' names of today and `arm_fields`; each distinct row of names is looked at once."""
-    names = sorted(_NAMES)
-    key = np.zeros(len(table), np.int64)
-    for name in names:
-        column = table[name].combine_chunks()
-        code = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        count = len(code.dictionary)
-        key = key * (count + 1) + compute.fill_null(code.indices, count).to_numpy(zero_copy_only=False)
-    _, first, row = np.unique(key, return_index=True, return_inverse=True)
-    stored = table.select(names).take(pa.array(first)).to_pandas()
-    today = stored.copy()
-    name_arms(today)
-    for name in ("arm", "baseline", "arm_fields"):
-        if not today[name].equals(stored[name]):
-            column = pa.array(today[name], pa.string()).dictionary_encode().take(pa.array(row))
-            column = column if name in LONG_TEXTS else column.cast(pa.string())
-            table = table.set_column(table.column_names.index(name), name, column)
-    return table
-
-
 def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
     """The rows that have one of the values in each of the columns and axes."""
     for name, values in where.items():
         if name in SCHEMA.names:
             mask = compute.is_in(table[name], pa.array(values, SCHEMA.field(name).type))
-            for suite in BARE_PRODUCTS if name in _ARMS else ():
-                today = pa.array([str(parse_arm(value, suite)) for value in values if value], pa.string())
-                renamed = compute.and_(
-                    compute.equal(table["suite"], suite), compute.is_in(table[name], today)
-                )
-                mask = compute.or_(mask, compute.fill_null(renamed, False))
         else:
             texts = _dictionary(table["axes"])
             cases = [parse(text) for text in texts]

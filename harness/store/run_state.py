@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 # The state of a run whose shards are in several: that which says most about what is missing
 _STATES = ("failed", "interrupted", "running", "finished")
-# Until November 2026 `_run.json` had no `made_by`: what made such a run is told by the words of its command
-_OLDER = {"python -m harness import ": "import", "python -m harness -m ": "launch"}
 
 
 def made_by(about: Mapping[str, Any]) -> str:
     """What made a run: "sweep", "launch" (which started its shards), "import", "gate", ... ("sweep" where nothing says it)."""
-    command = str(about.get("command", ""))
-    older = (kind for words, kind in _OLDER.items() if command.startswith(words))
-    return str(about.get("made_by") or next(older, "sweep"))
+    return str(about.get("made_by") or "sweep")
 
 
 def about(folder: Path) -> dict[str, Any]:

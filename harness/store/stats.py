@@ -1,9 +1,9 @@
 """Statistics of repeated timings, on numpy alone, so that a laptop can judge runs made elsewhere.
 
 The unit is the round. Samples of one round share clock, temperature and neighbours; a rank test at 5 % that
-counts them as independent alarms on 5 to 36 % of unchanged pairs, by kind of noise (simulated by gate-selftest).
+counts them as independent alarms on 5 to 36 % of unchanged pairs, by kind of noise (tests/studies/gate_error_rates.py).
 So samples are reduced to one median per round, two arms are paired by round, and intervals and tests run
-on the logarithms of the paired ratios: Student's t for intervals, exact sign flips for tests. A percentile
+on the logarithms of the paired ratios: Student's t for intervals and tests. A percentile
 bootstrap over eight rounds covers 85 to 90 % where 95 % is claimed, so there is none here.
 """
 
@@ -18,10 +18,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Vector = NDArray[np.float64]
-
-# Up to this many values, all sign patterns are counted: two halves of 2**20 sums each.
-EXACT_SIGN_FLIPS = 40
-_RANDOM_SIGN_FLIPS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +161,6 @@ def round_medians(samples: ArrayLike, rounds: ArrayLike) -> dict[int, float]:
     return {i: statistics.median(members[i]) for i in sorted(members)}
 
 
-def sign_flip_p(differences: ArrayLike) -> float:
-    """One-sided p-value of "mean above 0": the share of sign patterns whose mean reaches the observed one.
-
-    Assumes only that each difference is as likely to have either sign under the hypothesis. The smallest
-    possible value is 2**-n. To test against a tolerance, subtract it first: `sign_flip_p(r - log1p(delta))`.
-    Exact up to `EXACT_SIGN_FLIPS` values; above, 100,000 patterns drawn with a fixed seed, the observed
-    one counted in, which keeps the test valid.
-
-    >>> sign_flip_p([1.0, 2.0, 3.0])
-    0.125
-
-    Raises:
-        ValueError: no differences, or one that is not finite.
-    """
-    x = _vector(differences)
-    size = np.abs(x)
-    # Equal sums may differ in the last bits, depending on the order of addition.
-    reach = x.sum() - 1e-12 * size.sum()
-    if x.size <= EXACT_SIGN_FLIPS:
-        left, right = _signed_sums(size[::2]), np.sort(_signed_sums(size[1::2]))
-        hits = (right.size - np.searchsorted(right, reach - left)).sum()
-        return float(hits / 2.0**x.size)
-    generator = np.random.default_rng(0)
-    hits = 0
-    for _ in range(10):  # in parts, to bound memory
-        signs = generator.integers(0, 2, size=(_RANDOM_SIGN_FLIPS // 10, x.size), dtype=np.int8)
-        hits += int((((2 * signs - 1) @ size) >= reach).sum())
-    return (1 + hits) / (1 + _RANDOM_SIGN_FLIPS)
-
-
 def group_medians(values: ArrayLike, groups: ArrayLike) -> tuple[NDArray[np.int64], Vector]:
     """Median of the values of each group, all groups at once.
 
@@ -245,26 +211,6 @@ def holm(p_values: ArrayLike) -> Vector:
     return adjusted
 
 
-def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact interval of a share: the probabilities under which `hits` of `trials` is no surprise to either side.
-
-    C. Clopper and E. Pearson, Biometrika 26 (1934) 404-413.
-
-    >>> low, high = clopper_pearson(0, 20)
-    >>> low, round(high, 4)
-    (0.0, 0.1684)
-
-    Raises:
-        ValueError: no trials, or more hits than trials.
-    """
-    if not 0 <= hits <= trials or trials < 1:
-        raise ValueError(f"{hits} hits of {trials} trials")
-    tail = (1 - confidence) / 2
-    low = 0.0 if hits == 0 else _beta_quantile(tail, hits, trials - hits + 1)
-    high = 1.0 if hits == trials else _beta_quantile(1 - tail, hits + 1, trials - hits)
-    return low, high
-
-
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t distribution, by bisection of its distribution function.
@@ -292,15 +238,6 @@ def t_quantile(probability: float, degrees: int) -> float:
             low = middle
         else:
             high = middle
-
-
-def _beta_quantile(probability: float, a: float, b: float) -> float:
-    """Quantile of the beta distribution, by bisection."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _incomplete_beta(middle, a, b) < probability else (low, middle)
-    return (low + high) / 2
 
 
 def t_upper_tail(t: float, degrees: int) -> float:
@@ -338,13 +275,6 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
         if abs(c * d - 1) < 1e-15:
             return front * (fraction - 1)
     raise AssertionError(f"incomplete beta({x}, {a}, {b}) did not converge")
-
-
-def _signed_sums(size: Vector) -> Vector:
-    sums = np.zeros(1)
-    for value in size:
-        sums = np.concatenate((sums - value, sums + value))
-    return sums
 
 
 def _vector(values: ArrayLike) -> Vector:

@@ -75,6 +75,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "layers",
         "checkpointing",
         "experts",
+        "ranks",
+        "fp8_all_gather",
         "eval_every",
         "eval_batches",
         "diagnose_every",
@@ -92,11 +94,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "K",
         "N",
         "tokens",
-    ),
-    "links": (
-        "ranks",
-        "kib",
-        "rounds",
     ),
     "outliers": (
         "data",
@@ -143,11 +140,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "M",
         "K",
         "N",
-    ),
-    "tests": (
-        "files",
-        "marker",
-        "processes",
     ),
     "train": (
         "model",

@@ -15,6 +15,8 @@ of their own. What is compared with what, and by which rule, is the verdict's af
     base_to_RECIPE       without FP8 for the first fifth of the steps
     RECIPE_to_base       without FP8 for the last fifth
     negative_control     a broken recipe that must fail: gradients in e4m3 without a scale, where most become zero
+
+With `ranks` above 1 a run trains on so many processes, over which FSDP2 shards the model: `batch` is a rank's.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
+from fp8core.distributed.gather_reasons import recipe_reason
 from fp8core.history import look
 from fp8core.recipe import Cast, Gemm, Recipe
+from harness.machine import ranks
 from harness.store.arm import (
     ABLATIONS,
     COOLDOWN,
@@ -45,6 +49,7 @@ from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported
 from harness.training import batches, meta_estimate
 from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train
+from harness.training.parallel.trained import train_on_ranks
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:
@@ -82,6 +87,10 @@ AXES: Mapping[str, Axis] = {
     "experts": Axis(
         "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
     ),
+    "ranks": Axis(
+        "processes over which FSDP2 shards the model, each with a batch of its own; 1: none", optional=True
+    ),
+    "fp8_all_gather": Axis("of weights by FSDP2, in the arms of a recipe", (False, True), optional=True),
     "eval_every": Axis("steps between two held-out losses; 0: at both ends", minimum=0, default=50),
     "eval_batches": Axis("batches of the fixed held-out set", minimum=0, default=16),
     "diagnose_every": Axis("steps between two diagnoses of the layers; 0: none", minimum=0, default=50),
@@ -156,7 +165,12 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """
     setup = setup_of(case, arm)
     why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
-    why = why or meta_estimate.unsupported(setup, device, free_bytes(device))
+    if (world := _ranks(case)) == 1:
+        why = why or meta_estimate.unsupported(setup, device, free_bytes(device))
+    elif missing := ranks.gpus_missing(world, device):
+        return Unsupported("device", missing)
+    elif setup.recipe is not None and setup.recipe.fp8_all_gather and (lacks := recipe_reason(setup.recipe)):
+        return Unsupported("shape", f"fp8_all_gather=true: {lacks}; take axes.fp8_all_gather=false")
     schedule = schedule_of(case, arm)
     if setup.experts == "fp8" and schedule.rules:
         return Unsupported(
@@ -182,13 +196,18 @@ def check_request(runs: Mapping[Case, Collection[str]], judged: bool) -> None:
 
 def work(case: Case) -> float:
     """Tokens of a run."""
-    return float(math.prod(case.integer(axis) for axis in ("batch", "seq", "accumulation", "steps")))
+    return float(
+        math.prod(case.integer(axis) for axis in ("batch", "seq", "accumulation", "steps"))
+    ) * _ranks(case)
 
 
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """Train one arm; every loss is a result."""
-    job = job_of(case, arm, device)
-    result = train(job, device, workspace, on_step)
+    job, world = job_of(case, arm, device), _ranks(case)
+    if world > 1:
+        result = train_on_ranks(job_of, (case, arm, device), world, device, workspace, on_step)
+    else:
+        result = train(job, device, workspace, on_step)
     resolved: dict[str, object] = {
         **facts_of(job.setup, job.regime, job.schedule),
         **_data_facts(case, device),
@@ -199,6 +218,8 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         "perturbed": 1e-4 if job.perturb else 0.0,
         "threads": 1 if device == "cpu" else None,
     }
+    if world > 1:
+        resolved |= {"ranks": world, "tokens_per_step": world * meta_estimate.tokens(job.setup)}
     series = result.curves.series()
     lost = "" if any(s.metric == "loss" for s in series) else f"nothing was trained: {result.stopped}"
     broke = Cause.ERROR if result.nonfinite_step is None else Cause.DIVERGED
@@ -234,7 +255,7 @@ def setup_of(case: Case, arm: str) -> Setup:
         batch=case.integer("batch"),
         seq=case.integer("seq"),
         compute=case.text("compute"),
-        recipe=recipe_of(arm),
+        recipe=_gathering(case, recipe_of(arm)),
         experts=str(dict(case.axes).get("experts", "hp")) if ARMS[arm].recipe in RECIPES else "hp",
         checkpointing=case.text("checkpointing"),
         accumulation=case.integer("accumulation"),
@@ -261,6 +282,14 @@ def _not_for_kernels(setup: Setup, recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name in meta_estimate.fp8_layers(setup) if name not in taken)
 
 
+def _ranks(case: Case) -> int:
+    return int(dict(case.axes).get("ranks", 1))  # type: ignore[arg-type]
+
+
+def _gathering(case: Case, recipe: Recipe | None) -> Recipe | None:
+    return recipe.with_fp8_all_gather() if recipe and dict(case.axes).get("fp8_all_gather") else recipe
+
+
 def job_of(case: Case, arm: str, device: str) -> TrainingJob:
     """The run that an arm of a case is."""
     setup, text = setup_of(case, arm), batches.text_of(case)
@@ -274,6 +303,7 @@ def job_of(case: Case, arm: str, device: str) -> TrainingJob:
         perturb=ARMS[arm].arm.variant == EPS,
         alter=scale_by_one if arm == NEGATIVE else ablation.alteration(ARMS[arm].arm.variant),
         identity=f"{case.case_id} {arm}" + (f" {text.sha256}" if text is not None else ""),
+        ranks=_ranks(case),
     )
 
 
@@ -334,7 +364,15 @@ def _check(case: Case) -> None:
         if case.number(name) >= 1:
             raise UsageError(f"{name}={case.number(name):g}: expected a number below 1")
     model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
-    seq = case.integer("seq")
+    seq, world = case.integer("seq"), _ranks(case)
+    if world > 1 and case.integer("eval_batches") % world:
+        raise UsageError(
+            f"eval_batches={case['eval_batches']}: ranks={world} share them, expected a multiple of that"
+        )
+    refused = {"diagnose_every": 0, "experts": "hp"} if world > 1 else {"fp8_all_gather": False}
+    for name, only in refused.items():
+        if dict(case.axes).get(name, only) != only:
+            raise UsageError(f"{name}={case[name]} with ranks={world}: expected {only}")
     batches.check(model, data, path, seq, case.integer("layers"), case.integer("batch"), judged=True)
     text = batches.extent_of_case(case)
     if text is not None and text.heldout <= seq and case.integer("eval_batches"):

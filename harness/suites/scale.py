@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.advise.decide import verdict
 from harness.advise.gpu import gpu_and_rows
-from harness.advise.link_rates import LinkRates, link_rates
 from harness.advise.plan import BYTES
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
@@ -117,7 +116,7 @@ def work(case: Case) -> float:
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """The prediction; with `proof` a failure where FSDP2 sends anything else than was counted."""
     job, gpu = _job(case, arm), named(case.text("gpu"))
-    rates, ignored = _rates(case)
+    rates = _rates(case)
     found = predict(job, rates)
     needed, room = sum(found.memory.values()), gpu.memory_gib * GIB
     resolved: dict[str, object] = {
@@ -137,7 +136,6 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
             name: {"value": figure.value, "kind": figure.kind, "source": figure.source}
             for name, figure in rates.figures.items()
         },
-        "links_ignored": list(ignored),
     }
     failure = ""
     if case["proof"]:
@@ -155,15 +153,14 @@ def _speedup(found: Prediction) -> dict[str, object] | None:
     return {**asdict(found.speedup), "decision": verdict(found.speedup)}
 
 
-def _rates(case: Case) -> tuple[Rates, tuple[str, ...]]:
-    """Rates of the case's GPU, measured where its runs are named, else published; and why measured links are not applied."""
+def _rates(case: Case) -> Rates:
+    """Rates of the case's GPU, measured where its runs are named, else published."""
     runs = [run for run in case.text("runs").split("+") if run]
     gpu, frame = gpu_and_rows(case.text("gpu"), runs)
     reached = ceilings(frame) if frame is not None else None
     network = case.number("network_gb_s")
-    links = link_rates(frame, gpu, case.integer("node")) if frame is not None else LinkRates()
     given = None if network == AXES["network_gb_s"].default else network
-    return rates_of(gpu, reached, network_gb_s=given, links=links.figures), links.ignored
+    return rates_of(gpu, reached, network_gb_s=given)
 
 
 def _series(found: Prediction) -> list[Series]:

@@ -12,7 +12,8 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
                          its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
 With `ranks` above 1 the model is sharded by FSDP2 over so many processes, GPU i for rank i, and their steps are timed by the
-same engine (`harness.training.parallel.ranked`): `batch` is a rank's, tokens/s are those of all, a step is the slowest rank's.
+same engine (`harness.training.parallel.ranked`): `batch` is a rank's, tokens/s are those of all, a step is the slowest rank's;
+compiled is each block by itself.
 
 With `convert: advised` the arms of a recipe convert only the layers that `harness.advise` would convert for them on the GPU
 here, in their mode and at their tokens; where nothing pays the arm is its control, by the same proof. `ceilings` names a run
@@ -33,7 +34,7 @@ import torch
 from fp8core.distributed.gather_reasons import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise import training as advice
-from harness.machine import ranks, torchrun
+from harness.machine import ranks
 from harness.peers import PEERS
 from harness.store.arm import Arm
 from harness.store.case import expand
@@ -217,13 +218,10 @@ def _not_on_ranks(case: Case, setup: Setup, world: int, device: str) -> Unsuppor
     """Why an arm is not timed over ranks."""
     if missing := ranks.gpus_missing(world, device):
         return Unsupported("device", missing)
-    if torchrun.started():
-        return Unsupported("device", f"ranks={world} starts its own processes; run it without torchrun")
-    eager = not (setup.peer or setup.compiled or setup.graph or setup.fused_modules)
+    plain = not (setup.peer or setup.graph or setup.fused_modules)
     wanted = {
-        "arms": eager or "take bf16_eager and RECIPE_eager",
+        "arms": plain or "take bf16 and RECIPE, eager or compile",
         "batch": case["batch"] != MAX or "give a number",
-        "accumulation": setup.accumulation == 1 or "take axes.accumulation=1",
         "experts": setup.experts == "hp" or "leave experts=hp",
         "convert": not _advised(case) or "take axes.convert=all",
         "profile": not case["profile"] or "leave train.profile=false",

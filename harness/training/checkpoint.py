@@ -1,80 +1,227 @@
-"""Checkpoints of one run: whole, or not there.
+"""Checkpoints of one run, by torch.distributed.checkpoint, of one process or of several ranks: whole, or not there.
 
-    <folder>/step-00001200-<sha256>.pt      the last two of them
+    <folder>/step-00001200-<sha256>/    the last two of them: shards of each rank, `.metadata`, `run.pt`
+    <folder>/writing-step-00001200/     under way, or left by a run that was killed meanwhile
 
-A checkpoint is written under another name, flushed to disk and renamed. Its name holds the hash of its content, so one
-that was damaged later is recognised, named, and the one before it taken. A disk that refuses a checkpoint does not end
-the run: the run then only has further to go back.
+All ranks write into a folder of another name, flushed to disk; once all have, rank 0 renames it. Its name holds the hash of
+`run.pt`, which holds that of every other file, so one that was damaged later is recognised, named, and the one before it
+taken. A disk that refuses a checkpoint does not end the run: the run then only has further to go back. All methods are
+collective: every rank calls them at the same step.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-import pickle
 import re
+import shutil
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+
+from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from torch import nn
+
 KEPT = 2
-_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.pt")
+_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})")
+_RUN, _METADATA = "run.pt", ".metadata"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 
 
 class Checkpoints:
     """The checkpoints in one folder.
 
+    Args:
+        folder: of the run's own, which all ranks see; made when first written to.
+        identity: says which run it is; a checkpoint of another one is not taken.
+        ranks: that train together; above 1 this process is one of a group.
+
     Attributes:
         problems: what could not be written or read, and why.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
-        """A folder of the run's own, made when first written to; `identity` says which run it is."""
-        self._folder, self._identity = folder, identity
+    def __init__(self, folder: Path, identity: str, ranks: int = 1) -> None:
+        self._folder, self._identity, self._ranks = folder, f"{identity} ranks={ranks}", ranks
+        self._rank = dist.get_rank() if ranks > 1 else 0
         self.problems: list[str] = []
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint from which the run continues with `step`; older ones but one are removed."""
-        temporary = self._folder / f"writing-{os.getpid()}.tmp"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save({"identity": self._identity, "step": step, "state": state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._folder / f"step-{step:08d}-{_digest(temporary)}.pt")
-            for old in self._found()[KEPT:]:
-                old.unlink(missing_ok=True)
-        except (OSError, RuntimeError) as error:  # torch's own writer turns a full disk into a RuntimeError
-            self.problems.append(f"step {step} was not saved: {_one_line(error)}")
-        finally:
-            temporary.unlink(missing_ok=True)
+    def save(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, run: dict[str, Any]
+    ) -> None:
+        """Writes a checkpoint from which the run continues with `step`; older ones but one are removed.
 
-    def newest(self, device: str) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole; None where there is none."""
-        for path in self._found():
-            try:
-                return self._load(path, device)
-            except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-                self.problems.append(f"{path.name} is not used: {_one_line(error)}")
+        Args:
+            step: updates made.
+            model: each rank writes its part.
+            optimizer: of its parameters.
+            run: what else there is to the run, alike on all ranks.
+        """
+        from torch.distributed.checkpoint.state_dict_saver import save  # dear
+
+        place, state = self._folder / f"writing-step-{step:08d}", dict[str, Any]()
+        if not self._rank:
+            shutil.rmtree(place, ignore_errors=True)
+        self._gathered(None)  # nobody writes before that
+
+        def shards() -> None:
+            place.mkdir(parents=True, exist_ok=True)
+            state.update(_state(model, optimizer))
+
+        def write() -> tuple[dict[str, str], Any]:
+            with _quiet():
+                save(state, checkpoint_id=place, no_dist=self._ranks == 1)
+            own = {path.name: _digest(path) for path in place.glob(f"__{self._rank}_*")}
+            return own, (torch.get_rng_state(), _cuda_rng())
+
+        def finish() -> None:
+            if not self._rank:
+                self._finish(place, {"identity": self._identity, "step": step, "run": run}, found)
+
+        _, why = self._agreed(shards)
+        found, why = ([], why) if why else self._agreed(write)
+        why = why or self._agreed(finish)[1]
+        if why:
+            self.problems.append(f"step {step} was not saved: {why}")
+            if not self._rank:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _finish(self, place: Path, whole: dict[str, Any], found: list[Any]) -> None:
+        """On rank 0, once all shards are there: the rest and the name."""
+        hashes = {name: digest for own, _ in found for name, digest in own.items()}
+        whole |= {
+            "rng": [rng for _, rng in found],
+            "sha256": hashes | {_METADATA: _digest(place / _METADATA)},
+        }
+        with (place / _RUN).open("wb") as file:
+            torch.save(whole, file)
+            file.flush()
+            os.fsync(file.fileno())
+        place.rename(self._folder / f"step-{whole['step']:08d}-{_digest(place / _RUN)}")
+        _flush(self._folder)
+        for old in self._names()[KEPT:]:
+            shutil.rmtree(self._folder / old, ignore_errors=True)
+
+    def load_newest(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Loads the newest checkpoint that is whole: its step and what else it holds; None where there is none.
+
+        Raises:
+            UsageError: it is whole and does not fit the model.
+        """
+        for name in self._gathered(self._names())[0]:  # rank 0's look: another node may see a rename late
+            whole, place = dict[str, Any](), self._folder / name
+
+            def check(whole: dict[str, Any] = whole, place: Path = place) -> None:
+                whole |= self._checked(place)
+
+            if why := self._agreed(check)[1]:
+                self.problems.append(f"{name} is not used: {why}")
+                continue
+            why = self._agreed(functools.partial(self._load, place, model, optimizer))[1]
+            if why:  # the model is half loaded
+                raise UsageError(f"{place}: {why}; remove it to continue from the one before")
+            cpu, cuda = whole["rng"][self._rank]
+            torch.set_rng_state(cpu)
+            if cuda is not None and torch.cuda.is_initialized():
+                torch.cuda.set_rng_state(cuda)
+            return int(whole["step"]), whole["run"]
         return None
 
-    def _load(self, path: Path, device: str) -> tuple[int, dict[str, Any]]:
-        named = _NAME.fullmatch(path.name)
-        assert named is not None
-        if _digest(path) != named[2]:
-            raise ValueError("its content does not have the hash in its name")
-        whole = torch.load(path, map_location=device, weights_only=True)
+    def _checked(self, place: Path) -> dict[str, Any]:
+        """What `run.pt` of a checkpoint holds.
+
+        Raises:
+            ValueError: it is another run's, or what this rank wrote has changed.
+        """
+        if not place.name.endswith(_digest(place / _RUN)):
+            raise ValueError(f"{_RUN} does not have the hash in the folder's name")
+        whole: dict[str, Any] = torch.load(place / _RUN, map_location="cpu", weights_only=True)
         if whole["identity"] != self._identity:
             raise ValueError(f"it is of run {whole['identity']!r}, not {self._identity!r}")
-        return int(whole["step"]), whole["state"]
+        mine = (_METADATA, f"__{self._rank}_")
+        for file, digest in whole["sha256"].items():
+            if file.startswith(mine) and digest != _digest(place / file):
+                raise ValueError(f"{file} has changed since it was written")
+        return whole
 
-    def _found(self) -> list[Path]:
+    def _load(self, place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        there = FileSystemReader(place).read_metadata().state_dict_metadata
+        names = {p: name for name, p in model.named_parameters()}
+        kept, moments = model.state_dict(), dict[int, dict[str, torch.Tensor]]()
+        state = {f"model.{name}": value for name, value in kept.items()}
+        for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            mine = {key: f"optimizer.{names[p]}.{key}" for key in _MOMENTS}
+            mine = {
+                key: name for key, name in mine.items() if name in there
+            }  # one without a gradient has none
+            moments[number] = {key: torch.zeros(()) if key == "step" else torch.zeros_like(p) for key in mine}
+            state |= {name: moments[number][key] for key, name in mine.items()}
+        with _quiet():
+            load(state, checkpoint_id=place, no_dist=self._ranks == 1)
+        model.load_state_dict(kept)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+
+    def _agreed(self, fn: Callable[[], Any]) -> tuple[list[Any], str]:
+        """What `fn()` returns on each rank, and why it failed on the first one where it did; "" where on none."""
+        from torch.distributed.checkpoint.api import CheckpointException  # no Exception
+
+        mine, why = None, ""
+        try:
+            mine = fn()
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - the others are not to wait for this rank
+            faults = getattr(error, "failures", {})  # rank -> (error, traceback), of torch's collective ones
+            why = one_line(next((fault for fault, _ in faults.values()), error))
+        every = self._gathered((mine, why))
+        said = [
+            f"rank {rank}: {word}" if self._ranks > 1 else word
+            for rank, (_, word) in enumerate(every)
+            if word
+        ]
+        return [one for one, _ in every], said[0] if said else ""
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        """What each rank has, in their order."""
+        every = [mine] * self._ranks
+        if self._ranks > 1:
+            dist.all_gather_object(every, mine)
+        return every
+
+    def _names(self) -> list[str]:
         """Newest first."""
-        return sorted((p for p in self._folder.glob("step-*.pt") if _NAME.fullmatch(p.name)), reverse=True)
+        return sorted((p.name for p in self._folder.glob("step-*") if _NAME.fullmatch(p.name)), reverse=True)
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, p in model.named_parameters():
+        moments = optimizer.state.get(p, {})
+        state |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
+    return state
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch warns of what it will take out, and of one process that is no group."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _cuda_rng() -> torch.Tensor | None:
+    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
 
 def _digest(path: Path) -> str:
@@ -82,5 +229,10 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+def _flush(folder: Path) -> None:
+    """Writes the rename itself to disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -6,6 +6,9 @@ runs of one seed are equal bit for bit, and so is one that was killed and went o
 its kernels are deterministic: those that are not are named in the run's facts (`nondeterministic`). What is only looked
 at (held-out loss, diagnostics, checkpoints) leaves no trace in what is trained: see `untouched`.
 
+A run of several ranks is the same run on each of them, of a model that FSDP2 shards over all (`harness.training.parallel.trained`):
+batches of a step are shared out, a loss is the mean over ranks in their order, and ranks save and end together.
+
 Steps count from 0. `loss`, `grad_norm` and `fp8_grad_norm` at step s are those of the batch of step s, before its update;
 `heldout_loss` at r is that of the weights after r updates.
 """
@@ -19,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
@@ -32,17 +36,21 @@ from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
 from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose, untouched
-from harness.training.setup import Setup, Trainee, prepare
+from harness.training.parallel.ranked import shard
+from harness.training.setup import Setup, Trainee, optimizer_of, prepare
 from harness.training.steps import facts_of as proof_facts
 from harness.training.steps import prove
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from harness.training.models import Weights
+
 Batch = tuple[Tensor, ...]
 Batches = Callable[[int], Sequence[Batch]]  # step -> its microbatches, each what the model takes
 OnStep = Callable[[int, int], None]
 
+SAVING_S = 3.0  # that a checkpoint may take; where one takes longer, they are as much rarer
 PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the numeric noise floor
 
 
@@ -60,7 +68,7 @@ class Regime:
         warmup: steps of the rise.
         eval_every: updates between two held-out losses; the first and the last are always taken. 0: those only.
         diagnose_every: steps between two diagnoses of the layers; 0: none.
-        checkpoint_s: seconds between two checkpoints.
+        checkpoint_s: seconds between two checkpoints; more where they take long.
     """
 
     steps: int
@@ -149,13 +157,15 @@ class TrainingJob:
     Attributes:
         setup: what is trained.
         regime: for how long and how.
-        batches: the microbatches of a step, `setup.accumulation` of them.
-        heldout: fixed batches.
+        batches: the microbatches of a step, `setup.accumulation` of them; of several ranks rank r takes those of
+            `step * ranks + r`.
+        heldout: fixed batches, of several ranks a multiple of their number.
         schedule: of the precision.
         perturb: multiply all initial weights by 1 + 1e-4 N(0, 1), drawn from the seed.
         alter: changes the prepared trainee before the first step (a planted fault, the negative control).
         identity: says which run this is; a checkpoint of another one is refused.
         model: a model to take instead of building the set-up's.
+        ranks: that train together, of which this process is one.
     """
 
     setup: Setup
@@ -167,6 +177,7 @@ class TrainingJob:
     alter: Callable[[Trainee], None] | None = None
     identity: str = ""
     model: nn.Module | None = None
+    ranks: int = 1
 
 
 def train(
@@ -185,21 +196,37 @@ def train(
     """
     with reproducible(device) as nondeterministic, torch.random.fork_rng():
         torch.manual_seed(job.setup.seed)
-        result = TrainingRun(job, device, workspace).to_the_end(on_step)
+        run = TrainingRun(job, device, workspace)
+        while run.under_way:
+            run.advance()
+            if not run.stopped:
+                on_step(run.step, job.regime.steps)
+            run.save_if_due()
+        result = run.result()
     result.facts["nondeterministic"] = nondeterministic
     return result
 
 
 class TrainingRun:
-    """A run under way, in this process alone; `harness.training.sharded` has that of several ranks."""
+    """A run under way, in this process alone or on this rank.
+
+    Attributes:
+        step: updates made.
+        stopped: what was not finite, "" if all was.
+    """
 
     def __init__(self, job: TrainingJob, device: str, workspace: Path | None) -> None:
         self.job, self.device = job, device
-        self.trainee = prepare(job.setup, device, job.model)
+        self._rank = dist.get_rank() if job.ranks > 1 else 0
+        drawn: Weights = "device" if job.ranks > 1 and device != "cpu" else "host"
+        self.trainee = prepare(job.setup, device, job.model, drawn)
         if job.perturb:
             perturb(self.trainee.model, job.setup.seed)
         if job.alter is not None:
             job.alter(self.trainee)
+        if job.ranks > 1:
+            shard(self.trainee.model, job.setup.compute)
+            self.trainee.optimizer = optimizer_of(self.trainee.model, job.setup, device)
         layers = self.trainee.audit
         self.facts: dict[str, object] = {
             "fp8_layers": [layer.fqn for layer in layers.converted],
@@ -208,68 +235,84 @@ class TrainingRun:
             "switch_steps": list(job.schedule.switch_steps(job.regime.steps)),
         }
         self.fp8_weights, self.fp8_grad_norm = self.trainee.fp8_weights(), torch.tensor(0.0)
-        self.step, self.elapsed, self.curves = 0, 0.0, Curves()
-        self.left_off = False  # it was asked to end before its last step
+        self.step, self.stopped, self.elapsed, self.curves = 0, "", 0.0, Curves()
+        self._saved_at, self._saving_s = time.monotonic(), 0.0
         self.cpu_s_before, self._cpu_s_at_start = 0.0, time.process_time()
         self.read = {"heldout": digest(part for batch in job.heldout for part in batch)}
         self.resumed: list[int] = []
-        self.checkpoints = self._open(workspace) if workspace is not None else None
+        self.checkpoints: Checkpoints | None = None
+        if workspace is not None:
+            self.checkpoints = Checkpoints(workspace, job.identity, job.ranks)
+            self._resume(self.checkpoints)
         recipe = job.setup.recipe
         if recipe is not None and not job.setup.peer:
             self.facts["emulated"] = not backend_named(recipe.backend).is_fp8
             if not self.facts["emulated"]:
                 self._prove()
 
-    def _open(self, workspace: Path) -> Any:
-        """The checkpoints in a folder; what the newest one holds is loaded."""
-        checkpoints = Checkpoints(workspace, self.job.identity)
-        self._resume(checkpoints)
-        return checkpoints
-
     def _prove(self) -> None:
         """Whether FP8 runs: verified on the next batch, before a schedule holds anything back; training is untouched."""
         try:
-            proof = prove(self.trainee, self.job.batches(self.step))
+            proof = prove(self.trainee, self._batches(self.step))
         except Exception as error:
-            if not out_of_memory(error):
+            if not out_of_memory(error) or self.job.ranks > 1:  # the other ranks would wait for this one
                 raise
             self.facts |= {"verify": f"not verified: {one_line(error)}", FIELD: str(ProofOutcome.UNPROVEN)}
         else:
             self.facts |= proof_facts(proof)
 
-    def to_the_end(self, on_step: OnStep) -> Result:
-        job, steps = self.job, self.job.regime.steps
-        stopped, saved_at = "", time.monotonic()
-        while self.step < steps:
-            fault = self._one_step()
-            if fault:
-                stopped = fault
-                break
-            on_step(self.step, steps)
-            if self.checkpoints is not None and self.step < steps and self._is_due(saved_at):
-                self._save(self.checkpoints)
-                saved_at = time.monotonic()
-            if self.left_off:
-                break
-        if not stopped and not self.left_off:
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a step left."""
+        return self.step < self.job.regime.steps and not self.stopped
+
+    def advance(self) -> None:
+        """One step."""
+        self.stopped = self._one_step()
+
+    def save_if_due(self) -> None:
+        """A checkpoint where it is time for one."""
+        if self.checkpoints is not None and self.under_way and self._is_due():
+            began = time.monotonic()
+            self._save(self.checkpoints)
+            self._saved_at = time.monotonic()
+            self._saving_s = self._saved_at - began
+
+    def result(self) -> Result:
+        """Of a run that is no longer under way."""
+        if not self.stopped:
             self._evaluate()
         self.facts |= {
-            "switches": job.schedule.switches,
+            "switches": self.job.schedule.switches,
             "resumed_from_steps": self.resumed,
             "batches": self.read,
             "cpu_s": self.cpu_s,
         }
         if self.checkpoints is not None and self.checkpoints.problems:
             self.facts["checkpoint_problems"] = self.checkpoints.problems
-        return Result(self.curves, self.step if stopped else None, stopped, self.facts)
+        return Result(self.curves, self.step if self.stopped else None, self.stopped, self.facts)
 
-    def _is_due(self, saved_at: float) -> bool:
-        """Whether a checkpoint is written after this step; the last one was at `saved_at` of `time.monotonic`."""
-        return time.monotonic() - saved_at >= self.job.regime.checkpoint_s
+    def _is_due(self) -> bool:
+        after = self.job.regime.checkpoint_s * max(1.0, self._saving_s / SAVING_S)
+        return any(self._gathered(float(time.monotonic() - self._saved_at >= after)))  # no rank saves alone
 
     def _mean(self, value: Tensor | float) -> float:
-        """A loss of this process, averaged over all that train together: itself."""
-        return float(value)
+        """A loss, averaged over all that train together."""
+        return sum(self._gathered(value)) / self.job.ranks
+
+    def _gathered(self, value: Tensor | float) -> list[float]:
+        """What each rank has, in their order."""
+        if self.job.ranks == 1:
+            return [float(value)]
+        place = next(self.trainee.model.parameters()).device
+        mine = torch.as_tensor(value, dtype=torch.float64, device=place).reshape(1)
+        every = [torch.empty_like(mine) for _ in range(self.job.ranks)]
+        dist.all_gather(every, mine)
+        return torch.cat(every).tolist()
+
+    def _batches(self, step: int) -> Sequence[Batch]:
+        """This rank's microbatches."""
+        return self.job.batches(step * self.job.ranks + self._rank)
 
     @property
     def cpu_s(self) -> float:
@@ -285,7 +328,7 @@ class TrainingRun:
             group["lr"] = regime.lr_at(step)
         if step == 0 or (regime.eval_every and step % regime.eval_every == 0):
             self._evaluate()
-        batches = job.batches(step)
+        batches = self._batches(step)
         if step in (0, regime.steps // 2, regime.steps - 1):
             self.read[str(step)] = digest(part for batch in batches for part in batch)
         if regime.diagnose_every and step % regime.diagnose_every == 0:
@@ -314,51 +357,38 @@ class TrainingRun:
         self.fp8_grad_norm = nn.utils.get_total_norm(gradients)
 
     def _evaluate(self) -> None:
-        if not self.job.heldout:
+        mine = self.job.heldout[self._rank :: self.job.ranks]
+        if not mine:
             return
         total = 0.0
         with untouched(self.trainee.model), torch.no_grad():
             self.trainee.model.eval()
-            for batch in self.job.heldout:
+            for batch in mine:
                 total += float(self.trainee.forward(batch))
-        self.curves.add("heldout_loss", self.step, self._mean(total / len(self.job.heldout)))
+        self.curves.add("heldout_loss", self.step, self._mean(total / len(mine)))
 
     def _save(self, checkpoints: Checkpoints) -> None:
-        checkpoints.save(
-            self.step,
-            {
-                "model": self.trainee.model.state_dict(),
-                "amaxes": amax_state_dict(self.trainee.model),
-                "optimizer": self.trainee.optimizer.state_dict(),
-                "schedule": self.job.schedule.state_dict(),
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state_all() if self.device != "cpu" else [],
-                "curves": self.curves.points,
-                "elapsed": self.elapsed,
-                "cpu_s": self.cpu_s,
-                "resumed": self.resumed,
-                "read": self.read,
-            },
-        )
+        run = {
+            "amaxes": amax_state_dict(self.trainee.model),
+            "schedule": self.job.schedule.state_dict(),
+            "curves": self.curves.points,
+            "elapsed": self.elapsed,
+            "cpu_s": self.cpu_s,
+            "resumed": self.resumed,
+            "read": self.read,
+        }
+        checkpoints.save(self.step, self.trainee.model, self.trainee.optimizer, run)
 
     def _resume(self, checkpoints: Checkpoints) -> None:
-        found = checkpoints.newest(self.device)
+        found = checkpoints.load_newest(self.trainee.model, self.trainee.optimizer)
         if found is None:
             return
-        self.step, state = found
-        self.trainee.model.load_state_dict(state["model"])
-        if "amaxes" in state:  # checkpoints of before had them in the model's state
-            load_amax_state_dict(self.trainee.model, state["amaxes"])
-        self.trainee.optimizer.load_state_dict(state["optimizer"])
-        self.job.schedule.load_state_dict(state["schedule"])
-        torch.set_rng_state(state["rng"].cpu())
-        if self.device != "cpu":
-            torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda_rng"]])
-        self.curves.points = state["curves"]
-        self.elapsed = state["elapsed"]
-        self.cpu_s_before = state.get("cpu_s", 0.0)  # checkpoints of before had none
-        self.read |= state["read"]
-        self.resumed = [*state["resumed"], self.step]
+        self.step, run = found
+        load_amax_state_dict(self.trainee.model, run["amaxes"])
+        self.job.schedule.load_state_dict(run["schedule"])
+        self.curves.points, self.elapsed, self.cpu_s_before = run["curves"], run["elapsed"], run["cpu_s"]
+        self.read |= run["read"]
+        self.resumed = [*run["resumed"], self.step]
 
 
 def _number(norm: Tensor) -> float:

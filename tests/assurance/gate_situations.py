@@ -26,7 +26,7 @@ from gate_fixtures import (
 from situations import Place, situation
 
 from harness.__main__ import main
-from harness.gate import against, selftest
+from harness.gate import against
 from harness.gate.exit_code import GateError
 from harness.gate.tree_proof import Trees
 from harness.machine.environment import env_id
@@ -255,17 +255,3 @@ def module_of_the_checkout(place: Place, planted: bool) -> object:
         return 0 if proof.check("candidate", [("pkg", where / "src/pkg/__init__.py")]).count else 6
     except GateError as error:
         return int(error.code)
-
-
-@situation(
-    "gate-selftest", "ten trials a cell, from which no rate follows", word="exit code", positive=0, instead=2
-)
-def few_trials(place: Place, planted: bool) -> object:
-    place.patch.setattr(selftest, "grid", lambda *_: [])
-    for name in ("bars", "rate_bars"):
-        place.patch.setattr(selftest, name, lambda *_: [])
-    place.patch.setattr(selftest, "rates", lambda *_: [])
-    place.patch.setattr(selftest, "quiet_power", lambda *_: 0.0)
-    for name in ("simulation_lines", "rate_lines"):
-        place.patch.setattr(selftest, name, lambda *_: [])
-    return main(["gate-selftest", "--trials", "10" if planted else "100"])

@@ -15,9 +15,8 @@ from situations import Place, situation
 from toy import offered
 
 from harness.__main__ import main
-from harness.cli import part_outcome
+from harness.cli.parts import Progress
 from harness.engine import watch
-from harness.engine.parts import Part, Progress
 from harness.machine.processes import this_host
 from harness.store import parquet
 from harness.store.case import Case
@@ -119,21 +118,8 @@ def skipped_part(_: Place, planted: bool) -> object:
         "reason": "no GPU",
     }
     progress = Progress(exit=0)
-    part_outcome.settle(progress, pd.DataFrame([row]))
+    progress.settle(pd.DataFrame([row]))
     return progress.ok
-
-
-@situation(
-    "sweep of sweeps",
-    "the part that checks the kernels skipped all",
-    word="parts without a check",
-    positive=0,
-    instead=1,
-)
-def checks_that_were_skipped(_: Place, planted: bool) -> object:
-    part = Part("gemm", "gemm", checked_by=("smoke",))
-    check = Progress(done=True, exit=0, statuses={"skipped" if planted else "ok": 3})
-    return len(part_outcome.unchecked(part, {"smoke": check}))
 
 
 @situation(

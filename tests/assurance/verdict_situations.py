@@ -12,9 +12,7 @@ from report_fixtures import write_run
 from situations import Place, situation
 
 from harness import store
-from harness.__main__ import main
 from harness.judge import verdict
-from harness.judge.verdict import selftest
 from harness.store.proof import FIELD
 
 if TYPE_CHECKING:
@@ -188,29 +186,3 @@ def warm_up_without_end(place: Place, planted: bool) -> object:
         warm[seed] = replace(run, grad_norm=base[seed].grad_norm, switch_step=switch)
     rows = rows_of_runs("base", base) + rows_of_runs("base_to_tensorwise", warm)
     return outcome(place, rows, "base_to_tensorwise")
-
-
-def selftest_of(place: Place, *, draws: int = 100, always_passes: bool = False) -> int:
-    """Exit code of the self-test over one scenario: a gap of two margins, which hardly ever passes."""
-    row = next(r for r in selftest.ROWS if r.scenario.name == "gap of two margins")
-    place.patch.setattr(selftest, "ROWS", (row,))
-    if always_passes:
-        judge = selftest.judge_pairs
-        place.patch.setattr(selftest, "judge_pairs", lambda *runs: replace(judge(*runs), outcome="PASS"))
-    return main(["verdict-selftest", "--draws", str(draws)])
-
-
-@situation(
-    "verdict-selftest",
-    "two draws a row, in which no promise can break",
-    word="exit code",
-    positive=0,
-    instead=2,
-)
-def two_draws(place: Place, planted: bool) -> object:
-    return selftest_of(place, draws=2 if planted else 100)
-
-
-@situation("verdict-selftest", "a verdict that is always PASS", word="exit code", positive=0, instead=1)
-def verdict_that_always_passes(place: Place, planted: bool) -> object:
-    return selftest_of(place, always_passes=planted)

@@ -3,14 +3,11 @@
 Bars: a sweep of 1,000 trivial cases spends under 10 ms a case outside the timed region, storing included, compiling
 excluded; under 25 ms a case in all where a worker process measures, its start included. The timed region is what the timer
 itself accounts for, so everything else is overhead. A sweep of 10,000 cases takes no more memory at its end than at its
-beginning, and 100,000 rows are read in under 2 s.
+beginning.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ from harness import store
 from harness.engine.executor import Executor, Place
 from harness.engine.plan import Plan, PlannedCase, make_plan
 from harness.engine.workers import Conditions
-from harness.store.measurement import Measurement
 from harness.timing.rounds import TimingConfig, timer_for
 
 pytestmark = pytest.mark.benchmark_bar
@@ -31,7 +27,6 @@ pytestmark = pytest.mark.benchmark_bar
 CASES = 1000
 BAR_MS = 10.0
 WORKER_BAR_MS = 25.0
-READ_BAR_S = 2.0
 GROWTH_MIB = 32.0  # what the allocators of two processes may wander by
 TIMING = TimingConfig(
     min_rounds=8, max_rounds=8, min_samples=1, min_seconds=0.0, block_ms=0.1,
@@ -74,28 +69,12 @@ def writer(folder: Path) -> store.RunWriter:
     return store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
 
 
-def test_a_thousand_trivial_cases(benchmark: Any, tmp_path: Path) -> None:
-    plan = toy_plan(CASES)
-    timer = CountingTimer()
-    executor = Executor(device="cpu", timer=timer, timing=TIMING)
-
-    def sweep() -> None:
-        into = writer(tmp_path / "r")
-        outcome = executor.run(plan, into)
-        into.close(outcome.state)
-
-    benchmark.pedantic(sweep, rounds=1, iterations=1)
-    assert store.read(tmp_path)["case_id"].nunique() == CASES
-    overhead_ms = (benchmark.stats.stats.total - timer.seconds) / CASES * 1e3
-    benchmark.extra_info["overhead_ms_per_case"] = overhead_ms
-    print(f"\noverhead outside the timed region: {overhead_ms:.2f} ms a case (bar {BAR_MS:g} ms)")
-    assert overhead_ms < BAR_MS
-
-
-def test_a_thousand_trivial_cases_in_a_worker(benchmark: Any, tmp_path: Path) -> None:
-    """All of it: starting the server and the worker, timing (some 0.1 ms a case), sending, storing."""
-    plan = toy_plan(CASES)
-    executor = Executor(device="cpu", timing=TIMING, places=[Place(Conditions.here())])
+@pytest.mark.parametrize(("in_worker", "bar_ms"), [(False, BAR_MS), (True, WORKER_BAR_MS)])
+def test_a_thousand_trivial_cases(benchmark: Any, tmp_path: Path, in_worker: bool, bar_ms: float) -> None:
+    """In a worker all of it counts: starting the server and the worker, timing (some 0.1 ms a case), sending, storing."""
+    plan, timer = toy_plan(CASES), CountingTimer()
+    own: dict[str, Any] = {"places": [Place(Conditions.here())]} if in_worker else {"timer": timer}
+    executor = Executor(device="cpu", timing=TIMING, **own)
 
     def sweep() -> None:
         into = writer(tmp_path / "r")
@@ -106,10 +85,10 @@ def test_a_thousand_trivial_cases_in_a_worker(benchmark: Any, tmp_path: Path) ->
     frame = store.read(tmp_path)
     assert frame["case_id"].nunique() == CASES
     assert set(frame["status"]) == {"ok"}
-    each_ms = benchmark.stats.stats.total / CASES * 1e3
-    benchmark.extra_info["ms_per_case"] = each_ms
-    print(f"\nin a worker: {each_ms:.2f} ms a case in all (bar {WORKER_BAR_MS:g} ms)")
-    assert each_ms < WORKER_BAR_MS
+    overhead_ms = (benchmark.stats.stats.total - timer.seconds) / CASES * 1e3
+    benchmark.extra_info["overhead_ms_per_case"] = overhead_ms
+    print(f"\n{overhead_ms:.2f} ms a case outside of the timer (bar {bar_ms:g} ms)")
+    assert overhead_ms < bar_ms
 
 
 def test_ten_thousand_cases_take_no_more_memory_than_one_thousand(tmp_path: Path) -> None:
@@ -133,31 +112,3 @@ def test_ten_thousand_cases_take_no_more_memory_than_one_thousand(tmp_path: Path
     sweep, worker = zip(*seen, strict=True)
     assert max(sweep) - sweep[0] < GROWTH_MIB
     assert max(worker) - worker[0] < GROWTH_MIB
-
-
-def test_a_hundred_thousand_rows_are_read_in_two_seconds(benchmark: Any, tmp_path: Path) -> None:
-    """Rows of 200 runs: 500 rows each, 20 samples a row."""
-    samples = tuple(float(i) for i in range(20))
-    for run in range(200):
-        into = store.RunWriter(
-            tmp_path / f"r{run}", run_id=f"r{run}", sweep="toy", env_id="e", env={"torch": "2.13"}, about={}
-        )
-        into.append(
-            Measurement(
-                "toy", f"{run}-{i}", "base", f'{{"n":{i}}}', "time_ms", "ok", samples=samples,
-                rounds=tuple(range(20)), resolved={"backend": "reference"}, timing={"method": "perf_counter"},
-            )
-            for i in range(500)
-        )  # fmt: skip
-        into.close("finished")
-    frame = benchmark.pedantic(store.read, args=(tmp_path,), rounds=3, iterations=1)
-    assert len(frame) == 100_000
-    assert benchmark.stats.stats.min < READ_BAR_S
-
-
-@pytest.mark.parametrize("words", [["--help"], ["report", "--help"]])
-def test_commands_that_need_no_torch_start_quickly(benchmark: Callable[..., Any], words: list[str]) -> None:
-    def start() -> None:
-        subprocess.run([sys.executable, "-m", "harness", *words], check=True, capture_output=True)
-
-    benchmark(start)

@@ -20,7 +20,6 @@ from torch import nn
 
 from fp8core import convert_to_float8_training, quantize
 from harness import store
-from harness.report import write_report
 from harness.store.case import Case
 from harness.store.measurement import Measurement
 
@@ -73,12 +72,6 @@ def test_appending_a_case(benchmark: Benchmark, writer: store.RunWriter) -> None
 def test_reading_a_run(benchmark: Benchmark, writer: store.RunWriter) -> None:
     writer.append([measurement(n) for n in range(500)])
     benchmark(store.read, writer.folder)
-
-
-def test_a_report(benchmark: Benchmark, writer: store.RunWriter, tmp_path: Path) -> None:
-    writer.append([measurement(n) for n in range(20)])
-    writer.close("finished")
-    benchmark.pedantic(write_report, args=([writer.folder], tmp_path / "out.html"), rounds=10)
 
 
 @pytest.mark.parametrize("module", ["fp8core", "harness.store", "harness.gate.judge"])

@@ -6,7 +6,6 @@ that a host can be lost whole and nothing is left behind.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -91,9 +90,8 @@ class Host:
 
 @dataclass
 class Hosts:
-    """Hosts that see one another; `start` and `stop` are for the fixture."""
+    """Two hosts that see one another; `start` and `stop` are for the fixture."""
 
-    count: int = 2
     hosts: list[Host] = field(default_factory=list)
 
     @property
@@ -105,7 +103,7 @@ class Hosts:
         run("ip", "netns", "add", self._bridge)
         run("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
         run("ip", "-n", self._bridge, "link", "set", "br0", "up")
-        for number in range(1, self.count + 1):
+        for number in (1, 2):
             host = Host(f"fp8-{os.getpid()}-h{number}", f"10.77.0.{number}")
             run("ip", "netns", "add", host.name)
             self.hosts.append(host)
@@ -118,12 +116,10 @@ class Hosts:
 
     def cut(self, host: Host) -> None:
         """Unplugs a host: at the switch, so that its own end sees nothing but silence."""
-        number = 1 + self.hosts.index(host)
-        run("ip", "-n", self._bridge, "link", "set", f"p{number}", "nomaster")
+        run("ip", "-n", self._bridge, "link", "set", f"p{1 + self.hosts.index(host)}", "nomaster")
 
     def mend(self, host: Host) -> None:
-        number = 1 + self.hosts.index(host)
-        run("ip", "-n", self._bridge, "link", "set", f"p{number}", "master", "br0", "up")
+        run("ip", "-n", self._bridge, "link", "set", f"p{1 + self.hosts.index(host)}", "master", "br0", "up")
 
     def clear(self) -> None:
         """Whole links, and nothing that runs."""
@@ -139,17 +135,11 @@ class Hosts:
         run("ip", "netns", "del", self._bridge)
 
 
-def several(count: int = 2) -> Iterator[Hosts]:
+def several() -> Iterator[Hosts]:
     """For a fixture: hosts that are gone afterwards."""
-    hosts = Hosts(count)
+    hosts = Hosts()
     try:
         hosts.start()
         yield hosts
     finally:
         hosts.stop()
-
-
-def namespaces() -> list[str]:
-    """Names of the namespaces of this test run that are there."""
-    found = json.loads(run("ip", "-j", "netns", "list") or "[]")
-    return [one["name"] for one in found if one["name"].startswith(f"fp8-{os.getpid()}-")]

@@ -85,7 +85,6 @@ class Slurm:
     """
 
     folder: Path
-    cpus: int = 2
     _made_key: bool = False
     _munged: subprocess.Popen[bytes] | None = None
     _ports: list[int] = field(default_factory=list)
@@ -96,7 +95,7 @@ class Slurm:
         self._authenticate()
         self._ports = _free_ports(1 + len(NODES))
         nodes = "\n".join(
-            f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} "
+            f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs=2 "
             "RealMemory=4000 State=UNKNOWN"
             for node, port in zip(NODES, self._ports[1:], strict=True)
         )
@@ -140,9 +139,6 @@ class Slurm:
         run("slurmctld")
         wait_for("the controller answers", lambda: "UP" in subprocess.run(
             ["scontrol", "ping"], capture_output=True, text=True, check=False).stdout)  # fmt: skip
-
-    def stop_controller(self) -> None:
-        _end(self._pid("slurmctld"), signal.SIGTERM)
 
     def start_node(self, node: str) -> None:
         run("slurmd", "-N", node)

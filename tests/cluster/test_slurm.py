@@ -6,9 +6,6 @@ Oracle: the plan of the sweep. Whatever happened, each case ends in exactly one 
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,19 +35,6 @@ def rows_of(job: str) -> Path:
 
 def gone(slurm: Slurm, job: str) -> None:
     wait_for(f"job {job} to end", lambda: not any(name.startswith(job) for name in slurm.jobs()), 300)
-
-
-def test_submitit_spreads_four_shards_over_two_nodes(slurm: Slurm, shared: Path) -> None:
-    out = harness(
-        "-m", "sweep=tiny", "device=cpu", "shard=0/4,1/4,2/4,3/4", "run_id=r1", "hydra/launcher=submitit_slurm",
-        "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=5",
-    )  # fmt: skip
-    assert "4 of 4 shards finished" in out
-    assert "sacct" not in out  # this Slurm keeps no accounts, which submitit would say at every look
-    assert "accounting" not in out
-    whole(Path("results/tiny/r1"))
-    nodes = set(run("sh", "-c", "scontrol show jobs -o | grep -o ' NodeList=[^ ]*'").split())
-    assert {"NodeList=n1", "NodeList=n2"} <= nodes
 
 
 def test_a_task_that_is_queued_again_goes_on(slurm: Slurm, shared: Path) -> None:
@@ -100,80 +84,3 @@ def test_a_lost_node_costs_no_row(slurm: Slurm, shared: Path) -> None:
     slurm.all_idle()
     assert before >= 4
     whole(folder)
-
-
-def test_the_controller_restarts_while_jobs_run(slurm: Slurm, shared: Path) -> None:
-    job = submit("--export=ALL,SWEEP=tiny")
-    folder = rows_of(job)
-    began(folder, 0)
-    slurm.stop_controller()
-    time.sleep(2.0)  # what the jobs do meanwhile is what is tested
-    slurm.start_controller()
-    gone(slurm, job)
-    whole(folder)
-    assert states(folder) == ["finished"] * 4
-
-
-def test_a_job_that_reaches_its_time_is_submitted_again(slurm: Slurm, shared: Path) -> None:
-    """A sweep in jobs that have too little time for it; submitit asks Slurm for a signal before the end and requeues."""
-    out = harness(
-        "-m", "sweep=tiny", "device=cpu", "shard=0/1", "run_id=r1", "hydra/launcher=submitit_slurm",
-        "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=20",
-        "hydra.launcher.max_num_timeout=4", "timing.min_seconds=1.5", "timing.max_seconds=1.5",
-    )  # fmt: skip
-    assert "1 of 1 shards finished" in out
-    whole(Path("results/tiny/r1"))
-    assert store.read("results/tiny/r1", all_attempts=True)["attempt"].nunique() >= 2
-
-
-def test_a_job_that_is_killed_outright_is_missed_by_the_command(slurm: Slurm, shared: Path) -> None:
-    """Nothing of it is left to say so: the command hears it from Slurm's queue."""
-    words = ["-m", "sweep=tiny", "device=cpu", "shard=0/2,1/2", "run_id=r1", "hydra/launcher=submitit_slurm",
-             "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=5"]  # fmt: skip
-    command = subprocess.Popen(
-        [sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    folder = Path("results/tiny/r1")
-    wait_for("a case of shard 1", lambda: stored(folder / "shard-1-of-2") > 0, 120)
-    (job,) = (name for name in slurm.jobs() if name.endswith("_1"))
-    run("scancel", "--signal=KILL", job)
-    run("scancel", job)
-    _, err = command.communicate(timeout=240)
-    assert command.returncode == 2
-    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
-    assert line.startswith("error: shards 1/2 (")
-    assert 1 <= stored(folder / "shard-1-of-2") < CASES
-    harness("sweep=tiny", "device=cpu", "resume=r1")
-    whole(folder)
-
-
-def test_a_folder_that_one_node_cannot_write(slurm: Slurm, shared: Path) -> None:
-    results = shared / "results"
-    results.mkdir()
-    slurm.restart("n2", read_only=results)
-    try:
-        job = submit("--export=ALL,SWEEP=tiny", "--output=out-%a.txt")
-        gone(slurm, job)
-    finally:
-        slurm.restart("n2")
-    folder = rows_of(job)
-    done = [shard for shard, state in enumerate(states(folder)) if state == "finished"]
-    refused = [shard for shard in range(4) if shard not in done]
-    assert done
-    assert refused
-    for shard in refused:
-        assert "cannot write to" in Path(f"out-{shard}.txt").read_text()
-    harness(f"resume={folder.name}")
-    whole(folder)
-
-
-def test_no_partition_of_that_name(slurm: Slurm, shared: Path) -> None:
-    words = ["-m", "sweep=tiny", "device=cpu", "shard=0/2,1/2", "run_id=r1", "hydra/launcher=submitit_slurm",
-             "hydra.launcher.partition=none", "hydra.launcher.timeout_min=5"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert "invalid partition" in line.lower()
-    assert store.read_about(store.find_run("r1"))["state"] == "failed"

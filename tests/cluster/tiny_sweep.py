@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from slurm_here import wait_for
 
@@ -53,9 +51,3 @@ def began(folder: Path, shard: int) -> None:
 
 def states(folder: Path) -> list[str]:
     return [store.read_about(folder / f"shard-{shard}-of-4").get("state", "") for shard in range(4)]
-
-
-def note(folder: Path, shard: int) -> dict[str, Any]:
-    """What a shard says of its progress, with the number of its process."""
-    found: dict[str, Any] = json.loads((folder / f"shard-{shard}-of-4" / "_progress.json").read_text())
-    return found

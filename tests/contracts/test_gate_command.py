@@ -69,7 +69,7 @@ def test_a_change_of_time_is_a_verdict_and_an_exit_code(
     slower: float, verdict: str, code: int, tmp_path: Path
 ) -> None:
     runs = processes(tmp_path / "a"), processes(tmp_path / "b", slower)
-    ended, document = judged(tmp_path, *runs, "--markdown", "v.md", "--all")
+    ended, document = judged(tmp_path, *runs, "--markdown", "v.md")
     assert ended.code == code
     assert any(line.startswith(verdict) and "test_a[8]" in line for line in ended.out)
     assert f"(exit {code})" in ended.out[-1]
@@ -190,7 +190,7 @@ def test_against_a_commit_measures_both_and_equal_code_is_ok_without_measuring(t
         "axes.M=64",
         "axes.K=64",
         "axes.N=64",
-        "arms=[bf16]",
+        "arms=[bf16_eager]",
         "device=cpu",
     ]
     measured = gate(

@@ -1,4 +1,4 @@
-"""doctor, advise, kernel, the self-tests, help, and the targets of make that the README names."""
+"""doctor, advise, former commands, help, and the targets of make that the README names."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+from harness.__main__ import FORMER_COMMANDS
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "watch",
     "report",
     "gate",
-    "gate-selftest",
     "import",
     "doctor",
     "advise",
-    "kernel",
     "diff",
     "fleet",
     "-m",
@@ -39,7 +39,7 @@ def test_help_names_every_command_every_sweep_and_every_key(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [["-h"], *([name, "--help"] for name in ("gate", "kernel", "diff", "advise", "fleet"))]
+    "words", [["-h"], *([name, "--help"] for name in ("gate", "diff", "advise", "fleet"))]
 )
 def test_each_help_is_exit_0(words: list[str], tmp_path: Path) -> None:
     ended = run(tmp_path, *words)
@@ -59,7 +59,7 @@ def test_a_sweep_of_the_current_folder_is_found(tmp_path: Path) -> None:
         "# Is it ours?\ndefaults: [gemm, _self_]\nshapes: []\naxes: {M: [64], K: [64], N: [32, 48]}\n"
     )
     assert "  ours       Is it ours?" in run(tmp_path, "--help").out
-    ended = run(tmp_path, "sweep=ours", "axes.role=output", "arms=[bf16]", "device=cpu", "dry_run=true")
+    ended = run(tmp_path, "sweep=ours", "axes.role=output", "arms=[bf16_eager]", "device=cpu", "dry_run=true")
     assert ended.code == 0
     assert "2 cases" in ended.out[0]
     assert "nothing was measured" in ended.out[-1]
@@ -85,41 +85,13 @@ def test_advise_predicts_as_plain_values_and_names_the_filter(tmp_path: Path) ->
     assert "tensorwise" in text
 
 
-KERNEL = """\
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def copy(source, target, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
-"""
-
-
-def test_kernel_is_exit_0_without_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "copies.py").write_text(KERNEL)
-    words = ["copies.py:copy", "source=*fp32", "target=*fp32", "count=i32:1048576", "BLOCK=1024", "grid=1024"]
-    ended = run(tmp_path, "kernel", *words, "elements=1048576")
-    if ended.code == 2 and any(tool in ended.err[0] for tool in ("cuobjdump", "nvdisasm", "ptxas")):
-        pytest.skip(f"this Triton brings no tools: {ended.err[0]}")
-    assert ended.code == 0, ended.err
-    assert "registers" in "\n".join(ended.out)
-
-
-@pytest.mark.slow
-def test_the_gates_self_test_holds_its_promises_or_is_exit_1(tmp_path: Path) -> None:
-    ended = run(tmp_path, "gate-selftest", "--trials", "200", "--results-dir", str(tmp_path / "r"))
-    assert ended.code in (0, 1)
-    kept = [
-        line for line in ended.out if re.match(r"\| .* \| .* \| (at most|at least) .* \| (yes|NO) \|", line)
-    ]
-    assert len(kept) >= 5
-    assert (ended.code == 1) == any(line.endswith("| NO |") for line in kept)
+@pytest.mark.parametrize("command", FORMER_COMMANDS)
+def test_a_command_that_is_gone_is_exit_2_and_says_what_does_it_now(command: str, tmp_path: Path) -> None:
+    assert FORMER_COMMANDS[command] in run(tmp_path, command, "--trials", "100").refused()
 
 
 def test_the_gpu_session_shows_its_timetable_without_measuring(tmp_path: Path) -> None:
-    ended = run(tmp_path, "gpu", "dry_run=true", "device=cpu")
+    ended = run(tmp_path, "sweep=gpu", "dry_run=true", "device=cpu")
     assert ended.code == 0
     assert "nothing was measured" in ended.out[-1]
 
@@ -140,3 +112,8 @@ def test_the_targets_that_the_readme_names_exist_and_begin_what_they_say() -> No
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "python3 -m harness sweep=quick rounds=3"
+
+
+@pytest.mark.parametrize(("word", "instead"), [("gpu", "sweep=gpu"), ("gemm", "sweep=gemm")])
+def test_a_sweep_that_is_given_as_a_command_is_told_how(word: str, instead: str, tmp_path: Path) -> None:
+    assert instead in run(tmp_path, word).refused()

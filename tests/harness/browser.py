@@ -17,7 +17,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -165,16 +164,6 @@ class Browser:
     def write(self, text: str) -> None:
         """Types a text where the focus is."""
         self._call("Input.insertText", text=text)
-
-    def screenshot(self, path: Path, clip: Sequence[float] | None = None) -> None:
-        """PNG of the whole page, or of (x, y, width, height) of it."""
-        area = (
-            {}
-            if clip is None
-            else {"clip": dict(zip(("x", "y", "width", "height"), clip, strict=True), scale=1)}
-        )
-        shot = self._call("Page.captureScreenshot", captureBeyondViewport=True, **area)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self) -> bytes:
         """The page as it prints."""

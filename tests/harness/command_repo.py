@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from harness.__main__ import main
 
 PROGRAM = '''
 """Writes pytest-benchmark JSON of known times: they are what the package says."""
@@ -77,19 +84,23 @@ def verdicts(document: dict[str, Any]) -> dict[str, str]:
 
 
 def gate(root: Path, *words: str, **env: str) -> tuple[int, str, dict[str, Any]]:
-    """`python -m harness gate --against main` in a repository: exit code, output, JSON."""
+    """`python -m harness gate --against main` in a repository, in this process: exit code, output, JSON."""
     here = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, (str(here), env.pop("PYTHONPATH", ""))))
-    # A worker of pytest-xdist says in its environment that it is one: pytest-benchmark then writes no file
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "gate", "--against", "main", "--json", "results.json", *words],
-        cwd=root, capture_output=True, text=True, check=False, env={**ours, **env, "PYTHONPATH": path},
-    )  # fmt: skip
-    file = root / "results.json"
+    said, file = io.StringIO(), root / "results.json"
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+        patch.chdir(root)
+        for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+            patch.delenv(
+                name
+            )  # a worker of pytest-xdist says that it is one: pytest-benchmark then writes no file
+        for name, value in {**env, "PYTHONPATH": path}.items():
+            patch.setenv(name, value)
+        patch.setattr(tempfile, "tempdir", None)  # else the folder of before is remembered
+        code = main(["gate", "--against", "main", "--json", file.name, *words])
     document = json.loads(file.read_text()) if file.exists() else {}
     file.unlink(missing_ok=True)
-    return done.returncode, done.stdout + done.stderr, document
+    return code, said.getvalue(), document
 
 
 # pytest-benchmark itself. Work and timer count processor time, which a neighbour on the machine does not take.

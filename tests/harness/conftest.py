@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +56,14 @@ def disk_full_at_third_write(monkeypatch: pytest.MonkeyPatch) -> None:
         real(table, target)
 
     monkeypatch.setattr(parquet, "_write_durably", write)
+
+
+@pytest.fixture
+def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """transformers can be imported; where it is not installed, it is the stand-in."""
+    if importlib.util.find_spec("transformers") is not None:
+        yield
+        return
+    monkeypatch.syspath_prepend(Path(__file__).parent / "stand_ins")
+    yield
+    sys.modules.pop("transformers", None)

@@ -15,6 +15,7 @@ from harness.judge.verdict import Curve, Run
 from harness.store.arm import ABLATIONS, GOLDEN, parse
 from harness.store.case import Case
 from harness.store.measurement import Measurement
+from harness.store.proof import FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +106,13 @@ def run_of(loss: np.ndarray, *, step_s: float = 0.01, evaluations: int = 6, **mo
     )
 
 
+def outcome_said(line: str) -> str:
+    """The outcome of a proof that prints this line."""
+    if not line or line.startswith("FP8 verified:"):
+        return "proved" * bool(line)
+    return "disproved" if line.startswith("FP8 NOT") and "; not checked: " not in line else "unproven"
+
+
 def rows_of_runs(
     arm: str, runs: dict[int, Run], axes: dict[str, Any] | None = None, **resolved: Any
 ) -> list[Measurement]:
@@ -116,6 +124,7 @@ def rows_of_runs(
         resolved = (
             {"emulated": emulated} | ({} if emulated else {"verify": "FP8 verified: 9 of 9"}) | resolved
         )
+        resolved = {FIELD: outcome_said(str(resolved.get("verify", ""))), **resolved}
     for seed, run in runs.items():
         case = Case.of("divergence", {**(axes or AXES), "seed": seed})
         said = {"steps": run.planned_steps, "tokens_per_step": run.tokens_per_step, **resolved}

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toy import ToySuite
+from toy import ToySuite, planned
 
 from harness import store
 from harness.engine.executor import Executor, Outcome, Place
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import Plan
 from harness.engine.workers import Conditions
 from harness.store.case import Case
 from harness.timing.rounds import TimingConfig
@@ -56,11 +56,7 @@ class DiesInRound(Called):
 
 
 def plan(suite: ToySuite) -> Plan:
-    config: dict[str, Any] = {
-        "name": "toy", "suite": "toy", "axes": {"n": [1]}, "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
-        "device": "cpu",
-    }  # fmt: skip
-    return make_plan(config, {"toy": suite})
+    return planned(suite, {"n": [1]})
 
 
 def sweep(suite: ToySuite, folder: Path, **changes: Any) -> Outcome:

@@ -79,10 +79,6 @@ def peeks() -> nn.Module:
     return Peeks()
 
 
-def no_loss() -> nn.Module:
-    return NoLoss()
-
-
 def small_batch(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
     return (torch.zeros(batch_size, 64, 16, device=device, dtype=torch.bfloat16),)
 
@@ -157,7 +153,3 @@ class NoLinear(nn.Module):
 
 def no_linear() -> nn.Module:
     return NoLinear()
-
-
-def not_a_module() -> int:
-    return 3

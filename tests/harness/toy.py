@@ -16,6 +16,8 @@ from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Worklo
 if TYPE_CHECKING:
     import pytest
 
+    from harness.engine.plan import Plan
+
 
 def nothing() -> None:
     """The cheapest closure there is."""
@@ -89,3 +91,14 @@ def offered(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch)
     suite = ToySuite()
     monkeypatch.setitem(run.SUITES, "toy", suite)
     return suite
+
+
+def planned(suite: Any, axes: Mapping[str, Any], **changes: Any) -> Plan:
+    """The plan of a sweep of one suite, on a CPU."""
+    from harness.engine.plan import make_plan
+
+    config: dict[str, Any] = {
+        "name": "toy", "suite": "toy", "axes": axes, "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
+        "device": "cpu",
+    }  # fmt: skip
+    return make_plan(config | changes, {"toy": suite})

@@ -159,27 +159,11 @@ def nan(case: Case) -> dict[str, Any]:
     return {"check": lambda: Numerics({"sqnr_db": float("nan")})}
 
 
-def scribble(case: Case, what: bytes = b"\0\0\0\x10sixteen bytes ..") -> None:
-    """Writes into the pipe that answers come by: a length, and what is no message."""
-    for descriptor in range(3, 200):
-        try:
-            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket"):
-                os.write(descriptor, what)
-        except OSError:
-            pass
-
-
-def begin(case: Case) -> None:
-    """Half a message."""
-    scribble(case, b"\0\0\x10\0half")
-    time.sleep(600)
-
-
 ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     act.__name__: act
     for act in (
         segfault, exits, hang, hog, babble, close_everything, detach, detach_bare, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
-        words, undecodable, nan, scribble, begin, mutter,
+        words, undecodable, nan, mutter,
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Reads a table of a documentation page that a study writes."""
+"""Tables of a documentation page that a study writes, each between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -14,3 +15,13 @@ def documented(page: Path, name: str) -> list[str]:
     found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", page.read_text(), re.DOTALL)
     assert found is not None
     return found.group(1).strip().splitlines()
+
+
+def fill(page: Path, tables: Mapping[str, str]) -> None:
+    """Writes every table for which the page has marks."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        if begin:
+            text = f"{before}{begin}{table}\n{''.join(rest.partition(f'<!-- /{name} -->')[1:])}"
+    page.write_text(text, encoding="utf-8")

@@ -8,60 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from inductor.schedule import GENERATED, GRAPH_INPUT, LIBRARY, Access, Kernel
-from inductor.table import HEADER, counts, markdown, row
+from inductor.table import HEADER, markdown
 
 PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "compiled-casts.md"
-N = 1000
-ELEMENTS = {"input": N, "weight": 3 * N, "grad_output": 2 * N}
-
-
-def access(source: str, elements: int = N, dtype: str = "bfloat16") -> Access:
-    return Access("b", elements, elements * (1 if dtype.startswith("float8") else 2), dtype, source)
-
-
-def kernel(
-    *reads: Access, writes: tuple[Access, ...] = (), maximum: bool = False, library: bool = False
-) -> Kernel:
-    return Kernel(False, library, reads, writes, maximum)
-
-
-CODES = access(GENERATED, dtype="float8_e4m3fn")
-
-
-@pytest.mark.parametrize(
-    ("source", "amax", "cast"),
-    [
-        (GRAPH_INPUT, "yes (1)", "yes (1)"),
-        (LIBRARY, "yes (1)", "yes (1)"),
-        (GENERATED, "no: 1 of 1 read back", "no: 1 of 1 read back"),
-    ],
-)
-def test_fused_means_not_read_back(source: str, amax: str, cast: str) -> None:
-    """Oracle: by hand: a cast of two bytes read and one written, after a pass of two for its amax."""
-    found = [
-        kernel(access(source), writes=(access(GENERATED, 1),), maximum=True),
-        kernel(access(source), writes=(CODES,)),
-        kernel(access(GRAPH_INPUT), writes=(access(LIBRARY),), library=True),
-    ]
-    line = row("c", "l", "r", True, counts(found, [], ELEMENTS))
-    assert line == ("c", "l", "r", "2 (+2)", "5.00", "0.00", "0.00", f"{5002 / 6000:.2f}", amax, cast)
-    assert row("c", "l", "r", False, counts(found, [], ELEMENTS))[-1] == "no neighbour (1)"
-
-
-def test_codes_that_are_read_back_are_no_tensor_read_back() -> None:
-    """Oracle: by hand: a transposition of codes reads no high precision. And bf16's own bytes are no cast's."""
-    plain = [kernel(access(GRAPH_INPUT), writes=(access(GENERATED),))]
-    found = counts([kernel(CODES, writes=(CODES,))], plain, ELEMENTS)
-    assert (found.casts, found.casts_read_back, found.amaxes, found.kernels, found.more_kernels) == (
-        1,
-        0,
-        0,
-        1,
-        0,
-    )
-    assert found.bytes_per_element["input"] == -2
-    assert row("c", "l", "r", True, found)[-2] == "none needed"
 
 
 def test_the_page_holds_every_row_and_one_is_made_anew() -> None:

@@ -1,25 +1,33 @@
-"""What a Hugging Face `config.json` says of a model's matrices, without weights: names, shapes, how many.
+"""What a Hugging Face `config.json` says of a model's matrices: names, shapes, how many.
 
-Through `transformers` on "meta" where it is installed (`hugging_face_meta`); else from the fields, for the model types of
-`hugging_face_types`, under the names that transformers gives. Of a model with pictures it is the part for text.
+`transformers` builds the model on "meta", and its matrices are read off the module: no weight is allocated, no code is
+downloaded. Of a model with pictures it is the part for text.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.store.errors import UsageError, one_line, unknown
+import torch
+from torch import nn
+
+from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
 FILE = "config.json"
 LINEAR, ROUTER, EXPERTS = "linear", "router", "experts"
 _SHARED = ({"q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"}, {"gate_proj", "up_proj"})
-_MOST = 2**40  # of a size
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+_ONE_OF_MANY = re.compile(r"\bexperts\.\d+\.")
+# How weights are stored, which is no part of the model.
+_STORED = ("quantization_config", "dtype", "torch_dtype", "auto_map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,50 +81,6 @@ class HfModel:
     max_seq: int | None = None
 
 
-class Fields:
-    """Fields of a `config.json`; one that is missing or no size is named."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
-        self.model_type = str(values.get("model_type", ""))
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1.
-
-        Raises:
-            UsageError: it is missing and has no default, or it is none.
-        """
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise UsageError(f"{self.where}: a {self.model_type} needs the field {key!r}, and it is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-            raise UsageError(f"{self.where}: {key}={value!r}; expected a whole number from 1")
-        return value
-
-    def count(self, key: str, default: int) -> int:
-        """A whole number from 0."""
-        return 0 if self.values.get(key, default) in (0, None) else self.size(key)
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false.
-
-        Raises:
-            UsageError: anything else.
-        """
-        value = self.values.get(key, default)
-        if not isinstance(value, bool):
-            raise UsageError(f"{self.where}: {key}={value!r}; expected true or false")
-        return value
-
-    def indices(self, key: str) -> frozenset[int]:
-        """A list of blocks; none where it is missing."""
-        value = self.values.get(key) or []
-        if not isinstance(value, list) or not all(isinstance(index, int) for index in value):
-            raise UsageError(f"{self.where}: {key}={value!r}; expected a list of whole numbers")
-        return frozenset(value)
-
-
 def is_config(text: str) -> bool:
     """Whether a person means a file or folder, and no name of a model."""
     return not text.lstrip().startswith("{") and (
@@ -128,26 +92,29 @@ def read(text: str) -> HfModel:
     """The model of a `config.json`, or of the folder that holds one.
 
     Raises:
-        UsageError: no such file, no JSON mapping, an unknown `model_type`, or a field that is missing or no size.
+        UsageError: no such file, no JSON mapping, transformers is not installed or cannot build it.
     """
-    from harness.training.models.hugging_face_meta import installed, parts_of
-    from harness.training.models.hugging_face_types import TYPES
+    path, values = _values(text)
+    try:
+        transformers = importlib.import_module("transformers")  # without types of its own
+    except ImportError:
+        raise UsageError(
+            f"model={text}: transformers is not installed; pip install 'fp8-harness[hf]'"
+        ) from None
+    model_type = str(values.pop("model_type", ""))
+    values = {key: value for key, value in values.items() if key not in _STORED}
+    try:
+        config = transformers.AutoConfig.for_model(model_type, **values)
+        with torch.device("meta"):
+            module = transformers.AutoModelForCausalLM.from_config(config)
+        return _read_off(module, config, text)
+    except Exception as error:  # transformers raises what it likes
+        raise UsageError(
+            f"{path}: transformers cannot build model_type {model_type!r}: {one_line(error)[:200]}"
+        ) from error
 
-    fields = _fields(text)
-    if installed():
-        try:
-            return parts_of(fields, text)
-        except Exception as error:  # transformers raises what it likes
-            if fields.model_type not in TYPES:
-                raise UsageError(
-                    f"{fields.where}: transformers cannot build it: {one_line(error)}"
-                ) from error
-    if fields.model_type not in TYPES:
-        raise unknown(f"model_type in {fields.where}:", fields.model_type, TYPES)
-    return TYPES[fields.model_type](fields, text)
 
-
-def _fields(text: str) -> Fields:
+def _values(text: str) -> tuple[Path, dict[str, Any]]:
     path = Path(text)
     path = path / FILE if path.is_dir() else path
     try:
@@ -163,9 +130,48 @@ def _fields(text: str) -> Fields:
     if isinstance(values.get("text_config"), dict):
         outer = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
         values = {"model_type": f"{values.get('model_type', '')}_text", **outer, **values["text_config"]}
-    return Fields(values, str(path))
+    return path, values
 
 
-def total(parts: tuple[Part, ...]) -> int:
-    """Weights of all parts."""
-    return sum(part.elements for part in parts)
+def _read_off(module: nn.Module, config: Any, name: str) -> HfModel:
+    """The matrices of a module, Conv1D and experts in one tensor among them."""
+    parts: dict[str, Part] = {}
+    for part in _matrices(module, int(config.hidden_size)):
+        before = parts.get(part.name)
+        count = part.count + (before.count if before else 0)
+        parts[part.name] = Part(part.name, part.K, part.N, part.kind, count)
+    routed = any(part.kind == EXPERTS for part in parts.values())
+    return HfModel(
+        name,
+        tuple(parts.values()),
+        sum(p.numel() for p in module.parameters()),
+        int(config.num_hidden_layers),
+        int(config.num_experts_per_tok) if routed else 0,
+        getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _matrices(module: nn.Module, hidden: int) -> Iterator[Part]:
+    for fqn, part in module.named_modules():
+        word = fqn.rsplit(".", 1)[-1]
+        weight = getattr(part, "weight", None)
+        if isinstance(part, nn.Linear):
+            merged = _ONE_OF_MANY.sub("experts.", fqn)
+            kind = EXPERTS if merged != fqn else ROUTER if word in _ROUTERS else LINEAR
+            yield Part(merged, part.in_features, part.out_features, kind)
+        elif type(part).__name__ == "Conv1D" and isinstance(weight, nn.Parameter):
+            yield Part(fqn, weight.shape[0], weight.shape[1])
+        elif word in _ROUTERS and isinstance(weight, nn.Parameter) and weight.dim() == 2:
+            yield Part(fqn, weight.shape[1], weight.shape[0], ROUTER)
+        elif word == "experts":
+            yield from _grouped(fqn, part, hidden)
+
+
+def _grouped(fqn: str, experts: nn.Module, hidden: int) -> Iterator[Part]:
+    """Experts in one tensor [experts, a, b], which lies either way round: what reads the stream has `hidden` inputs."""
+    for key, weight in experts.named_parameters(recurse=False):
+        if weight.dim() == 3:
+            count, one, two = weight.shape
+            other = two if one == hidden else one
+            K, N = (other, hidden) if key.startswith("down") else (hidden, other)
+            yield Part(f"{fqn}.{key}", K, N, EXPERTS, count)

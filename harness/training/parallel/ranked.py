@@ -36,7 +36,7 @@ from harness.timing.workload import Numerics, Workload
 from harness.training import meta_estimate, steps
 from harness.training.batches import corpus_of, digest, microbatches_of
 from harness.training.parallel.agreement import first_fault, proofs_differ, same_on_all
-from harness.training.setup import Setup, optimizer_of, prepare
+from harness.training.setup import Setup, forward_of, optimizer_of, prepare
 from harness.training.timed import STEPS, WATCHED, Source, facts_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ class _Held:
         on_gpu = device == "cuda"
         # The optimizer is made again below, of the parameters that are sharded
         self.trainee = prepare(setup, device, weights="device" if on_gpu else "host")
-        shard(self.trainee.model, setup.compute)
+        model = self.trainee.model
+        self.trainee.run = forward_of(model, replace(setup, compiled=False), device)
+        for block in blocks_of(model) if setup.compiled else ():
+            block.compile()
+        shard(model, setup.compute)
         self.trainee.optimizer = optimizer_of(self.trainee.model, setup, device)
         self.arm, self.split, self._turn = arm, Split(), 0
         self.device = next(self.trainee.model.parameters()).device
@@ -100,6 +104,7 @@ class _Held:
         plain = str(gathered_in(self.arm.setup))
         return facts | {
             "timed": "one optimizer step of all ranks: forward, backward, clipping, optimizer, FP8 scales; the slowest rank's",
+            "compile": "each block by itself" if self.arm.setup.compiled else "eager",
             "sharding": f"FSDP2, each of {len(blocks_of(self.trainee.model))} blocks and the rest",
             "weights_gathered_as": sorted({gathered_as(layer) for layer in layers})
             or [plain.removeprefix("torch.")],
@@ -384,7 +389,7 @@ def entered(run: Callable[..., list[Any]], arm: Sharded) -> Iterator[None]:
 
 def without_fp8(setup: Setup) -> Setup:
     """The control's set-up."""
-    return replace(setup, recipe=None)
+    return replace(setup, recipe=None, compiled=False)
 
 
 def slowest(by_rank: list[list[float]]) -> list[float]:

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from fp8core.formats import Format
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HERE = Path(__file__).parent
 
@@ -70,3 +72,19 @@ def all_bf16() -> torch.Tensor:
 def finite_bf16(all_bf16: torch.Tensor) -> torch.Tensor:
     """The finite ones, 0 in place of the others."""
     return torch.where(all_bf16.isfinite(), all_bf16, 0)
+
+
+@pytest.fixture(scope="session")
+def hard_float32() -> Callable[[Format], torch.Tensor]:
+    """All values of a format, all ties and the overflow threshold with both float32 neighbours and signs; random bits; specials."""
+
+    def make(fmt: Format) -> torch.Tensor:
+        finite = torch.tensor(sorted({v for v in fmt.values if v == v and abs(v) != float("inf")}))
+        points = torch.cat([finite, (finite[1:] + finite[:-1]) / 2, torch.tensor([fmt.overflow_threshold])])
+        infinity = torch.tensor(float("inf"))
+        points = torch.cat([points, torch.nextafter(points, infinity), torch.nextafter(points, -infinity)])
+        bits = torch.randint(-(2**31), 2**31, (2**17,)).to(torch.int32).view(torch.float32)
+        special = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45, 3.4e38, 1e9])
+        return torch.cat([points, -points, bits, special, -special])
+
+    return make

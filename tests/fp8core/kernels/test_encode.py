@@ -51,17 +51,6 @@ def narrow_kernel(x_ptr, y_ptr, bits_ptr, numel, NATIVE: tl.constexpr, BLOCK: tl
     tl.store(bits_ptr + at, magnitude_bits(y), mask=at < numel)
 
 
-def hard_float32(fmt: Format) -> torch.Tensor:
-    """All values, all ties and the overflow threshold with both float32 neighbours and signs; random bits; specials."""
-    finite = torch.tensor(sorted({v for v in fmt.values if v == v and abs(v) != float("inf")}))
-    points = torch.cat([finite, (finite[1:] + finite[:-1]) / 2, torch.tensor([fmt.overflow_threshold])])
-    infinity = torch.tensor(float("inf"))
-    points = torch.cat([points, torch.nextafter(points, infinity), torch.nextafter(points, -infinity)])
-    bits = torch.randint(-(2**31), 2**31, (2**17,)).to(torch.int32).view(torch.float32)
-    special = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45, 3.4e38, 1e9])
-    return torch.cat([points, -points, bits, special, -special])
-
-
 def run(kernel: Any, x: torch.Tensor, *outputs: torch.Tensor, **constants: Any) -> None:
     grid = (launch.ceil_div(x.numel(), 16384),)
     launch.launch(kernel, grid, x, *outputs, x.numel(), device=x.device, BLOCK=16384, **constants)
@@ -69,7 +58,11 @@ def run(kernel: Any, x: torch.Tensor, *outputs: torch.Tensor, **constants: Any) 
 
 @FORMATS
 def test_codes(
-    fmt: Format, all_bf16: torch.Tensor, device: torch.device, same_bytes: Callable[..., None]
+    fmt: Format,
+    all_bf16: torch.Tensor,
+    device: torch.device,
+    same_bytes: Callable[..., None],
+    hard_float32: Callable[[Format], torch.Tensor],
 ) -> None:
     """Oracle: `cast_saturating`. All bfloat16, all ties and neighbours, every subnormal, random float32 bits; with the
     bit encoder everywhere and with the native one where there is one."""
@@ -102,7 +95,10 @@ def test_scales(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_rounding_to_high_precision(
-    dtype: torch.dtype, device: torch.device, same_bytes: Callable[..., None]
+    dtype: torch.dtype,
+    device: torch.device,
+    same_bytes: Callable[..., None],
+    hard_float32: Callable[[Format], torch.Tensor],
 ) -> None:
     """Oracle: `Tensor.to`, and |y| seen as integers."""
     x = torch.cat([hard_float32(E4M3FN), torch.tensor([1.00390625, 1.01171875, 65519.0, 65520.0])])

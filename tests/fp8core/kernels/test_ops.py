@@ -6,47 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_facts import E4M3, ONE, calls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 from fp8core.formats import E4M3FNUZ
 from fp8core.kernels import launchers, ops, reference
 
-E4M3 = torch.float8_e4m3fn
-ONE = torch.tensor(1.0)
-
 
 def arguments(name: str, x: torch.Tensor) -> tuple[Any, ...]:
     """A call of the operator on x [M, K]."""
-    weight, rstd = torch.ones_like(x[0]), torch.ones(x.shape[0], 1)
-    codes = x.to(E4M3)
-    calls: dict[str, tuple[Any, ...]] = {
-        "amax": (x,),
-        "amax_rows_cols": (x,),
-        "cast": (x, ONE, E4M3, True),
-        "cast_both": (x, ONE, E4M3, True),
-        "cast_delayed": (x, ONE, E4M3, True, 1),
-        "cast_delayed_both": (x, ONE, E4M3, True, 1),
-        "cast_mx": (x, E4M3, "floor"),
-        "cast_mx_both": (x, E4M3, "even"),
-        "rms_norm": (x, weight, 1e-5),
-        "rms_norm_amax": (x, weight, 1e-5),
-        "rms_norm_cast_delayed": (x, weight, 1e-5, ONE, E4M3, False, 0),
-        "rms_norm_cast_rowwise": (x, weight, 1e-5, E4M3, True),
-        "rms_norm_backward": (x, x, weight, rstd),
-        "rms_norm_cast_delayed_both": (x, weight, 1e-5, ONE, E4M3, False, 0),
-        "add_rms_norm": (x, x, weight, 1e-5),
-        "add_rms_norm_amax": (x, x, weight, 1e-5),
-        "add_rms_norm_cast_delayed_both": (x, x, weight, 1e-5, ONE, E4M3, False, 0),
-        "add_rms_norm_backward": (x, x, x, weight, rstd),
-        "swiglu": (x, x),
-        "swiglu_amax": (x, x),
-        "swiglu_cast_delayed_both": (x, x, ONE, E4M3, False, 0),
-        "swiglu_backward": (x, x, x),
-        "swiglu_backward_amax": (x, x, x),
-        "matmul": (codes, codes, ONE, ONE, torch.bfloat16, 0),
-    }
-    return calls.get(name, (x, E4M3, True))
+    if name == "matmul":
+        codes = x.to(E4M3)
+        return codes, codes, ONE, ONE, torch.bfloat16, 0
+    return calls(x)[name]
 
 
 @pytest.mark.parametrize("shape", [(48, 160), (1, 17), (130, 1)], ids=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
 import ptx_model
@@ -17,21 +19,6 @@ ASM = {"e4m3fn": encode.E4M3_ASM.value, "e5m2": encode.E5M2_ASM.value}
 ORACLES = {"e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 
-def patterns(kind: str, fmt: Format) -> np.ndarray:
-    """All bfloat16, all float16, or the float32 values where rounding is decided with both neighbours; and specials."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    if kind != "float32":
-        return every.view(torch.bfloat16 if kind == "bfloat16" else torch.float16).float().numpy()
-    finite = torch.tensor(sorted({v for v in fmt.values if v == v and abs(v) != float("inf")}))
-    points = torch.cat([finite, (finite[1:] + finite[:-1]) / 2, torch.tensor([fmt.overflow_threshold])])
-    infinity = torch.tensor(float("inf"))
-    points = torch.cat([points, torch.nextafter(points, infinity), torch.nextafter(points, -infinity)])
-    bits = torch.randint(-(2**31), 2**31, (2**17,)).to(torch.int32).view(torch.float32)
-    special = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45, 3.4e38])
-    found = torch.cat([points, -points, bits, special, -special])
-    return found[: len(found) // 4 * 4].numpy()
-
-
 def natively(x: np.ndarray, fmt: Format) -> np.ndarray:
     """Codes by the assembly of the native encoder, four at a time."""
     (words,) = ptx_model.run(ASM[fmt.name], 1, list(x.reshape(-1, 4).T))
@@ -40,10 +27,14 @@ def natively(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 @FORMATS
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
-def test_codes_of_the_native_encoder(kind: str, fmt: Format) -> None:
+def test_codes_of_the_native_encoder(
+    kind: str, fmt: Format, all_bf16: torch.Tensor, hard_float32: Callable[[Format], torch.Tensor]
+) -> None:
     """Oracles: ml_dtypes for the rounding of whatever is in range, with magnitudes beyond and Inf brought to the largest
     finite value first, which is the library's contract (OFP8 "SAT"); and `cast_saturating`, which states it."""
-    x = patterns(kind, fmt)
+    every = {"bfloat16": all_bf16, "float16": all_bf16.view(torch.float16)}.get(kind)
+    values = hard_float32(fmt) if every is None else every.reshape(-1).float()
+    x = values[: len(values) // 4 * 4].numpy()
     got = natively(x, fmt)
     with np.errstate(invalid="ignore"):
         want = np.clip(x, -fmt.max, fmt.max).astype(ORACLES[fmt.name]).view(np.uint8)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kernel_facts import E4M3, calls
 
 from fp8core.kernels import launch, norm_both, ops, reference
 from fp8core.kernels.traffic import SCHEMES, TRAFFIC, bytes_per_element
 
-E4M3 = torch.float8_e4m3fn
 M, K = 128, 512
 
 
@@ -39,31 +39,6 @@ def test_table_is_complete_and_asks_for_known_names() -> None:
     assert bytes_per_element("cast_both", itemsize=4) == 6
     with pytest.raises(ValueError, match="unknown scheme 'tensorwse'; known: tensorwise"):
         bytes_per_element("tensorwse")
-
-
-def arguments(name: str) -> tuple[Any, ...]:
-    x, weight, one = torch.randn(M, K).bfloat16(), torch.ones(K).bfloat16(), torch.ones(())
-    rstd = torch.ones(M, 1)
-    by_prefix: dict[str, tuple[Any, ...]] = {
-        "amax": (x,),
-        "cast_delayed": (x, one, E4M3, False, 0),
-        "cast_rowwise": (x, E4M3, False),
-        "cast_1x128": (x, E4M3, False),
-        "cast_128x128": (x, E4M3, False),
-        "cast_mx": (x, E4M3, "rceil"),
-        "cast": (x, one, E4M3, False),
-        "rms_norm_cast_delayed": (x, weight, 1e-5, one, E4M3, False, 0),
-        "rms_norm_cast_rowwise": (x, weight, 1e-5, E4M3, False),
-        "rms_norm_backward": (x, x, weight, rstd),
-        "add_rms_norm": (x, x, weight, 1e-5),
-        "add_rms_norm_cast": (x, x, weight, 1e-5, one, E4M3, False, 0),
-        "add_rms_norm_backward": (x, x, x, weight, rstd),
-        "rms_norm": (x, weight, 1e-5),
-        "swiglu_cast": (x, x, one, E4M3, False, 0),
-        "swiglu_backward": (x, x, x),
-        "swiglu": (x, x),
-    }
-    return by_prefix[max((p for p in by_prefix if name.startswith(p)), key=len)]
 
 
 @pytest.mark.parametrize("name", TRAFFIC)
@@ -93,7 +68,7 @@ def test_declared_is_moved(name: str, device: torch.device, monkeypatch: pytest.
     counting = types.SimpleNamespace(**{n: getattr(real, n) for n in dir(real) if not n.startswith("__")})
     counting.load, counting.store = load, store
     monkeypatch.setattr(interpreter, "_interpreter", counting)
-    getattr(ops, name)(*arguments(name))
+    getattr(ops, name)(*calls(torch.randn(M, K).bfloat16())[name])
 
     declared, elements = TRAFFIC[name], M * K
     # A norm's weight is read, and its gradient's partial sum written, once by each program: no tensors of x's size.

@@ -82,7 +82,7 @@ def test_only_advised_cases_are_judged_and_their_controls_are_not(tmp_path: Path
     assert lines([]) == []
 
 
-def test_every_arm_has_a_line_and_the_last_one_names_those_below(tmp_path: Path) -> None:
+def test_an_arm_without_a_number_is_missing_and_every_arm_has_a_line(tmp_path: Path) -> None:
     small, large = case("gpt2", convert="advised"), case("llama3_8b", convert="advised")
     stored = rows(
         tmp_path,
@@ -93,15 +93,8 @@ def test_every_arm_has_a_line_and_the_last_one_names_those_below(tmp_path: Path)
         ],
     )
     arms = advised_arms(stored)
-    said = lines(arms)
-    assert len(said) == 3 + 1
-    assert said[0].startswith("advised gpt2, tensorwise_eager against bf16_eager: 0.9")
-    assert said[0].endswith("predicted 1.050x, 2 of 3 layers in FP8: BELOW 0.98")
-    assert "predicted as its control, 0 of 3 layers in FP8: not below 0.98" in said[2]
-    assert said[-1] == verdict(arms)
-    assert said[-1] == (
-        "advised filter: 1 of 3 arms below 0.98 of bf16 beyond noise (gpt2, tensorwise_eager), 1 not measured"
-    )
+    assert len(lines(arms)) == 3 + 1
+    assert lines(arms)[-1] == verdict(arms)
     (missing,) = [a for a in arms if a.outcome == "missing"]
     assert (missing.arm, missing.layers) == ("delayed_eager", 0)
     assert math.isnan(missing.speedup)

@@ -55,17 +55,6 @@ def test_the_answer_is_twenty_lines_of_eighty_columns(name: str, advice: dict[st
     assert [line.rstrip() for line in text] == lines(advice[name])
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-@pytest.mark.parametrize("full", [False, True])
-def test_no_word_is_broken(name: str, full: bool, advice: dict[str, Advice]) -> None:
-    """Each word of the narrow rendering stands in one that is wide enough for everything."""
-    narrow, wide = (rendered(advice[name], width, full) for width in (80, 600))
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert set(narrow.split()) - {word for word in narrow.split() if set(word) == {"\u2500"}} <= set(
-        wide.split()
-    )
-
-
 def test_a_step_that_does_not_fit_is_the_headline(
     advice: dict[str, Advice], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,10 +80,13 @@ def test_a_step_that_does_not_fit_is_the_headline(
         "model=llama3_8b gpu=h100 gpus=2",
         "model=llama3_8b gpu=h100 dp=8 replicas=8 batch=1 seq=8192 checkpointing=selective",
         "model=gpt2_xl gpu=rtx_4090",
+        "model=llama3_405b gpu=h100 gpus=64 seq=8192 batch=1",
+        f"model={QWEN} gpu=h100",
+        f"model={QWEN} gpu=h100 gpus=1",
     ],
 )
 def test_each_way_out_fits_when_it_is_taken(words: str) -> None:
-    """What the answer promises is what the same command then says."""
+    """What the answer promises is what the same command then says; of weights and optimizer alone never that it fits."""
     found = answer(parse(words.split()))
     assert found.answer == TOO_LARGE
     assert found.memory is not None
@@ -106,7 +98,7 @@ def test_each_way_out_fits_when_it_is_taken(words: str) -> None:
             asked.pop("tokens", None)
         again = answer(parse(list(asked.values())))
         assert again.memory is not None
-        assert again.memory.word == "fits", way
+        assert again.memory.word == ("fits" if found.memory.whole else "not predicted"), way
         if again.decision == found.decision:
             assert again.memory.needed == pytest.approx(promised, rel=0.05), way
 
@@ -137,29 +129,6 @@ def test_between_the_prediction_and_the_margin_it_is_tight(advice: dict[str, Adv
     assert memory.device == pytest.approx(79 * GIB, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["nobody can tell", "many GPUs that nobody can tell of"])
-def test_where_nobody_can_tell_no_code_is_printed_and_the_sweeps_that_would_tell_are_named(
-    name: str, advice: dict[str, Advice]
-) -> None:
-    found = advice[name]
-    assert found.decision == "can't tell"
-    assert found.chosen.step.low <= 1 < found.chosen.step.high
-    told = " ".join(" ".join(lines(found)).split())
-    assert "contains 1; measure: sweep=ceilings, then runs=RUN" in told
-    assert "to tell: measure the" in told
-    assert ("sweep=train" if found.plan.dp == 1 else "harness.ab") in told
-    assert "code:" not in told
-    assert "convert:" not in told
-    assert "the code" not in told, "none is printed, so none was not measured"
-
-
-def test_what_is_sent_is_the_third_reason_where_data_is_split(advice: dict[str, Advice]) -> None:
-    for name, found in advice.items():
-        told = " ".join(" ".join(lines(found)).split())
-        sent = "communication exposed" in told
-        assert sent == (found.plan.dp > 1 and found.rates.has_fp8), name
-
-
 def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -> None:
     """By hand: 16 bytes of 405.85e9 parameters over 64 and 512 GPUs are 94.5 and 11.8 GiB; what else a stage holds is not predicted."""
     for name, size, word in (
@@ -180,46 +149,6 @@ def test_copies_of_the_weights_are_in_the_memory(advice: dict[str, Advice]) -> N
     assert memory is not None
     states = sum((memory.fp8 or memory.bf16)[part] for part in ("weights", "gradients", "optimizer"))
     assert states == pytest.approx(16 * 8_030_261_248 / 4, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("words", "kinds"),
-    [
-        ("model=llama3_405b gpu=h100 gpus=64 seq=8192 batch=1", {"gpus=128 dp=2"}),
-        (f"model={QWEN} gpu=h100", {"dp=2", "pp=2"}),
-        (f"model={QWEN} gpu=h100 gpus=1", {"gpus=2 dp=2", "gpus=2 pp=2"}),
-    ],
-)
-def test_more_gpus_or_stages_bound_what_weights_take(words: str, kinds: set[str]) -> None:
-    """What the answer promises of weights and optimizer alone is what the same command then says; never that it fits."""
-    found = answer(parse(words.split()))
-    assert found.answer == TOO_LARGE
-    assert found.memory is not None
-    assert set(found.memory.ways) == kinds
-    for way, promised in found.memory.ways.items():
-        asked = {pair.split("=")[0]: pair for pair in (*words.split(), *way.split())}
-        again = answer(parse(list(asked.values())))
-        assert again.memory is not None
-        assert again.memory.needed == promised, way
-        assert again.memory.word == "not predicted", way
-
-
-def test_without_fp8_units_there_is_one_column(advice: dict[str, Advice]) -> None:
-    text = rendered(advice["no FP8 units"], 80, full=True)
-    step = text.split("where the step goes")[1].split("what this rests on")[0]
-    assert "bf16" in step
-    assert "FP8" not in step
-    assert "no FP8 matrix units" in text.splitlines()[1]
-    assert "recipes:" not in text
-
-
-def test_what_was_never_measured_stands_in_the_first_lines(advice: dict[str, Advice]) -> None:
-    for name, found in advice.items():
-        if found.rates.has_fp8:
-            head = " ".join(lines(found)[:5])
-            assert "not measured: " in head, name
-            kernels = "torchao's kernels" if found.library == "torchao" else "fp8core's kernels on any GPU"
-            assert kernels in " ".join(head.split()), name
 
 
 def test_delayed_is_no_default_while_its_kernels_ran_on_no_gpu() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import code_on_ranks
-import pytest
 from code_on_ranks import FSDP
 
 from harness.advise.command import answer, parse
@@ -40,13 +39,6 @@ def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
         assert not claimed["ok"]
         assert "the all-gather is not in FP8" in claimed["line"]
         assert plain["ok"], plain["line"]
-
-
-@pytest.mark.parametrize("recipe", ["delayed", "rowwise"])
-def test_other_recipes_are_sharded_by_the_same_line(recipe: str) -> None:
-    code = as_code(recipe, ALL, Setup(sharded=True))
-    for (found,) in ranks.run(code_on_ranks.trained, 2, code, False):
-        assert found["ok"], found["line"]
 
 
 def test_where_layers_are_split_the_code_says_by_what() -> None:

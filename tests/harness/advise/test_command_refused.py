@@ -43,6 +43,14 @@ from harness.store.errors import UsageError
         (["model=gpt2", "model.width=3", "gpu=h200"], "name one model"),
         (["model={bad", "gpu=h200"], "no JSON mapping"),
         (["model={}", "gpu=h200"], "dotted name"),
+        (["model=llama3_1b", "gpu=h100", "fp8_all_gather=yes"], "unknown fp8_all_gather"),
+        (["model=llama3_1b", "gpu=h100", "fp8_all_gather=true"], "one GPU gathers nothing"),
+        (["model=llama3_1b", "gpu=h100", "fp8_all_gather=true", "dp=8", "recipe=rowwise"], "rowwise casts"),
+        (["model=llama3_1b", "gpu=h100", "gpus=8", "dp=3"], "gpus=8 is not what"),
+        (["model=llama3_1b", "gpu=h100", "gpus=8", "tp=16"], "gpus=8 is not what"),
+        (["model=llama3_1b", "gpu=h100", "dp=8", "pp=64"], "has 16 blocks"),
+        (["model=llama3_1b", "gpu=h100", "schedule=interleaved", "dp=8"], "pp="),
+        (["model=llama3_1b", "gpu=h100", "dp=8", "replicas=3"], "is no multiple of tp x replicas"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_exit_2(

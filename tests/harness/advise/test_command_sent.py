@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from advice_asked import plain, refused, said
+from advice_asked import plain, said
 
 BIG = ("model=llama3_405b", "gpu=h100", "tp=4", "dp=128", "seq=8192", "batch=1", "recipe=tensorwise")
 
@@ -31,17 +31,6 @@ def test_405b_whose_weights_go_around_in_fp8_is_on(capsys: pytest.CaptureFixture
     )
 
 
-def test_405b_whose_weights_go_around_in_bf16_waits_for_them(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plain(capsys, *BIG, "fp8_all_gather=false")
-    assert found["decision"] not in ("on", "only these layers")
-    assert found["filter"]["code"] is None
-    assert found["fp8_all_gather"] is False
-    assert reasons(found)["communication"]["speaks_for"] == "off"
-    assert found["step_speedup"]["value"] < 1.05
-    gate = next(layer for layer in found["layers"] if layer["fqn"].endswith("gate"))
-    assert gate["speedup"]["low"] > 1.2, "its products and casts alone"
-
-
 def test_one_gpu_and_rows_scales_gather_in_bf16(capsys: pytest.CaptureFixture[str]) -> None:
     alone = plain(capsys, "model=llama3_1b", "gpu=h100", "recipe=tensorwise")
     assert not alone["fp8_all_gather"]
@@ -54,17 +43,3 @@ def test_one_gpu_and_rows_scales_gather_in_bf16(capsys: pytest.CaptureFixture[st
     assert not rows["fp8_all_gather"]
     assert "as rowwise casts each along both axes" in reasons(rows)["communication"]["finding"]
     assert "half the bytes" in said(capsys, "model=llama3_1b", "gpu=h100", "recipe=tensorwise", "dp=8")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("fp8_all_gather=yes",), "unknown fp8_all_gather"),
-        (("fp8_all_gather=true",), "one GPU gathers nothing; name the GPUs by dp="),
-        (("fp8_all_gather=true", "dp=8", "recipe=rowwise"), "rowwise casts a weight along both axes"),
-    ],
-)
-def test_what_cannot_be_gathered_is_refused(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert message in refused(capsys, "model=llama3_1b", "gpu=h100", *words)

@@ -7,8 +7,8 @@ import torch
 from advise_fixtures import model, round_h200
 from torch import nn
 
-from fp8core import PrecisionSchedule, audit
-from harness.advise import decide, filters
+from fp8core import audit
+from harness.advise import decide
 from harness.advise.printed_code import as_code
 from harness.advise.recipes import candidates
 from harness.advise.step import Plan
@@ -35,22 +35,6 @@ def test_what_is_printed_converts_what_was_chosen(name: str) -> None:
         module = spec.build(device="meta", dtype=torch.bfloat16)
         assert converted_by(as_code(recipe.name, left_out), module) == chosen
 
-        convertible = [layer.fqn for layer in traced.layers if not decide.barred(layer, recipe)]
-        config = filters.as_config(recipe.name, left_out, convertible)
-        assert config is not None
-        schedule = config.partition("schedule=")[2].strip("'")
-        whole = spec.build(device="meta", dtype=torch.bfloat16)
-        exec(as_code(recipe.name, {"words": (), "names": ()}), {"model": whole})
-        PrecisionSchedule.parse(schedule).apply(whole, 0, 100)
-        in_fp8 = {layer.fqn for layer in audit(whole).converted if layer.fp8_gemms}
-        assert in_fp8 == chosen, "held back for the whole run is as good as not converted"
-
-
-def test_nothing_left_out_needs_no_filter() -> None:
-    nothing = {"words": (), "names": ()}
-    assert "module_filter_fn" not in as_code("rowwise", nothing)
-    assert filters.as_config("rowwise", nothing, ["a"]) == "train.mixed_precision=fp8 train.recipe=rowwise"
-
 
 @pytest.mark.parametrize(
     "name", ["b'c", 'd"e', "x*y", "[red]z[/red]", "</script>", "a b", "q,r", "back\\slash", "n\nl"]
@@ -63,14 +47,3 @@ def test_names_that_hold_anything(name: str) -> None:
     left_out = decide.module_filter(model((name, 64, 64), ("plain", 64, 64)), frozenset({"plain"}))
     assert left_out == {"words": (name,), "names": ()}
     assert converted_by(as_code("tensorwise", left_out), module) == {"plain"}
-    if name != "</script>":
-        assert filters.as_config("tensorwise", left_out, [name, "plain"]) is None
-
-
-def test_a_word_at_the_top_and_below() -> None:
-    config = filters.as_config("tensorwise", {"words": ("head",), "names": ()}, ["head", "decoder.head", "x"])
-    assert config is not None
-    assert config.endswith("schedule='keep_bf16@head,keep_bf16@*.head'")
-    both = filters.as_config("rowwise", {"words": ("head",), "names": ()}, ["head"], "cooldown_bf16:0.1")
-    assert both is not None
-    assert both.endswith("schedule='cooldown_bf16:0.1,keep_bf16@head'")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.advise.casts import TENSORS
 from harness.advise.libraries import EAGER_CAST_AO, EAGER_KERNELS_AO, candidates, unavailable
-from harness.advise.library_names import ENGINE, FP8CORE, TORCHAO, not_by_default
+from harness.advise.library_names import ENGINE, TORCHAO
 from harness.peers.torchao import linear, missing
 from harness.store.errors import UsageError
 
@@ -63,11 +63,6 @@ def test_bytes_of_torchaos_eager_casts_are_those_of_its_operators(recipe: str) -
         assert cast.kernels >= calls
 
 
-def test_eager_torchao_pays_nowhere() -> None:
-    """68 bytes an element and tensor: docs of torchao say that float8 training is meant to be compiled."""
-    assert all(cast.total == 68 for cast in candidates(TORCHAO, compiled=False)["tensorwise"].casts.values())
-
-
 def test_where_a_library_cannot_run() -> None:
     with pytest.raises(UsageError, match="take mode=eager"):
         candidates(ENGINE, compiled=True)
@@ -75,9 +70,3 @@ def test_where_a_library_cannot_run() -> None:
     assert "8.9" in unavailable(ENGINE, "blockwise", "8.9", compiled=False)
     assert unavailable(TORCHAO, "tensorwise", "gfx942", compiled=False) == ""
     assert "12.0" in unavailable(TORCHAO, "rowwise", "12.0", compiled=True)
-
-
-def test_delayed_is_ruled_out_by_default_for_fp8core_alone() -> None:
-    assert "no GPU has run" in not_by_default(FP8CORE, "delayed")
-    assert not not_by_default(FP8CORE, "tensorwise")
-    assert not not_by_default(ENGINE, "delayed"), "its publications measured it"

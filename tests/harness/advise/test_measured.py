@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from advise_fixtures import model, round_h200
-from report_cases import gemm_cases, linear_cases, train_cases
+from report_cases import gemm_cases, linear_cases
 from report_fixtures import H200, Invented, frame
 
 from harness.advise import measured
@@ -60,21 +60,6 @@ def test_a_layer_alone_takes_the_amax_of_its_input_itself() -> None:
     assert alone(compiled).casts["input"].streamed == compiled.casts["input"].streamed + 2
     assert alone(candidates(False)["tensorwise"]) == candidates(False)["tensorwise"]
     assert alone(candidates(True)["rowwise"]) == candidates(True)["rowwise"], "a row is at hand"
-
-
-def test_steps_that_can_be_traced(tmp_path: Path) -> None:
-    rows = frame(tmp_path, [r for case in train_cases(Invented(1)) for r in case])
-    asked: list[Any] = []
-
-    def traced(axes: Any, resolved: Any) -> tuple[Any, Plan]:
-        asked.append((axes, resolved))
-        return model(("x", 8192, 8192)), Plan()
-
-    checks = measured.steps(rows, RATES, traced, recipe_of)
-    assert asked
-    assert checks
-    assert {check.what for check in checks} == {"step"}
-    assert measured.steps(rows, RATES, lambda axes, resolved: None, recipe_of) == []
 
 
 def test_an_advised_step_is_predicted_with_its_own_layers(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from report_cases import ceiling_cases, cpu_run, train_cases
 from report_fixtures import Invented, write_run
 
 from fp8core import RECIPES
-from harness.advise import training
 from harness.advise.command import Question, answer
 from harness.advise.rates import MEASURED, rates_of
 from harness.advise.training import Machine, advised, content, machine_here
@@ -88,17 +87,6 @@ def test_a_recipe_that_would_be_emulated_converts_nothing_whatever_it_would_gain
     assert "this GPU is 8.9" in facts["left_in_bf16"]["layers.0.attention.o"]
 
 
-def test_a_step_that_gains_too_little_says_so_of_each_layer_that_would() -> None:
-    """With attention a thousand times as slow the layers still pay, and the step does not notice."""
-    wide = Setup("llama3_8b", 1, 4096, recipe=RECIPES["tensorwise"], layers=1)
-    slow = H200.rates.figures["attention"]
-    figures = {**H200.rates.figures, "attention": replace(slow, value=slow.value / 1000)}
-    facts: Any = advised(wide, replace(H200, rates=replace(H200.rates, figures=figures))).facts["advice"]
-    assert facts["decision"] == "off"
-    assert facts["left_in_bf16"]["layers.0.attention.o"].startswith("1.")
-    assert "the step as a whole is predicted to gain 0." in facts["left_in_bf16"]["layers.0.attention.o"]
-
-
 def test_a_user_s_model_is_traced_by_its_own_batches() -> None:
     own = '{"_target_": "models_to_advise.mlp", "batch": "models_to_advise.mlp_batch"}'
     found = advised(Setup(own, 8, 64, recipe=RECIPES["tensorwise"]), H200)
@@ -109,13 +97,6 @@ def test_a_user_s_model_is_traced_by_its_own_batches() -> None:
 
 
 # The machine
-
-
-def test_a_gpu_of_the_table_has_its_published_rates(gpu: dict[str, Any]) -> None:
-    found = machine_here("cuda", "")
-    assert isinstance(found, Machine)
-    assert found.rates.figures == H200.rates.figures
-    assert (found.capability, found.sha256) == ("9.0", "")
 
 
 @pytest.mark.parametrize(
@@ -170,10 +151,3 @@ def test_ceilings_of_elsewhere_are_refused(gpu: dict[str, Any], tmp_path: Path) 
         machine_here("cuda", str(steps))
     with pytest.raises(UsageError, match="no run 'nowhere'"):
         machine_here("cuda", "nowhere")
-
-
-def test_plans_of_training_cases() -> None:
-    plain = training.plan_of("bf16_autocast", "none", 1, compiled=False)
-    assert (plain.update_bytes, plain.gradient_bytes, plain.compiled, plain.dp) == (40.0, 4.0, False, 1)
-    whole = training.plan_of("bf16", "full", 4, compiled=True)
-    assert (whole.update_bytes, whole.accumulation, whole.again.matmul) == (20.0, 4, 1.0)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -55,14 +52,6 @@ def test_arms_without_a_suite_says_which_there_are(capsys) -> None:
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["list", "modles"], ["list", "arms", "gem"], ["list", "gpus", "h200"]])
-def test_bad_words_are_one_line(words, capsys) -> None:
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-
-
 def test_help_of_a_sweep_has_its_question_axes_arms_and_shape_sets(capsys) -> None:
     assert main(["sweep=gemm", "--help"]) == 0
     text = capsys.readouterr().out
@@ -73,18 +62,7 @@ def test_help_of_a_sweep_has_its_question_axes_arms_and_shape_sets(capsys) -> No
     assert "nanogpt" in text
 
 
-def test_help_of_a_sweep_in_parts_names_each_part(capsys) -> None:
-    assert main(["sweep=quick", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(f"part {part}" in text for part in ("linear", "gemm", "cast", "ceilings"))
-
-
-def test_help_of_an_unknown_sweep_names_the_nearest(capsys) -> None:
-    assert main(["sweep=gem", "--help"]) == 2
-    assert "gemm" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["doctor", "gpu", "list"])
+@pytest.mark.parametrize("command", ["doctor", "list"])
 def test_every_command_has_help(command, capsys) -> None:
     assert main([command, "--help"]) == 0
     assert f"python -m harness {command}" in capsys.readouterr().out
@@ -94,10 +72,3 @@ def test_versions_are_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert harness.__version__ == fp8core.__version__ == project["version"]
     assert project["scripts"]["fp8-harness"] == "harness.__main__:console"
-
-
-def test_the_script_is_the_module() -> None:
-    code = "import sys; sys.argv = ['fp8-harness', '--version']; from harness.__main__ import console; sys.exit(console())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split()[0] == "fp8-harness"
-    assert version("pytest")  # the environment is the one under test

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.config import command_line, load, question, sweeps
+from harness.cli.config import load
 from harness.store.errors import UsageError
 
 SWEEP = """\
@@ -29,15 +29,6 @@ def cpu(asked: str) -> str:
     return "cpu" if asked == "auto" else asked
 
 
-def test_a_sweep_of_the_current_folder_is_found_beside_the_projects_own() -> None:
-    assert {"toy", "quick", "cast", "gemm", "linear", "ceilings"} <= set(sweeps())
-
-
-def test_the_first_comment_line_is_the_question() -> None:
-    assert question(sweeps()["toy"]) == "Does the toy pay?"
-    assert all("?" in question(path) for path in sweeps().values())
-
-
 def test_values_come_from_the_file_then_from_the_command_line() -> None:
     config = load(["sweep=toy", "axes.n=[7]", "seed=3", "timing.min_rounds=5"], cpu).config
     assert (config["name"], config["question"]) == ("toy", "Does the toy pay?")
@@ -46,19 +37,9 @@ def test_values_come_from_the_file_then_from_the_command_line() -> None:
     assert config["timing"]["min_rounds"] == 5
 
 
-def test_the_file_wins_over_the_schema_and_keeps_what_it_does_not_set() -> None:
-    request = load(["sweep=toy"], cpu)
-    assert request.timing.min_rounds == 4
-    assert request.config["results_dir"] == "results"
-
-
 @pytest.mark.parametrize(("device", "n"), [("cpu", [1, 2]), ("cuda", [1000])])
 def test_sizes_follow_the_device(device: str, n: list[int]) -> None:
     assert load(["sweep=toy", f"device={device}"], cpu).config["axes"]["n"] == n
-
-
-def test_an_axis_that_the_file_does_not_name_is_let_through_for_the_suite_to_judge() -> None:
-    assert load(["sweep=toy", "axes.Z=512"], cpu).config["axes"]["Z"] == 512
 
 
 @pytest.mark.parametrize("written", ["[012345678901,12e456789012]", "['012345678901', \"12e456789012\"]"])
@@ -89,8 +70,6 @@ def test_rounds_fixes_the_number_of_rounds() -> None:
         (["sweep=toy", "workers=1.5"], "^workers=1.5: expected an integer, or null$"),
         (["sweep=toy", "arms=a"], r"^arms=a: expected a list: arms=\[NAME,NAME\]$"),
         (["sweep=toy", "axes=3"], "^axes=3: expected the names below it one by one: axes.NAME=VALUE$"),
-        (["sweep=toy", "train=fp8"], "^train=fp8: expected the names below it one by one: train.NAME=VALUE$"),
-        (["sweep=toy", "train.profile=x"], "^train.profile=x: expected true or false, or null$"),
         (["sweep=toy", "timing.block_ms=x"], "^timing.block_ms=x: expected a number$"),
         (["sweep=toy", "hydra=3"], "^unknown key 'hydra'; known: arms, "),
         (
@@ -101,7 +80,6 @@ def test_rounds_fixes_the_number_of_rounds() -> None:
             ["sweep=peers", "parts.gemm.arms=3"],
             r"^parts.gemm.arms=3: expected a list: parts.gemm.arms=\[NAME,NAME\]$",
         ),
-        (["sweep=peers", "parts.gemm.arm=3"], "^unknown key 'parts.gemm.arm': sweep 'peers' has none"),
         (
             ["sweep=toy", "axes.n=${nope}"],
             r"^axes.n: nothing to fill in for \$\{\.\.\.\}: Interpolation key 'nope' not found$",
@@ -110,7 +88,6 @@ def test_rounds_fixes_the_number_of_rounds() -> None:
             ["sweep=toy", "budget_s=-1"],
             "^budget_s=-1: expected a finite number of seconds from 0; null sets no limit$",
         ),
-        (["sweep=toy", "budget_s=nan"], "^budget_s=nan: expected"),
         (["sweep=toy", "budget_s=inf"], "^budget_s=inf: expected"),
         (["sweep=toy", "quick"], "'quick' is not key=value"),
         (["sweep=toy", "axes.n=[1"], "axes.n"),
@@ -148,7 +125,3 @@ def test_one_sweep_extends_another_that_may_extend_a_third(base: str, tmp_path: 
         config = load([f"sweep={name}"], cpu).config
         assert (config["name"], config["suite"], config["axes"]) == (name, "toy", {"n": [9], "kind": "a"})
         assert config["question"] == f"{name.title()}?"
-
-
-def test_the_command_that_repeats_a_run_survives_a_shell() -> None:
-    assert command_line(["sweep=toy", "axes.n=[1,2]"]) == "python -m harness sweep=toy 'axes.n=[1,2]'"

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from gate_fixtures import failed_row, time_row, value_row, write
 from pytest_benchmark.stats import Stats
@@ -115,25 +113,6 @@ def test_cases_that_share_a_label_are_told_apart(tmp_path: Path) -> None:
     assert export(write(tmp_path / "run", rows), tmp_path / "b.json") == 0
     names = [b["fullname"] for b in json.loads((tmp_path / "b.json").read_text())["benchmarks"]]
     assert len(set(names)) == 2
-
-
-@pytest.mark.parametrize("samples", [[], [0.0, 0.0], [1.0, 0.0], [-1.0, 1.0]])
-def test_rows_without_times_are_left_out_and_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], samples: list[float]
-) -> None:
-    """A rate of such a row is a division by zero."""
-    run = write(tmp_path / "run", [time_row(1, [1.0, 2.0])])
-    file = next(run.rglob("*.parquet"))
-    other = write(tmp_path / "other", [time_row(2, [1.0] * len(samples) or [1.0])])
-    table = pq.read_table(next(other.rglob("*.parquet")))
-    place = table.schema.get_field_index("samples")
-    table = table.set_column(place, table.schema.field(place), [pa.array([samples], pa.list_(pa.float64()))])
-    pq.write_table(table, file.with_name("rows-9.parquet"))
-    assert export(run, tmp_path / "b.json") == 0
-    said = capsys.readouterr()
-    assert "left out: 1 rows without samples, or with one that is not above 0 or not finite" in said.err
-    (one,) = json.loads((tmp_path / "b.json").read_text())["benchmarks"]
-    assert one["stats"]["data"] == [0.001, 0.002]
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(

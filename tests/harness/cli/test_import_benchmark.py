@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from harness import store
@@ -63,34 +61,18 @@ def test_a_file_becomes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert bare.samples.tolist() == [500.0]
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-def test_one_imported_file_decides_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], earlier: bool
-) -> None:
-    """Twice as slow, in 20 blocks of one process: runs that an earlier harness imported hold them as rounds."""
+def test_one_imported_file_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice as slow: a file is one process, and one process is one round."""
     slow = copy.deepcopy(DOCUMENT)
     for test in slow["benchmarks"]:
         test["stats"] = {k: [2 * x for x in v] if k == "data" else 2 * v for k, v in test["stats"].items()}
     for name, document in (("a", DOCUMENT), ("b", slow)):
         (tmp_path / name).mkdir()
         assert imported(tmp_path / name, document) == 0
-        for path in (tmp_path / name).rglob("*.parquet") if earlier else ():
-            table = pq.read_table(path)
-            index = table.column_names.index("rounds")
-            blocks = [[i // 2 for i in range(len(s))] for s in table["samples"].to_pylist()]
-            column = pa.array(blocks, table.schema.field(index).type)
-            pq.write_table(table.set_column(index, table.schema.field(index), column), path)
-        for path in (tmp_path / name).rglob("_run.json") if earlier else ():  # nor did it write `made_by`
-            about = json.loads(path.read_text())
-            assert about.pop("made_by") == "import"
-            path.write_text(json.dumps(about))
     capsys.readouterr()
     words = ["--baseline", str(tmp_path / "a" / "r"), "--candidate", str(tmp_path / "b" / "r")]
     assert main(["gate", *words]) == 6
-    out = capsys.readouterr().out
-    assert out.splitlines()[-1].startswith("COULD NOT JUDGE 2 of 2 (exit 6)")
-    assert "candidate: 1 file, and a file is one round" in out
-    assert "8 files a side would decide 2 tests" in out
+    assert "candidate: 1 file, and a file is one round" in capsys.readouterr().out
 
 
 def test_a_folder_of_imported_runs_has_a_round_a_file(tmp_path: Path) -> None:
@@ -149,8 +131,3 @@ def test_bad_files_are_one_line_and_write_nothing(
     assert says in error
     assert error.count("\n") == 1
     assert not (tmp_path / "r").exists()
-
-
-def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", str(tmp_path / "none.json")]) == 2
-    assert "cannot read" in capsys.readouterr().err

@@ -14,21 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.gpu import NEEDED
-
 ROOT = Path(__file__).parents[3]
 # What a box made for torch has beside it, by distribution; jinja2 and numpy's like come with these.
 BOX = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "jinja2", "rich", "pyyaml", "psutil",
        "nvidia-ml-py", "pytest", "pytest-benchmark", "packaging", "typing_extensions")  # fmt: skip
-# Imported inside a function that says what to do without: launchers, and peers that need a GPU of their own to build.
+# Imported inside a function that says what to do without: peers that need a GPU of their own to build.
 OPTIONAL = {
-    "hydra_plugins": "launchers",
     "transformer_engine": "peer",
     "deep_gemm": "peer",
     "aiter": "peer",
-    "submitit": "launchers",
-    "ray": "launchers",
-    "joblib": "launchers",
 }
 
 
@@ -85,19 +79,10 @@ def test_every_package_is_on_the_box_or_among_the_wheels() -> None:
             assert distributions & there, f"{module}, imported by {sorted(files)}: add it to `make wheels`"
 
 
-def test_the_session_asks_for_what_the_wheels_bring() -> None:
-    """It names what is missing before it starts; a wheel that it does not ask for would be found out in a sweep."""
-    by_module = packages_distributions()
-    asked = {canonical(name) for module in NEEDED for name in by_module.get(module, [])}
-    brought = {canonical(name) for name in wheels()} - {"torchao"}  # a peer: without it its arms say so
-    assert brought - asked <= {"antlr4-python3-runtime"}  # omegaconf's and hydra's own
-    assert asked - brought <= with_needs(list(BOX))
-
-
 @pytest.mark.parametrize(
     "work",
     [
-        "import harness.cli.gpu, harness.cli.parts, harness.cli.run, harness.cli.launch, harness.cli.doctor; from harness.cli.config import load; "
+        "import harness.cli.parts, harness.cli.run, harness.cli.doctor; from harness.cli.config import load; "
         "load(['sweep=quick'], lambda device: 'cpu')",
         "from harness.report import write_report; from pathlib import Path; "
         "write_report([Path('results/published/cpu/2026-11-21/codes')], Path(sys.argv[1]) / 'r.html')",

@@ -6,7 +6,6 @@ with the status `partial`, and no reader that asks for complete measurements get
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import subprocess
@@ -20,14 +19,11 @@ import logged_calls
 import pandas as pd
 import pytest
 from fakes import FakeTime
-from logged_calls import EACH, WARM_CALLS, DiesInRound, logging_suite, plan, sweep
+from logged_calls import EACH, WARM_CALLS, plan, sweep
 from toy import ToySuite
 
 from harness import store
 from harness.engine.resume import stored_cases
-from harness.store import parquet
-from harness.store.cause import Cause
-from harness.store.compare import paired_ratios
 from harness.store.measurement import Measurement
 from harness.timing.rounds import Timing, measure
 from harness.timing.timers import CpuTimer
@@ -78,15 +74,6 @@ def test_snapshots_are_apart_and_their_time_is_not_the_cases(
 # What a partial row may say
 
 
-def test_a_partial_row_says_why_and_has_samples() -> None:
-    assert row("c", "base", 2).retryable
-    assert replace(row("c", "base", 2), cause=Cause.TIMEOUT).retryable
-    with pytest.raises(ValueError, match="'partial' needs samples and a reason"):
-        replace(row("c", "base", 2), reason="")
-    with pytest.raises(ValueError, match="'partial' needs samples"):
-        replace(row("c", "base", 2), samples=(), rounds=())
-
-
 # What the store keeps
 
 
@@ -125,21 +112,6 @@ def test_a_kill_before_the_old_snapshot_is_removed_counts_nothing_twice(tmp_path
     assert rounds(store.read(tmp_path / "a", all_attempts=True)) == {"base": 2}
 
 
-def test_compaction_leaves_the_snapshot_of_a_case_under_way_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet, "GATHERED", 3)
-    made = writer(tmp_path)
-    made.checkpoint([row("c", "base", 1)])
-    for case in ("d", "e", "f"):
-        made.append([row(case, "base", 6, "ok")])
-    made.append([row("c", "base", 6, "ok")])
-    made.close("finished")
-    frame = store.read(tmp_path, all_attempts=True)
-    assert sorted(frame["case_id"]) == ["c", "d", "e", "f"]
-    assert set(frame["status"]) == {"ok"}
-
-
 def test_of_attempts_that_were_cut_off_the_longest_counts_and_a_whole_one_before_all(tmp_path: Path) -> None:
     """Rounds of two attempts are never in one row, nor in one case."""
     for count in (2, 4, 3):
@@ -156,30 +128,7 @@ def test_of_attempts_that_were_cut_off_the_longest_counts_and_a_whole_one_before
     assert set(frame["status"]) == {"ok"}
 
 
-def test_partial_rounds_are_paired_only_for_who_asks_and_never_decide(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    made.checkpoint([row("c", "base", 4), row("c", "other", 4)])
-    frame = store.read(tmp_path)
-    (plain,) = paired_ratios(frame).to_dict("records")
-    assert (plain["verdict"], plain["rounds"]) == ("missing", 0)
-    assert plain["reason"].startswith("partial: partial: 4 of at least 6 rounds")
-    (asked,) = paired_ratios(frame, partial=True).to_dict("records")
-    assert asked["speedup"] == pytest.approx(1.0)
-    assert (asked["verdict"], asked["rounds"]) == ("unclear", 4)
-    assert asked["reason"].startswith("partial: 4 of at least 6 rounds")
-
-
 # What a sweep keeps
-
-
-@pytest.mark.parametrize("isolated", [True, False])
-def test_a_case_that_ends_leaves_no_snapshot(tmp_path: Path, isolated: bool) -> None:
-    sweep(ToySuite(), tmp_path, **({} if isolated else {"places": ()}))
-    frame = store.read(tmp_path, all_attempts=True)
-    times = frame[frame["metric"] == "time_ms"]
-    assert list(times["status"]) == ["ok", "ok"]
-    assert {len(set(r)) for r in times["rounds"]} == {6}
-    assert len(list(tmp_path.glob("*.parquet"))) == 1
 
 
 def killed_after(calls: int, tmp_path: Path) -> tuple[Path, list[str]]:
@@ -224,23 +173,3 @@ def test_what_was_cut_off_is_measured_again_and_never_mixed(tmp_path: Path) -> N
     assert times["attempt"].nunique() == 1
     assert {len(set(r)) for r in times["rounds"]} == {6}
     assert stored_cases(tmp_path, plan(ToySuite())) == {case}
-
-
-def test_an_arm_that_dies_between_rounds_is_named_and_the_other_is_whole(tmp_path: Path) -> None:
-    """The rounds before do not hide that the arm failed, and the other one is measured anew as ever."""
-    sweep(logging_suite(tmp_path / "log", other=DiesInRound), tmp_path / "run")
-    frame = store.read(tmp_path / "run", all_attempts=True)
-    times = frame[frame["metric"] == "time_ms"].set_index("arm")
-    assert times.loc["base", "status"] == "ok"
-    assert times.loc["other", "status"] == "failed"
-    assert str(times.loc["other", "reason"]).startswith("its process died twice")
-
-
-def test_a_case_that_comes_to_no_end_keeps_its_rounds_with_the_reason(tmp_path: Path) -> None:
-    """Killed by its wall time after some rounds: partial rows name both."""
-    sweep(logging_suite(tmp_path / "log", seconds=0.4), tmp_path / "run", case_wall_s=3.0)
-    frame = store.read(tmp_path / "run", all_attempts=True)
-    times = frame[frame["metric"] == "time_ms"]
-    assert set(times["status"]) == {"partial"}
-    assert times["reason"].str.contains("not done within 3 s").all()
-    assert json.loads(times["timing"].iloc[0])["stop_reason"] == "under_way"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -13,19 +12,18 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from toy import ToySuite, nothing
+from toy import ToySuite, nothing, planned
 
 from harness import store
-from harness.engine import bench
 from harness.engine.executor import Executor, Outcome
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import Plan
 from harness.engine.resume import stored_cases
 from harness.machine.gpu_monitor import NullMonitor
 from harness.store.case import Case
 from harness.timing import compiling
 from harness.timing import session as timing_session
 from harness.timing.rounds import TimingConfig, timer_for
-from harness.timing.workload import Numerics, Unsupported, Workload
+from harness.timing.workload import Numerics, Workload
 
 QUICK = TimingConfig(
     min_rounds=3,
@@ -39,11 +37,7 @@ QUICK = TimingConfig(
 
 
 def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
-    config: dict[str, Any] = {
-        "name": "toy", "suite": "toy", "axes": {"n": n or [1]}, "shapes": [], "arms": [], "parts": {},
-        "model": None, "seed": 0, "device": "cpu",
-    }  # fmt: skip
-    return make_plan(config, {"toy": suite})
+    return planned(suite, {"n": n or [1]})
 
 
 def execute(
@@ -122,30 +116,6 @@ def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     assert (figure["status"], figure["reason"]) == ("failed", "3; SQNR 3 dB, bound 28.3 dB")
 
 
-def test_an_arm_that_this_device_lacks_is_a_skipped_row(tmp_path: Path) -> None:
-    suite = ToySuite(refuses={"other": Unsupported("device", "needs sm_89")})
-    outcome, frame = execute(tmp_path, suite)
-    assert time_rows(frame).loc["other", ["status", "reason"]].tolist() == ["skipped", "needs sm_89"]
-    assert outcome.statuses["skipped"] == 1
-
-
-def test_no_control_row_where_it_is_switched_off(tmp_path: Path) -> None:
-    _, frame = execute(tmp_path, ToySuite(), control=False)
-    assert set(frame["arm"]) == {"base", "other"}
-
-
-def test_ctrl_c_keeps_the_finished_cases(tmp_path: Path) -> None:
-    def build(case: Case) -> Workload:
-        if case["n"] == 3:
-            raise KeyboardInterrupt
-        return Workload(run=nothing, check=lambda: Numerics({}))
-
-    outcome, frame = execute(tmp_path, ToySuite(behaviour={"other": build}), [1, 2, 3, 4])
-    assert outcome.state == "interrupted"
-    assert frame["case_id"].nunique() == 2
-    assert store.read_about(tmp_path)["state"] == "interrupted"
-
-
 @pytest.mark.usefixtures("disk_full_at_third_write")
 def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="closed without compacting"):
@@ -167,76 +137,12 @@ def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tm
     assert frame["case_id"].nunique() == 3
 
 
-def test_memory_is_released_when_no_frame_of_a_failed_arm_holds_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tensor in a frame that an arm's failure went through, and in the one that led to it."""
-    held: list[weakref.ref[torch.Tensor]] = []
-    seen: list[bool] = []
-
-    def build(case: Case) -> Workload:
-        first = torch.zeros(3)
-        held.append(weakref.ref(first))
-        try:
-            raise MemoryError("first")
-        except MemoryError:
-            second = torch.zeros(3)
-            held.append(weakref.ref(second))
-            raise MemoryError("second") from None
-
-    monkeypatch.setattr(
-        bench, "release_memory", lambda: seen.append(all(r() is None for r in held) and bool(held))
-    )
-    monkeypatch.setattr(compiling, "prime", lambda device: None)
-    execute(tmp_path, ToySuite(behaviour={"other": build}), device="cuda")
-    assert seen == [False, True, True], "before the case, after the arm, after the case"
-
-
-class LostDevice:
-    """A CPU timer whose device dies in the second case, as after an illegal memory access."""
-
-    def __init__(self) -> None:
-        self.inner, self.lost = timer_for("cpu"), False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def synchronize(self) -> None:
-        if self.lost:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
 def test_resume_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
     execute(tmp_path, ToySuite())
     more = ToySuite()
     more.ARMS = {**more.ARMS, "third": more.ARMS["other"]}
     assert stored_cases(tmp_path, plan(more)) == set()
     assert len(stored_cases(tmp_path, plan(ToySuite()))) == 1
-
-
-def test_a_lost_device_is_named_and_not_blamed_on_the_later_cases(tmp_path: Path) -> None:
-    timer = LostDevice()
-
-    def build(case: Case) -> Workload:
-        timer.lost = case["n"] == 2
-        return Workload(run=nothing, check=lambda: Numerics({}))
-
-    suite = ToySuite(behaviour={"other": build})
-    executor = Executor(device="cpu", timer=timer, timing=QUICK)
-    writer = store.RunWriter(tmp_path, run_id="r", sweep="toy", env_id="e", env={}, about={})
-    made = plan(suite, [1, 2, 3, 4])
-    outcome = executor.run(made, writer)
-    frame = store.read(tmp_path)
-    culprit = made.cases[1].case.case_id
-    lost = frame[frame["status"] == "failed"]
-    assert set(lost["case_id"]) == {made.cases[2].case.case_id, made.cases[3].case.case_id}
-    assert (
-        lost["reason"]
-        .str.startswith(f"the device was lost in case {culprit}: RuntimeError: CUDA error")
-        .all()
-    )
-    assert outcome.statuses["failed"] == 4
-    assert len(stored_cases(tmp_path, made)) == 2
 
 
 def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:
@@ -258,14 +164,14 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-def test_fourteen_shapes_of_one_compiled_arm_all_run_compiled(tmp_path: Path) -> None:
+def test_more_shapes_than_dynamos_limit_all_run_compiled(tmp_path: Path) -> None:
     """Dynamo's default limit is 8 graphs a code object; past it a plain torch.compile runs eager."""
-    _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), list(range(2, 16)))
+    _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), list(range(2, 11)))
     rows = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")]
-    assert len(rows) == 14
+    assert len(rows) == 9
     assert (rows["status"] == "ok").all()
     assert rows["resolved"].str.contains('"compile_graphs":1').all()
-    assert len(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")]) == 14
+    assert len(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")]) == 9
 
 
 @needs_compiler
@@ -351,20 +257,6 @@ def test_energy_is_by_token_and_round(tmp_path: Path, monkeypatch: pytest.Monkey
     assert row["status"] == "ok"
     assert row["rounds"].tolist() == [0, 1, 2]
     assert row["samples"].tolist() == pytest.approx([1 / 16] * 3)
-
-
-def test_energy_of_blocks_shorter_than_the_meter_resolves_is_a_skipped_row(tmp_path: Path) -> None:
-    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8), monitor=Metered())
-    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
-    assert row["status"] == "skipped"
-    assert row["reason"].startswith("blocks of less than 2 s, too short for an energy meter")
-    assert "timing.block_ms=2500 " in row["reason"]
-
-
-def test_energy_that_cannot_be_read_is_a_skipped_row(tmp_path: Path) -> None:
-    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8))
-    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
-    assert (row["status"], row["reason"]) == ("skipped", "no energy meter could be read on cpu")
 
 
 def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) -> None:

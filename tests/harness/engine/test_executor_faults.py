@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
-import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,17 +15,18 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
-from toy import ToySuite
-from unruly import Alone, Unruly
+from toy import ToySuite, planned
+from unruly import FOUR, Alone, Unruly, fault
 
 from harness import store
 from harness.__main__ import main
+from harness.engine import workers
 from harness.engine.executor import Executor, Outcome, Place
-from harness.engine.plan import Plan, PlannedCase, make_plan
+from harness.engine.plan import Plan, PlannedCase
 from harness.engine.resume import stored_cases
 from harness.engine.workers import Conditions
 from harness.timing.rounds import TimingConfig
-from harness.timing.workload import Unsupported
+from harness.timing.timers import CpuTimer
 
 QUICK = TimingConfig(
     min_rounds=2, max_rounds=2, min_samples=1, min_seconds=0.0, block_ms=0.1,
@@ -45,11 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(suite: ToySuite, count: int) -> Plan:
-    config: dict[str, Any] = {
-        "name": "toy", "suite": "toy", "axes": {"n": list(range(1, count + 1))}, "shapes": [], "arms": [], "parts": {},
-        "model": None, "seed": 0, "device": "cpu",
-    }  # fmt: skip
-    return make_plan(config, {"toy": suite})
+    return planned(suite, {"n": list(range(1, count + 1))})
 
 
 def sweep(
@@ -71,11 +63,6 @@ def whole(frame: pd.DataFrame, count: int) -> None:
     assert not frame.duplicated(["case_id", "arm", "metric"]).any()
     times = frame[frame["metric"] == "time_ms"]
     assert times.groupby("arm").size().to_dict() == {"base": count, "other": count}
-
-
-def processes(frame: pd.DataFrame, n: int) -> set[int]:
-    resolved = [json.loads(text) for text in of_case(frame, n)["resolved"]]
-    return {r["process"] for r in resolved if "process" in r}
 
 
 ENDINGS = {
@@ -125,18 +112,6 @@ def test_an_arm_that_hangs_ends_after_its_time_and_the_others_are_measured() -> 
     assert failed["reason"].iloc[0].startswith(reason)
 
 
-def test_a_process_that_ran_out_of_memory_is_replaced_and_a_good_one_kept() -> None:
-    _, frame = sweep(Unruly(acts={2: "hog"}), 4)
-    assert processes(frame, 1) == processes(frame, 2)
-    assert processes(frame, 2) != processes(frame, 3) == processes(frame, 4)
-
-
-def test_the_end_of_a_process_does_not_fail_arms_that_cannot_run_here() -> None:
-    suite = Unruly(acts={1: "die"}, refuses={"base": Unsupported("device", "needs sm_90")})
-    _, frame = sweep(suite, 1)
-    assert frame.set_index("arm")["status"].to_dict() == {"base": "skipped", "other": "failed"}
-
-
 def kill_one_worker(wait_s: float, killed: list[int]) -> None:
     """Kills the one worker that there is, or the next."""
     time.sleep(wait_s)
@@ -151,6 +126,7 @@ def kill_one_worker(wait_s: float, killed: list[int]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_fifty_kills_in_two_hundred_cases_lose_nothing() -> None:
     """SIGKILL from outside, each some random milliseconds after a random case has started."""
     random_ = random.Random(0)
@@ -181,38 +157,6 @@ def test_fifty_kills_in_two_hundred_cases_lose_nothing() -> None:
     _, frame = sweep(Unruly(), 200, done=done)
     whole(frame, 200)
     assert (frame["status"] == "ok").all()
-
-
-def test_ctrl_c_ends_the_workers_and_keeps_the_finished_cases(request: pytest.FixtureRequest) -> None:
-    # A shell hands SIGINT down as ignored to what it starts in the background, this test run perhaps
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-
-    def on_case(planned: PlannedCase) -> None:
-        if planned.case["n"] == 3:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-    outcome, frame = sweep(Unruly(acts={3: "hang"}), 4, on_case=on_case)
-    assert outcome.state == "interrupted"
-    assert frame["case_id"].nunique() == 2
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)
-    assert [child for child in server.children() if child.status() != psutil.STATUS_ZOMBIE] == []
-
-
-def test_a_folder_that_vanishes_in_the_middle_ends_the_run_and_says_so() -> None:
-    def on_case(planned: PlannedCase) -> None:
-        if planned.case["n"] == 3:
-            shutil.rmtree("run")
-
-    writer = store.RunWriter(Path("run"), run_id="r", sweep="toy", env_id="e", env={}, about={})
-    executor = Executor(
-        device="cpu", timing=QUICK, places=[Place(Conditions.here())], on_case=on_case, control=False
-    )
-    outcome = executor.run(plan(Unruly(), 4), writer)
-    assert outcome.state == "failed"
-    assert "No such file or directory; the folder itself is gone" in outcome.message
-    with pytest.warns(RuntimeWarning, match="closed without compacting"):
-        writer.close(outcome.state)
 
 
 def test_a_disk_that_is_full_ends_the_run_with_the_earlier_rows_intact() -> None:
@@ -271,51 +215,120 @@ def test_a_worker_on_a_gpu_is_alone_there(capsys: pytest.CaptureFixture[str]) ->
     assert not any(json.loads(text)["contended"] for text in timed["timing"])
 
 
-# A sweep whose second case never ends, in a process of its own, to be killed.
-ENDLESS = """
-import sys
-from harness.cli import run
-from harness.__main__ import main
-from unruly import Alone, Unruly
-run.SUITES["toy"] = Unruly(acts={2: "hang"} if "resume" not in sys.argv[-1] else {})
-sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
-"""
-SWEEP = """\
-# Does the toy pay?
-suite: toy
-axes: {n: [1, 2, 3]}
-timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
-         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
-"""
+TWICE = "its process died twice (signal 9, SIGKILL) in arm"
+CUDA = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
-@pytest.mark.slow
-def test_a_sweep_that_was_killed_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
-    command = [sys.executable, "-c", ENDLESS]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
-    while not Path("hanging").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not alive
-    (folder,) = Path("results/toy").iterdir()
-    before = store.read(folder)
-    assert before["case_id"].nunique() == 1
-    again = subprocess.run(
-        [*command, f"resume={folder.name}"], env=environ, capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    frame = store.read(folder)
-    assert (frame["status"] == "ok").all()
+# What the arms do; processes that had the case; how the reasons of those that failed begin.
+FAULTS: list[tuple[dict[str, str], int, dict[str, str]]] = [
+    ({"peer": "timed die"}, 3, {"peer": f"{TWICE} peer after timing began; resume="}),
+    (
+        {"peer": "die", "far": "segfault"},
+        4,
+        {
+            "peer": f"{TWICE} peer after it was begun",
+            "far": "its process died 3 times (signal 11, SIGSEGV) in arm far after it was begun: ",
+        },
+    ),
+    ({"other": "die"}, 3, dict.fromkeys(("other", "far"), f"{TWICE} other after it was begun; resume=")),
+    ({"base": "die"}, 2, dict.fromkeys(FOUR, f"{TWICE} base after it was begun; resume=")),
+    ({"peer": "lose"}, 2, {"peer": CUDA}),
+    ({"peer": "timed lose"}, 2, {"peer": CUDA}),
+    ({"peer": "spoil"}, 2, {"peer": "SpoiledError: a recording was refused"}),
+    ({"peer": "timed spoil"}, 2, {"peer": "SpoiledError: a recording was refused"}),
+    (
+        {"other": "lose", "peer": "die"},
+        4,
+        {"other": CUDA, "far": f"arm other lost the device: {CUDA}", "peer": TWICE},
+    ),
+    ({"base": "timed lose"}, 1, {**dict.fromkeys(FOUR, f"arm base lost the device: {CUDA}"), "base": CUDA}),
+    ({"peer": "nan"}, 1, {"peer": "ValueError: sqnr_db of toy/peer: NaN is no measurement"}),
+]
+
+
+def test_an_arm_that_ends_its_process_fails_with_those_compared_with_it_and_the_others_are_timed() -> None:
+    acts = {n: arms for n, (arms, _, _) in enumerate(FAULTS, 1)}
+    outcome, frame = sweep(Unruly(ARMS=FOUR, acts=acts), len(acts) + 1)
+    assert outcome.state == "finished"
     assert not frame.duplicated(["case_id", "arm", "metric"]).any()
-    assert frame["case_id"].nunique() == 3
-    kept = frame[frame["case_id"].isin(before["case_id"])]
-    pd.testing.assert_frame_equal(kept.reset_index(drop=True), before)
+    times = frame[frame["metric"] == "time_ms"]
+    assert times.groupby("arm").size().to_dict() == dict.fromkeys(FOUR, len(acts) + 1)
+    for n, (arms, tries, reasons) in enumerate([*FAULTS, ({}, 1, {})], 1):
+        rows = of_case(times, n).set_index("arm")
+        assert set(rows["tries"]) == {tries}, arms
+        assert set(rows.index[rows["status"] == "failed"]) == set(reasons), arms
+        for arm, reason in reasons.items():
+            assert rows.loc[arm, "reason"].startswith(reason), arms
+        measured = rows[rows["status"] == "ok"]
+        assert len({json.loads(r)["process"] for r in measured["resolved"]}) <= 1
+        assert measured["rounds"].map(frozenset).nunique() <= 1
+
+
+def test_without_other_processes_a_lost_device_is_laid_at_its_arm_and_resume_runs_the_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuTimer, "synchronize", CpuTimer.synchronize)  # is put back, as `fault` is
+    suite = Unruly(ARMS=FOUR, acts={2: {"other": "timed lose"}})
+    try:
+        _, frame = sweep(suite, 3, places=())
+    finally:
+        fault.clear()
+    assert (of_case(frame, 1)["status"] == "ok").all()
+    times = frame[frame["metric"] == "time_ms"]
+    rows = of_case(times, 2).set_index("arm")["reason"].to_dict()
+    assert rows.pop("other") == CUDA
+    assert set(rows.values()) == {
+        f"the device was lost in arm other: {CUDA}; resume=RUN_ID runs the case again"
+    }
+    assert of_case(times, 3)["reason"].str.startswith("the device was lost in case ").all()
+    assert len(stored_cases(Path("run"), plan(suite, 3))) == 1
+
+
+def test_a_case_that_takes_too_long_as_a_whole_fails_as_a_whole() -> None:
+    _, frame = sweep(Unruly(acts={1: "hang"}), 2, case_wall_s=1.0)
+    rows = of_case(frame, 1)
+    assert rows["reason"].tolist() == [
+        "not done within 1 s in arm other after it was begun; case_wall_s=SECONDS allows more"
+    ] * len(rows)
+    assert rows["arm"].tolist() == ["base", "other"]
+    assert (of_case(frame, 2)["status"] == "ok").all()
+
+
+# What arm `other` does, and how the reasons of its row and of the other arm's begin. Rows are read together, and sent so
+# where each of them can be.
+UNFIT = {
+    "unreadable": ("its rows cannot be read: ModuleNotFoundError: No module named 'no_such_module'",) * 2,
+    "unsendable": ("its row cannot be sent to the process that stores it: ValueError: no pickle", ""),
+    "tensor": ("its row cannot be stored: TypeError: Object of type Tensor is not JSON serializable", ""),
+    "words": ("its row cannot be stored: ArrowInvalid: Could not convert 'many'", ""),
+    "undecodable": ("RuntimeError: a bad \\udcff byte", ""),
+}
+
+
+def test_rows_that_cannot_be_read_or_stored_are_failed_rows_and_the_sweep_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "MESSAGE_S", 1.0)
+    acts = {2 * i + 2: act for i, act in enumerate(UNFIT)}
+    count = 2 * len(acts) + 1
+    outcome, frame = sweep(Unruly(acts=acts), count)
+    assert outcome.state == "finished"
+    assert all(reason.isascii() for reason in outcome.reasons)
+    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
+    times = frame[frame["metric"] == "time_ms"]
+    assert times.groupby("arm").size().to_dict() == {"base": count, "other": count}
+    for n, act in acts.items():
+        rows = of_case(times, n).set_index("arm")
+        for arm, reason in zip(("other", "base"), UNFIT[act], strict=True):
+            assert rows.loc[arm, "status"] == ("failed" if reason else "ok"), act
+            assert rows.loc[arm, "reason"].startswith(reason), act
+    for n in range(1, count + 1, 2):
+        assert (of_case(times, n)["status"] == "ok").all()
+
+
+def test_an_unfit_row_of_this_process_is_replaced_too() -> None:
+    _, frame = sweep(Unruly(acts={1: "tensor"}), 1, places=())
+    rows: pd.DataFrame = frame.set_index(["arm", "metric"])["status"]
+    assert rows.to_dict() == {
+        ("base", "sqnr_db"): "ok", ("base", "time_ms"): "ok", ("other", "sqnr_db"): "failed", ("other", "time_ms"): "failed",
+    }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy import ToySuite
 
-from harness.engine.plan import Plan, describe, make_plan
+from harness.engine.plan import Plan, make_plan
 from harness.store.errors import UsageError
 from harness.timing.workload import Axis, Unsupported
 
@@ -84,13 +84,6 @@ def test_axes_of_numbers_and_texts(axis: Axis, good: list[Any], bad: list[Any], 
             plan(toy, axes={"n": [1], "x": [value]})
 
 
-def test_a_number_is_one_case_however_it_is_written() -> None:
-    toy = ToySuite()
-    toy.AXES = {**toy.AXES, "x": Axis("a rate", kind="float", minimum=0)}
-    one, two = (plan(toy, axes={"n": [1], "x": value}).cases[0].case for value in (1, 1.0))
-    assert one.case_id == two.case_id
-
-
 def test_a_shape_that_only_an_arm_not_asked_for_refuses_is_fine() -> None:
     assert plan(axes={"n": [1], "K": [100]}, arms=["base"]).cases[0].runnable == ("base",)
 
@@ -119,22 +112,10 @@ def test_sweep_wide_axes_reach_the_parts_that_know_them() -> None:
     assert [(c.part, c.case["n"]) for c in made.cases] == [("one", 5), ("two", 5)]
 
 
-def test_sweep_wide_axes_that_no_part_knows_are_refused() -> None:
-    with pytest.raises(UsageError, match="unknown axis 'nn' "):
-        plan(parts=parts(), axes={"nn": [5]})
-
-
 @pytest.mark.parametrize("key", ["suite", "shapes"])
 def test_what_belongs_to_one_part_is_refused_for_the_whole_sweep(key: str) -> None:
     with pytest.raises(UsageError, match=rf"is made of parts; write parts.one.{key}="):
         plan(**{"suite": None, "parts": parts(), "axes": {}, key: "toy"})
-
-
-def test_sweep_wide_arms_choose_the_parts_that_have_them() -> None:
-    special = ToySuite()
-    special.ARMS = {"special": special.ARMS["base"]}
-    made = make_plan(config(parts=parts(), axes={}, arms=["special"]), {"toy": ToySuite(), "toy2": special})
-    assert [(c.part, c.arms) for c in made.cases] == [("two", ("special",))]
 
 
 def test_cases_are_chosen_by_their_ids() -> None:
@@ -153,11 +134,3 @@ def test_headline_cases_are_those_with_the_most_work() -> None:
     by_id = {c.case.case_id: c.case["n"] for c in made.cases}
     assert {by_id[i] for i in made.headline(2)} == {9, 7}
     assert made.headline(0) == set()
-
-
-def test_dry_run_lists_products_cases_and_what_would_be_skipped() -> None:
-    suite = ToySuite(refuses={"other": Unsupported("device", "no FP8 here")})
-    text = "\n".join(describe(plan(suite)))
-    assert "2 = 2 cases x 2 arms" in text
-    assert "other skipped: no FP8 here" in text
-    assert text.endswith("2 cases in all; nothing was measured (dry_run=true)")

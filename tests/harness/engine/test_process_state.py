@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from leaky import FOR_GOOD, LEAKS, Leaky
 from test_executor_faults import of_case, plan, sweep
 
-from harness.engine.process_state import OwnStates, UnrestorableError, differences, portable, restore, take
+from harness.engine.process_state import OwnStates, differences, take
 
 NUMBERS = {name: n for n, name in enumerate([*LEAKS, *FOR_GOOD], 1)}
 
@@ -24,7 +22,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module", params=["build", "timed", pytest.param("check", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["timed", *(pytest.param(when, marks=pytest.mark.slow) for when in ("build", "check"))],
+)
 def leaked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     """A case a leak, in worker processes."""
     folder = tmp_path_factory.mktemp("leaks")
@@ -145,109 +146,8 @@ for use in (
 """
 
 
+@pytest.mark.slow
 def test_what_torch_does_at_a_first_use_is_no_change() -> None:
     """In a process of its own, where all of it is used for the first time."""
     done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, check=True)
     assert done.stdout == " {} \n" * 12
-
-
-NICE = """
-import os
-from harness.engine.process_state import OwnStates
-states, before = OwnStates(), os.getpriority(os.PRIO_PROCESS, 0)
-with states.of("guilty"):
-    os.nice(1)
-is_restored = os.getpriority(os.PRIO_PROCESS, 0) == before
-print("nice" in states.changed["guilty"], states.culprit == ("" if is_restored else "guilty"))
-"""
-
-
-def test_a_lower_priority_is_put_back_where_the_process_may_or_costs_it_a_process_of_its_own() -> None:
-    done = subprocess.run([sys.executable, "-c", NICE], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
-
-
-def test_another_process_is_given_no_objects_of_this_one() -> None:
-    usual = signal.signal(signal.SIGALRM, lambda *_: None)  # which cannot be sent
-    try:
-        state = pickle.loads(pickle.dumps(portable(take())))
-    finally:
-        signal.signal(signal.SIGALRM, usual)
-    restore(state, take())
-    assert signal.getsignal(signal.SIGALRM) == usual
-
-
-def test_a_process_that_cannot_be_put_back_is_told_and_does_nothing_more() -> None:
-    import torch
-
-    states, mode = OwnStates(), torch.inference_mode()
-    with states.of("guilty"):
-        mode.__enter__()
-    try:
-        assert states.culprit == "guilty"
-        assert states.changed["guilty"]["inference_mode"] == ["False", "True"]
-        with pytest.raises(UnrestorableError, match="arm guilty changed inference_mode"), states.of("next"):
-            pass
-    finally:
-        mode.__exit__(None, None, None)
-
-
-def test_the_clocks_of_a_block_do_not_see_the_change_of_states() -> None:
-    """Oracle: a fake clock that moves only while states change."""
-    from contextlib import contextmanager
-
-    from fakes import FakeTime
-
-    from harness.timing.rounds import TimingConfig
-    from harness.timing.session import Sampler
-    from harness.timing.timers import CpuTimer
-
-    time = FakeTime()
-
-    @contextmanager
-    def around(name: str):  # type: ignore[no-untyped-def]
-        time.sleep(5.0)
-        yield
-        time.sleep(5.0)
-
-    timer = CpuTimer(clock=time)
-    session = Sampler(
-        {"a": lambda: time.sleep(1e-3)}, timer, TimingConfig(), 0, None, time, None, around=around
-    )
-    samples = session.sample("a", session.runs["a"], timer.block, 3, 1)
-    assert samples == pytest.approx([1.0] * 3)
-    assert session.runs["a"].seconds < 1.0
-
-
-FIRST_IMPORT = """
-from harness.engine.process_state import OwnStates
-import sys
-states, drawn = OwnStates(), []
-for arm in ("first", "second"):
-    with states.of(arm):
-        import numpy
-        drawn.append(numpy.random.random())
-print(drawn[0] == drawn[1])
-"""
-
-
-def test_an_arm_that_imports_numpy_first_leaves_its_draws_to_itself() -> None:
-    """In a process of its own, where nothing of ours need have imported numpy. Both arms begin alike."""
-    done = subprocess.run([sys.executable, "-c", FIRST_IMPORT], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True"]
-
-
-def test_a_recursion_limit_that_a_library_has_raised_stays_where_it_was() -> None:
-    """Only a lowered one is an arm's doing; it is put back to the raised one, not to Python's."""
-    before = sys.getrecursionlimit()
-    try:
-        sys.setrecursionlimit(before + 1234)
-        states = OwnStates()
-        with states.of("lowers"):
-            sys.setrecursionlimit(900)
-        assert sys.getrecursionlimit() == before + 1234
-        with states.of("raises"):
-            sys.setrecursionlimit(before + 4321)
-        assert (list(states.changed), sys.getrecursionlimit()) == (["lowers"], before + 4321)
-    finally:
-        sys.setrecursionlimit(before)

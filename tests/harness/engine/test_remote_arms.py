@@ -9,23 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeCuda, FakeHold
 from patching import LINEAR, Patching, detour
 from test_executor_faults import QUICK, plan, sweep
 from torch.nn import functional
 
 from harness.engine import tasks
 from harness.engine.bench import Bench, Setting
-from harness.engine.remote_arm import RemoteClosure, RemoteTimer
-from harness.engine.remote_calls import Taken, sample
 from harness.engine.tasks import Task
 from harness.engine.worker_process import Resubmit
 from harness.machine.processes import began
 from harness.peers import PEERS
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
-from harness.timing.rounds import TimingConfig, measure, measure_sustained, timer_for
-from harness.timing.timers import CudaTimer
+from harness.timing.rounds import timer_for
 
 
 class Silent:
@@ -139,62 +135,9 @@ def test_a_remote_arm_that_raises_or_dies_fails_alone() -> None:
         assert seen(rows["last"])["calls"] == calls_timed(rows["last"])
 
 
-def test_a_suite_that_cannot_be_sent_costs_its_remote_arm_alone() -> None:
-    suite = Patching()
-    suite.unsendable = lambda: None  # type: ignore[attr-defined]
-    rows = Bench(Setting("cpu", QUICK), timer_for("cpu")).measure(
-        plan(suite, 1).cases[0], apart={"peer": {"why": "changed"}}
-    )
-    failed = [r for r in rows if r.status == "failed"]
-    assert [(r.arm, r.cause) for r in failed] == [("peer", Cause.BUILD)]
-    assert {r.arm for r in rows if r.samples} == {"base", "base:again", "last"}
-
-
 def test_nothing_of_a_remote_arm_is_left_when_its_case_has_ended() -> None:
     rows, _ = done(Patching(), apart={"peer": {"why": "changed"}})
     assert began(seen(rows["peer"])["process"]) is None
-
-
-class Recorded:
-    """In place of a `RemoteArm`: keeps what its process would be asked for, and answers that a call takes 2 us."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-
-    def ask(self, fn: Any, *args: Any, meanwhile: Any = None) -> Any:
-        self.asked.append((fn.__name__, *args))
-        return Taken([2e-3] * args[2], [], 1) if fn is sample else None
-
-
-@pytest.mark.parametrize("sustained", [False, True])
-def test_on_a_gpu_a_remote_arm_is_sampled_as_the_others_are(sustained: bool) -> None:
-    """Calls of 2 us on a fake device: without a flush, over rotated operands, as `test_timing` has it for arms of one process."""
-    cuda = FakeCuda()
-    arm = Recorded()
-    timer = RemoteTimer(CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time, hold=FakeHold(cuda)), [])
-    closures = {"here": (cuda.kernel(2e-6),) * 2, "far": (RemoteClosure(arm, "covering"),) * 2}  # type: ignore[arg-type]
-    config = TimingConfig(
-        min_rounds=2, max_rounds=2, min_seconds=0.0, warmup_min_seconds=0.0, sustained_rounds=2
-    )
-    if sustained:
-        found = measure_sustained(closures, timer, config, clock=cuda.time)
-    else:
-        runs = {name: each[0] for name, each in closures.items()}
-        found = measure(runs, timer, config, clock=cuda.time, rotations=closures)
-    kept = [found[name] for name in ("here", "far")]
-    assert {(t.method, t.l2, t.failure) for t in kept} == {("cuda_events_mean", "rotating", "")}
-    assert set(found["far"].rounds) == set(found["here"].rounds) == {0, 1}
-    last = arm.asked[-1]
-    way = "back_to_back" if sustained else "block"
-    assert last[:5] == (
-        "sample",
-        "covering",
-        way,
-        len(found["far"].samples_ms) // 2,
-        found["far"].calls_per_sample,
-    )
-    assert last[7] is not sustained  # a timer without a flush
-    assert sustained or found["far"].late_samples == 2  # one a round, as its process says
 
 
 def test_where_an_import_has_changed_torch_no_arm_gets_a_number() -> None:

@@ -11,7 +11,6 @@ from report_cases import ceiling_cases
 from report_fixtures import Invented, write_run
 
 from harness import store
-from harness.__main__ import main
 from harness.advise import training
 from harness.engine.plan import Plan, make_plan
 from harness.engine.resume import changes, refuse, stored_arms, stored_cases
@@ -107,49 +106,6 @@ def test_ceilings_of_an_advised_filter_are_known_by_their_content(
             stored_cases(run, advised(wrong))
 
 
-def test_a_checkpoint_is_of_its_text(tmp_path: Path) -> None:
-    """The rows of a run that was killed in its first arm hold no sha256 yet; its checkpoint says what it read."""
-    one, two = planned(written(tmp_path / "a", TEXT)), planned(written(tmp_path / "b", TEXT[::-1]))
-    cases = [plan.cases[0].case for plan in (one, two)]
-    assert cases[0].case_id == cases[1].case_id
-    names = [divergence.job_of(case, "base", "cpu").identity for case in cases]
-    assert names[0] != names[1]
-
-
-def test_a_run_reads_one_place(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"axes\.data_path has 2 values; it does not distinguish cases"):
-        make_plan(
-            {
-                "name": "d", "suite": "divergence", "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
-                "axes": {"data": "bytes", "data_path": ["/a", "/b"]}, "device": "cpu",
-            },
-            {"divergence": divergence},
-        )  # fmt: skip
-
-
-def test_resume_with_other_settings_is_refused_and_leaves_the_run_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run holds one experiment: another one's rows beside it, and its command lost, would make it worthless."""
-    folders = [f"results_dir={tmp_path}", f"reports_dir={tmp_path}"]
-    words = [
-        "sweep=cast",
-        "device=cpu",
-        "axes.M=32",
-        "axes.K=32",
-        "axes.granularity=tensorwise",
-        "arms=[eager]",
-    ]
-    assert main([*words, "rounds=2", *folders]) == 0
-    (about,) = tmp_path.glob("cast/*/_run.json")
-    before = about.read_text()
-    resumed = f"resume={about.parent.name}"
-    assert main([*words[:2], "axes.M=64", *words[3:], resumed, *folders]) == 2
-    assert "was made with another axes; repeat its command" in capsys.readouterr().err
-    assert about.read_text() == before
-    assert main([*words, resumed, *folders]) == 0
-
-
 def conditions(**env: Any) -> list[tuple[str, dict[str, Any]]]:
     facts = {"device": "cpu", "torch": "2.11", "git_commit": "a" * 40, "git_dirty": False, "code": "c1"} | env
     return [(env_id(facts), facts)]
@@ -185,12 +141,3 @@ def test_what_has_changed_since_a_run_is_named(
     with pytest.raises(UsageError, match=r"under other conditions: .*; start a new run .*resume_anyway=true"):
         refuse("r", found)
     return None
-
-
-def test_a_run_of_several_devices_goes_on_with_any_of_them(tmp_path: Path) -> None:
-    both = conditions() + conditions(power_limit_w=500)
-    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="w", env_id="-", env={}, about={})
-    rows = [Measurement("s", "c", "a", "{}", "time_ms", "ok", samples=(1.0,))]
-    writer.append(rows, both[1])
-    assert changes(tmp_path / "r", both) == []
-    assert changes(tmp_path / "r", both[:1]) == ["power_limit_w 500 -> None"]

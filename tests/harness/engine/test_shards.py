@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,13 @@ from toy import ToySuite, offered
 from harness import store
 from harness.__main__ import main
 from harness.engine.plan import Plan, PlannedCase
-from harness.engine.shards import Shard, costs, deal, of_command, parse, share
+from harness.engine.shards import Shard, costs, deal, parse, share
 from harness.store import run_state
 from harness.store.case import Case
 from harness.store.errors import UsageError
-from harness.timing.workload import Unsupported, Workload
+from harness.timing.workload import Unsupported
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -41,13 +45,6 @@ def test_what_is_no_shard_is_refused_with_the_value(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert f"shard={text}" in str(caught.value)
-
-
-def test_shards_of_a_command() -> None:
-    assert of_command("0/3,2/3") == of_command("[0/3, 2/3]") == [Shard(0, 3), Shard(2, 3)]
-    for text, why in {"0/2,1/3": "of 2 and of 3", "0/2,0/2": "twice", "0/2,2/2": "count from 0"}.items():
-        with pytest.raises(UsageError, match=why):
-            of_command(text)
 
 
 # Dealing
@@ -102,22 +99,6 @@ def test_a_case_costs_as_many_arms_as_run() -> None:
 # Running
 
 
-def test_shards_share_a_run_and_each_case_has_its_rows_once(
-    toy: ToySuite, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for i in range(2):
-        assert main(["sweep=toy", "device=cpu", f"shard={i}/2", "run_id=r1", "--quiet"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    frame = store.read("results/toy/r1")
-    assert set(frame["run_id"]) == {"r1"}
-    assert sorted(json.loads(a)["n"] for a in frame.drop_duplicates("case_id")["axes"]) == [1, 2, 3, 4, 50]
-    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
-    alone = [store.read(f"results/toy/r1/shard-{i}-of-2") for i in range(2)]
-    assert not set(alone[0]["case_id"]) & set(alone[1]["case_id"])
-    assert store.read_about(Path("results/toy/r1/shard-0-of-2"))["command"].endswith("device=cpu quiet=true")
-
-
 def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
     toy: ToySuite, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,45 +118,12 @@ def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
     assert "run_id=r1" not in Path("reports/r1.md").read_text()
 
 
-def test_two_attempts_at_one_shard_leave_each_case_once(toy: ToySuite, tmp_path: Path) -> None:
-    """A scheduler may start a job twice, on two machines whose folders are then merged."""
-    for place in ("a", "b"):
-        assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1", f"results_dir={place}"]) == 0
-    for file in (tmp_path / "b/toy/r1/shard-0-of-2").glob("*.parquet"):
-        file.rename(tmp_path / "a/toy/r1/shard-0-of-2" / file.name)
-    merged, alone = store.read("a/toy/r1"), store.read("a/toy/r1", all_attempts=True)
-    assert len(alone) == 2 * len(merged)
-    assert not merged.duplicated(["case_id", "arm", "metric"]).any()
-
-
-def test_shards_are_spread_again_to_go_on_with_a_run_given_by_its_path(toy: ToySuite) -> None:
-    """A run lost with half of its shards; what is stored stays, and every case is there once."""
-    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1", "results_dir=old"]) == 0
-    kept = store.read("old/toy/r1")
-    assert main(["-m", "sweep=toy", "device=cpu", "shard=0/2,1/2", "resume=old/toy/r1", "quiet=true"]) == 0
-    frame = store.read("old/toy/r1")
-    assert frame["case_id"].nunique() == 5
-    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
-    before = frame[frame["case_id"].isin(kept["case_id"])]
-    assert set(before["attempt"]) == set(kept["attempt"])
-    assert set(frame["run_id"]) == {"r1"}
-    assert store.read_about(Path("old/toy/r1"))["state"] == "finished"
-
-
-def test_dry_run_lists_the_cases_of_the_shard(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep=toy", "device=cpu", "shard=0/2", "dry_run=true"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "in other shards" in last
-    assert not Path("results").exists()
-
-
 @pytest.mark.parametrize(
     "words",
     [
         ["shard=5/4"],
         ["shard=x"],
         ["shard=0/2,1/2"],
-        ["hydra/launcher=joblib"],
         ["run_id=../away"],
         ["run_id=r1", "resume=r2"],
         ["log_level=LOUD"],
@@ -200,11 +148,6 @@ def test_a_shard_of_other_settings_does_not_join(toy: ToySuite, capsys: pytest.C
     assert not Path("results/toy/r1/shard-1-of-2").exists()
 
 
-def test_more_shards_than_cases_leave_some_with_nothing_to_do(toy: ToySuite) -> None:
-    assert [main(["sweep=toy", "device=cpu", f"shard={i}/7", "run_id=r1"]) for i in range(7)] == [0] * 7
-    assert store.read("results/toy/r1")["case_id"].nunique() == 5
-
-
 def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite) -> None:
     assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
     assert main(["report", "results/toy/r1", "-o", "one.html"]) == 0
@@ -214,26 +157,12 @@ def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite
     assert "has not ended" not in Path("two.md").read_text()
 
 
-def test_a_report_after_half_of_the_shards_were_launched_says_that_the_others_are_missing(
-    toy: ToySuite,
-) -> None:
-    """Who launched them finished, and knows of no other; what another machine adds ends the run."""
-    words = ["sweep=toy", "device=cpu"]
-    assert main(["-m", *words, "shard=0/4,1/4", "run_id=r1", "quiet=true"]) == 0
-    assert "has not ended" in Path("reports/r1.md").read_text()
-    assert [main([*words, f"shard={i}/4", "run_id=r1"]) for i in (2, 3)] == [0, 0]
-    assert main(["report", "results/toy/r1", "-o", "four.html"]) == 0
-    assert "has not ended" not in Path("four.md").read_text()
-
-
 def about(folder: Path, state: str, **more: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "_run.json").write_text(json.dumps({"state": state, "started_at": "2026", **more}))
 
 
 OWN = {
-    "launched": {"made_by": "launch", "command": "x"},
-    "launched, by its words": {"command": "python -m harness -m x"},  # written before there was `made_by`
     "alone": {"command": "python -m harness x"},
     "alone, whatever its words": {"made_by": "sweep", "command": "python -m harness -m x"},
 }
@@ -245,9 +174,6 @@ OWN = {
         ("", {"0-of-2": "finished"}, "running"),
         ("", {"0-of-2": "finished", "1-of-2": "finished"}, "finished"),
         ("", {"0-of-2": "finished", "1-of-2": "interrupted"}, "interrupted"),
-        ("launched", {"0-of-2": "finished"}, "running"),
-        ("launched, by its words", {"0-of-2": "finished"}, "running"),
-        ("launched", {}, "finished"),
         ("alone, whatever its words", {"0-of-2": "interrupted"}, "finished"),
         ("alone", {"0-of-2": "interrupted"}, "finished"),  # resume= without shards did the rest
         ("", {"0-of-2": "interrupted", "0-of-3": "finished"}, "interrupted"),
@@ -266,12 +192,19 @@ def test_the_state_of_a_run_is_that_of_its_shards(
     assert run_state.about(tmp_path).get("state") == state
 
 
-def test_the_log_has_levels_and_says_why_an_arm_failed(toy: ToySuite) -> None:
-    def broken(case: Case) -> Workload:
-        raise RuntimeError("no such kernel")
-
-    toy.behaviour = {"other": broken}
-    assert main(["sweep=toy", "device=cpu", "run_id=r1", "axes.n=1", "log_level=WARNING"]) == 1
-    (line,) = [text for text in Path("results/toy/r1/_run.log").read_text().splitlines() if "ERROR" in text]
-    assert "no such kernel" in line
-    assert "INFO" not in Path("results/toy/r1/_run.log").read_text()
+def test_the_sbatch_script_is_a_script_whose_shards_cover_the_sweep(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "examples" / "sweep.sbatch"
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    lines = script.read_text().splitlines()
+    (array,) = [line for line in lines if line.startswith("#SBATCH --array=")]
+    last = int(array.rpartition("-")[2])
+    echoed = tmp_path / "python"
+    echoed.write_text('#!/bin/bash\necho "$@"\n')
+    echoed.chmod(0o755)
+    for index in (0, last):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_COUNT": str(last + 1), "SLURM_SUBMIT_DIR": str(tmp_path)}  # fmt: skip
+        said = subprocess.run(
+            ["bash", str(script)], env=env, capture_output=True, text=True, check=True
+        ).stdout
+        assert f"shard={index}/{last + 1}" in said
+        assert "run_id=slurm-9" in said

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ import torch
 from harness.engine import workers
 from harness.engine.workers import Conditions, Ended, Pool, Reporter
 from harness.machine import ranks
-from harness.machine.processes import ending
-from harness.store.cause import Cause
 
 MIB = 2**20
 
@@ -40,59 +38,12 @@ def signs(count: int, tell: Reporter) -> tuple[Any, bool]:
     return count, False
 
 
-def die(tell: Reporter) -> tuple[Any, bool]:
-    os.write(2, b"first line\nlast line\n")
-    os.kill(os.getpid(), signal.SIGSEGV)
-    raise AssertionError
-
-
-def die_once(been: Path, tell: Reporter) -> tuple[Any, bool]:
-    if not been.exists():
-        been.touch()
-        os._exit(7)
-    return "there again", False
-
-
 def hang(tell: Reporter) -> tuple[Any, bool]:
     tell(0, 0, "the sleep began")
     child = subprocess.Popen(["sleep", "600"])
     Path("child").write_text(str(child.pid))
     time.sleep(600)
     raise AssertionError
-
-
-def chatter(tell: Reporter) -> tuple[Any, bool]:
-    while True:
-        tell(0, 0, "a word")
-        time.sleep(0.02)
-
-
-@dataclass(frozen=True)
-class Arms:
-    """A job of several arms, of which those that are fatal end its process; keeps why others were left out."""
-
-    arms: str
-    fatal: str
-    left_out: tuple[tuple[str, str], ...] = ()
-
-    def __call__(self, tell: Reporter) -> tuple[Any, bool]:
-        for arm in self.arms:
-            tell(0, 0, "it was begun")
-            tell.set_arm(arm)
-            if arm in self.fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-        tell.set_arm("")
-        return self.arms, False
-
-    def drop_arm(self, arm: str, fault: str, printed: str, cause: Cause) -> Arms | None:
-        rest = self.arms.replace(arm, "")
-        return Arms(rest, self.fatal, (*self.left_out, (arm, fault))) if rest else None
-
-
-def noise(tell: Reporter) -> tuple[Any, bool]:
-    for descriptor in (1, 2):
-        os.write(descriptor, b"\x80\x04\x95\xff\x1b[2J\n" * 20_000)
-    return "heard", False
 
 
 def hog(size: int, tell: Reporter) -> tuple[Any, bool]:
@@ -108,10 +59,6 @@ def grow(size: int, tell: Reporter) -> tuple[Any, bool]:
 
 
 KEPT: list[bytes] = []
-
-
-def unsendable(tell: Reporter) -> tuple[Any, bool]:
-    return lambda: None, False
 
 
 def rank() -> int:
@@ -141,16 +88,6 @@ def test_a_worker_is_used_again_and_ends_with_the_pool() -> None:
     assert {(e.fault, e.tries, e.worker) for e in ended} == {("", 1, 0)}
 
 
-def test_a_spoiled_worker_does_nothing_more() -> None:
-    one, two, three = do([partial(answer, 1), partial(answer, 2, spoiled=True), partial(answer, 3)])
-    assert one.result[1] == two.result[1] != three.result[1]
-
-
-def test_every_job_is_done_once_by_several_workers() -> None:
-    ended = do([partial(answer, i) for i in range(20)], count=3)
-    assert sorted(e.result[0] for e in ended) == list(range(20))
-
-
 def test_a_worker_waits_while_its_result_is_dealt_with() -> None:
     """The next case must not be timed while the rows of the last are written."""
     asked: list[int] = []
@@ -165,20 +102,6 @@ def test_a_worker_waits_while_its_result_is_dealt_with() -> None:
             assert asked == list(range(i + 1))
 
 
-def test_a_job_that_kills_two_workers_has_failed_and_its_last_words_are_kept() -> None:
-    bad, good = do([die, partial(answer, "next")])
-    assert bad.fault.startswith("its process died twice (signal 11, SIGSEGV) after its start: ")
-    assert bad.died
-    assert bad.tries == 2
-    assert "first line\nlast line" in bad.printed
-    assert good.result[0] == "next"
-
-
-def test_a_job_whose_worker_died_from_outside_is_done_by_a_second() -> None:
-    (ended,) = do([partial(die_once, Path("been"))])
-    assert (ended.result, ended.tries, ended.fault) == ("there again", 2, "")
-
-
 def test_a_silent_job_is_ended_with_all_that_it_started() -> None:
     hung, good = do([hang, partial(answer, "next")], timeout_s=0.5)
     assert hung.fault == (
@@ -189,34 +112,6 @@ def test_a_silent_job_is_ended_with_all_that_it_started() -> None:
     assert good.result[0] == "next"
     child = int(Path("child").read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_job_that_is_never_silent_is_ended_all_the_same() -> None:
-    with Pool([Conditions.here()], 60, wall_s=0.3) as pool:
-        chatty, good = pool.run([chatter, partial(answer, "next")])
-    assert chatty.fault == "not done within 0.3 s after a word; case_wall_s=SECONDS allows more"
-    assert (chatty.died, chatty.tries) == (False, 1)
-    assert good.result[0] == "next"
-
-
-DEATH = "its process died {} (signal 9, SIGKILL) in arm {} after it was begun; resume=RUN_ID runs it again"
-
-
-@pytest.mark.parametrize(
-    ("fatal", "left", "times"), [("b", "ac", ["twice"]), ("ca", "b", ["twice", "3 times"])]
-)
-def test_a_job_is_done_without_the_arms_that_end_its_process(fatal: str, left: str, times: list[str]) -> None:
-    (ended,) = do([Arms("abc", fatal)])
-    assert (ended.result, ended.fault, ended.tries) == (left, "", 2 + len(fatal))
-    reasons = zip(sorted(fatal), times, strict=True)
-    assert ended.job.left_out == tuple((arm, DEATH.format(often, arm)) for arm, often in reasons)
-
-
-def test_a_job_all_of_whose_arms_end_their_process_is_given_up_after_one_worker_an_arm_and_one_more() -> None:
-    (ended,) = do([Arms("abc", "abc")])
-    assert (ended.tries, ended.died) == (4, True)
-    assert ended.fault == DEATH.format("4 times", "c")
-    assert [arm for arm, _ in ended.job.left_out] == ["a", "b"]
 
 
 def test_each_sign_of_life_gives_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,24 +128,6 @@ def test_each_sign_of_life_gives_time(monkeypatch: pytest.MonkeyPatch) -> None:
         (ended,) = pool.run([partial(signs, 5)], on_sign)
     assert ended.result == 5
     assert seen == [(0, 0), (1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
-
-
-def test_what_a_job_prints_is_no_answer_and_reaches_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    assert [e.result for e in do([noise, noise])] == ["heard", "heard"]
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_job_that_cannot_be_sent_is_refused_and_the_others_go_on() -> None:
-    bad, good = do([lambda tell: (1, False), partial(answer, "next")])
-    assert bad.fault.startswith("cannot be handed to a worker process (")
-    assert bad.fault.endswith("isolate=false does it in this one")
-    assert good.result[0] == "next"
-
-
-def test_a_result_that_cannot_be_sent_is_a_fault() -> None:
-    bad, good = do([unsendable, partial(answer, "next")])
-    assert bad.fault.startswith("its rows cannot be sent: ")
-    assert good.result[0] == "next"
 
 
 def test_memory_beyond_the_limit_is_refused_as_anywhere() -> None:
@@ -288,12 +165,6 @@ def test_a_worker_takes_over_environment_folder_and_threads(
 def test_a_job_may_start_ranks_of_its_own() -> None:
     (ended,) = do([with_ranks])
     assert ended.result == [0, 1], ended.fault
-
-
-def test_the_ends_of_processes_in_words() -> None:
-    assert ending(-9) == "signal 9, SIGKILL"
-    assert ending(-40) == "signal 40"
-    assert ending(0) == "exit code 0"
 
 
 def test_no_suite_starts_a_thread_in_the_server_that_workers_are_forked_from() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from toy import planned
 from toy_trials import STEPS, ToyTrials
 
 from harness import store
 from harness.engine.executor import Executor, Outcome, Place
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import Plan
 from harness.engine.resume import stored_arms, stored_cases
 from harness.engine.workers import Conditions
 from harness.timing.rounds import TimingConfig, timer_for
@@ -19,12 +20,8 @@ from harness.timing.rounds import TimingConfig, timer_for
 ARMS = ("base", "tensorwise", "rowwise", "broken")
 
 
-def plan(suite: ToyTrials, seeds: int = 2, **changes: Any) -> Plan:
-    config: dict[str, Any] = {
-        "name": "toy", "suite": "toy", "axes": {"seed": list(range(seeds))}, "shapes": [], "arms": [], "parts": {},
-        "model": None, "seed": 0, "device": "cpu",
-    }  # fmt: skip
-    return make_plan(config | changes, {"toy": suite})
+def plan(suite: ToyTrials, seeds: int = 2) -> Plan:
+    return planned(suite, {"seed": list(range(seeds))})
 
 
 def writer(folder: Path) -> store.RunWriter:

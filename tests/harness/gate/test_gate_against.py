@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 from command_repo import git
 
@@ -30,24 +28,6 @@ def root(tmp_path: Path) -> Path:
     git(root, "add", "-A")
     git(root, "commit", "-qm", "two")
     return root
-
-
-def test_a_documentation_only_commit_is_ok_without_measuring(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(against, "project_root", lambda: root)
-    assert main(["gate", "--against", "HEAD~1"]) == 0
-    assert "are the same in" in capsys.readouterr().out
-
-
-def test_what_differs_and_what_does_not(root: Path) -> None:
-    first = against.resolve(root, "HEAD~1")
-    assert against.same_code(root, first)
-    (root / "fp8core" / "new.py").write_text("")
-    assert not against.same_code(root, first)
-    (root / "fp8core" / "new.py").unlink()
-    (root / "fp8core" / "cast.py").write_text("x = 2\n")
-    assert not against.same_code(root, first)
 
 
 def test_a_file_that_became_a_folder_or_a_link_is_copied_as_it_is(root: Path, tmp_path: Path) -> None:
@@ -95,20 +75,6 @@ def test_a_git_that_fails_is_no_unchanged_tree(
         against.same_code(root, "HEAD", (".",))
 
 
-def test_what_the_gate_writes_is_no_change(root: Path, tmp_path: Path) -> None:
-    (root / "results" / "gate").mkdir(parents=True)
-    (root / "results" / "gate" / "run").write_text("")
-    (root / "gate.json").write_text("")
-    written = ("results/gate", "gate.json")
-    assert not against.same_code(root, "HEAD", (".",))
-    assert against.same_code(root, "HEAD", (".",), written)
-    assert against.files_of(root, written) == {"fp8core/cast.py", "README.md"}
-    (root / "results" / "mine").write_text("")
-    assert not against.same_code(root, "HEAD", (".",), written)
-    against.copy_changes(root, tmp_path / "tree", written)
-    assert [p.name for p in (tmp_path / "tree").rglob("*") if p.is_file()] == ["mine"]
-
-
 def test_an_unknown_revision_is_a_missing_baseline(root: Path, tmp_path: Path) -> None:
     with pytest.raises(GateError, match="no commit 'nope'") as caught:
         against.resolve(root, "nope")
@@ -150,69 +116,6 @@ def test_histories_that_never_met_are_a_missing_baseline(root: Path) -> None:
     with pytest.raises(GateError, match="no common ancestor; --tip") as caught:
         against.merge_base(root, against.resolve(root, "elsewhere"))
     assert caught.value.code is Exit.NO_BASELINE
-
-
-def test_a_work_tree_comes_and_goes(root: Path) -> None:
-    commit = against.resolve(root, "HEAD~1")
-    with against.work_tree(root, commit) as tree:
-        assert (tree / "fp8core" / "cast.py").read_text() == "x = 1\n"
-        assert not (tree / "README.md").exists()
-        assert git(tree, "rev-parse", "HEAD") == commit
-    assert not tree.exists()
-    assert len(git(root, "worktree", "list").splitlines()) == 1
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from harness.gate import against
-from harness.gate.process import Process
-root, here = map(Path, sys.argv[1:])
-with against.work_tree(root, against.resolve(root, "HEAD~1")) as tree:
-    worker = Process(here)
-    worker.ask({"do": "plan", "words": ["sweep=gate", "device=cpu"]}, 300)
-    print(tree, worker._process.pid, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_gate_that_is_killed_leaves_nothing_that_stays(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """kill -9 with a real worker alive: the worker ends by itself, and the next gate removes the work tree."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)  # else the folder of before is remembered
-    here = Path(against.__file__).resolve().parents[2]
-    gate = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(root), str(here)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(here)},
-    )  # fmt: skip
-    assert gate.stdout is not None
-    tree, pid = gate.stdout.readline().split()
-    worker = psutil.Process(int(pid))
-    assert worker.is_running()
-    gate.kill()
-    gate.communicate()
-    gone, _ = psutil.wait_procs([worker], timeout=300)
-    assert gone or worker.status() == psutil.STATUS_ZOMBIE  # a container may have no init to collect it
-    assert Path(tree).is_dir()
-    with against.work_tree(root, against.resolve(root, "HEAD~1")) as other:
-        assert not Path(tree).exists()
-        assert other.is_dir()
-    assert len(git(root, "worktree", "list").splitlines()) == 1
-    assert not list(tmp_path.glob(against.PREFIX + "*"))
-
-
-def test_two_gates_at_once_have_trees_of_their_own(root: Path) -> None:
-    commit = against.resolve(root, "HEAD~1")
-    with against.work_tree(root, commit) as one:
-        with against.work_tree(root, commit) as other:
-            assert one != other
-            assert one.is_dir()  # the second one cleared up, and this tree is locked
-            assert (other / "fp8core" / "cast.py").read_text() == "x = 1\n"
-        assert one.is_dir()
-        assert not other.exists()
-    assert len(git(root, "worktree", "list").splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from command_repo import git
 
 from harness.__main__ import main
 from harness.gate import against, base, drive, process
-from harness.gate.base import base_of, clock_lacks
+from harness.gate.base import base_of
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.process import Process
 
@@ -82,59 +82,16 @@ def test_a_policy_that_this_gate_cannot_read_is_no_baseline(trees: tuple[Path, P
     assert caught.value.code is Exit.NO_BASELINE
 
 
-def test_a_changed_clock_is_lent_and_one_that_lacks_a_name_is_no_baseline(trees: tuple[Path, Path]) -> None:
-    timing = trees[0] / "harness" / "timing"
-    (timing / "rounds.py").write_text("def measure(): return 0\n")
+def test_a_changed_clock_is_lent(trees: tuple[Path, Path]) -> None:
+    (trees[0] / "harness" / "timing" / "rounds.py").write_text("def measure(): return 0\n")
     found = base_of(*trees, None)
     assert found.clock == trees[1]
     assert "harness/timing/rounds.py" in found.notes[0]
-    (timing / "rounds.py").write_text("def measure(): ...\ndef faster(): ...\n")
-    (trees[0] / "harness" / "user.py").write_text("from harness.timing.rounds import faster, measure\n")
-    with pytest.raises(
-        GateError, match=r"lacks harness\.timing\.rounds\.faster.*gate --baseline RUN"
-    ) as caught:
-        base_of(*trees, None)
-    assert caught.value.code is Exit.NO_BASELINE
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def run():\n    from harness.timing import rounds\n\n    rounds.prime()\n",
-        "from harness.timing import rounds as r\nr.prime()\n",
-        "import harness.timing.rounds\nharness.timing.rounds.prime()\n",
-        "import harness.timing.rounds as r\nr.prime\n",
-        "import harness.timing as t\nt.rounds.prime()\n",
-        "from harness import timing\ntiming.rounds.prime()\n",
-    ],
-)
-def test_a_clock_that_lacks_an_attribute_of_a_module_is_no_baseline(
-    trees: tuple[Path, Path], source: str
-) -> None:
-    """Called for compiled arms alone, it would fail in each of them, on both sides."""
-    (trees[0] / "harness" / "timing" / "rounds.py").write_text("def measure(): ...\ndef prime(): ...\n")
-    (trees[0] / "harness" / "user.py").write_text(source)
-    assert clock_lacks(trees[0], trees[0]) == ""
-    assert clock_lacks(*trees) == "harness.timing.rounds.prime"
-    with pytest.raises(GateError, match=r"lacks harness\.timing\.rounds\.prime") as caught:
-        base_of(*trees, None)
-    assert caught.value.code is Exit.NO_BASELINE
-
-
-def test_a_clock_that_lacks_a_module_is_no_baseline(trees: tuple[Path, Path]) -> None:
-    (trees[0] / "harness" / "timing" / "new.py").write_text("def measure(): ...\n")
-    (trees[0] / "harness" / "user.py").write_text("import harness.timing.new\n")
-    assert clock_lacks(*trees) == "harness.timing.new"
-    assert clock_lacks(trees[0], trees[0]) == ""
-
-
-def test_this_tree_finds_all_that_it_imports_in_its_own_clock() -> None:
-    assert clock_lacks(ROOT, ROOT) == ""
 
 
 def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(tmp_path: Path) -> None:
     for name in ("harness", "fp8core", "sweeps"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name)
     session = tmp_path / "harness" / "timing" / "session.py"
     assert LIES[0] in session.read_text()
     session.write_text(session.read_text().replace(*LIES))

@@ -59,12 +59,6 @@ def test_fifty_units_ten_percent_slower_are_found_in_eight_rounds() -> None:
         assert found >= 0.95 * 100 * slow
 
 
-def test_fifty_units_ten_times_slower_in_twelve_quiet_rounds_are_all_found() -> None:
-    rows = [np.full(12, math.log(10.0)) for _ in range(50)]
-    decisions = decide(rows, [NONE] * 50, [LIMIT] * 50)
-    assert all(d.verdict is Verdict.REGRESSED for d in decisions)
-
-
 def test_a_lucky_quiet_unit_is_held_to_the_spread_of_the_others() -> None:
     """Eight rounds of one unit agree to a thousandth, 6 % up; the other 20 units differ by 5 % from round to round."""
     random = np.random.default_rng(1)
@@ -82,23 +76,7 @@ def test_one_wild_round_makes_no_regression() -> None:
     assert not one(np.array([0.0] * 3 + [0.1] * 5)).flagged  # three of eight rounds speak against it
 
 
-def test_processes_that_scatter_are_no_regressions_where_each_side_is_one_process() -> None:
-    """Each unit of a stored run carries what its one process was born with, here 2.8 %; its rounds do not show it."""
-    random = np.random.default_rng(2)
-    stored = LIMIT + math.log1p(0.02)
-    alarms = []
-    for scatter in (0.0, 0.04):
-        random = np.random.default_rng(2)
-        alarms.append(0)
-        for _ in range(50):
-            rows = list(random.normal(0, 0.028, (50, 1)) + random.normal(0, 0.003, (50, 8)))
-            decisions = decide(rows, [NONE] * 50, [stored] * 50, scatter=scatter)
-            alarms[-1] += any(d.verdict is Verdict.REGRESSED for d in decisions)
-    assert alarms[0] > 25
-    assert alarms[1] == 0
-
-
-@pytest.mark.parametrize(("units", "spread", "away"), [(1, 0.01, 0.03), (50, 0.02, 0.03), (50, 0.05, 0.05)])
+@pytest.mark.parametrize(("units", "spread", "away"), [(1, 0.01, 0.03), (50, 0.02, 0.03)])
 def test_the_rounds_said_before_measuring_find_it(units: int, spread: float, away: float) -> None:
     """Among 400 judgements with one slower unit 95 % find it, within three standard errors."""
     rounds = decide_module.rounds_for(units, spread, away)
@@ -178,19 +156,6 @@ def test_intervals_and_medians_against_scipy_and_numpy() -> None:
     np.testing.assert_allclose(medians, [np.median(values[groups == g]) for g in names])
 
 
-@pytest.mark.parametrize(("hits", "trials"), [(0, 20), (20, 20), (9, 10), (1, 1), (0, 1), (17, 400)])
-def test_clopper_pearson_against_scipy(hits: int, trials: int) -> None:
-    scipy = pytest.importorskip("scipy.stats")
-    expected = scipy.binomtest(hits, trials).proportion_ci(method="exact")
-    assert stats.clopper_pearson(hits, trials) == pytest.approx((expected.low, expected.high), abs=1e-9)
-
-
-@pytest.mark.parametrize(("hits", "trials"), [(-1, 5), (6, 5), (0, 0)])
-def test_clopper_pearson_refuses_what_is_no_share(hits: int, trials: int) -> None:
-    with pytest.raises(ValueError, match=f"{hits} hits of {trials}"):
-        stats.clopper_pearson(hits, trials)
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_by_its_definition(p_values: list[float]) -> None:
     """Step down: the k-th smallest p is compared with alpha / (m - k + 1), and the first that fails stops all."""
@@ -204,31 +169,26 @@ def test_holm_by_its_definition(p_values: list[float]) -> None:
         assert rejected == {i for i, p in enumerate(adjusted) if p <= alpha}
 
 
-@pytest.mark.parametrize("units", [1, 4, 7])
-def test_few_stored_units_do_not_switch_the_guard_off(units: int) -> None:
-    """Processes of equal code differ by 4 %, 12 rounds of 0.5 %; 29 % to 44 % of judgements alarmed."""
+@pytest.mark.parametrize(("units", "scatter"), [(1, 0.04), (7, 0.04), (50, 0.03)])
+def test_a_stored_verdict_knows_that_processes_scatter(units: int, scatter: float) -> None:
+    """Equal code, and 8 % slower; each unit carries what its one process was born with, which its rounds do not show.
+
+    By the rounds alone 5 % of the judgements of one unit and all of those of 50 alarmed, and 13 % of the slower units were OK.
+    """
     random = np.random.default_rng(units)
-    stored, alarms, passed = LIMIT + math.log1p(0.02), 0, 0
-    for _ in range(200):
-        rows = random.normal(0, 0.04, (units, 1)) + random.normal(0, 0.005, (units, 12))
-        found = decide(list(rows), [NONE] * units, [stored] * units, scatter=0.04)
-        alarms += any(d.verdict is Verdict.REGRESSED for d in found)
-        slower = decide(list(rows + math.log1p(0.08)), [NONE] * units, [stored] * units, scatter=0.04)
+    stored = [LIMIT + math.log1p(0.02)] * units
+    alarms, passed, draws = {0.0: 0, 0.04: 0}, 0, 100 if units < 50 else 30
+    for _ in range(draws):
+        rows = random.normal(0, scatter, (units, 1)) + random.normal(0, 0.005, (units, 12))
+        for guard in alarms:
+            found = decide(list(rows), [NONE] * units, stored, scatter=guard)
+            alarms[guard] += any(d.verdict is Verdict.REGRESSED for d in found)
+        slower = decide(list(rows + math.log1p(0.08)), [NONE] * units, stored, scatter=0.04)
         passed += sum(d.verdict is Verdict.OK for d in slower)
-    assert alarms <= 200 * 0.01 + 3 * math.sqrt(200 * 0.01 * 0.99)
-    assert passed <= 0.025 * 200 * units
-
-
-def test_a_stored_ok_knows_that_processes_scatter() -> None:
-    """50 units 8 % slower; 3 % between the processes of the two sides: by the rounds alone 13 % of them were OK."""
-    random = np.random.default_rng(5)
-    stored, passed = LIMIT + math.log1p(0.02), 0
-    for _ in range(40):
-        rows = math.log1p(0.08) + random.normal(0, 0.03, (50, 1)) + random.normal(0, 0.003, (50, 8))
-        found = decide(list(rows), [NONE] * 50, [stored] * 50, scatter=0.04)
-        passed += sum(d.verdict is Verdict.OK for d in found)
-    assert passed <= 0.025 * 40 * 50
-    quiet = decide(list(random.normal(0, 0.003, (50, 8))), [NONE] * 50, [stored] * 50, scatter=0.04)
+    assert alarms[0.0] >= 0.03 * draws
+    assert alarms[0.04] <= draws * 0.01 + 3 * math.sqrt(draws * 0.01 * 0.99)
+    assert passed <= 0.025 * draws * units
+    quiet = decide(list(random.normal(0, 0.003, (50, 8))), [NONE] * 50, [stored[0]] * 50, scatter=0.04)
     assert all(d.verdict is Verdict.OK for d in quiet)
 
 
@@ -273,14 +233,3 @@ def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float)
         assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
         if mean < LIMIT:
             assert (one(drawn(count)).verdict is Verdict.OK) is settled
-
-
-@pytest.mark.parametrize(("rounds", "fresh"), [(2, 0), (3, 0), (5, 0), (7, 0), (6, 4)])
-def test_ten_times_slower_in_too_few_rounds_is_suspect(rounds: int, fresh: int) -> None:
-    rows = [np.zeros(rounds)] * 5 + [np.full(rounds, math.log(10.0))]
-    second = [NONE] * 5 + [np.full(fresh, math.log(10.0))]
-    found = decide(rows, second, [LIMIT] * 6, scatter=0.04)
-    assert [d.suspect for d in found] == [False] * 5 + [True]
-    assert found[-1].verdict is Verdict.INCONCLUSIVE
-    mirrored = decide([-r for r in rows], [-s for s in second], [LIMIT] * 6, scatter=0.04)
-    assert not any(d.suspect for d in mirrored)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.gate.policy import DEFAULT, Match, Policy, Rule, load_policy
+from harness.gate.policy import DEFAULT, Policy, Rule, load_policy
 from harness.store.errors import UsageError
 from harness.store.measurement import METRICS
 
@@ -41,7 +41,7 @@ def test_the_tolerances_of_the_contract() -> None:
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda m: m.name)
 def test_every_metric_has_a_rule_unless_it_has_no_better_side(metric) -> None:
     rule = load_policy().rule_for(unit(metric.name))
-    left_out = ("heldout_loss", "elapsed_s", "kernel_time_ms", "algorithm_gb_s", "bus_gb_s")
+    left_out = ("heldout_loss", "elapsed_s", "kernel_time_ms")
     ignored = metric.better == "none" or metric.name in left_out
     assert (rule.rule == "ignore") == ignored
 
@@ -53,10 +53,6 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
     assert (policy.pairs, policy.confirm_pairs) == (4, load_policy().confirm_pairs)
 
 
-def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
-    assert policy_of(tmp_path, "# nothing yet\n") == load_policy()
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -64,21 +60,15 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
         ("metrics: {time_ms: {rule: timid}}", "rule 'timid' must be one of timed, exact, numerics, ignore"),
         ("metrics: {time_ms: {rule: timed, tolerence: 1}}", "unknown key 'tolerence' (nearest: tolerance)"),
         ("metrics: {time_ms: {rule: timed, tolerance: -1}}", "-1 must be a number of at least 0"),
-        ("metrics: {time_ms: {rule: timed, tolerance: 3 %}}", "'3 %' must be a number"),
         ("metrics: [time_ms]", "must be a mapping"),
         ("tolerance: 0.1", "unknown key of the policy"),
         ("pairs: 0", "0 must be a whole number of at least 1"),
         ("alpha: 0.7", "0.7 must lie between 0 and 0.5"),
-        ("alpha: true", "True must be a number"),
         ("session_spread: .nan", "nan must be a number"),
         ("on_inconclusive: maybe", "'maybe' must be warn, share or fail"),
-        ("on_slower: never", "'never' must be warn or fail"),
         ("units: {msec: {rule: exact}}", "unknown unit 'msec' (nearest: "),
         ("facts: {fp8_layers: more}", "fp8_layers: 'more' must be lower or higher"),
-        ("facts: [fp8_layers]", "must be a mapping"),
-        ("budget_s: -1", "-1 must be a number of at least 0"),
         ("budget_s: .inf", "inf must be a number"),
-        ("allow: [{match: {arm: x}, reason: y}]", "until=None must be a date"),
         ("allow: [{match: {arm: x}, until: soon, reason: y}]", "until='soon' must be a date"),
         ("allow: [{match: {arm: x}, until: 2027-01-01}]", "needs a reason"),
         ("allow: [{until: 2027-01-01, reason: y}]", "matches everything"),
@@ -92,18 +82,6 @@ def test_what_a_policy_may_not_say(tmp_path: Path, text: str, says: str) -> None
         policy_of(tmp_path, text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read the policy"):
-        load_policy(tmp_path / "none.yaml")
-
-
-def test_globs() -> None:
-    match = Match((("suite", "lin*"), ("arm", "*_eager")))
-    assert match.fits({"suite": "linear", "arm": "bf16_eager"})
-    assert not match.fits({"suite": "linear", "arm": "bf16_compile"})
-    assert not match.fits({"arm": "bf16_eager"})
 
 
 def test_of_two_allowances_the_one_that_holds_longer_counts(tmp_path: Path) -> None:

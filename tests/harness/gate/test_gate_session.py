@@ -1,65 +1,130 @@
-"""Oracle: a real session of this tree against itself on the smallest cast, and scripted workers that misbehave."""
+"""A session of the gate: pairs of rounds, lost workers, the time budget. Oracle: workers that answer by a script, a clock by
+script, and one real session of this tree against itself on the smallest cast."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_session import BLOCK, CASE, PLAN, PLANNED, PREPARE, ROOT, SCRIPT, TIMED, scripted
 
 from harness import store
-from harness.gate import session
+from harness.gate import drive, process, session
 from harness.gate.drive import Request, measure_and_judge
-from harness.gate.exit_code import Exit
-from harness.gate.judge import judge
+from harness.gate.exit_code import Exit, GateError
+from harness.gate.judge import Judgement
 from harness.gate.policy import load_policy
 from harness.gate.process import Process, WorkerError
 from harness.gate.session import PairedMeasurement, SideError
 from harness.gate.sides import CONTROL_SUITE, load_side
 
+ROOT = Path(process.__file__).resolve().parent.parent.parent
 WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
          "axes.src=bf16", "arms=[eager]", "device=cpu", "timing.block_ms=1"]  # fmt: skip
-ROUNDS = 3
+
+# Answers by script: `plan`, then whatever the test says for each command.
+SCRIPTED = """\
+import json, sys, time
+script = json.loads(open(sys.argv[1] + "/script.json").read())
+counts = {}
+for line in sys.stdin:
+    what = json.loads(line)["do"]
+    if what == "quit":
+        break
+    counts[what] = counts.get(what, 0) + 1
+    says = script.get(what + str(counts[what]), script.get(what))
+    if says == "die":
+        sys.exit("no memory left")
+    if says == "hang":
+        time.sleep(3600)
+    print(json.dumps(says), flush=True)
+"""
+CASE = {"suite": "gemm", "case_id": "c1", "arm": "fp8", "baseline": "", "axes": "{}", "seed": 0}
+PLANNED = {"case_id": "c1", "suite": "gemm", "axes": "{}", "seed": 0, "arms": {"fp8": ""}}
+PLAN = {"env": {"device": "cuda"}, "env_id": "e", "cases": [PLANNED]}
+TIME_ROW = CASE | {
+    "metric": "time_ms",
+    "status": "ok",
+    "resolved": {"timed": "it"},
+    "flops": {"e4m3": 2.0},
+    "bytes_moved": 4.0,
+}
+PREPARE = {
+    "rows": [
+        TIME_ROW,
+        CASE | {"metric": "sqnr_db", "status": "ok", "samples": [28.0]},
+        CASE | {"metric": "compile_s", "status": "ok", "samples": [1.5]},
+        CASE | {"metric": "of_another_commit", "status": "ok", "samples": [1.0]},
+    ],
+    "arms": ["fp8"],
+}  # fmt: skip
+TIMED = {"method": "m", "l2": "cold"}
+BLOCK = {
+    "samples": {"fp8": [1.0, 2.0], "control": [0.5]}, "clocks": {"fp8": [1980.0, 1980.0], "control": []},
+    "late": {"fp8": 1, "control": 0}, "timing": {"fp8": TIMED, "control": TIMED}, "faults": {},
+}  # fmt: skip
+SCRIPT: dict[str, Any] = {"plan": PLAN, "prepare": PREPARE, "block": BLOCK}
 
 
-@pytest.fixture(scope="module")
-def sitting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real session of three rounds; the second half of the judge's diet."""
-    folder: Path = tmp_path_factory.mktemp("gate") / "S"
-    PairedMeasurement({"baseline": ROOT, "candidate": ROOT}, WORDS, folder, blocks=2).stage(1, ROUNDS)
-    return folder
+def block(ms: float) -> dict[str, Any]:
+    return {**BLOCK, "samples": {"fp8": [ms, ms], "control": [0.5]}}
 
 
-def test_a_session_stores_pairs_of_rounds(sitting: Path) -> None:
+def script(ms: float) -> dict[str, Any]:
+    """A side whose arm takes so long, and which has no other figures."""
+    return {**SCRIPT, "prepare": {**PREPARE, "rows": [TIME_ROW]}, "block": block(ms)}
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a session whose sides answer by scripts."""
+
+    def make(**sides: dict[str, Any]) -> PairedMeasurement:
+        (tmp_path / "worker.py").write_text(SCRIPTED)
+        monkeypatch.setattr(process, "WORKER", tmp_path / "worker.py")
+        for side, says in sides.items():
+            (tmp_path / side).mkdir()
+            (tmp_path / side / "script.json").write_text(json.dumps(says))
+        return PairedMeasurement(
+            {side: tmp_path / side for side in sides}, ["sweep=x"], tmp_path / "S", blocks=2
+        )
+
+    return make
+
+
+def judged(sitting: PairedMeasurement, **policy: Any) -> Judgement:
+    trees, folder = sitting.trees, sitting.folder.parent / "r"
+    policy = dataclasses.replace(load_policy(), **policy)
+    return measure_and_judge(
+        Request(trees, ["sweep=x"], policy, folder, command="gate --against main"), lambda _: None
+    )
+
+
+def timed_rows(folder: Path) -> Any:
+    return store.read(folder).query("metric == 'time_ms'")
+
+
+def test_a_real_session_stores_both_sides(tmp_path: Path) -> None:
+    PairedMeasurement({"baseline": ROOT, "candidate": ROOT}, WORDS, tmp_path / "S", blocks=2).stage(1, 1)
     for side in ("baseline", "candidate"):
-        rows = store.read(sitting / side).set_index(["suite", "metric"])
+        rows = store.read(tmp_path / "S" / side).set_index(["suite", "metric"])
         timed = rows.loc["cast", "time_ms"]
-        assert timed["status"] == "ok"
-        assert sorted(set(timed["rounds"])) == list(range(ROUNDS))
-        assert timed["regime"] == "isolated"
+        assert (timed["status"], timed["regime"], set(timed["rounds"])) == ("ok", "isolated", {0})
         assert json.loads(timed["resolved"])["operator_calls"] > 0
         assert rows.loc["cast", "mismatches"]["samples"].tolist() == [0.0]
         assert rows.loc[CONTROL_SUITE, "time_ms"]["value"] > 0
-        gate = store.read_about(sitting / side / "stage1")["gate"]
-        assert (gate["session"], gate["side"], gate["stage"], gate["pairs"]) == ("S", side, 1, ROUNDS)
+        gate = store.read_about(tmp_path / "S" / side / "stage1")["gate"]
+        assert (gate["session"], gate["side"], gate["stage"], gate["pairs"]) == ("S", side, 1, 1)
 
 
-def test_the_same_tree_measured_twice_can_be_judged(sitting: Path) -> None:
-    found = judge(
-        load_side(sitting / "baseline", "baseline", ""),
-        load_side(sitting / "candidate", "candidate", ""),
-        load_policy(),
-    )
-    assert found.mode == "paired"
-    assert found.counted["REGRESSED"] == 0
-    assert found.control.rounds == ROUNDS
-
-
-def test_what_workers_say_becomes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(tmp_path, monkeypatch, candidate=SCRIPT).stage(1, 3)
-    rows = store.read(tmp_path / "S").set_index("metric").query(f"suite != '{CONTROL_SUITE}'")
+def test_what_workers_say_becomes_rows(tmp_path: Path, scripted: Any) -> None:
+    other = CASE | {"metric": "sqnr_db", "status": "ok", "samples": [3.0]}
+    says = {**SCRIPT, "prepare": {**PREPARE, "rows": [*PREPARE["rows"], other]}}
+    assert scripted(candidate=says).stage(1, 3) == 3
+    rows = store.read(tmp_path / "S").query("suite == 'gemm'").set_index("metric")
     assert sorted(rows.index) == ["compile_s", "sqnr_db", "time_ms"]
     timed = rows.loc["time_ms"]
     assert timed["samples"].tolist() == [1.0, 2.0] * 2 * 3
@@ -67,22 +132,12 @@ def test_what_workers_say_becomes_rows(tmp_path: Path, monkeypatch: pytest.Monke
     assert timed["sample_clock_mhz"].tolist() == [1980.0] * 12
     assert json.loads(timed["timing"])["late_samples"] == 6
     assert rows.loc["compile_s"]["rounds"].tolist() == [0, 1, 2]  # each process compiled once
-    assert rows.loc["sqnr_db"]["samples"].tolist() == [28.0]  # no time: one number
-
-
-def test_numerics_that_differ_between_processes_store_the_worst(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = CASE | {"metric": "sqnr_db", "status": "ok", "samples": [3.0]}
-    script = {**SCRIPT, "prepare": {**PREPARE, "rows": [*PREPARE["rows"], other]}}
-    scripted(tmp_path, monkeypatch, candidate=script).stage(1, 1)
-    rows = store.read(tmp_path / "S").set_index("metric")
-    assert rows.loc["sqnr_db"]["samples"].tolist() == [3.0]
+    assert rows.loc["sqnr_db"]["samples"].tolist() == [3.0]  # no time: one number, the worst
 
 
 @pytest.mark.parametrize(("alone", "most"), [(False, 2), (True, 1)])
 def test_alone_means_one_process_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, most: int
+    tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch, alone: bool, most: int
 ) -> None:
     living: set[int] = set()
     seen = []
@@ -98,17 +153,15 @@ def test_alone_means_one_process_at_a_time(
             living.discard(id(self))
 
     monkeypatch.setattr(session, "Process", Counted)
-    sitting = scripted(tmp_path, monkeypatch, baseline=SCRIPT, candidate=SCRIPT)
+    sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
     sitting.alone = alone
     sitting.stage(1, 3)
     assert (max(seen), len(seen), living) == (most, 6, set())
-    assert (
-        store.read(tmp_path / "S").query("metric == 'time_ms'")["rounds"].map(set).tolist() == [{0, 1, 2}] * 4
-    )
+    assert timed_rows(tmp_path / "S")["rounds"].map(set).tolist() == [{0, 1, 2}] * 4
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("says", "reason"),
     [
         ({"prepare": "die"}, "ended with code 1: no memory left (round 0)"),
         ({"block2": "die"}, "ended with code 1: no memory left (round 0)"),
@@ -117,92 +170,158 @@ def test_alone_means_one_process_at_a_time(
     ],
 )
 def test_a_worker_that_dies_fails_its_case_and_no_other_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any], reason: str
+    tmp_path: Path, scripted: Any, says: dict[str, Any], reason: str
 ) -> None:
-    sitting = scripted(tmp_path, monkeypatch, baseline=SCRIPT, candidate={**SCRIPT, **script})
-    sitting.stage(1, 2)
-    status = {}
-    for side in ("baseline", "candidate"):
-        (row,) = (
-            store.read(tmp_path / "S" / side)
-            .query("metric == 'time_ms' and suite == 'gemm'")
-            .to_dict("records")
-        )
-        status[side] = row
-    assert status["baseline"]["status"] == "ok"
-    assert status["candidate"]["status"] == "failed"
-    assert reason in status["candidate"]["reason"]
+    scripted(baseline=SCRIPT, candidate={**SCRIPT, **says}).stage(1, 2)
+    (good,), (bad,) = (
+        timed_rows(tmp_path / "S" / side).query("suite == 'gemm'").to_dict("records")
+        for side in ("baseline", "candidate")
+    )
+    assert (good["status"], bad["status"], reason in bad["reason"]) == ("ok", "failed", True), bad
 
 
 @pytest.mark.parametrize("plan", ["die", {"error": "UsageError: unknown sweep 'gate'"}])
-def test_a_side_that_cannot_plan_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Any
-) -> None:
+def test_a_side_that_cannot_plan_is_refused(tmp_path: Path, scripted: Any, plan: Any) -> None:
     """The other commit may lack the sweep, or its environment."""
-    sitting = scripted(tmp_path, monkeypatch, candidate=SCRIPT, baseline={"plan": plan})
     with pytest.raises(SideError, match="baseline"):
-        sitting.stage(1, 2)
+        scripted(candidate=SCRIPT, baseline={"plan": plan}).stage(1, 2)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_a_worker_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(tmp_path, monkeypatch, candidate={"plan": "hang"})
+def test_a_worker_that_hangs_is_killed(tmp_path: Path, scripted: Any) -> None:
+    scripted(candidate={"plan": "hang"})
     worker = Process(tmp_path / "candidate")
     with pytest.raises(WorkerError, match="no answer within 0 s"):
         worker.ask({"do": "plan"}, 0.2)
     worker.close()
 
 
-def test_what_is_flagged_is_measured_again_and_only_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def script(factor: float) -> dict[str, Any]:
-        timed = {**PREPARE, "rows": PREPARE["rows"][:1]}
-        other = {**timed, "rows": [{**PREPARE["rows"][0], "case_id": "c2"}]}
-        cases = {"cases": [PLANNED, PLANNED | {"case_id": "c2"}]}
-        slow = {**BLOCK, "samples": {"fp8": [factor], "control": [0.5]}, "clocks": {"fp8": [], "control": []}}
-        same = {**slow, "samples": {"fp8": [1.0], "control": [0.5]}}
-        turns = {"block1": slow, "block2": slow, "block3": same, "block4": same}
-        return {"plan": PLAN | cases, "prepare1": timed, "prepare2": other, **turns}
+def test_what_is_flagged_is_measured_again_and_only_that(tmp_path: Path, scripted: Any) -> None:
+    def two(ms: float) -> dict[str, Any]:
+        timed = {**PREPARE, "rows": [TIME_ROW]}
+        other = {**timed, "rows": [{**TIME_ROW, "case_id": "c2"}]}
+        turns = {f"block{n}": block(ms if n < 3 else 1.0) for n in range(1, 5)}
+        plan = PLAN | {"cases": [PLANNED, PLANNED | {"case_id": "c2"}]}
+        return {"plan": plan, "prepare1": timed, "prepare2": other, **turns}
 
-    sitting = scripted(tmp_path, monkeypatch, baseline=script(1.0), candidate=script(1.2))
-    monkeypatch.setattr(session, "new_session", lambda: "T")
-    policy = load_policy(_policy(tmp_path, "pairs: 6\nconfirm_pairs: 8\nblocks: 2\n"))
-    said: list[str] = []
-    found = measure_and_judge(Request(sitting.trees, ["sweep=x"], policy, tmp_path / "results"), said.append)
+    found = judged(scripted(baseline=two(1.0), candidate=two(1.2)), pairs=6, confirm_pairs=2, blocks=2)
     assert found.code is Exit.REGRESSED
     timed = {f.unit.case_id: str(f.verdict) for f in found.findings if f.unit.metric == "time_ms"}
     assert timed == {"c1": "REGRESSED", "c2": "OK"}
-    assert "1 cases are flagged and measured again, 8 rounds" in said
-    again = store.read(next((tmp_path / "results").rglob("candidate/stage2"))).query("suite == 'gemm'")
-    assert again["case_id"].tolist() == ["c1"]
+    (again,) = (tmp_path / "r").rglob("candidate/stage2")
+    rows = store.read(again).query("suite == 'gemm'")
+    assert rows["case_id"].tolist() == ["c1"]
+    assert set(rows["rounds"].iloc[0]) == set(range(8))  # what a claim takes, though the policy asks for 2
 
 
-def test_many_regressions_are_confirmed_as_surely_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# The time budget
+
+
+class Clock:
+    """Each reading is so many seconds after the last; or only rounds move it."""
+
+    def __init__(self, reading: float = 0.0) -> None:
+        self.reading, self.now, self.rounds = reading, 0.0, 0
+
+    def __call__(self) -> float:
+        self.now += self.reading
+        return self.now
+
+
+def test_no_round_is_begun_that_would_not_end_in_time(tmp_path: Path, scripted: Any) -> None:
+    sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
+    sitting.clock = Clock(1.0)  # some twenty readings a round
+    done = sitting.stage(1, 10, ends=100.0)
+    assert 1 < done < 10
+    assert sitting.clock.now < 110
+    assert {frozenset(r) for r in timed_rows(tmp_path / "S")["rounds"]} == {frozenset(range(done))}
+    gate = store.read_about(tmp_path / "S" / "candidate" / "stage1")["gate"]
+    assert (gate["rounds"], gate["pairs"]) == (done, 10)
+    side = load_side(tmp_path / "S" / "candidate", "candidate", "")
+    assert any(f"held {done} of 10 rounds of stage 1" in note for note in side.notes)
+
+
+def test_a_round_that_does_not_end_in_time_is_broken_off_and_forgotten(tmp_path: Path, scripted: Any) -> None:
+    """Real time: the candidate hangs in its second process, which lives in a file that counts the starts."""
+    sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
+    counting = SCRIPTED.replace(
+        "counts = {}",
+        "counts = {}\nstarts = open(sys.argv[1] + '/starts', 'a+'); starts.write('x'); starts.flush()\n"
+        "starts.seek(0); late = len(starts.read()) > 1 and 'candidate' in sys.argv[1]",
+    ).replace('if says == "hang":', 'if late and what == "block":')
+    (tmp_path / "worker.py").write_text(counting)
+    assert sitting.stage(1, 10, ends=time.monotonic() + 5.0) == 1
+    rows = timed_rows(tmp_path / "S")
+    assert (set(rows["status"]), {frozenset(r) for r in rows["rounds"]}) == ({"ok"}, {frozenset({0})})
+
+
+def test_time_for_no_round_at_all_is_refused(tmp_path: Path, scripted: Any) -> None:
+    with pytest.raises(GateError, match=r"not one round was measured .* --budget-s"):
+        judged(scripted(baseline=SCRIPT, candidate=SCRIPT), budget_s=1.0)
+    assert not list((tmp_path / "r").rglob("*"))
+
+
+def test_a_dry_run_says_how_many_rounds_a_decision_takes(
+    scripted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twelve arms at once: Holm over twelve passes in 8 rounds, though the policy asks for 2."""
-    arms = [f"fp8_{n}" for n in range(12)]
-
-    def script(factor: float) -> dict[str, Any]:
-        rows = [{**PREPARE["rows"][0], "arm": arm} for arm in arms]
-        each = {**{arm: [factor] for arm in arms}, "control": [0.5]}
-        block = {
-            "samples": each, "clocks": {name: [] for name in each}, "late": dict.fromkeys(each, 0),
-            "timing": dict.fromkeys(each, TIMED), "faults": {},
-        }  # fmt: skip
-        plan = PLAN | {"cases": [PLANNED | {"arms": dict.fromkeys(arms, "")}]}
-        return {"plan": plan, "prepare": {"rows": rows, "arms": arms}, "block": block}
-
-    sitting = scripted(tmp_path, monkeypatch, baseline=script(1.0), candidate=script(1.2))
-    policy = load_policy(_policy(tmp_path, "pairs: 5\nconfirm_pairs: 2\nblocks: 1\n"))
-    found = measure_and_judge(
-        Request(sitting.trees, ["sweep=x"], policy, tmp_path / "results"), lambda line: None
-    )
-    assert found.counted["REGRESSED"] == 12
+    plan = PLAN | {"cases": [PLANNED | {"arms": {f"a{n}": "" for n in range(50)}}]}
+    drive.print_plan(scripted(candidate={"plan": plan}).trees["candidate"], ["sweep=x"], load_policy())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("50 timed units: 5 rounds to flag, 8 to confirm; planned: 10 and 10 in 300 s")
+    assert [int(line.partition(": ")[2].split()[0]) for line in lines[1:]] == [
+        9,
+        84,
+    ]  # of docs/gate-statistics.md
 
 
-def _policy(tmp: Path, text: str) -> Path:
-    file = tmp / "policy.yaml"
-    file.write_text(text)
-    return file
+@pytest.fixture
+def slow(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a session of 20 % slower code whose rounds take so many seconds, and its clock."""
+
+    def make(seconds: float) -> tuple[PairedMeasurement, Clock]:
+        clock, whole, opened = Clock(), PairedMeasurement._round, drive.open_session
+
+        def counted(sitting: PairedMeasurement, *args: Any) -> None:
+            whole(sitting, *args)
+            clock.now += seconds
+            clock.rounds += 1
+
+        monkeypatch.setattr(PairedMeasurement, "_round", counted)
+        monkeypatch.setattr(
+            drive, "open_session", lambda *args: dataclasses.replace(opened(*args), clock=clock)
+        )
+        return scripted(baseline=script(1.0), candidate=script(1.2)), clock
+
+    return make
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(20.0, 6 + 8), (22.0, 5 + 8)])
+def test_the_budget_keeps_time_for_the_confirmation(slow: Any, seconds: float, rounds: int) -> None:
+    """300 s less 5 for judging. Rounds of 20 s: six to flag and eight to confirm, not seven and none."""
+    sitting, clock = slow(seconds)
+    found = judged(sitting, blocks=1)
+    (finding,) = [f for f in found.findings if f.unit.metric == "time_ms"]
+    assert (finding.rounds, clock.rounds, found.code) == (rounds, rounds, Exit.REGRESSED)
+
+
+def test_a_budget_that_cannot_hold_a_decision_is_refused_after_one_round(slow: Any) -> None:
+    """Rounds of 27 s: 300 s hold fewer than the 13 of a decision, which take 351 s. A fifth more and 5 s are advised."""
+    sitting, clock = slow(27.0)
+    with pytest.raises(GateError, match=r"gate --against main --budget-s 430$") as caught:
+        judged(sitting, blocks=1)
+    assert (caught.value.code, clock.rounds) == (Exit.USAGE, 1)
+    # no time decides there, so none is missed
+    assert judged(sitting, blocks=1, on_slower="warn", pairs=2).code is Exit.OK
+
+
+def test_a_confirmation_cut_short_leaves_inconclusive(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 % slower in each of 6 rounds is flagged, and the time allowed holds four rounds of the confirmation."""
+    whole = PairedMeasurement.stage
+
+    def stage(self: PairedMeasurement, number: int, pairs: int, only: Any = (), **_: Any) -> int:
+        return whole(self, number, pairs if number == 1 else 4, only)
+
+    monkeypatch.setattr(PairedMeasurement, "stage", stage)
+    found = judged(scripted(baseline=script(1.0), candidate=script(1.2)), pairs=6)
+    (finding,) = [f for f in found.findings if f.unit.metric == "time_ms"]
+    assert (str(finding.verdict), finding.rounds, found.code) == ("INCONCLUSIVE", 10, Exit.INCONCLUSIVE)

@@ -1,4 +1,4 @@
-"""Oracle: the exit codes of the contract; bad input is one clear line, and nothing is written."""
+"""What the gate takes and refuses: runs, damaged rows, pytest-benchmark files, words. Oracle: the exit codes of the contract."""
 
 from __future__ import annotations
 
@@ -6,43 +6,36 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gate_fixtures import ENV, Times, case, time_row, write
 
-from harness import store
 from harness.__main__ import main
 from harness.gate import _parse
-from harness.gate.sides import differing_fields, load_side
-
-
-def gate(tmp: Path, baseline: Path | str, candidate: Path | str, *more: str) -> int:
-    return main(
-        ["gate", "--baseline", str(baseline), "--candidate", str(candidate), "--results-dir", str(tmp), *more]
-    )
+from harness.gate.sides import load_side
 
 
 @pytest.fixture
 def sides(tmp_path: Path) -> tuple[Path, Path]:
     times = Times()
-    return (
-        write(tmp_path / "a", [time_row(1, times())]),
-        write(tmp_path / "b", [time_row(1, times())]),
-    )
+    return write(tmp_path / "a", [time_row(1, times())]), write(tmp_path / "b", [time_row(1, times())])
 
 
-def refused(capsys: pytest.CaptureFixture[str]) -> str:
+def gate(baseline: Path | str, candidate: Path | str, *more: str) -> int:
+    return main(["gate", "--baseline", str(baseline), "--candidate", str(candidate), *more])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *said: str) -> bool:
+    """Whether nothing was printed but one line that says so."""
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
-    return err
-
-
-def parts(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.parquet"))
+    return (
+        out == ""
+        and err.count("\n") == 1
+        and err.startswith("error: ")
+        and all(words in err for words in said)
+    )
 
 
 def rewrite(file: Path, **columns: pa.Array | None) -> None:
@@ -56,37 +49,46 @@ def rewrite(file: Path, **columns: pa.Array | None) -> None:
     pq.write_table(table, file)
 
 
-def test_a_missing_baseline_is_exit_5(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("which", "how", "code", "said"),
+    [
+        (0, "absent", 5, "baseline: no run"),
+        (1, "absent", 2, "candidate: no run"),
+        (0, "empty", 5, "no rows in"),
+        (1, "empty", 2, "no rows in"),
+        (1, "malformed", 2, "cannot read"),  # the store skips it; a gate that did would lose cases in silence
+        (1, "other case", 5, "no case is in both"),
+        (1, "two environments", 3, "torch: 2.13.0+cu128 != 2.14"),
+        (1, "other environment", 3, "driver: 570.124.06 != 575"),
+    ],
+)
+def test_a_side_that_cannot_be_judged(
+    tmp_path: Path,
+    sides: tuple[Path, Path],
+    which: int,
+    how: str,
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert gate(tmp_path, "no-such-run", sides[1]) == 5
-    assert "no run 'no-such-run'" in refused(capsys)
-
-
-def test_a_missing_candidate_is_exit_2(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert gate(tmp_path, sides[0], "no-such-run") == 2
-    assert "candidate: no run" in refused(capsys)
-
-
-@pytest.mark.parametrize(("which", "code"), [(0, 5), (1, 2)])
-def test_an_empty_run(
-    tmp_path: Path, sides: tuple[Path, Path], which: int, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for file in parts(sides[which]):
-        file.unlink()
-    assert gate(tmp_path, *sides) == code
-    assert "no rows in" in refused(capsys)
-
-
-def test_a_malformed_parquet_file_is_never_skipped(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The store skips what it can't read; a gate that did would lose cases in silence."""
-    (sides[1] / "stage1" / "part-9.parquet").write_bytes(b"PAR1 this is no parquet")
-    assert gate(tmp_path, *sides) == 2
-    assert "cannot read" in refused(capsys)
+    folder = sides[which]
+    if how == "absent":
+        folder = tmp_path / "none"
+    elif how == "empty":
+        next(folder.rglob("*.parquet")).unlink()
+    elif how == "malformed":
+        (folder / "stage1" / "part-9.parquet").write_bytes(b"PAR1 this is no parquet")
+    elif how == "other case":
+        folder = write(tmp_path / "c", [time_row(2, Times()())])
+    elif how == "two environments":
+        write(folder, [time_row(2, Times()())], stage=3, env={**ENV, "torch": "2.14"})
+    else:
+        folder = write(
+            tmp_path / "c", [time_row(1, Times()())], env={**ENV, "power_limit_w": 350.0, "driver": "575"}
+        )
+    given = [folder if i == which else side for i, side in enumerate(sides)]
+    assert gate(*given) == code
+    assert refused(capsys, said)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +99,13 @@ def test_a_malformed_parquet_file_is_never_skipped(
         ({"value": pa.array([None], pa.float64())}, "holds NaN"),
         ({"samples": pa.array([None], pa.list_(pa.float64()))}, "holds no samples"),
         ({"samples": pa.array([[]], pa.list_(pa.float64()))}, "holds no samples"),
-        ({"samples": None}, "holds no samples"),
         ({"rounds": pa.array([[0, 1]])}, "does not record the rounds"),
-        ({"rounds": None}, "does not record the rounds"),
-        ({"case_id": None}, "lacks 'case_id'"),
+        ({"rounds": None}, "lacks columns"),
+        ({"case_id": None}, "lacks columns"),
         ({"suite": pa.array([None], pa.string())}, "lacks 'suite'"),
-        ({"better": None}, "lacks 'better'"),
+        ({"better": None}, "lacks columns"),
         ({"status": pa.array(["fine"])}, "has the status 'fine'"),
-        ({"schema_version": pa.array([None], pa.int32())}, "rows without a schema_version"),
+        ({"schema_version": pa.array([1], pa.int32())}, "schema_version 1"),
         ({"schema_version": None}, "has no rows of this store"),
         ({"samples": pa.array(["text"])}, "cannot read"),
     ],
@@ -116,118 +117,69 @@ def test_a_damaged_row_is_refused_and_no_run_is_overwritten(
     says: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A NaN would pass: nothing exceeds it."""
-    (file,) = parts(sides[1])
-    rewrite(file, **columns)
-    verdicts, page = tmp_path / "gate.json", tmp_path / "gate.md"
-    verdicts.write_text("of an earlier gate")
-    state = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p != verdicts}
-    assert gate(tmp_path, *sides, "--json", str(verdicts), "--markdown", str(page)) == 2
-    assert says in refused(capsys)
-    assert {
-        p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p not in (verdicts, page)
-    } == state
-    assert json.loads(verdicts.read_text())["exit_code"] == 2
-
-
-def test_the_row_that_is_damaged_is_named(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    rewrite(parts(sides[0])[0], samples=pa.array([[1.0, float("nan")] * 5]))
-    assert gate(tmp_path, *sides) == 2
-    assert f"baseline: the row time_ms of gemm/fp8, case {case(1).case_id}, holds NaN" in refused(capsys)
-
-
-def test_a_run_of_schema_1_is_read(tmp_path: Path, sides: tuple[Path, Path]) -> None:
-    """Schema 1 had no column `part`."""
-    for file in parts(sides[0]):
-        rewrite(file, part=None, schema_version=pa.array([1], pa.int32()))
-    assert gate(tmp_path, *sides) == 0
-
-
-def test_runs_without_a_common_case_are_exit_5(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = write(tmp_path / "c", [time_row(2, Times()())])
-    assert gate(tmp_path, sides[0], other) == 5
-    assert "no case is in both" in refused(capsys)
-
-
-def test_rows_of_two_environments_on_one_side_are_refused(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(sides[1], [time_row(2, Times()())], stage=3, env={**ENV, "torch": "2.14"})
-    assert gate(tmp_path, *sides) == 3
-    assert "torch: 2.13.0+cu128 != 2.14" in refused(capsys)
-
-
-def test_a_different_environment_is_exit_3_and_names_the_fields(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = write(
-        tmp_path / "c", [time_row(1, Times()())], env={**ENV, "power_limit_w": 350.0, "driver": "575"}
-    )
-    assert gate(tmp_path, sides[0], other) == 3
-    error = refused(capsys)
-    assert "power_limit_w: 700.0 != 350.0" in error
-    assert "driver: 570.124.06 != 575" in error
-    assert "--machine-free" in error
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "choose one"),
-        (["--candidate", "x"], "needs --baseline"),
-        (["--baseline", "x"], "choose one"),
-        (["--against", "HEAD", "--baseline", "x"], "leave --baseline out"),
-        (["--against", "HEAD", "--candidate", "x", "--baseline", "y"], "choose one"),
-        (["--against", "HEAD", "--pairs", "0"], "--pairs 0 must be at least 1"),
-        (["--baseline", "x", "--candidate", "y", "sweep=gate"], "only --against and --measure"),
-        (["--baseline", "x", "--candidate", "y", "--tolerance", "3"], "unrecognized arguments"),
-    ],
-)
-def test_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gate", *words]) == 2
-    assert says in refused(capsys)
-
-
-def test_an_output_that_cannot_be_written_is_refused_before_judging(
-    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert gate(tmp_path, *sides, "--json", str(tmp_path / "nowhere" / "v.json")) == 2
-    assert "nowhere is no folder" in refused(capsys)
-    assert gate(tmp_path, *sides, "--markdown", str(tmp_path)) == 2
-    assert "it is a folder" in refused(capsys)
+    """A NaN would pass: nothing exceeds it. The row is named."""
+    rewrite(next(sides[1].rglob("*.parquet")), **columns)
+    state = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert gate(*sides) == 2
+    named = f"candidate: the row time_ms of gemm/fp8, case {case(1).case_id}" if says == "holds NaN" else ""
+    assert refused(capsys, says, named)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == state
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["--pairs", "3"], ["--confirm-pairs", "3"], ["--blocks", "2"], ["--budget-s", "0"], ["--alone"],
+        [],
+        ["--candidate", "x"],
+        ["--baseline", "x"],
+        ["--against", "HEAD", "--baseline", "x"],
+        ["--against", "HEAD", "--candidate", "x", "--baseline", "y"],
+        ["--against", "HEAD", "--pairs", "0"],
+        ["--against", "HEAD", "--budget-s", "-1"],
+        ["--baseline", "x", "--candidate", "y", "sweep=gate"],
+        ["--baseline", "x", "--candidate", "y", "--tolerance", "3"],
+        ["--baseline", "a.json", "--candidate", "run"],
+        ["--baseline", "run", "run2", "--candidate", "run"],
+        ["--against", "main", "--setup", "true"],
+        ["--against", "main", "--unproven-tree", "ok"],
+        ["--against", "main", "--command", " "],
+        ["--against", "main", "--command", "true", "sweep=cast"],
+        ["--against", "main", "--command", "true", "--machine-free"],
+        ["--against", "main", "--command", "true", "--dry-run"],
+        ["--against", "main", "--command", "true", "--blocks", "3"],
+        ["--against", "main", "--command", "true", "--alone"],
+        ["--measure", "--command", "true"],
+        ["--against", "main", "--command", "true", "--unproven-tree", "maybe"],
+    ],
+    ids=" ".join,
+)
+def test_words_that_do_not_go_together(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", *words]) == 2
+    assert refused(capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--pairs", "3"],
+        ["--confirm-pairs", "3"],
+        ["--blocks", "2"],
+        ["--budget-s", "0"],
+        ["--alone"],
         ["--even-if-equal"],
     ],
     ids=lambda words: words[0],
-)  # fmt: skip
-@pytest.mark.parametrize("way", ["stored", "history", "measure"])
+)
 def test_options_of_measuring_are_refused_where_nothing_is_measured(
-    tmp_path: Path,
-    sides: tuple[Path, Path],
-    words: list[str],
-    way: str,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--measure has one side: it takes the counts, and not what is about two."""
-    if way == "stored":
-        assert gate(tmp_path, *sides, *words) == 2
-    elif way == "history":
-        assert main(["gate", "--history", str(sides[0]), *words]) == 2
-    elif words[0] in ("--alone", "--even-if-equal"):
+    assert gate("x", "y", *words) == 2
+    assert refused(capsys, words[0])
+    if len(words) == 1:
         assert main(["gate", "--measure", *words]) == 2
     else:
         assert getattr(_parse(["--measure", *words]), words[0][2:].replace("-", "_")) == float(words[1])
-        return
-    assert f"{words[0]} is about measuring: only --against " in refused(capsys)
 
 
 def test_only_one_session_makes_pairs(tmp_path: Path) -> None:
@@ -236,25 +188,103 @@ def test_only_one_session_makes_pairs(tmp_path: Path) -> None:
     assert load_side(folder, "baseline", "").session == "S"
     write(folder, [time_row(1, Times()())], session="T", stage=2)
     side = load_side(folder, "baseline", "")
-    assert side.session == ""
-    assert sorted(side.stages) == [1, 2]
-
-
-def test_a_side_without_run_json_is_a_first_stage(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", [time_row(1, Times()())])
+    assert (side.session, sorted(side.stages)) == ("", [1, 2])
     (folder / "stage1" / "_run.json").unlink()
+    (folder / "stage2" / "_run.json").unlink()
     side = load_side(folder, "baseline", "")
     assert (sorted(side.stages), side.session) == ([1], "")
 
 
-def test_differing_fields_names_what_a_time_depends_on() -> None:
-    assert differing_fields({"cuda": "12"}, {"cuda": "13", "host_hash": "x"}) == "cuda: 12 != 13"
+# pytest-benchmark files, a process each
 
 
-def test_a_side_of_several_folders_is_one(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", [time_row(1, Times()())])
-    write(folder, [time_row(2, Times()())], stage=2)
-    frame = load_side(folder, "baseline", "").first
-    assert isinstance(frame, pd.DataFrame)
-    assert frame["case_id"].tolist() == [case(1).case_id]
-    assert len(store.read(folder)) == 2
+def files(
+    tmp: Path, side: str, count: int, factor: float = 1.0, *, slow: float = 1.0, cpu: str = "AMD"
+) -> list[str]:
+    """Each process has a speed of its own, by 0.5 %, and its samples lie close together; one test of six may be slow."""
+    random = np.random.default_rng([ord(side[0]), count])
+    names = []
+    for number in range(count):
+        tests = []
+        for n in range(6):
+            own = 0.001 * factor * (slow if n == 2 else 1.0) * np.exp(random.normal(0, 0.005))
+            stats = {"median": 1.0, "data": list(own * np.exp(random.normal(0, 0.001, 40)))}
+            tests.append({"fullname": f"t.py::test_{n}", "group": None, "stats": stats})
+        machine = {"node": "n", "system": "Linux", "cpu": {"brand_raw": cpu, "count": 8}}
+        file = tmp / f"{side}{number}.json"
+        file.write_text(
+            json.dumps({"machine_info": machine, "commit_info": {"id": side}, "benchmarks": tests})
+        )
+        names.append(str(file))
+    return names
+
+
+def judged(tmp: Path, a: list[str], b: list[str]) -> tuple[int, dict[str, Any]]:
+    code = main(["gate", "--baseline", *a, "--candidate", *b, "--json", str(tmp / "v.json")])
+    return code, json.loads((tmp / "v.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "code"), [(1.0, "OK", 0), (1.2, "REGRESSED", 1), (0.8, "IMPROVED", 0)]
+)
+def test_files_are_the_rounds(tmp_path: Path, factor: float, verdict: str, code: int) -> None:
+    found, document = judged(tmp_path, files(tmp_path, "a", 8), files(tmp_path, "b", 8, factor))
+    assert found == code
+    assert {(f["rounds"], f["verdict"], str(f["cause"])) for f in document["findings"]} == {
+        (8, verdict, "None")
+    }
+
+
+def test_one_file_a_side_decides_nothing_and_says_how_many_would(tmp_path: Path) -> None:
+    """40 samples of one process are one round, however far apart the sides are."""
+    found, document = judged(tmp_path, files(tmp_path, "a", 1), files(tmp_path, "b", 1, 2.0))
+    assert (found, document["verdict"]) == (6, "COULD NOT JUDGE 6 of 6")
+    assert any("8 files a side would decide 6 tests" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize("count", [3, 7])
+def test_ten_times_slower_in_a_few_files_is_no_ok(tmp_path: Path, count: int) -> None:
+    """Six tests, one 10 times slower: one undecided unit of six is below the share that may stay open."""
+    code, document = judged(tmp_path, files(tmp_path, "a", count), files(tmp_path, "b", count, slow=10.0))
+    assert code == 6
+    assert "1 of them looks slower: pytest-benchmark t.py::test_2" in document["verdict"]
+
+
+def test_files_that_are_no_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file named eight times, or copied, had eight rounds that agree to the last bit."""
+    a, b, other = files(tmp_path, "a", 1), files(tmp_path, "b", 8), files(tmp_path, "other", 1, cpu="Another")
+    (tmp_path / "copy.json").write_bytes(Path(a[0]).read_bytes())
+    for names, said in (
+        (a * 8, "the same file"),
+        ([*a, str(tmp_path / "copy.json")], "the same file"),
+        ([*a, *other], "was measured elsewhere"),
+        (["none.json"], "cannot read none.json"),
+    ):
+        assert main(["gate", "--baseline", *names, "--candidate", *b]) == 2
+        assert refused(capsys, said)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"machine_info": "a laptop"}, "machine_info"),
+        ({"machine_info": {"cpu": "AMD"}}, "machine_info.cpu"),
+        ({"commit_info": ["abc"]}, "commit_info"),
+        ({"benchmarks": ["t.py::x"]}, "a benchmark is 't.py::x'"),
+        ({"benchmarks": [{"fullname": "x", "stats": [1.0]}]}, "'stats'"),
+        ({"benchmarks": [{"stats": {}}]}, "'fullname'"),
+        ({"benchmarks": [{"fullname": "x", "stats": {}}]}, "'median'"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"median": None}}]}, "[None]"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"data": "12"}}]}, "'12'"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"data": ["1"]}}]}, "['1']"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"data": [1.0]}, "extra_info": "y"}]}, "extra_info of x"),
+    ],
+)
+def test_a_value_of_another_type_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    (a,), (b,) = files(tmp_path, "a", 1), files(tmp_path, "b", 1)
+    Path(b).write_text(json.dumps({**json.loads(Path(b).read_text()), **change}))
+    for words in (["gate", "--baseline", a, "--candidate", b], ["import", b, "--results-dir", str(tmp_path)]):
+        assert main(words) == 2
+        assert refused(capsys, f"{b}: ", message)

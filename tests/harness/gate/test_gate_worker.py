@@ -21,6 +21,7 @@ from harness.timing import compiling
 from harness.timing.workload import Numerics, Unsupported, Workload
 
 ROOT = Path(module.__file__).resolve().parent.parent.parent
+WORDS = ["sweep=toy", "device=cpu"]
 SWEEP = """\
 # Does the toy pay?
 suite: toy
@@ -42,103 +43,120 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
 
 @pytest.fixture
 def worker(toy: ToySuite) -> Worker:
-    worker = Worker(ROOT, 0.0)
-    worker.plan(["sweep=toy", "device=cpu"])
+    worker = Worker(ROOT)
+    worker.plan(WORDS)
     return worker
 
 
-def first(worker: Worker) -> str:
-    return next(iter(worker.cases))
+def prepared(
+    worker: Worker, toy: ToySuite, build: Any, arm: str = "other"
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of one arm that is built so, and the arms that can be timed."""
+    toy.behaviour = {arm: build}
+    answer = worker.prepare(next(iter(worker.cases)))
+    return [row for row in answer["rows"] if row["arm"] == arm], answer["arms"]
 
 
-def test_the_plan_names_cases_and_environment(toy: ToySuite) -> None:
-    plan = Worker(ROOT, 0.0).plan(["sweep=toy", "device=cpu"])
+def test_serving_answers_each_command_and_survives_errors(
+    toy: ToySuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        {"do": "plan", "words": ["sweep=tou"]},
+        {"do": "plan", "words": WORDS},
+        {"do": "quit"},
+        {"do": "block"},
+    ]
+    answers = io.StringIO()
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
+    serve(Worker(ROOT), answers)
+    refused, plan = map(json.loads, answers.getvalue().splitlines())
+    assert "unknown sweep 'tou'" in refused["error"]
     assert [c["suite"] for c in plan["cases"]] == ["toy", "toy"]
     assert plan["env"]["device"] == "cpu"
-    json.dumps(plan)
-
-
-def test_a_tree_of_another_layout_is_refused_in_words(toy: ToySuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        sys.modules, "harness.engine.plan", None
-    )  # Python then says that there is no such module
-    with pytest.raises(
-        RuntimeError, match=r"lacks the module harness\.engine\.plan: its harness has another layout"
-    ):
-        Worker(ROOT, 0.0).plan(["sweep=toy", "device=cpu"])
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"), [(MemoryError("full"), "oom"), (ValueError("wrong"), "build")], ids=["oom", "build"]
+    ("how", "said"),
+    [
+        ("another layout", r"lacks the module harness\.engine\.plan"),
+        (
+            "imported from elsewhere",
+            "was imported from",
+        ),  # an editable install would be measured under the tree's name
+        ("no closure", "suite toy is a run"),
+    ],
 )
-def test_an_arm_that_cannot_be_built_says_why(
-    error: Exception, cause: str, worker: Worker, toy: ToySuite
+def test_a_tree_that_cannot_be_measured_is_refused(
+    toy: ToySuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, said: str
 ) -> None:
-    def build(case: Any) -> Workload:
-        raise error
-
-    toy.behaviour = {"other": build}
-    rows = worker.prepare(first(worker))["rows"]
-    assert {r["cause"] for r in rows if r["arm"] == "other"} == {cause}
-
-
-def test_a_tree_that_was_not_imported_is_refused(toy: ToySuite, tmp_path: Path) -> None:
-    """An editable install elsewhere would be measured under the name of the tree."""
-    with pytest.raises(RuntimeError, match="was imported from"):
-        Worker(tmp_path, 0.0).plan(["sweep=toy"])
+    if how == "another layout":
+        monkeypatch.setitem(
+            sys.modules, "harness.engine.plan", None
+        )  # Python then says that there is no such module
+    if how == "no closure":
+        monkeypatch.delattr(ToySuite, "build")
+    with pytest.raises(RuntimeError, match=said):
+        Worker(tmp_path if "elsewhere" in how else ROOT).plan(WORDS)
 
 
 def test_prepare_checks_counts_and_makes_rows(toy: ToySuite, worker: Worker) -> None:
-    toy.behaviour = {
-        "other": lambda case: Workload(
-            run=lambda: torch.ones(2) + 1, check=lambda: Numerics({"sqnr_db": 30.0}), flops={"e4m3": 8.0}
-        )
-    }
-    answer = worker.prepare(first(worker))
-    rows = {(r["arm"], r["metric"]): r for r in answer["rows"]}
-    assert answer["arms"] == ["base", "other"]
-    assert rows["other", "sqnr_db"]["samples"] == [30.0]
-    assert rows["other", "time_ms"]["resolved"]["operator_calls"] == 2
-    assert rows["other", "time_ms"]["flops"] == {"e4m3": 8.0}
-    assert rows["base", "time_ms"]["resolved"] == {"timed": "nothing", "operator_calls": 0}
-
-
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (
-            lambda case: Workload(run=int, check=lambda: Numerics({"sqnr_db": 3.0}, False, "3 < 20")),
-            "numerics: 3 < 20",
-        ),
-        (lambda case: 1 / 0, "ZeroDivisionError"),
-        (lambda case: Workload(run=lambda: [].pop(), check=lambda: Numerics({})), "IndexError"),
-    ],
-)
-def test_what_is_wrong_gets_no_speed(toy: ToySuite, worker: Worker, build: Any, reason: str) -> None:
-    toy.behaviour = {"other": build}
-    answer = worker.prepare(first(worker))
-    assert answer["arms"] == ["base"]
-    failed = [r for r in answer["rows"] if r["arm"] == "other" and r["metric"] == "time_ms"]
-    assert [r["status"] for r in failed] == ["failed"]
-    assert reason in failed[0]["reason"]
-    assert set(worker.block()["samples"]) == {"base", CONTROL}
-
-
-def test_parts_and_what_has_no_figure_here_become_rows(toy: ToySuite, worker: Worker) -> None:
     numerics = Numerics(
         {"sqnr_db": 30.0},
         skipped={"peak_memory_bytes": "no peak on a CPU"},
         parts={("sqnr_db", "layers.0"): 28.0},
     )
-    toy.behaviour = {"other": lambda case: Workload(run=int, check=lambda: numerics)}
-    rows = [r for r in worker.prepare(first(worker))["rows"] if r["arm"] == "other"]
-    assert {(r["metric"], r.get("part", ""), r["status"]) for r in rows} == {
-        ("sqnr_db", "", "ok"), ("sqnr_db", "layers.0", "ok"), ("peak_memory_bytes", "", "skipped"), ("time_ms", "", "ok"),
+    build = lambda case: Workload(run=lambda: torch.ones(2) + 1, check=lambda: numerics, flops={"e4m3": 8.0})  # noqa: E731
+    rows, arms = prepared(worker, toy, build)
+    assert arms == ["base", "other"]
+    assert {(r["metric"], r.get("part", ""), r["status"]): r.get("samples") for r in rows} == {
+        ("sqnr_db", "", "ok"): [30.0], ("sqnr_db", "layers.0", "ok"): [28.0],
+        ("peak_memory_bytes", "", "skipped"): None, ("time_ms", "", "ok"): None,
     }  # fmt: skip
+    (timed,) = (r for r in rows if r["metric"] == "time_ms")
+    assert (timed["resolved"]["operator_calls"], timed["flops"]) == (2, {"e4m3": 8.0})
+
+
+def raises(error: Exception) -> Any:
+    def build(case: Any) -> Workload:
+        raise error
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("build", "reason", "cause"),
+    [
+        (
+            lambda case: Workload(run=int, check=lambda: Numerics({"sqnr_db": 3.0}, False, "3 < 20")),
+            "3 < 20",
+            "numerics",
+        ),
+        (raises(MemoryError("full")), "full", "oom"),
+        (raises(ValueError("wrong")), "ValueError", "build"),
+        (lambda case: Workload(run=lambda: [].pop(), check=lambda: Numerics({})), "IndexError", "build"),
+    ],
+)
+def test_what_is_wrong_gets_no_speed(
+    toy: ToySuite, worker: Worker, build: Any, reason: str, cause: str
+) -> None:
+    rows, arms = prepared(worker, toy, build)
+    assert arms == ["base"]
+    (failed,) = [r for r in rows if r["metric"] == "time_ms"]
+    assert (failed["status"], failed["cause"], reason in failed["reason"]) == ("failed", cause, True)
+    assert set(worker.block()["samples"]) == {"base", CONTROL}
+
+
+def test_what_this_device_lacks_is_skipped(toy: ToySuite) -> None:
+    toy.refuses = {"other": Unsupported("device", "needs sm_89")}
+    worker = Worker(ROOT)
+    worker.plan(WORDS)
+    toy.refuses = {}
+    (row,) = [r for r in worker.prepare(next(iter(worker.cases)))["rows"] if r["arm"] == "other"]
+    assert (row["status"], row["reason"]) == ("skipped", "needs sm_89")
 
 
 def test_a_whole_step_runs_only_where_its_memory_is(toy: ToySuite, worker: Worker) -> None:
-    """Counting, padding and timing alike: `run` outside of its context would have no model to step."""
+    """Counting and timing alike: `run` outside of its context would have no model to step."""
     held = [0, 0]  # now, ever
 
     @contextmanager
@@ -152,18 +170,17 @@ def test_a_whole_step_runs_only_where_its_memory_is(toy: ToySuite, worker: Worke
         assert held[0] == 1
         return torch.ones(2)
 
-    def step(case: object) -> Workload:
-        return Workload(run=run, check=lambda: Numerics({}), resident=resident)
-
-    toy.behaviour = {"base": step, "other": step}
-    assert worker.prepare(first(worker))["arms"] == ["base", "other"]
-    prepared = held[1]
+    _, arms = prepared(
+        worker, toy, lambda case: Workload(run=run, check=lambda: Numerics({}), resident=resident)
+    )
+    assert arms == ["base", "other"]
+    counted = held[1]
     block = worker.block()
-    assert block["faults"] == {}
-    assert set(block["samples"]) == {"base", "other", CONTROL}
+    assert (block["faults"], set(block["samples"])) == ({}, {"base", "other", CONTROL})
+    assert all(min(samples) > 0 for samples in block["samples"].values())
     assert held[0] == 0
-    assert held[1] > prepared
-    assert block["timing"]["base"]["method"].endswith("_adjoining")
+    assert held[1] > counted
+    assert block["timing"]["other"]["method"].endswith("_adjoining")
     assert not block["timing"][CONTROL]["method"].endswith("_adjoining")
 
 
@@ -184,76 +201,13 @@ def test_each_process_compiles_with_empty_caches(
 
     monkeypatch.setattr(compiling, "empty_caches", empty)
     monkeypatch.setattr(compiling, "prime", lambda device: None)
-    toy.behaviour = {"other": lambda case: Workload(run=run, check=lambda: Numerics({}), compiled=True)}
-    (row,) = [r for r in worker.prepare(first(worker))["rows"] if r["arm"] == "other"]
-    assert "nothing was compiled" in row["reason"]
-
-
-def test_what_is_a_run_and_no_closure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match=r"suite divergence is a run .* --baseline RUN --candidate RUN"):
-        Worker(ROOT, 0.0).plan(["sweep=divergence", "device=cpu"])
-
-
-def test_what_this_device_lacks_is_skipped(toy: ToySuite) -> None:
-    toy.refuses = {"other": Unsupported("device", "needs sm_89")}
-    worker = Worker(ROOT, 0.0)
-    worker.plan(["sweep=toy", "device=cpu"])
-    toy.refuses = {}
-    (row,) = [r for r in worker.prepare(first(worker))["rows"] if r["arm"] == "other"]
-    assert (row["status"], row["reason"]) == ("skipped", "needs sm_89")
-
-
-def test_a_block_times_every_arm_and_the_control(worker: Worker) -> None:
-    worker.prepare(first(worker))
-    block = worker.block()
-    assert set(block["samples"]) == {"base", "other", CONTROL}
-    assert all(len(s) >= 1 and min(s) > 0 for s in block["samples"].values())
-    assert block["timing"]["base"]["method"]
-    assert block["faults"] == {}
+    rows, _ = prepared(worker, toy, lambda case: Workload(run=run, check=lambda: Numerics({}), compiled=True))
+    assert "nothing was compiled" in rows[0]["reason"]
 
 
 def test_a_closure_that_fails_while_timed_is_a_fault(toy: ToySuite, worker: Worker) -> None:
     calls = iter(range(3))
-    toy.behaviour = {"other": lambda case: Workload(run=lambda: next(calls), check=lambda: Numerics({}))}
-    worker.prepare(first(worker))
+    prepared(worker, toy, lambda case: Workload(run=lambda: next(calls), check=lambda: Numerics({})))
     block = worker.block()
     assert "StopIteration" in block["faults"]["other"]
-    assert "other" not in block["samples"]
-
-
-def test_a_padded_closure_is_longer_by_that_share(toy: ToySuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock that only the closure and the spin move: 1 s of work, and a spin until 1.5 s have passed."""
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 0.001
-        return now[0]
-
-    def work() -> None:
-        now[0] += 1.0
-
-    monkeypatch.setattr(module.time, "perf_counter", clock)
-    worker = Worker(ROOT, 0.5)
-    worker.device = "cpu"
-    worker._padded(work)()
-    assert now[0] == pytest.approx(1.5, abs=0.01)
-    assert Worker(ROOT, 0.0)._padded(work) is work
-
-
-def commands(monkeypatch: pytest.MonkeyPatch, *lines: dict[str, Any]) -> list[dict[str, Any]]:
-    answers = io.StringIO()
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
-    serve(Worker(ROOT, 0.0), answers)
-    return [json.loads(line) for line in answers.getvalue().splitlines()]
-
-
-def test_serving_answers_each_command_and_survives_errors(
-    toy: ToySuite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = commands(
-        monkeypatch, {"do": "plan", "words": ["sweep=tou"]}, {"do": "plan", "words": ["sweep=toy"]}, {"do": "quit"},
-        {"do": "block"},
-    )  # fmt: skip
-    assert "unknown sweep 'tou'" in answers[0]["error"]
-    assert "cases" in answers[1]
-    assert len(answers) == 2
+    assert set(block["samples"]) == {"base", CONTROL}

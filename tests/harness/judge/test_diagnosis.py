@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import math
 import pathlib
 import re
@@ -42,27 +41,24 @@ def test_a_sweep_in_which_nothing_is_wrong_has_no_finding(tmp_path):
 # FP8 that did not run
 
 
-def test_an_arm_that_converted_nothing_is_found_with_the_reasons(tmp_path):
-    facts = {"fp8_layers": [], "skipped_layers": {"head": "65 outputs: no multiple of 16"}}
-    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", shifted(BASE), recipe="rowwise", **facts)
+DISPROVED = "FP8 NOT verified: recipe rowwise was asked for, tensorwise runs"
+
+
+@pytest.mark.parametrize(
+    ("moved", "facts", "evidence"),
+    [
+        (True, {"fp8_layers": [], "skipped_layers": {"head": "65 outputs"}}, "head: 65 outputs"),
+        (False, {"fp8_layers": ["q"]}, "bitwise equal to base"),
+        (True, {"fp8_layers": ["q"], "verify": DISPROVED}, DISPROVED),
+    ],
+)
+def test_an_arm_that_did_not_run_in_fp8_is_found_with_the_reason(tmp_path, moved, facts, evidence):
+    runs = shifted(BASE) if moved else BASE
+    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", runs, recipe="rowwise", **facts)
     (finding,) = found(tmp_path, rows, "did not run in FP8")
-    assert finding.symptom == "divergence rowwise did not run in FP8"
-    assert "head: 65 outputs: no multiple of 16" in finding.evidence[0]
+    assert finding.symptom.startswith("divergence rowwise ")
+    assert evidence in finding.evidence[0]
     assert "fp8core.audit" in finding.change
-
-
-def test_a_curve_equal_to_its_control_did_not_run_in_fp8(tmp_path):
-    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise", fp8_layers=["q"])
-    (finding,) = found(tmp_path, rows, "did not run in FP8")
-    assert "bitwise equal to base" in finding.evidence[0]
-
-
-def test_a_training_run_that_disproves_its_fp8_is_found(tmp_path):
-    said = "FP8 NOT verified: recipe rowwise was asked for, tensorwise runs"
-    rows = rows_of_runs("base", BASE)
-    rows += rows_of_runs("rowwise", shifted(BASE), recipe="rowwise", fp8_layers=["q"], verify=said)
-    (finding,) = found(tmp_path, rows, "did not run in FP8")
-    assert finding.evidence[0] == said
 
 
 def test_fp8_that_could_not_be_proved_is_a_finding_of_its_own(tmp_path):
@@ -212,24 +208,37 @@ def test_a_schedule_is_proposed_only_where_it_leaves_steps_in_fp8(tmp_path, step
 # Memory
 
 
-def test_out_of_memory_names_both_remedies_with_their_bytes(tmp_path):
-    case = Case.of("train", {"model": "gpt2", "batch": 16, "checkpointing": "none"})
-    memory = {"weights": 500 * MIB, "activations": 6000 * MIB, "logits": 1000 * MIB, "workspace": 1192 * MIB}
-    rows = Invented().times(case, {"bf16_eager": {"ms": 90.0}})
-    failed = absent(
-        case,
-        "rowwise_eager",
-        "failed",
-        "out of memory: tried to allocate 2.00 GiB",
-        "bf16_eager",
-        cause=Cause.OOM,
-    )
-    rows.append(dataclasses.replace(failed, resolved={"recipe": "rowwise", "memory": memory}))
+LACKS = "out of memory: tried to allocate 2.00 GiB"
+PARTS = {"weights": 500 * MIB, "activations": 6000 * MIB, "logits": 1000 * MIB, "workspace": 1192 * MIB}
+STEP = Case.of("train", {"model": "gpt2", "batch": 16, "checkpointing": "none"})
+
+
+@pytest.mark.parametrize(
+    ("resolved", "ways", "shown"),
+    [
+        (
+            {"memory": PARTS},
+            ("axes.batch=8, which frees about 4.00 GiB", "checkpointing=full, which frees at most 5.86 GiB"),
+            True,
+        ),
+        # as the suite predicted them, whose reason has the parts already
+        (
+            {"memory": PARTS, "remedies": {"batch=8": 3 * 2**30}},
+            ("axes.batch=8, which frees 3.00 GiB",),
+            False,
+        ),
+        ({}, ("axes.batch=8, which frees bytes not known",), False),
+    ],
+)
+def test_out_of_memory_names_remedies_with_their_bytes(tmp_path, resolved, ways, shown):
+    failed = absent(STEP, "rowwise_eager", "failed", LACKS, "bf16_eager", cause=Cause.OOM)
+    failed = dataclasses.replace(failed, resolved={"recipe": "rowwise", **resolved})
+    rows = [*Invented().times(STEP, {"bf16_eager": {"ms": 90.0}}), failed]
     (finding,) = found(tmp_path, rows, "runs out of memory")
     assert finding.symptom == "train rowwise_eager runs out of memory, bf16_eager does not"
-    assert finding.evidence[0] == "out of memory: tried to allocate 2.00 GiB"
-    assert "axes.batch=8, which frees about 4.00 GiB" in finding.change
-    assert "axes.checkpointing=full, which frees at most 5.86 GiB" in finding.change
+    assert finding.evidence[0] == LACKS
+    assert len(finding.evidence) == 1 + shown
+    assert all(way in finding.change for way in ways)
 
 
 @pytest.mark.parametrize("recipe", ["", "rowwise"])
@@ -252,29 +261,9 @@ def test_what_did_not_fit_is_said_only_where_rows_say_it(tmp_path, recipe, known
         assert finding.cause.startswith(f"not known: the rows of {lacking} do not say")
 
 
-def test_remedies_that_the_suite_predicted_are_taken_as_they_are(tmp_path):
-    case = Case.of("train", {"model": "gpt2", "batch": 16})
-    rows = Invented().times(case, {"bf16_eager": {"ms": 90.0}})
-    failed = absent(
-        case,
-        "rowwise_eager",
-        "failed",
-        "out of memory; predicted GiB by part: weights 1",
-        "bf16_eager",
-        cause=Cause.OOM,
-    )
-    facts = {"recipe": "rowwise", "memory": {"weights": 2**30}, "remedies": {"batch=8": 3 * 2**30}}
-    (finding,) = found(tmp_path, [*rows, dataclasses.replace(failed, resolved=facts)], "runs out of memory")
-    assert finding.change == "axes.batch=8, which frees 3.00 GiB"
-    assert finding.evidence == (failed.reason,)
-
-
 def test_out_of_memory_of_both_arms_is_not_fp8s(tmp_path):
-    case = Case.of("train", {"model": "gpt2", "batch": 16})
-    rows = [
-        absent(case, "bf16_eager", "failed", "out of memory: 2 GiB", cause=Cause.OOM),
-        absent(case, "rowwise_eager", "failed", "out of memory: 2 GiB", "bf16_eager", cause=Cause.OOM),
-    ]
+    arms = {"bf16_eager": "", "rowwise_eager": "bf16_eager"}
+    rows = [absent(STEP, arm, "failed", LACKS, base, cause=Cause.OOM) for arm, base in arms.items()]
     assert found(tmp_path, rows, "memory") == []
 
 
@@ -294,7 +283,7 @@ def test_spikes_are_told_with_their_counts(tmp_path):
 # Whether it can pay
 
 
-@pytest.mark.parametrize(("cast_bytes", "size"), [(4, 663), (6, 1005), (8, 1354), (19, 3409), (68, 16672)])
+@pytest.mark.parametrize(("cast_bytes", "size"), [(4, 663), (19, 3409), (68, 16672)])
 def test_break_even_sizes_of_the_published_table(cast_bytes, size):
     """Oracle: the table of the break-even formula for 780 and 1,300 TFLOP/s, 4.0 TB/s and 16,384 tokens."""
     h200 = Rates(780e12, 1300e12, 4e12, "round numbers")
@@ -355,25 +344,60 @@ def test_a_slow_training_step_says_what_fp8_could_save(tmp_path):
     assert "with 16384 tokens a pass only layers wider than about" in told
 
 
-# Words
+# Casts
+
+
+def test_delayed_scales_that_never_move(tmp_path):
+    looks = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    rows = rows_of_runs("base", BASE) + rows_of_runs("delayed", shifted(BASE), recipe="delayed")
+    for part, scales in (("q:input", [6.0] * 6), ("q:weight", [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])):
+        rows.append(look("delayed", "scale_log2", part, scales, "delayed"))
+        rows.append(look("delayed", "amax", part, looks, "delayed"))
+    (finding,) = found(tmp_path, rows, "never move")
+    assert finding.symptom == "delayed: 1 delayed scale never moves"
+    assert finding.evidence == ("q:input: scale 2^6 at all 6 looks, amax 1 to 30",)
+    assert "update_scales" in finding.change
+
+
+def test_scales_that_stand_still_because_the_tensor_does_are_healthy(tmp_path):
+    rows = [
+        look("delayed", "scale_log2", "q:input", [6.0] * 6, "delayed"),
+        look("delayed", "amax", "q:input", [1.0] * 6, "delayed"),
+    ]
+    assert found(tmp_path, rows, "never move") == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "part", "values", "recipe", "kind"),
+    [
+        ("saturated_frac", "q:input", [0.0, 1e-5], "tensorwise", "saturated"),
+        ("saturated_frac", "q:input", [1e-5], "delayed", ""),  # clipping between two updates is its nature
+        ("underflow_frac", "q:input", [0.02], "tensorwise", "underflow"),
+        ("underflow_frac", "q:input", [0.009], "tensorwise", ""),
+        ("sqnr_db", "q:input", [31.0, 27.0], "tensorwise", "SQNR"),
+        ("sqnr_db", "q:input", [math.inf], "tensorwise", ""),
+        ("sqnr_db", "q:grad_output", [21.0], "tensorwise", "SQNR"),
+        ("sqnr_db", "q:grad_output", [25.0], "tensorwise", ""),
+    ],
+)
+def test_alarms_of_single_tensors(tmp_path, metric, part, values, recipe, kind):
+    alarms = found(tmp_path, [look(recipe, metric, part, values, recipe)], "alarm")
+    assert [f.symptom for f in alarms] == ([f"{recipe}: {kind} alarm in 1 tensor"] if kind else [])
+    assert all(part in f.evidence[0] for f in alarms)
+
+
+# All of them
 
 
 def test_text_of_findings(tmp_path):
     rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise")
-    text = lines(findings(frame(tmp_path, rows)))
+    stored = frame(tmp_path, rows)
+    text = lines(findings(stored))
     assert text[0] == "finding  divergence rowwise did not run in FP8"
     assert [line.split(":")[0].strip() for line in text[-2:]] == ["cause", "change"]
-
-
-def test_lists_are_shortened_and_sizes_have_units():
+    assert findings(stored[stored["suite"] == "none"]) == []
     assert few(["a", "b", "a", "c", "d", "e"]) == ("a", "b", "c", "and 2 more")
     assert (gib(2**30), gib(2**20)) == ("1.00 GiB", "1.00 MiB")
-
-
-def test_no_rows_have_no_findings(tmp_path):
-    stored = frame(tmp_path, rows_of_runs("base", BASE))
-    assert findings(stored[stored["suite"] == "none"]) == []
-    assert json.loads(stored["axes"].iloc[0])["steps"] == STEPS == AXES["steps"]
 
 
 def test_remedies_name_functions_with_the_arguments_that_they_take():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,17 +13,15 @@ import scipy.stats
 from report_cases import gpu_run
 from report_fixtures import CPU, H200, TIMING, frame, write_run
 
+from harness import store
 from harness.__main__ import main
-from harness.gate import cause as gate_cause
-from harness.judge.diff.changes import CAUSES, CLOCK, CONTROL, HOST, KERNEL, changes
+from harness.judge.diff.changes import CLOCK, CONTROL, HOST, KERNEL, changes
 from harness.store.case import Case
 from harness.store.effect import unpaired
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pandas as pd
 
     from harness.judge.diff.changes import Changes, Timed
 
@@ -128,22 +125,20 @@ def test_few_rounds_cannot_tell(tmp_path: Path) -> None:
     assert math.isnan(only(found, "a_eager").low)
 
 
-def test_the_clock_is_blamed_where_cycles_are_equal(tmp_path: Path) -> None:
+def test_the_clock_is_blamed_where_cycles_are_equal_and_the_machine_where_the_baseline_moved_as_far(
+    tmp_path: Path,
+) -> None:
     """20 % longer at 1/1.2 of the clock; the same slow-down at the same clock is not the clock's."""
-    slow: dict[str, object] = {"sample_clock_mhz": (1500.0,) * 8}
-    fast: dict[str, object] = {"sample_clock_mhz": (1800.0,) * 8}
-    found = compared(tmp_path, [timed("a_eager", 10.0, **fast)], [timed("a_eager", 12.0, **slow)])
-    assert only(found, "a_eager").cause == CLOCK
-    found = compared(tmp_path / "2", [timed("a_eager", 10.0, **fast)], [timed("a_eager", 12.0, **fast)])
-    assert only(found, "a_eager").cause == ""
-
-
-def test_the_machine_is_blamed_where_the_baseline_moved_as_far(tmp_path: Path) -> None:
+    fast, slow = ({"sample_clock_mhz": (mhz,) * 8} for mhz in (1800.0, 1500.0))
+    for i, (after, cause) in enumerate(((slow, CLOCK), (fast, ""))):
+        found = compared(
+            tmp_path / str(i), [timed("a_eager", 10.0, **fast)], [timed("a_eager", 12.0, **after)]
+        )
+        assert only(found, "a_eager").cause == cause
     before = [timed("bf16_eager", 10.0), timed("a_eager", 8.0, "bf16_eager")]
-    after = [timed("bf16_eager", 12.0), timed("a_eager", 9.6, "bf16_eager")]
-    found = compared(tmp_path, before, after)
-    assert only(found, "a_eager").cause == CONTROL
-    assert only(found, "bf16_eager").cause == ""
+    later = [timed("bf16_eager", 12.0), timed("a_eager", 9.6, "bf16_eager")]
+    found = compared(tmp_path, before, later)
+    assert {t.arm: t.cause for t in found.times} == {"a_eager": CONTROL, "bf16_eager": ""}
 
 
 def test_two_times_of_an_arm_keep_their_own_rows(tmp_path: Path) -> None:
@@ -159,23 +154,23 @@ def test_two_times_of_an_arm_keep_their_own_rows(tmp_path: Path) -> None:
     assert found["launch_us"].ratio == pytest.approx(2, rel=0.01)
 
 
-def test_causes_are_called_as_the_gate_calls_them() -> None:
-    words = set(re.findall(r"^\| (\w+) \|", gate_cause.__doc__ or "", re.MULTILINE))
-    assert set(CAUSES) - {""} <= words
-
-
-def test_where_a_profiled_step_s_time_went(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("total", "cast", "gemm", "cause"),
+    [
+        (12.0, 4.0, 5.0, KERNEL),
+        (12.0, 2.0, 5.0, HOST),
+        (12.0, 1.0, 4.0, HOST),  # its kernels gained
+        (8.0, 0.5, 4.5, KERNEL),  # what is gained is explained as what is lost
+    ],
+)
+def test_where_a_profiled_step_s_time_went(
+    tmp_path: Path, total: float, cast: float, gemm: float, cause: str
+) -> None:
     before = [timed("a_eager", 10.0), kernels("a_eager", "cast", 2.0), kernels("a_eager", "fp8_gemm", 5.0)]
-    casts = [timed("a_eager", 12.0), kernels("a_eager", "cast", 4.0), kernels("a_eager", "fp8_gemm", 5.0)]
-    host = [timed("a_eager", 12.0), kernels("a_eager", "cast", 2.0), kernels("a_eager", "fp8_gemm", 5.0)]
-    found = compared(tmp_path, before, casts)
-    assert only(found, "a_eager").cause == KERNEL
-    assert {p.part: p.after - p.before for p in found.parts} == {"cast": 2.0, "fp8_gemm": 0.0}
-    assert only(compared(tmp_path / "2", before, host), "a_eager").cause == HOST
-    leaner = [timed("a_eager", 12.0), kernels("a_eager", "cast", 1.0), kernels("a_eager", "fp8_gemm", 4.0)]
-    assert only(compared(tmp_path / "4", before, leaner), "a_eager").cause == HOST, "its kernels gained"
-    faster = only(compared(tmp_path / "3", casts, before), "a_eager")
-    assert faster.cause == KERNEL, "what is gained is explained as what is lost"
+    after = [timed("a_eager", total), kernels("a_eager", "cast", cast), kernels("a_eager", "fp8_gemm", gemm)]
+    found = compared(tmp_path, before, after)
+    assert only(found, "a_eager").cause == cause
+    assert {p.part: p.after - p.before for p in found.parts} == {"cast": cast - 2.0, "fp8_gemm": gemm - 5.0}
 
 
 def test_what_ran_and_what_is_missing(tmp_path: Path) -> None:
@@ -214,18 +209,15 @@ def test_other_figures_that_moved(tmp_path: Path) -> None:
 
 
 def test_set_ups(tmp_path: Path) -> None:
-    one = write(tmp_path / "a", [timed("a_eager", 1.0)], H200)
-    other = write(tmp_path / "b", [timed("a_eager", 1.0)], H200 | {"driver": "580.1", "power_limit_w": 500.0})
+    environments = (H200, H200 | {"driver": "580.1", "power_limit_w": 500.0})
+    one, other = (
+        store.read(write_run(tmp_path / str(i), [[timed("a_eager", 1.0)]], env=env))
+        for i, env in enumerate(environments)
+    )
     assert changes(one, other).environment == {
         "driver": ("570.124.06", "580.1"),
         "power_limit_w": (700.0, 500.0),
     }
-
-
-def write(folder: Path, rows: list[Measurement], env: dict[str, object]) -> pd.DataFrame:
-    from harness import store
-
-    return store.read(write_run(folder / "run", [rows], env=env))
 
 
 def test_the_command_shows_and_writes_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,65 +237,21 @@ def test_the_command_shows_and_writes_the_same(tmp_path: Path, capsys: pytest.Ca
     assert found["times"] == []
 
 
-def test_hostile_words_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = "[red]\x1b[2J</script>"
-    runs = [
-        write_run(
-            tmp_path / name, [[timed("a_eager", ms, resolved={bad: bad + name})]], env=H200 | {bad: name}
-        )
-        for name, ms in (("one", 1.0), ("two", 2.0))
-    ]
-    assert main(["diff", *map(str, runs)]) == 0
-    text = capsys.readouterr().out
-    assert "\x1b" not in text
-    assert "[red]" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ([], "two runs, got 0"),
-        (["one"], "two runs, got 1"),
-        (["one", "two", "three"], "two runs, got 3"),
-        (["nowhere", "two"], "no run 'nowhere'"),
-        (["one", "two", "--html"], "unknown word '--html'"),
-        (["one", "two", "out=x"], "unknown word 'out'"),
-    ],
-)
+@pytest.mark.parametrize("words", [[], ["one", "two", "three"], ["nowhere", "two"], ["one", "two", "out=x"]])
 def test_bad_input(
-    words: list[str],
-    hint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["diff", *words]) == 2
-    captured = capsys.readouterr()
-    assert hint in captured.err
-    assert len(captured.err.splitlines()) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = tmp_path / "bad"
-    bad.mkdir()
-    (bad / "results.parquet").write_bytes(b"PAR1 is no table")
-    assert main(["diff", str(bad), str(gpu_run(tmp_path / "one"))]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: cannot read")
-    assert "results.parquet" in line
-
-
-@pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", word]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("usage: python -m harness diff RUN RUN")
-    assert max(map(len, text.splitlines())) <= 120
-
-
-def test_an_empty_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    one = gpu_run(tmp_path / "one")
-    assert main(["diff", str(tmp_path / "empty"), str(one)]) == 2
-    assert "holds no row" in capsys.readouterr().err
+def test_a_run_that_cannot_be_read_or_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = str(gpu_run(tmp_path / "one"))
+    for name in ("bad", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bad" / "results.parquet").write_bytes(b"PAR1 is no table")
+    for name, word in {"bad": "results.parquet", "empty": "no row"}.items():
+        assert main(["diff", str(tmp_path / name), one]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert word in line

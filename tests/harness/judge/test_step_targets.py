@@ -6,14 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_fixtures import CPU, Invented, absent, write_run
+from report_fixtures import Invented, absent, write_run
 
 from harness import store
 from harness.judge.step_targets import BARS, held
-from harness.report.claims import Ledger
-from harness.report.headline import headline_rows
-from harness.report.runs import load
-from harness.report.targets import bars_table
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
@@ -44,10 +40,8 @@ def step(spread: float = 0.0, model: str = "llama3_8b", work: float = 1e15, **ms
         (EAGER, 0.02, {"tensorwise_eager": 87.0}, "INCONCLUSIVE"),
         (PEER, 0.001, {"tensorwise_eager": 83.0, "nocompile_tensorwise_eager": 90.0}, "PASS"),
         (PEER, 0.001, {"tensorwise_eager": 90.0, "nocompile_tensorwise_eager": 90.0}, "FAIL"),
-        (PEER, 0.001, {"tensorwise_eager": 90.0, "nocompile_tensorwise_eager": 83.0}, "FAIL"),
         (PEER, 0.2, {"tensorwise_eager": 83.0, "nocompile_tensorwise_eager": 90.0}, "INCONCLUSIVE"),
         (COMPILED, 0.001, {"tensorwise_compile": 83.0, "torchao_tensorwise_compile": 83.0}, "PASS"),
-        (COMPILED, 0.001, {"tensorwise_compile": 70.0, "torchao_tensorwise_compile": 83.0}, "PASS"),
         (COMPILED, 0.001, {"tensorwise_compile": 90.0, "torchao_tensorwise_compile": 83.0}, "FAIL"),
     ],
 )
@@ -82,18 +76,6 @@ def test_one_model_decides_and_the_ratio_of_another_is_told_without_a_verdict(tm
     (said, *_) = held(store.read(write_run(tmp_path / "others", [small, larger])))
     assert said.outcome == "not measured"
     assert "no step of llama3_8b was timed; 0.500x (0.500 to 0.500) on llama3_70b" in str(said)
-
-
-def test_the_report_says_what_its_headline_says(tmp_path: Path) -> None:
-    """Oracle: the headline of the same rows, whose ratio of the one model is that of the bar, interval and all."""
-    rows = step(0.001, bf16_eager=100.0, tensorwise_eager=80.0)
-    (machine,) = load([write_run(tmp_path, [rows])], tmp_path).machines
-    (row,) = (row for row in headline_rows(machine, "", Ledger()) if row[0].text == "tensorwise_eager")
-    _, _, verdict, ratio, model = bars_table(machine).rows[EAGER]
-    assert (ratio.text, ratio.note) == (row[1].text, row[1].note)
-    assert (verdict.text, model.text) == ("PASS", "llama3_8b")
-    (on_cpu,) = load([write_run(tmp_path / "cpu", [rows], env=CPU)], tmp_path).machines
-    assert not bars_table(on_cpu).rows
 
 
 def test_a_bar_of_a_case_that_was_cut_off_names_its_rounds(tmp_path: Path) -> None:

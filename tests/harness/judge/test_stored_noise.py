@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +51,6 @@ def test_the_noise_is_the_sd_of_the_stored_gaps(tmp_path: Path) -> None:
     assert line.split()[:4] == ["tensorwise", str(counts[0]), "/", str(counts[1])]
 
 
-def test_noise_of_more_than_a_margin_needs_many_seeds_and_says_how_many(tmp_path: Path) -> None:
-    (_, line) = lines([(AXES, ["tensorwise"])], rows.setups(frame(tmp_path, 0.03)))
-    assert "more than 200 / more than 200" in line
-
-
 @pytest.mark.parametrize(("size", "seeds"), [(0.0, 5), (0.001, 2), (0.001, 1)])
 def test_an_sd_of_zero_or_of_two_seeds_is_no_evidence(size: float, seeds: int, tmp_path: Path) -> None:
     stored = rows.setups(frame(tmp_path, size, seeds))
@@ -95,19 +89,6 @@ def test_dry_run_prints_them_from_results_dir(
     assert "two one-sided tests" not in capsys.readouterr().out
     assert main(["sweep=cast", "device=cpu", "dry_run=true"]) == 0
     assert "two one-sided tests" not in capsys.readouterr().out
-
-
-def test_without_stored_runs_the_store_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    from harness.cli.config import load
-    from harness.cli.seeds_needed import lines as of_plan
-    from harness.engine.plan import make_plan
-    from harness.suites import SUITES
-
-    config = load(["sweep=divergence", "arms=[base,tensorwise]"], lambda asked: "cpu").config
-    plan = make_plan(config, SUITES)
-    monkeypatch.setitem(sys.modules, "harness.store.parquet", None)  # an import of it would raise
-    assert len(list(of_plan(config, plan))) == 2
 
 
 def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> None:

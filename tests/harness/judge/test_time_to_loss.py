@@ -88,6 +88,12 @@ def test_without_held_out_curves_the_smoothed_training_loss_counts():
     assert all(math.isnan(s) for s in base.seconds.values())
 
 
+def test_time_to_loss_without_a_control_or_a_target_is_refused_or_empty():
+    assert time_to_loss({"tensorwise": BASE}) == []
+    with pytest.raises(ValueError, match="must be a finite loss"):
+        time_to_loss({"base": BASE}, target=math.inf)
+
+
 def test_a_run_that_broke_counts_up_to_its_nan():
     loss = BASE[0].loss.values.copy()
     loss[50:] = math.nan
@@ -95,9 +101,3 @@ def test_a_run_that_broke_counts_up_to_its_nan():
     at_once = {0: Run(Curve.of(np.full(60, math.nan)))}
     reach = time_to_loss({"base": _bare({0: BASE[0]}), "broken": broken, "at_once": at_once})
     assert [r.reached for r in reach] == [1, 0, 0]
-
-
-def test_time_to_loss_without_a_control_or_a_target_is_refused_or_empty():
-    assert time_to_loss({"tensorwise": BASE}) == []
-    with pytest.raises(ValueError, match="must be a finite loss"):
-        time_to_loss({"base": BASE}, target=math.inf)

@@ -6,16 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from curves_for_tests import STEPS, control, run_of, shifted
+from curves_for_tests import STEPS, control, gate, shifted
 
 from harness.judge.verdict import Curve, Run, judge_pairs
 
 BASE = control()
-
-
-def gate(verdict, name):
-    (found,) = (g for g in verdict.gates if g.gate == name)
-    return found
 
 
 def with_losses(runs: dict[int, Run], change) -> dict[int, Run]:
@@ -53,17 +48,6 @@ def test_one_seed_in_many_that_went_wrong_is_named_and_nothing_passes_beside_it(
     assert late.status == "INCONCLUSIVE"
     assert "seed 3 is off by" in late.sentence
     assert gate(judge_pairs(shifted(base), base), "L4").status == "PASS"
-
-
-def test_a_gradient_ratio_of_1_by_luck_is_none():
-    """Ratios of 0.5 to 2 by seed have a mean of 1 and an interval that says nothing."""
-    ratios = dict(zip(range(5), (0.5, 0.8, 1.0, 1.25, 2.0), strict=True))
-    runs = {
-        s: dataclasses.replace(r, grad_norm=Curve(r.grad_norm.steps, r.grad_norm.values * ratios[s]))
-        for s, r in shifted(BASE).items()
-    }
-    assert gate(judge_pairs(runs, BASE), "L6").status == "INCONCLUSIVE"
-    assert gate(judge_pairs(shifted(BASE), BASE), "L6").status == "PASS"
 
 
 def test_a_golden_arm_that_scatters_is_no_measure():
@@ -142,17 +126,6 @@ def test_a_warm_up_is_judged_by_its_steps_in_fp8(switch):
     assert "logged steps ran in FP8" in gate(few, "L3").sentence
 
 
-def test_a_warm_up_that_never_ends_has_no_window_and_no_warning():
-    """The switch lies behind the last step: every gate says that nothing ran in FP8, and numpy warns of no empty mean."""
-    runs = {
-        s: dataclasses.replace(r, switch_step=STEPS + 5) for s, r in with_losses(BASE, lambda s, v: v).items()
-    }
-    base = dict(BASE)
-    verdict = judge_pairs(runs, base, twin=base, twin_name="base")
-    assert verdict.outcome == "INCONCLUSIVE"
-    assert gate(verdict, "L5").sentence.startswith("0 logged steps of the second half ran in FP8")
-
-
 def test_a_warm_up_that_cools_down_again_is_judged_in_between():
     """The norms are three times the control's in FP8 and equal after it, most of the steps."""
     steps = np.arange(STEPS)
@@ -168,15 +141,6 @@ def test_a_warm_up_that_cools_down_again_is_judged_in_between():
     }
     base = dict(BASE)
     assert gate(judge_pairs(runs, base, twin=base, twin_name="base"), "L6").status == "FAIL"
-
-
-@pytest.mark.parametrize("decay", [10, 15, 20])
-@pytest.mark.parametrize("first", [30, 180, 200, 210])
-def test_a_spike_of_every_control_with_a_long_tail_fails_no_candidate(first, decay):
-    steps = np.arange(STEPS)
-    tail = np.where(steps >= first, np.exp(-(steps - first) / decay), 0.0)
-    spiking = with_losses(BASE, lambda s, v: v + tail)
-    assert judge_pairs(shifted(BASE), spiking).outcome != "FAIL"
 
 
 def test_a_gap_that_rises_because_the_control_recovers_is_not_called_diverging():
@@ -195,8 +159,3 @@ def test_losses_that_are_not_above_0_have_no_relative_gap():
     assert verdict.outcome == "INCONCLUSIVE"
     assert {gate(verdict, name).status for name in ("L3", "L4", "L5")} == {"INCONCLUSIVE"}
     assert judge_pairs(shifted(BASE), BASE).outcome == "PASS"
-
-
-def test_a_run_of_one_level_stays_a_run() -> None:
-    """What the helpers above take for granted."""
-    assert run_of(np.full(STEPS, 2.0)).loss.first_nonfinite is None

@@ -72,12 +72,6 @@ def test_a_span_without_a_logged_step_cannot_tell():
     assert "0 logged steps ran in FP8" in gate(verdict, "L3").sentence
 
 
-def test_a_pattern_without_its_twin_cannot_pass():
-    verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin_name="tensorwise")
-    assert gate(verdict, "prefix").status == "INCONCLUSIVE"
-    assert verdict.outcome == "INCONCLUSIVE"
-
-
 def test_a_pattern_whose_twin_lacks_a_seed_cannot_pass():
     fewer = {s: r for s, r in BASE.items() if s != 3}
     verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin=fewer, twin_name="base")
@@ -108,3 +102,9 @@ def test_the_wide_band_lets_through_about_one_correct_set_in_a_hundred():
         verdict = judge_other_seeds(dict(enumerate(runs[:5])), dict(enumerate(runs[5:])))
         failed += gate(verdict, "band").status == "FAIL"
     assert failed <= 12  # a binomial of 400 draws at 1 % exceeds 12 in 0.03 % of all cases
+
+
+def test_a_pattern_without_its_twin_cannot_pass():
+    verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin_name="tensorwise")
+    assert gate(verdict, "prefix").status == "INCONCLUSIVE"
+    assert verdict.outcome == "INCONCLUSIVE"

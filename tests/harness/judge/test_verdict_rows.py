@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
-from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
+from curves_for_tests import AXES, case_of, control, rows_of_runs, shifted, whole_suite
 from report_fixtures import absent, frame, write_run
 
 from harness.cli.measure import _tell
@@ -57,24 +56,6 @@ def test_each_arm_is_held_against_the_arm_that_its_name_says(whole):
     assert arms["base_other"].verdict.gate("L4") is None
 
 
-def test_text_names_outcome_reasons_and_limits(whole):
-    text = "\n".join(lines(whole))
-    assert "FAIL         negative_control against base (as it should)" in text
-    assert "L4: last 20 % of the steps" in text
-    assert "300 steps, 153,600 tokens a seed" in text
-    assert "model=nano" in text
-
-
-def test_missing_controls_are_named(tmp_path):
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
-    (verdict,) = judge(frame(tmp_path, rows))
-    assert verdict.verdict.outcome == "PASS"
-    said = " ".join(verdict.missing)
-    for arm in ("base_eps", "base_other", "negative_control", "tensorwise_golden", "tensorwise_eps"):
-        assert arm in said
-    assert "fixed band, no golden arm" in verdict.verdict.gate("L3").sentence
-
-
 @pytest.mark.parametrize(
     ("arm", "runs"),
     [("negative_control", shifted(BASE, 0.0001)), ("base_eps", shifted(BASE, 0.1))],
@@ -118,28 +99,6 @@ def test_runs_that_read_other_batches_are_no_pairs(tmp_path, where):
     )
 
 
-def test_an_arm_whose_fp8_was_disproved_does_not_pass(tmp_path):
-    said = "FP8 NOT verified: no FP8 GEMM ran"
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE), verify=said)
-    rows += rows_of_runs("rowwise", shifted(BASE), verify="FP8 verified: 9 of 9 Linear layers")
-    rows += rows_of_runs("delayed", shifted(BASE, 0.1), verify=said)
-    arms = by_arm(judge(frame(tmp_path, rows)))
-    assert arms["rowwise"].verdict.outcome == "PASS"
-    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
-    assert f"seed 0: {said}" in arms["tensorwise"].verdict.notes
-    assert arms["delayed"].verdict.outcome == "FAIL"
-
-
-def test_an_arm_whose_fp8_was_not_proved_does_not_pass_either(tmp_path):
-    """The field decides; a word that no version writes counts as unproven."""
-    rows = rows_of_runs("base", BASE)
-    for recipe, outcome in (("tensorwise", "unproven"), ("rowwise", "proved"), ("delayed", "surely")):
-        rows += rows_of_runs(recipe, shifted(BASE), verify="a line", verify_outcome=outcome)
-    arms = by_arm(judge(frame(tmp_path, rows)))
-    outcomes = {arm: arms[arm].verdict.outcome for arm in ("tensorwise", "rowwise", "delayed")}
-    assert outcomes == {"tensorwise": "INCONCLUSIVE", "rowwise": "PASS", "delayed": "INCONCLUSIVE"}
-
-
 def test_an_arm_of_which_nobody_asked_for_a_proof_does_not_pass(tmp_path):
     """Neither does one that says so for one seed alone; what is emulated claims no FP8 GEMM, and needs no proof."""
     runs = shifted(BASE)
@@ -174,22 +133,6 @@ def test_a_seed_that_was_emulated_excuses_no_other_from_its_proof(tmp_path, back
     assert any(note.startswith("emulated: ") for note in arms["mxfp8"].verdict.notes)
 
 
-def _cut(runs):
-    """Runs that were meant to go on for longer: none has a partner."""
-    return {s: dataclasses.replace(r, planned_steps=4 * STEPS, stopped="killed") for s, r in runs.items()}
-
-
-def test_a_negative_control_that_cannot_tell_demotes_what_passes(tmp_path):
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
-    rows += rows_of_runs("negative_control", _cut(shifted(BASE, 0.0001)))
-    arms = by_arm(judge(frame(tmp_path, rows)))
-    assert arms["negative_control"].verdict.outcome == "INCONCLUSIVE"
-    assert arms["negative_control"].surprising
-    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
-    said = "negative_control is INCONCLUSIVE, not FAIL: this set-up cannot tell"
-    assert arms["tensorwise"].verdict.notes[0] == said
-
-
 @pytest.mark.parametrize("arm", ["base_eps", "base_other"])
 def test_a_control_that_must_pass_and_cannot_tell_is_told_and_demotes_nothing(tmp_path, arm):
     """Too little data in it shows no fault; what the candidate's own data shows stands."""
@@ -204,22 +147,6 @@ def test_a_control_that_must_pass_and_cannot_tell_is_told_and_demotes_nothing(tm
     )
 
 
-def test_an_fp8_arm_that_equals_its_control_bit_for_bit_does_not_pass(tmp_path):
-    (verdict,) = judge(frame(tmp_path, rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE)))
-    assert verdict.verdict.outcome == "INCONCLUSIVE"
-    assert "FP8 cannot have run" in " ".join(verdict.verdict.notes)
-
-
-def test_a_curve_cut_at_nan_fails(tmp_path):
-    runs = shifted(BASE)
-    loss = runs[3].loss.values.copy()
-    loss[210:] = math.nan
-    runs[3] = dataclasses.replace(runs[3], loss=Curve.of(loss))
-    (verdict,) = judge(frame(tmp_path, rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs)))
-    assert verdict.verdict.outcome == "FAIL"
-    assert "seed 3 at step 210" in verdict.verdict.gate("L1").sentence
-
-
 def test_failed_runs_are_named_and_prevent_a_pass(tmp_path):
     runs = {s: r for s, r in shifted(BASE).items() if s != 2}
     rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs)
@@ -227,15 +154,6 @@ def test_failed_runs_are_named_and_prevent_a_pass(tmp_path):
     (verdict,) = judge(frame(tmp_path, rows))
     assert verdict.verdict.outcome == "INCONCLUSIVE"
     assert "seed 2: out of memory: 3 GiB" in verdict.verdict.notes
-
-
-def test_without_a_control_or_a_run_nothing_is_judged_as_passed(tmp_path):
-    rows = rows_of_runs("tensorwise", shifted(BASE))
-    rows.append(absent(case_of(0), "rowwise", "failed", "no kernel", "base", "loss"))
-    arms = by_arm(judge(frame(tmp_path, rows)))
-    assert arms["tensorwise"].verdict.outcome == arms["rowwise"].verdict.outcome == "INCONCLUSIVE"
-    assert "no finished run of base" in arms["tensorwise"].verdict.gate("L1").sentence
-    assert arms["rowwise"].verdict.notes == ("seed 0: no kernel",)
 
 
 @pytest.mark.parametrize(
@@ -326,3 +244,12 @@ def test_losses_of_the_golden_arm_are_no_doubt_where_the_kernels_were_proved(tmp
     ].verdict
     assert found.outcome == outcome
     assert any("every loss is bitwise equal to rowwise_golden" in note for note in found.notes)
+
+
+def test_without_a_control_or_a_run_nothing_is_judged_as_passed(tmp_path):
+    rows = rows_of_runs("tensorwise", shifted(BASE))
+    rows.append(absent(case_of(0), "rowwise", "failed", "no kernel", "base", "loss"))
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["tensorwise"].verdict.outcome == arms["rowwise"].verdict.outcome == "INCONCLUSIVE"
+    assert "no finished run of base" in arms["tensorwise"].verdict.gate("L1").sentence
+    assert arms["rowwise"].verdict.notes == ("seed 0: no kernel",)

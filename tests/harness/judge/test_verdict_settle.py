@@ -69,37 +69,6 @@ def test_an_exponential_gap_settles_where_its_closed_form_crosses_the_margin(sig
     assert "the margin (0.250 % of the loss; no perturbed runs" in found.sentence
 
 
-def test_in_noise_the_median_lies_near_the_crossing_and_its_interval_covers_it():
-    """60 draws of 5 seeds: the share of intervals that hold the analytic crossing is that of a fair median's at least.
-
-    Small AR(1) noise moves the last crossing of a decaying gap later, by the noise over the slope there; so the oracle is
-    the median over 300 single runs, within three half-lives of the closed form.
-    """
-    base, t = flat(seeds=range(300)), np.arange(STEPS)
-    runs = with_gap(base, lambda s: 0.1 * np.exp(-t / 40) + ar1(s, 2e-3))
-    eps = with_gap(base, lambda s: ar1(1000 + s, 2e-3))
-    five = {s: eps[s] for s in SEEDS}
-    whole = settle(runs, base, perturbed=five, unperturbed={s: base[s] for s in SEEDS})
-    assert whole.noise_runs == 5
-    exact = crossing(0.1, 40, whole.limit)
-    assert abs(whole.step - exact) < 20
-    held = 0
-    for start in range(0, 300, 5):
-        some = range(start, start + 5)
-        own = settle(
-            {s: runs[s] for s in some},
-            {s: base[s] for s in some},
-            perturbed=five,
-            unperturbed={s: base[s] for s in SEEDS},
-        )
-        assert own.limit == whole.limit
-        low, high, coverage = own.interval
-        assert coverage == 0.9375
-        held += low <= whole.step <= high
-    # 60 intervals at 93.75 %: fewer than 51 hold their median in 0.6 % of all cases.
-    assert held >= 51
-
-
 def test_the_limit_is_the_upper_bound_for_one_more_perturbed_run():
     """Oracle: mean + t(0.99, n-1) sd sqrt(1 + 1/n) of the largest late gaps, by scipy; and it holds for 99 % of new runs."""
     base = flat()
@@ -118,28 +87,6 @@ def test_a_gap_that_stays_never_settles():
     assert found.unsettled == 5
     assert "outside of it after 300 steps in 5 of 5 seeds" in found.sentence
     assert " not within the margin" in found.sentence
-
-
-def test_a_gap_that_never_leaves_is_settled_from_the_first_step():
-    base = flat()
-    found = settle(with_gap(base, np.full(STEPS, 0.001)), base)
-    assert set(found.steps.values()) == {0.0}
-    assert found.step == 0
-    assert "from step 0 on (0 to 0 with 94 %, 5 seeds)" in found.sentence
-
-
-def test_seeds_that_are_outside_at_the_end_leave_the_interval_open():
-    """Three of eight: the median is finite, the second largest is not. Oracle: 1 - 2 P(B(8, 1/2) < 2) by scipy."""
-    base, t = flat(seeds=range(8)), np.arange(STEPS)
-    runs = with_gap(base, lambda s: np.full(STEPS, 0.02) if s < 3 else 0.1 * np.exp(-t / (20 + 5 * s)))
-    found = settle(runs, base)
-    settled = sorted(crossing(0.1, 20 + 5 * s, 0.0025) for s in range(3, 8))
-    low, high, coverage = found.interval
-    assert found.step == (settled[3] + settled[4]) / 2
-    assert (low, high) == (settled[1], math.inf)
-    assert coverage == pytest.approx(1 - 2 * scipy.stats.binom.cdf(1, 8, 0.5))
-    assert f"{settled[1]} to beyond 300 steps with 93 %, 8 seeds" in found.sentence
-    assert "outside of it after 300 steps in 3 of 8 seeds" in found.sentence
 
 
 def test_a_spike_that_heals_counts_as_leaving_and_one_at_the_end_as_not_settled():
@@ -185,12 +132,6 @@ def test_a_run_that_met_nan_is_not_settled_and_one_whose_control_did_is_left_out
     assert 3 not in settle(broken, broken).steps
 
 
-def test_two_perturbed_pairs_are_no_noise():
-    base = flat()
-    few = {s: base[s] for s in (0, 1)}
-    assert settle(base, base, perturbed=few, unperturbed=base).noise_runs == 0
-
-
 def test_after_a_switch_steps_count_from_it():
     base, t = flat(), np.arange(STEPS)
     gap = np.where(t >= 100, 0.1 * np.exp(-(t - 100) / 20), 0.0)
@@ -219,14 +160,3 @@ def test_arms_with_fp8_carry_the_figure_with_the_noise_of_their_recipe(tmp_path)
     assert 0 < found["rowwise"].step < found["tensorwise"].step < STEPS
     text = "\n".join(lines(judge(frame(tmp_path / "again", rows))))
     assert found["tensorwise"].sentence in text
-
-
-def test_a_warm_up_counts_from_its_switch(tmp_path):
-    base = control()
-    warm = shifted(base, lambda t: np.where(t < 60, 0.0, 0.05 * np.exp(-(t - 60) / 15)), sd=0.0)
-    for s, r in warm.items():
-        r.loss.values[:60] = base[s].loss.values[:60]
-        warm[s] = dataclasses.replace(r, switch_step=60)
-    (verdict,) = judge(frame(tmp_path, rows_of_runs("base", base) + rows_of_runs("base_to_tensorwise", warm)))
-    assert verdict.verdict.settled.start == 60
-    assert 0 < verdict.verdict.settled.step < 200

@@ -11,7 +11,6 @@ from curves_for_tests import STEPS, control, gate, shifted
 
 from harness.judge.verdict import Curve, judge_pairs
 from harness.judge.verdict.curves import pair
-from harness.judge.verdict.result import MARGIN
 from harness.judge.verdict.spike_events import calm
 
 BASE = control()
@@ -87,15 +86,6 @@ def test_close_spikes_are_one_burst(distance, count):
     assert bursts(spiked(shifted(BASE), [0], (120, 120 + distance)))[0][0] == count
 
 
-def test_an_aftershock_below_a_tenth_of_the_loss_is_masked_with_its_burst():
-    runs = spiked(shifted(BASE), [0], (120,))
-    found = calm(pair(spiked(runs, [0], (135,), nats=0.15), BASE))
-    assert found.masked[0, 135:141].all()
-    assert found.bursts[0].tolist() == [1, 0, 0, 0, 0]
-    alone = calm(pair(spiked(shifted(BASE), [0], (135,), nats=0.15), BASE))
-    assert not alone.masked.any()
-
-
 def test_a_gradient_event_joins_the_loss_event_that_it_overlaps():
     runs = spiked(shifted(BASE), [0])
     assert bursts(with_norms(runs, 0, 148, 10))[0][0] == 1
@@ -162,50 +152,7 @@ def test_many_spikes_in_one_run_are_no_evidence_and_many_in_every_run_are():
     assert (every.status, every.effect) == ("FAIL", 32)
 
 
-def test_two_arms_of_one_spiking_law_are_not_told_apart():
-    """300 draws of clumped counts at 8 seeds: FAIL in at most 1 %, but for scatter (a binomial exceeds 9 in 0.1 %)."""
-    from harness.judge.verdict.breaks import spikes
-
-    generator = np.random.default_rng(2)
-    found = calm(pair(shifted(control(range(8))), control(range(8))))
-    failed = 0
-    for _ in range(300):
-        rates = generator.gamma(0.5, 2, (2, 8))
-        mine, theirs = generator.poisson(3 * rates)
-        failed += spikes(dataclasses.replace(found, bursts=(mine, theirs))).status == "FAIL"
-    assert failed <= 9
-
-
-def test_without_a_pair_of_runs_nothing_is_told():
-    verdict = judge_pairs({0: shifted(BASE)[0]}, {1: BASE[1]})
-    assert {g.status for g in verdict.gates if g.gate != "L1"} == {"INCONCLUSIVE"}
-
-
 # The gap gates without spikes
-
-
-@pytest.mark.parametrize("start", [40, 270])
-def test_a_spike_of_the_control_alone_fails_nothing(start):
-    base = spiked(BASE, range(3), (start,), nats=3.0, length=8)
-    verdict = judge_pairs(shifted(BASE), base)
-    assert verdict.outcome == "PASS"
-    name = "L3" if start == 40 else "L4"
-    assert "are interpolated" in gate(verdict, name).sentence
-    untouched = "L4" if start == 40 else "L3"
-    assert "are interpolated" not in gate(verdict, untouched).sentence
-
-
-def test_a_sentence_gives_the_raw_figure_beside_the_calm_one():
-    """Oracle: the plain mean gap of the last fifth."""
-    base = spiked(BASE, [0], (260,), nats=2.0)
-    runs = shifted(BASE)
-    late = np.arange(STEPS) >= (STEPS - 1) * 0.8
-    gaps = np.mean([(runs[s].loss.values - base[s].loss.values)[late] for s in base])
-    raw = 100 * gaps / np.mean([base[s].loss.values[late] for s in base])
-    result = gate(judge_pairs(runs, base), "L4")
-    assert result.status == "PASS"
-    assert abs(result.effect) < MARGIN
-    assert f"{raw:+.3f} % with them" in result.sentence
 
 
 def test_a_window_that_is_mostly_spikes_cannot_be_judged():
@@ -224,18 +171,6 @@ def test_nothing_passes_beside_a_candidate_that_ends_within_a_spike(seeds):
     assert verdict.outcome == "INCONCLUSIVE"
     assert gate(verdict, "L4").status == "INCONCLUSIVE"
     assert "seed 2 ends within a spike" in gate(verdict, "L4").sentence
-
-
-def test_a_control_that_ends_within_a_spike_costs_its_seed():
-    base = control(range(8))
-    verdict = judge_pairs(shifted(base), spiked(base, [2], (285,), length=15))
-    assert (gate(verdict, "L4").status, gate(verdict, "L4").seeds) == ("PASS", 7)
-    assert gate(verdict, "L4h").seeds == 7
-
-
-def test_a_fault_fails_although_a_run_ends_within_a_spike():
-    runs = spiked(shifted(BASE, 0.05), [2], (285,), length=15)
-    assert gate(judge_pairs(runs, BASE), "L4").status == "FAIL"
 
 
 # L3 with many seeds
@@ -277,3 +212,10 @@ def test_a_late_divergence_that_is_not_over_never_passes():
     assert verdict.outcome == "FAIL"
     one = {**shifted(BASE), 3: late[3]}
     assert judge_pairs(one, BASE).outcome == "INCONCLUSIVE"
+
+
+def test_a_control_that_ends_within_a_spike_costs_its_seed():
+    base = control(range(8))
+    verdict = judge_pairs(shifted(base), spiked(base, [2], (285,), length=15))
+    assert (gate(verdict, "L4").status, gate(verdict, "L4").seeds) == ("PASS", 7)
+    assert gate(verdict, "L4h").seeds == 7

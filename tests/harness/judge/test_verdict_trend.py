@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -56,12 +55,6 @@ def test_a_growing_gap_cannot_be_passed_and_a_flat_or_falling_one_can():
         assert judge_pairs(shifted(BASE, gap), BASE).gate("L5").status == "PASS"
 
 
-def test_no_verdict_that_says_diverging_is_a_pass():
-    for size in np.linspace(0, 0.004, 9):
-        verdict = judge_pairs(shifted(BASE, growing(size), sd=1e-5), BASE)
-        assert verdict.outcome != "PASS" or not any("diverging" in g.sentence for g in verdict.gates)
-
-
 def test_the_step_at_which_the_margin_is_met_is_that_of_the_line():
     """Oracle: without a spread between seeds the bound is the line itself, 0.5 M + 0.25 M ln(steps / 400) = M."""
     calm = on_lines([0.25 * MARGIN] * 3, [0.5 * MARGIN] * 3)
@@ -92,9 +85,3 @@ def test_the_sentence_always_says_when_the_bound_meets_the_margin(slope, end, st
     result = trend(on_lines([slope * MARGIN] * 3, [end * MARGIN] * 3))
     assert result.margin_at_step == step
     assert words in result.sentence
-
-
-def test_other_gates_have_no_such_step():
-    verdict = judge_pairs(shifted(BASE), BASE)
-    assert [g.gate for g in verdict.gates if not math.isnan(g.margin_at_step)] == ["L5"]
-    assert dataclasses.replace(verdict.gate("L5")).margin_at_step > STEPS

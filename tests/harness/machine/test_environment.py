@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,11 +20,7 @@ from harness.machine import environment
 from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
 from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
 from harness.store.differences import GENERATED
-
-
-def test_importing_it_leaves_torch_alone() -> None:
-    code = "import sys, harness.machine.environment, harness.timing.rounds; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+from harness.store.errors import UsageError
 
 
 def test_cpu_fingerprint_states_this_machine() -> None:
@@ -41,7 +36,11 @@ def test_cpu_fingerprint_states_this_machine() -> None:
     assert json.loads(json.dumps(facts)) == facts, "plain JSON values only"
 
 
-def test_gpu_fingerprint_on_fakes(fake_cuda: FakeCuda, fake_nvml: FakeNvml) -> None:
+def test_gpu_fingerprint_on_fakes(
+    fake_cuda: FakeCuda, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of machine and chip are hashed."""
+    monkeypatch.setattr("socket.gethostname", lambda: "very-secret-host")
     with GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml) as monitor:
         facts = fingerprint("cuda", monitor, fake_cuda)
     expected = {
@@ -60,17 +59,9 @@ def test_gpu_fingerprint_on_fakes(fake_cuda: FakeCuda, fake_nvml: FakeNvml) -> N
         "nvml_problem": None,
     }
     assert {name: facts[name] for name in expected} == expected
-    assert json.loads(json.dumps(facts)) == facts
-
-
-def test_names_of_machine_and_chip_are_hashed(
-    fake_cuda: FakeCuda, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "very-secret-host")
-    with GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml) as monitor:
-        text = json.dumps(fingerprint("cuda", monitor, fake_cuda))
+    text = json.dumps(facts)
+    assert json.loads(text) == facts
     assert "very-secret-host" not in text
-    assert fake_nvml.UUID not in text
     assert fake_nvml.UUID[:8] not in text
 
 
@@ -85,20 +76,13 @@ def test_a_gpu_without_nvml_keeps_what_torch_knows(fake_cuda: FakeCuda) -> None:
     assert "driver" not in fingerprint("cuda", NullMonitor(), fake_cuda)
 
 
-def test_an_older_torch_without_uuid_is_no_obstacle(fake_cuda: FakeCuda) -> None:
-    del fake_cuda.properties.uuid
-    assert fingerprint("cuda", NullMonitor(), fake_cuda)["gpu_uuid_hash"] is None
-
-
-def test_a_monitor_is_opened_and_closed_where_none_is_given(
+def test_a_monitor_is_opened_by_uuid_and_closed_where_none_is_given(
     monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda, fake_nvml: FakeNvml
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
+    fake_cuda.get_device_properties = lambda device: fake_cuda.properties  # type: ignore[method-assign]
     for name in ("get_device_properties", "current_device", "device_count"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake_cuda, name))
-    monkeypatch.setattr(
-        environment, "monitor_for", lambda device: GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml)
-    )
     assert fingerprint("cuda")["power_limit_w"] == 700.0
     assert fake_nvml.opened == 0
 
@@ -141,12 +125,6 @@ def test_environments_keep_the_ids_that_are_stored() -> None:
     assert [env_id(env) for _, env in stored] == [i for i, _ in stored]
 
 
-def test_env_id_holds_what_a_stored_baseline_needs() -> None:
-    """The list of the measuring protocol: GPU, power limit, driver, CUDA, torch, triton, ECC, MIG."""
-    needed = {"gpu", "power_limit_w", "driver", "cuda", "torch", "triton", "ecc", "mig"}
-    assert needed <= set(ENV_ID_FIELDS)
-
-
 def test_every_field_of_env_id_is_one_that_a_fingerprint_has(
     fake_cuda: FakeCuda, fake_nvml: FakeNvml
 ) -> None:
@@ -163,46 +141,34 @@ def test_snapshot_holds_load_memory_and_the_monitors_readings(fake_nvml: FakeNvm
     assert bare["load_average_1min"] >= 0
     with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
         full = snapshot(monitor)
-    assert full["sm_clock_mhz"] == 1980.0
-    assert full["throttle_reasons"] == []
-    assert set(full) == set(bare) | {
-        *("sm_clock_mhz", "memory_clock_mhz", "power_w", "power_limit_w", "temperature_c"),
-        *("throttle_reasons", "memory_used_gib", "contended"),
-    }
+        assert full == full | monitor.state()
+    assert set(full) == set(bare) | set(monitor.state())
 
 
-@pytest.mark.parametrize(("has_gpu", "expected"), [(True, "cuda"), (False, "cpu")])
-def test_auto_takes_the_gpu_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, expected: str
+@pytest.mark.parametrize(
+    ("word", "has_gpu", "build", "found"),
+    [
+        ("auto", True, "13.0", "cuda"),
+        ("auto", False, "13.0", "cpu"),
+        ("cpu", True, "13.0", "cpu"),
+        ("cuda", True, "13.0", "cuda"),
+        ("cuda", False, None, "a CPU build"),
+        ("cuda", False, "13.0", r"built for CUDA 13\.0"),
+        ("mps", True, "13.0", "must be auto, cpu or cuda$"),
+        ("CUDA", True, "13.0", "must be auto, cpu or cuda$"),
+        ("cuda:1", True, "13.0", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_words_for_devices(
+    word: str, has_gpu: bool, build: str | None, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    assert device_kind("auto") == expected
-    assert device_kind("cpu") == "cpu"
-
-
-def test_cuda_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(
-        ValueError, match=r"torch .* \(a CPU build\) sees no GPU; use device=cpu or device=auto"
-    ):
-        device_kind("cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(ValueError, match=r"built for CUDA 13\.0"):
-        device_kind("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert device_kind("cuda") == "cuda"
-
-
-@pytest.mark.parametrize("word", ["gpu", "CUDA", "", "mps"])
-def test_another_device_word_is_refused(word: str) -> None:
-    with pytest.raises(ValueError, match=r"must be auto, cpu or cuda$"):
-        device_kind(word)
-
-
-def test_a_device_index_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match="choose a GPU with CUDA_VISIBLE_DEVICES"):
-        device_kind("cuda:1")
+    monkeypatch.setattr(torch.version, "cuda", build)
+    if found in ("cpu", "cuda"):
+        assert device_kind(word) == found
+    else:
+        with pytest.raises(UsageError, match=found):
+            device_kind(word)
 
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu sse2 avx2 avx512f amx_bf16 f16c\n\n"
@@ -219,13 +185,10 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n\n"
 )
 def test_cpu_model_and_instruction_sets(tmp_path: Path, text: str, model: str | None, isa: list[str]) -> None:
     """Oracle: excerpts of /proc/cpuinfo, x86 and Arm; without a model name the platform's own."""
-    (tmp_path / "cpuinfo").write_text(text)
+    if text:  # else as where there is no such file
+        (tmp_path / "cpuinfo").write_text(text)
     fallback = platform.processor() or platform.machine()
     assert environment._cpu_model(tmp_path / "cpuinfo") == (model or fallback, isa)
-
-
-def test_no_cpuinfo_is_no_obstacle(tmp_path: Path) -> None:
-    assert environment._cpu_model(tmp_path / "absent") == (platform.processor() or platform.machine(), [])
 
 
 def git(folder: Path, *words: str) -> None:
@@ -254,16 +217,6 @@ def test_git_state(tmp_path: Path) -> None:
     assert state() == (commit, False)
     (tmp_path / "file").write_text("2")
     assert state() == (commit, True)
-
-
-def test_a_git_that_breaks_half_way_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run(command: list[str], **_: object) -> SimpleNamespace:
-        if "status" in command:
-            raise subprocess.TimeoutExpired(command, 10)
-        return SimpleNamespace(stdout="abc\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert environment._git(tmp_path) == {"git_commit": "abc", "git_dirty": None}
 
 
 def test_the_project_is_the_checkout_or_else_the_working_folder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 
@@ -20,13 +19,6 @@ OTHERS = [(device, other) for device in DEVICES for other in device.others]
 def test_published_peaks_follow_from_the_silicon(device: Device, rate: str) -> None:
     """Over 2.5 % apart one of the two is wrong: a sparse figure, another part's clock, or a slip."""
     assert device.derived_tflops(rate) == pytest.approx(device.peak_tflops(rate), rel=0.025)
-
-
-def test_the_oracle_would_catch_sparse_and_neighbouring_figures() -> None:
-    """Sparse rates, and an H200 filed under the NVL's clock, are far over 2.5 %."""
-    h200 = BY_KEY["H200 SXM"]
-    assert h200.derived_tflops("fp8") != pytest.approx(3958.0, rel=0.025)
-    assert h200.derived_tflops("bf16", BY_KEY["H200 NVL"].clock_mhz) != pytest.approx(989.0, rel=0.025)
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.key)
@@ -63,39 +55,17 @@ def test_what_was_reached_lies_below_the_highest_clock_s_rate(device: Device) ->
         assert reached.source
 
 
-def test_the_changelog_counts_the_table() -> None:
-    text = (Path(__file__).parents[3] / "CHANGELOG.md").read_text()
-    assert re.findall(r"peaks of (\d+) GPUs", text) == [str(len(DEVICES))]
-
-
-def test_fp8_reaches_a_lower_share_of_its_peak_than_bf16_on_hopper_and_blackwell() -> None:
-    """Largest products of ml-engineering's MAMF: 80.3 % and 70.9 % on H100. The H200 NVL, held back by power, is the exception."""
-    for key in ("H100 SXM", "H200 SXM", "GH200 96GB", "B200"):
-        share = {r.rate: r.tflops / BY_KEY[key].tflops[r.rate] for r in BY_KEY[key].reached}
-        assert share["fp8"] < share["bf16"]
-
-
 @pytest.mark.parametrize(
     ("text", "key"),
     [
         ("h200", "H200 SXM"),
-        ("H100", "H100 SXM"),
-        ("h100_pcie", "H100 PCIe"),
-        ("H200 NVL", "H200 NVL"),
         ("a100", "A100 SXM 80GB"),
         ("rtx_4090", "RTX 4090"),
         ("rtx-6000 ada", "RTX 6000 Ada"),
-        ("mi355x", "MI355X"),
         ("NVIDIA GeForce RTX 5090", "RTX 5090"),
         ("rtxpro6000blackwell", "RTX PRO 6000 Blackwell"),
-        ("RTX-4080", "RTX 4080"),
         ("rtx 50-80", "RTX 5080"),
-        ("H_20", "H20"),
         ("h800", "H800 SXM"),
-        ("H800PCIe", "H800 PCIe"),
-        ("l20", "L20"),
-        ("gb300", "GB300"),
-        ("b300", "B300"),
         ("nvidiab300sxm6ac", "B300"),
     ],
 )
@@ -120,18 +90,6 @@ def test_a_name_that_is_none_is_refused_in_one_line_with_the_nearest(text: str) 
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
-        (
-            "rtx",
-            [
-                "RTX 6000 Ada",
-                "RTX 4070",
-                "RTX 4080",
-                "RTX 4090",
-                "RTX 5080",
-                "RTX 5090",
-                "RTX PRO 6000 Blackwell",
-            ],
-        ),
         ("6000", ["RTX 6000 Ada", "RTX PRO 6000 Blackwell"]),
         ("nvl", ["H100 NVL", "H200 NVL"]),
         ("rtx_pro-6000", ["RTX PRO 6000 Blackwell"]),
@@ -144,8 +102,9 @@ def test_a_part_of_names_is_refused_with_the_candidates(text: str, keys: list[st
     assert found == keys
 
 
-def test_no_two_parts_answer_to_one_spoken_name() -> None:
-    """Without blanks, hyphens, underscores and case all names of the table stay apart."""
+def test_no_two_parts_answer_to_one_name() -> None:
+    """Not to an exact one, and not without blanks, hyphens, underscores and case."""
+    assert len(BY_KEY) == len(DEVICES)
     owners: dict[str, set[str]] = {}
     for device in DEVICES:
         for name in (device.key, *device.names):
@@ -154,6 +113,7 @@ def test_no_two_parts_answer_to_one_spoken_name() -> None:
     for device in DEVICES:
         for name in (device.key, *device.names):
             assert named(name) is named(re.sub(r"[ -]", "", name).swapcase()) is device
+        assert all(lookup(n, device.memory_gib, device.max_power_w) is device for n in device.names)
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.key)
@@ -164,12 +124,6 @@ def test_every_entry_is_complete_and_dense(device: Device) -> None:
     assert device.bandwidth_tb_s > 0
     if "fp8" in device.tflops:
         assert device.tflops["fp8"] / device.tflops["bf16"] == pytest.approx(2.0, rel=0.02)
-
-
-def test_keys_and_names_are_unique() -> None:
-    assert len(BY_KEY) == len(DEVICES)
-    names = [name.casefold() for device in DEVICES for name in device.names]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
@@ -183,30 +137,12 @@ def test_keys_and_names_are_unique() -> None:
         ("nvidia l40s", 45.0, 350.0, "L40S"),
         ("NVIDIA H100 80GB HBM3", 79.1, 700.0, "H100 SXM"),
         ("NVIDIA H100 PCIe", 79.6, 350.0, "H100 PCIe"),
-        ("NVIDIA H100 NVL", 93.0, 400.0, "H100 NVL"),
-        ("NVIDIA A100-SXM4-40GB", 39.39, 400.0, "A100 SXM 40GB"),
-        ("NVIDIA A100 80GB PCIe", 79.1, 300.0, "A100 PCIe 80GB"),
-        ("NVIDIA GeForce RTX 4090", 23.5, 450.0, "RTX 4090"),
         ("NVIDIA B200", 178.4, 1000.0, "B200"),
         ("AMD Instinct MI300X", 191.98, None, "MI300X"),
         ("NVIDIA GH200 480GB", 94.5, 900.0, "GH200 96GB"),
         ("NVIDIA GH200 144G HBM3e", 142.5, 700.0, "GH200 144GB"),
-        ("NVIDIA GB200", 184.3, 1200.0, "GB200"),
-        ("NVIDIA L4", 22.0, 72.0, "L4"),
-        ("NVIDIA RTX 6000 Ada Generation", 47.5, 300.0, "RTX 6000 Ada"),
-        ("NVIDIA GeForce RTX 4070", 11.6, 200.0, "RTX 4070"),
         ("NVIDIA GeForce RTX 5090", 31.36, 575.0, "RTX 5090"),
-        ("AMD Instinct MI325X", 255.98, 1000.0, "MI325X"),
-        ("AMD Instinct MI355X", 287.98, None, "MI355X"),
         ("NVIDIA B300 SXM6 AC", 268.6, 1100.0, "B300"),
-        ("NVIDIA GB300", 277.5, 1400.0, "GB300"),
-        ("NVIDIA H20", 95.6, 500.0, "H20"),
-        ("NVIDIA H800", 79.6, 700.0, "H800 SXM"),
-        ("NVIDIA H800 PCIe", 79.6, 350.0, "H800 PCIe"),
-        ("NVIDIA L20", 44.5, 275.0, "L20"),
-        ("NVIDIA GeForce RTX 4080", 15.99, 320.0, "RTX 4080"),
-        ("NVIDIA GeForce RTX 5080", 15.9, 360.0, "RTX 5080"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6, 600.0, "RTX PRO 6000 Blackwell"),
     ],
 )
 def test_known_devices_are_found(name: str, memory_gib: float, power_w: float | None, key: str) -> None:
@@ -225,17 +161,12 @@ def test_known_devices_are_found(name: str, memory_gib: float, power_w: float | 
         ("NVIDIA GH200", 94.5, 900.0),
         ("NVIDIA GH200 480GB", 142.5, 900.0),
         ("NVIDIA L40", 44.4, 300.0),
-        ("NVIDIA H20-3e", 139.8, 500.0),
         ("NVIDIA H20", 139.8, 500.0),
         ("NVIDIA GeForce RTX 4080 SUPER", 15.99, 320.0),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, 600.0),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 95.6, 300.0),
         ("NVIDIA GeForce RTX 4070", 15.6, 200.0),  # a 4070 Ti SUPER's memory
-        ("NVIDIA GeForce RTX 4070 Ti", 11.6, 285.0),
         ("AMD Instinct MI300A", 128.0, 550.0),
         ("NVIDIA GeForce RTX 4090 D", 23.5, 425.0),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.6, 150.0),
-        ("NVIDIA A800-SXM4-80GB", 79.2, 400.0),
         ("H200", 139.8, 700.0),
         ("", 139.8, 700.0),
     ],
@@ -283,13 +214,6 @@ def test_without_a_clock_only_the_possible_is_certain() -> None:
     assert h200.exceeds_peak({"bf16": 989.0e12}, 1.0) is False
     assert h200.exceeds_peak({"bf16": 1000.0e12}, 1.0) is None, "a boost clock may explain it"
     assert h200.exceeds_peak({"fp32": 1e21}, 1.0, 1980.0) is None
-
-
-def test_no_two_parts_answer_to_one_description() -> None:
-    for one, other in itertools.permutations(DEVICES, 2):
-        for name in one.names:
-            assert lookup(name, one.memory_gib, one.max_power_w) is one
-            assert name not in other.names
 
 
 def page_lines() -> list[str]:

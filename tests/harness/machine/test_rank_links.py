@@ -11,7 +11,7 @@ import pickle
 import socket
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,15 +73,6 @@ def address(store: Any) -> tuple[str, int]:
     return here["address"], here["port"]
 
 
-def test_what_lies_in_the_store_is_never_unpickled(store: Any, tmp_path: Path) -> None:
-    store.set("rank 0", pickle.dumps(Bomb(tmp_path / "ran")))
-    with pytest.raises(
-        UsageError, match=r"^the ranks cannot meet at 127.0.0.1:29500 \(what answers there is not rank 0"
-    ):
-        rank_links.linked(1, 2)
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("secret", ["", "s3cret"])
 def test_strangers_and_other_jobs_are_passed_over(
     store: Any, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,48 +115,6 @@ def test_strangers_and_other_jobs_are_passed_over(
     assert not (tmp_path / "ran").exists()
 
 
-NESTED = "[" * rank_links.HELLO_BYTES  # deeper than Python's parser of JSON goes
-
-
-def test_nested_words_end_neither_side(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a whole message, and in a hello that whoever has no secret to prove may sign."""
-    first = First()
-    place = address(store)
-    for inner in (False, True):
-        with socket.create_connection(place) as rude:
-            until = time.monotonic() + 4
-            nonce = rank_links._heard(rude, until)["nonce"]
-            text = NESTED
-            if inner:
-                hello = NESTED[:4000]
-                text = json.dumps({"hello": hello, "proof": rank_links._proof("rank", nonce, hello)})
-            assert len(text) <= rank_links.HELLO_BYTES
-            rude.sendall(len(text).to_bytes(4, "big") + text.encode())
-            assert rude.recv(1) == b""  # it hangs up
-    own = rank_links.linked(1, 2)
-    first.join(5)
-    (theirs,) = first.links
-    for link in (own, theirs):
-        link.connection.close()
-    store.set("rank 0", NESTED)
-    with pytest.raises(UsageError, match=r"what answers there is not rank 0 of this version"):
-        rank_links.linked(1, 2)
-
-
-def test_strangers_do_not_prolong_the_wait(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_links, "MEET_S", 1.0)
-    begun, first = time.monotonic(), First()
-    place, kept = address(store), []
-    while first.is_alive() and time.monotonic() - begun < 5:
-        with suppress(OSError):
-            kept.append(socket.create_connection(place))
-        time.sleep(0.1)
-    assert time.monotonic() - begun < 2.5
-    assert first.error.startswith("ranks that have not come to 127.0.0.1:29500 within 1 s: 1 of 2")
-    for one in kept:
-        one.close()
-
-
 def test_who_does_not_have_the_secret_is_not_taken_for_rank_0(
     store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +141,15 @@ def test_who_does_not_have_the_secret_is_not_taken_for_rank_0(
         ):
             rank_links.linked(1, 2)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_port_in_use_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port} .*set another MASTER_PORT"):
+            rank_links.gathered(2)
 
 
 def test_where_rank_0_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import types
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,11 @@ import torch
 from tiny_lm import tiny_lm, tokens
 from torch import Tensor, nn
 from torch._C._autograd import DeviceType
-from toy import ToySuite
 
 import harness.peers
 from fp8core.recipe import RECIPES
 from harness.__main__ import main
-from harness.cli import run
-from harness.peers import PEERS, aiter, deepgemm, torchao, torchao_mx, transformer_engine
+from harness.peers import PEERS, aiter, torchao, torchao_mx, transformer_engine
 from harness.peers.peer import fp8_kernels
 from harness.store.case import Case
 from harness.suites import gemm, linear, train
@@ -61,14 +59,6 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the libraries where they are installed: None in `sys.modules` is a module that isn't found."""
     for module in ("transformer_engine", "deep_gemm", "aiter"):
         monkeypatch.setitem(sys.modules, module, None)
-
-
-@pytest.mark.usefixtures("absent")
-@pytest.mark.parametrize("name", ABSENT)
-def test_an_absent_library_names_the_pip_line_that_brings_it(name: str) -> None:
-    reason = PEERS[name].missing("cpu")
-    assert reason is not None
-    assert ABSENT[name] in reason
 
 
 @pytest.mark.usefixtures("absent")
@@ -159,6 +149,8 @@ def test_engines_layer_runs_in_its_recipe_and_shares_the_parameters(
     new = transformer_engine.EngineLinear(layer, recipe)
     x = torch.randn(16, 32)
     assert torch.equal(new(x), layer(x))
+    assert transformer_engine.unfit("tensorwise", "cuda") is None
+    assert "needs CUDA 12.9" in str(transformer_engine.unfit("blockwise", "cuda"))
     assert engine == Seen([theirs], [None])
     assert new.weight is layer.weight
     assert {id(p) for p in new.parameters()} == {id(p) for p in layer.parameters()}
@@ -185,31 +177,6 @@ def test_a_model_of_the_engine_has_one_autocast_a_forward_pass_and_casts_weights
     assert engine == Seen(["DelayedScaling"] * (2 * microbatches + 1), expected + [None] * layers)
     assert config.casts_kept is (microbatches > 1)
     assert not replace(config, recipe=RECIPES["tensorwise"], peer="torchao").casts_kept
-
-
-def test_a_forward_pass_that_fails_leaves_no_autocast_behind(engine: Seen) -> None:
-    layer = transformer_engine.EngineLinear(nn.Linear(16, 16), "tensorwise")
-    with suppress(ValueError), transformer_engine.around("tensorwise", None):
-        raise ValueError
-    layer(torch.ones(16, 16))
-    assert engine.recipes == ["Float8CurrentScaling"] * 2
-
-
-def test_the_engine_is_asked_which_recipes_it_has_here(engine: Seen) -> None:
-    assert transformer_engine.unfit("tensorwise", "cuda") is None
-    assert "needs CUDA 12.9" in str(transformer_engine.unfit("blockwise", "cuda"))
-    assert transformer_engine.unfit("mxfp8", "cuda") is None  # a release that can't be asked
-
-
-def test_the_engine_before_its_autocast_was_renamed(engine: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    library: Any = sys.modules["transformer_engine.pytorch"]
-    new = library.autocast
-    monkeypatch.delattr(library, "autocast")
-    monkeypatch.setattr(
-        library, "fp8_autocast", lambda enabled, fp8_recipe: new(enabled, fp8_recipe), raising=False
-    )
-    transformer_engine.EngineLinear(nn.Linear(16, 16), "tensorwise")(torch.ones(16, 16))
-    assert engine.recipes == ["Float8CurrentScaling"]
 
 
 def test_products_that_are_no_operators_are_counted_by_kernel_name() -> None:
@@ -260,16 +227,6 @@ def test_deepgemm_gets_blocks_as_its_readme_asks(
     assert work.resolved["peer_version"] == "2.1"
 
 
-def test_deepgemm_is_not_asked_for_the_product_of_two_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness.peers, "PEERS", {"deepgemm": types.SimpleNamespace(**{
-        f: getattr(deepgemm.PEER, f) for f in ("arm", "doc", "recipes", "gemm", "granularities", "fast_accum")
-    }, missing=lambda device: None)})  # fmt: skip
-    why = gemm.unsupported(product_case("grad_weight"), "deepgemm_blockwise_eager", "cpu")
-    assert why is not None
-    assert why.reason == "deep_gemm.fp8_gemm_nt takes scales of 1x128 and 128x128, not 1x128 and 1x128"
-    assert gemm.unsupported(product_case("output"), "deepgemm_blockwise_eager", "cpu") is None
-
-
 def test_aiter_gets_rows_of_b_transposed_with_a_scale_each(monkeypatch: pytest.MonkeyPatch) -> None:
     def multiply(
         a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: None, dtype: torch.dtype
@@ -308,12 +265,6 @@ def test_torchaos_mx_layer_in_emulation_is_our_emulated_recipe(
     assert error < 2**-8  # half a unit in the last place of bfloat16, of one product or the other
 
 
-def test_torchaos_mx_layer_refuses_other_recipes_and_devices() -> None:
-    with pytest.raises(ValueError, match="offers mxfp8, not 'rowwise'"):
-        torchao_mx.linear(nn.Linear(32, 32), "rowwise")
-    assert torchao_mx.missing("cpu") is not None
-
-
 # By name
 
 
@@ -324,22 +275,10 @@ def test_arms_know_whose_they_are(suite: Any) -> None:
         assert info.peer == owner
 
 
-@pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_chosen_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(run.SUITES, "toy", ToySuite())
-
-
-@pytest.mark.usefixtures("toy")
-def test_an_unknown_peer_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep=peers", "device=cpu", "peers=[torchaoo]"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "unknown peer 'torchaoo' (nearest: torchao)" in line
-    assert all(name in line for name in PEERS)
-
-
-@pytest.mark.usefixtures("toy")
-def test_peers_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep=linear", "device=cpu", "peers=[nanochat_style]", "dry_run=true", "arms=[]"]) == 0
     out = capsys.readouterr().out
     assert "nanochat_tensorwise_eager" in out

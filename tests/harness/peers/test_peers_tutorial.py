@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from harness.peers import triton_tutorial
-from harness.suites import gemm
 
 ROOT = Path(triton_tutorial.__file__).parents[2]
 INTERPRETED = """
@@ -76,11 +75,3 @@ def test_the_tutorials_kernel_compiles_to_fp8_instructions_of_hopper() -> None:
     )
     assert "wgmma.mma_async" in built.asm["ptx"]
     assert "e4m3.e4m3" in built.asm["ptx"]
-
-
-def test_the_tutorials_arm_is_compared_with_the_accumulation_that_it_has() -> None:
-    assert {a: i.baseline for a, i in gemm.ARMS.items() if i.peer == "triton_tutorial"} == {
-        "tutorial_tensorwise_eager": "tensorwise_fast_eager",
-        "tutorial_rowwise_eager": "rowwise_fast_eager",
-    }
-    assert triton_tutorial.missing("cpu") == "a Triton kernel, which cpu can't run"

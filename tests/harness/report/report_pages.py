@@ -1,4 +1,4 @@
-"""The pages of a report, parsed; its runs as one machine."""
+"""The pages of a report, parsed; stored runs as one machine, and what the report makes of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from report_fixtures import write_run
 
+from harness.report import training, verdicts
+from harness.report.lead import lead
 from harness.report.runs import load
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
@@ -56,5 +58,22 @@ def machine(*paths):
     return found
 
 
-def run_of(tmp_path, cases, **more):
+def run_of(tmp_path, *cases, **more):
     return machine(write_run(tmp_path, cases, **more))
+
+
+def table(made):
+    """Rows as {column title: text}."""
+    titles = [c.title for c in made.columns]
+    return [{t: cell.text for t, cell in zip(titles, row, strict=True)} for row in made.rows]
+
+
+def lead_of(found):
+    """The sentence at the head of a machine's page."""
+    more = [training.trains_the_same(found)] if found.trainings else []
+    return lead(found, [*verdicts.answers(found), *more])
+
+
+def told(found):
+    one = lead_of(found)
+    return f"{one.verdict} {one.rest}"

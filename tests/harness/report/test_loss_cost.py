@@ -9,26 +9,13 @@ import numpy as np
 import pytest
 from curves_for_tests import AXES, SEEDS, control, rows_of_runs, shifted
 from report_fixtures import CPU, write_run
+from report_pages import machine, table
 from scipy import stats
 
-from harness.report import loss_cost, training
-from harness.report.runs import Machine, load
-from harness.report.table import Table
-from harness.store.arm import ABLATIONS, parse
-from harness.suites import divergence
+from harness.report import loss_cost, training, write_report
 
 BASE = control()
 LATE = slice(-60, None)
-
-
-def machine(path: Path) -> Machine:
-    (found,) = load([path], Path()).machines
-    return found
-
-
-def table(made: Table) -> list[dict[str, str]]:
-    titles = [c.title for c in made.columns]
-    return [{t: cell.text for t, cell in zip(titles, row, strict=True)} for row in made.rows]
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +53,6 @@ def test_hours_are_those_of_all_seeds(parts: Path) -> None:
     assert f"{5 * 72 * SEEDS / 3600:.1f} hours of CPU" in made.caption
 
 
-def test_an_arm_that_is_held_against_another_arm_has_no_cost_here(parts: Path) -> None:
-    arms = {r["arm"] for r in table(loss_cost.cost_table(machine(parts)))}
-    assert arms == {"tensorwise", "tensorwise_only_weight", "negative_control"}
-
-
 def test_the_figure_names_every_arm_and_writes_what_is_far_off_at_its_edge(parts: Path) -> None:
     (chart,) = loss_cost.cost_charts(machine(parts))
     for arm in ("tensorwise", "tensorwise_only_weight", "negative_control"):
@@ -78,27 +60,6 @@ def test_the_figure_names_every_arm_and_writes_what_is_far_off_at_its_edge(parts
     assert re.search(r"\+47\.\d %", chart.svg)  # 1 nat of 2.1
     assert "late gap" in chart.svg
     assert "held-out gap" in chart.svg
-
-
-def test_one_arm_alone_gets_no_figure(tmp_path: Path) -> None:
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
-    found = machine(write_run(tmp_path, [rows], env=CPU, sweep="losses"))
-    assert loss_cost.cost_charts(found) == []
-    assert "hours" not in loss_cost.cost_table(found).caption  # these rows do not say
-
-
-def test_every_arm_that_can_be_trained_is_described() -> None:
-    for name in divergence.ARMS:
-        record = divergence.ARMS[name].arm
-        said = loss_cost.what(record)
-        assert said
-        assert "_" not in said.replace("grad_output", "").replace("grad_input", "").replace(
-            "grad_weight", ""
-        ), name
-        if record.variant in ABLATIONS:
-            assert said.endswith("emulated")
-    assert loss_cost.what(parse("base_eps")).startswith("nothing")
-    assert loss_cost.what(parse("tensorwise"), "warmup_bf16:59") == "all, by the schedule warmup_bf16:59"
 
 
 def test_axes_that_follow_from_others_name_no_set_up(tmp_path: Path) -> None:
@@ -115,3 +76,36 @@ def test_axes_that_follow_from_others_name_no_set_up(tmp_path: Path) -> None:
     for setup, axes in zip(found.trainings, only, strict=True):
         object.__setattr__(setup, "axes", axes)
     assert [training.setup_label(found, a) for a in only] == ["lr_warmup 30", "lr_warmup 60"]
+
+
+# docs/loss-parts.md says what the published runs say
+
+ROOT = Path(__file__).parents[3]
+MODELS = {"nanogpt_char_cpu": "nanoGPT char", "llama_tiny": "small Llama"}
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def setting(cell: str) -> str:
+    found = re.match(r"accumulation (\d+), batch \d+, model (\w+), steps (\d+)", cell)
+    assert found is not None
+    microbatches, model, steps = found.groups()
+    name = f"{MODELS[model]}, {steps}"
+    return name if steps != "200" else f"{name}, {microbatches} microbatch{'es' * (microbatches != '1')}"
+
+
+def test_the_table_of_the_page_is_that_of_the_report(tmp_path: Path) -> None:
+    run = ROOT / "results" / "published" / "cpu" / "2026-11-23" / "losses_five_seeds"
+    markdown = write_report([run], tmp_path / "page.html").markdown.read_text()
+    block = markdown[markdown.index("| set-up | arm | what is in FP8") :].split("\n\n")[0]
+    rendered = [
+        [setting(name), f"`{arm}`", late, held_out, verdict]
+        for name, arm, _, late, held_out, _, verdict, _ in map(cells, block.splitlines()[2:])
+    ]
+    page = (ROOT / "docs" / "loss-parts.md").read_text()
+    listed = page[page.index("| setting, steps | arm |") :].split("\n\n")[0]
+    shown = [cells(line) for line in listed.splitlines()[2:]]
+    assert len(shown) > 8
+    assert [row for row in shown if row not in rendered] == []

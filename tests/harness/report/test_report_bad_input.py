@@ -8,8 +8,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from curves_for_tests import whole_suite
 from markdown_it import MarkdownIt
@@ -54,27 +52,6 @@ def test_a_run_in_which_nothing_succeeded(tmp_path: Path, env: dict[str, object]
     assert 'id="t-headline' not in source
     assert "<svg" not in source
     assert 'id="claims"' not in source
-
-
-def test_runs_of_two_schema_versions_are_read_together(tmp_path: Path) -> None:
-    """A row of schema 1 has no column `part`; of a later schema than ours the columns that we know are shown."""
-    cases = gemm_cases(Invented(), 720.0)
-    old = write_run(tmp_path / "old", cases[:2], run_id="20250101T000000Z-aaaaaaa-0001")
-    new = write_run(tmp_path / "new", cases[2:4], run_id="20270101T000000Z-bbbbbbb-0002")
-    for run, version, change in ((old, 1, lambda t: t.drop_columns(["part"])), (new, 99, lambda t: t)):
-        for file in run.glob("*.parquet"):
-            table = change(pq.read_table(file))
-            at = table.column_names.index("schema_version")
-            versions = pa.array([version] * len(table), pa.int32())
-            pq.write_table(table.set_column(at, "schema_version", versions), file)
-    written = write_report([old, new], tmp_path / "r.html")
-    source = written.html.read_text()
-    (found,) = load([old, new], tmp_path).machines
-    assert found.frame["case_id"].nunique() == 4
-    assert set(found.frame["part"]) == {""}
-    assert any("schema_version 99" in problem for problem in written.problems)
-    assert "schema_version 99" in source
-    assert "20250101T000000Z-aaaaaaa-0001" in source
 
 
 def test_a_gpu_with_unknown_peak_reads_not_available(tmp_path: Path) -> None:

@@ -8,22 +8,14 @@ from pathlib import Path
 
 import pytest
 from report_cases import ceiling_cases, gemm_cases, linear_cases, train_cases
-from report_fixtures import CPU, H200, Invented, figure, write_run
+from report_fixtures import CPU, Invented, figure, write_run
+from report_pages import machine, table
 
-from harness.report import charts, compile_break_even, roofline, tradeoff
+from harness.report import charts, compile_break_even, outliers, roofline, tables
 from harness.report.drawing import standalone
 from harness.report.heatmap import EDGES, MOST_M, MOST_SIDE, heat_maps
-from harness.report.picture import picture
-from harness.report.runs import Machine, load
 from harness.report.verdicts import fp8_pairs
-from harness.store.arm import parse
 from harness.store.case import Case
-
-
-def machine(*paths: Path) -> Machine:
-    (found,) = load(paths, Path()).machines
-    return found
-
 
 # Heat maps
 
@@ -118,26 +110,7 @@ def test_the_roofline_has_measured_and_published_ceilings(tmp_path: Path) -> Non
     assert "not measured" not in chart.caption
 
 
-def test_without_ceilings_or_an_entry_the_roofline_says_so(tmp_path: Path) -> None:
-    cases = gemm_cases(Invented(), 720.0)[:3]
-    (chart,) = roofline.roofline(machine(write_run(tmp_path, cases, env=H200 | {"gpu": "other"})))
-    assert "Its bandwidth was not measured in these runs (sweep=ceilings)" in chart.caption
-    assert "N/A" in chart.caption
-    assert "published peak</text>" not in chart.svg
-    (cpu,) = roofline.roofline(machine(write_run(tmp_path / "cpu", cases, env=CPU)))
-    assert cpu.caption.endswith("Published peak: N/A.")
-
-
-# Trade-off and outliers
-
-
-def test_speed_stands_against_the_worst_result_of_a_case(tmp_path: Path) -> None:
-    found = machine(write_run(tmp_path, linear_cases(Invented(), 690.0)))
-    (chart,) = tradeoff.speed_against_error(found)
-    assert chart.title == "Speed against error: linear"
-    arms = {"tensorwise", "rowwise", "rowwise_with_gw_hp"}
-    assert all(f">{name}</text>" in chart.svg for name in (*arms, "eager", "compile"))
-    assert ">bf16<" not in chart.svg
+# Outliers
 
 
 def test_outliers_are_drawn_by_their_size_and_by_gemm(tmp_path: Path) -> None:
@@ -147,7 +120,7 @@ def test_outliers_are_drawn_by_their_size_and_by_gemm(tmp_path: Path) -> None:
             case = Case.of("outliers", {"data": data, "role": role, "M": 128, "K": 4096, "N": 128})
             for arm in ("tensorwise", "rowwise"):
                 rows.append(figure(case, arm, "bulk_sqnr_db", 28.0 - 5 * i))
-    (chart,) = tradeoff.outliers(machine(write_run(tmp_path, [rows], env=CPU)))
+    (chart,) = outliers.outliers(machine(write_run(tmp_path, [rows], env=CPU)))
     assert re.findall(r">(output|grad_input)</text>", chart.svg) == ["output", "grad_input"]
     assert all(f">{name}</text>" in chart.svg for name in ("none", "100x", "1e5x", "tensorwise", "rowwise"))
     assert "zeros" not in chart.svg
@@ -178,22 +151,8 @@ def test_break_even_by_hand(tmp_path: Path) -> None:
     assert by_arm["tensorwise_compile"]["warm_pays"] == pytest.approx(4000 / drift, rel=1e-3)
     assert by_arm["rowwise_compile"]["cold_pays"] == math.inf
     assert "cold_pays" not in by_arm["delayed_compile"]
-    (chart,) = compile_break_even.break_even(found)
-    assert "Compiling never pays in 1 of 2 arms" in chart.caption
-    assert "linear tensorwise_compile" in chart.svg
-    assert "linear rowwise_compile" not in chart.svg
-
-
-@pytest.mark.parametrize(
-    ("arm", "eager"),
-    [
-        ("tensorwise_compile", "tensorwise_eager"),
-        ("rowwise_kernels_compile", "rowwise_eager"),
-        ("compile", "eager"),
-    ],
-)
-def test_the_eager_twin_of_a_compiled_arm(arm: str, eager: str) -> None:
-    assert compile_break_even._eager(parse(arm)) == eager
+    pays = {r["arm"]: r["pays after (calls)"] for r in table(tables.compile_times(found))}
+    assert (pays["rowwise_compile"], pays["delayed_compile"]) == ("never", "")
 
 
 def test_steps_of_different_batches_are_no_pair(tmp_path: Path) -> None:
@@ -208,42 +167,6 @@ def test_steps_of_different_batches_are_no_pair(tmp_path: Path) -> None:
 
 
 # All of them
-
-
-def test_each_panel_of_the_first_figure_has_its_grid(tmp_path: Path) -> None:
-    """`Axes.grid()` without a value toggles: called twice it took the lines of the second panel away."""
-    case = Case.of("recipes", {"M": 16})
-    rows = [
-        figure(case, "tensorwise", "sqnr_db", 27.0, resolved={"sqnr_bound_db": 25.0}),
-        figure(case, "tensorwise", "saved_bytes_per_elem", 1.0),
-        *Invented().times(case, {"tensorwise": {"ms": 1.0, "flops": {"e4m3": 1.0}}}),
-    ]
-    drawn = picture(machine(write_run(tmp_path, [rows], env=CPU)))
-    assert drawn is not None
-    panels = re.split(r'id="[\w-]+axes_\d', drawn.svg)[1:]
-    assert len(panels) == 2
-    assert all("var(--grid)" in panel for panel in panels)
-
-
-def test_figures_are_the_same_whatever_the_reader_s_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A matplotlibrc that changes fonts, sizes and colours changes no byte."""
-    import matplotlib as mpl
-
-    run = write_run(tmp_path, linear_cases(Invented(), 690.0))
-    plain = [c.svg for c in charts.speedups(machine(run))]
-    with mpl.rc_context(
-        {
-            "font.size": 20,
-            "font.family": "serif",
-            "lines.linewidth": 9,
-            "svg.fonttype": "path",
-            "text.usetex": False,
-        }
-    ):
-        assert [c.svg for c in charts.speedups(machine(run))] == plain
-    assert plain
 
 
 def test_a_figure_of_its_own_has_its_colours(tmp_path: Path) -> None:

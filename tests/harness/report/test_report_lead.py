@@ -11,12 +11,14 @@ import pytest
 from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
 from report_cases import SHAPES, linear_cases
 from report_fixtures import CPU, Invented, absent, figure, write_run
+from report_pages import lead_of, machine, told
 
 from harness.report import training, verdicts
 from harness.report.answer import MOST_BRIEF
-from harness.report.lead import Lead, lead
+from harness.report.looks import PLACES, subject
 from harness.report.picture import picture
-from harness.report.runs import Machine, load
+from harness.report.sections import sections
+from harness.store.arm import parse
 from harness.store.case import Case
 from harness.store.cause import Cause
 
@@ -24,21 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from harness.store.measurement import Measurement
-
-
-def machine(path: Path) -> Machine:
-    (found,) = load([path], Path()).machines
-    return found
-
-
-def lead_of(found: Machine) -> Lead:
-    more = [training.trains_the_same(found)] if found.trainings else []
-    return lead(found, [*verdicts.answers(found), *more])
-
-
-def told(found: Machine) -> str:
-    one = lead_of(found)
-    return f"{one.verdict} {one.rest}"
 
 
 def losses(**gaps: float) -> list[Measurement]:
@@ -171,13 +158,121 @@ def test_a_run_under_way_says_so_far_and_a_cpu_asks_nothing(tmp_path: Path) -> N
     assert "?" not in said
 
 
-def test_a_brief_keeps_its_names_and_fits(tmp_path: Path) -> None:
-    ms = {"bf16_eager": 1.0, "rowwise_eager": 0.8}
-    one = Case.of("gemm", {"M": 16, "K": 16, "N": 16})
-    rows = [r for r in layers(ms)[0] if r.metric == "time_ms"]
-    rows = [replace(r, suite=one.suite, case_id=one.case_id, axes=one.axes_json) for r in rows]
-    found = machine(write_run(tmp_path, [rows]))
-    assert verdicts.is_faster(found).brief == "Single GEMMs, 1 FP8 arm: 1 faster."
-    full = ["yes"] * 12 + ["partly"] * 4 + ["no"] * 3 + ["can't tell"]
+def test_a_wrong_result_comes_before_any_speed(tmp_path: Path) -> None:
+    cases = linear_cases(Invented(), 690.0)
+    case = Case.of("linear", {"model": "x", "layer": "y", "M": 16, "K": 16, "N": 16})
+    why = "numerics: SQNR of output 11 dB below its bound"
+    wrong = [absent(case, "rowwise_compile", "failed", why, "bf16_compile", cause=Cause.NUMERICS)]
+    said = lead_of(machine(write_run(tmp_path, [*cases, wrong])))
+    assert said.verdict == "Do not switch FP8 on from these runs: 1 result outside of what the format allows."
+    assert "is faster" not in said.verdict + said.rest
+    assert said.rest.startswith("Times alone: tensorwise_compile")
+    assert "rowwise_compile (1 case without a time, a check failed)" in said.rest
+
+
+def test_the_best_arm_is_one_that_nothing_stands_against(tmp_path: Path) -> None:
+    """tensorwise is faster and its loss fails; where rowwise is left out, no gain is beyond doubt."""
+    trained = losses(tensorwise=0.08, rowwise=0.0003)
+    cases = linear_cases(Invented(), 690.0)
+    found = machine(write_run(tmp_path / "a", [*cases, trained]))
+    said = lead_of(found)
+    assert training.trains_the_same(found).verdict == "partly"
+    assert said.verdict.startswith("FP8 is faster here: rowwise_compile")
+    assert "tensorwise_compile, tensorwise_eager (loss: FAIL)" in said.rest
+    drawn = picture(found)
+    assert drawn is not None
+    assert "loss: FAIL" in drawn.svg
+    skip = {
+        f"rowwise{more}_{mode}": "left out" for more in ("", "_with_gw_hp") for mode in ("eager", "compile")
+    }
+    alone = lead_of(machine(write_run(tmp_path / "b", [*linear_cases(Invented(), 690.0, skip), trained])))
+    assert alone.verdict.startswith("Not shown that FP8 pays here: tensorwise_compile")
+    assert alone.verdict.endswith("but loss: FAIL.")
+
+
+def test_a_time_that_nobody_saw_run_in_fp8_makes_no_yes(tmp_path: Path) -> None:
+    """The same rows without the counts of one suite that answers for speed."""
+    rows = linear_cases(Invented(), 690.0)
+    case = Case.of("gemm", {"M": 16, "K": 16, "N": 16})
+    arms = {"bf16": {"ms": 1.0}, "fp8_tensorwise": {"ms": 0.6, "baseline": "bf16", "flops": {"e4m3": 8192.0}}}
+    whole, uncounted = (
+        verdicts.did_fp8_run(machine(write_run(tmp_path / name, cases)))
+        for name, cases in (("a", rows), ("b", [*rows, Invented().times(case, arms)]))
+    )
+    assert whole.verdict == "yes"
+    assert uncounted.verdict == "partly"
+    assert "1 measured arm had no count" in uncounted.sentence
+    assert "1 without a count" in uncounted.brief
+
+
+def test_the_picture_of_a_cpu_has_quality_and_bytes(tmp_path: Path) -> None:
+    case = Case.of("recipes", {"shape_set": "custom", "layer": "custom", "M": 128, "K": 256, "N": 128})
+    rows = Invented(clock_mhz=None).times(case, {"bf16_eager": {"ms": 1.0}})
+    rows.append(figure(case, "bf16_eager", "saved_bytes_per_elem", 2.0))
+    for arm, db, kept in (("tensorwise_eager", 24.4, 2.0), ("rowwise_eager", 21.0, 1.03)):
+        work = {"ms": 1.0, "baseline": "bf16_eager", "flops": {"e4m3": 1e6}}
+        rows += Invented(clock_mhz=None).times(case, {arm: work})
+        rows.append(figure(case, arm, "sqnr_db", db, resolved={"sqnr_bound_db": 23.6}))
+        rows.append(figure(case, arm, "saved_bytes_per_elem", kept))
+    drawn = picture(machine(write_run(tmp_path, [rows], env=CPU)))
+    assert drawn is not None
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.svg)
+    assert {"tensorwise", "24.4 dB passed", "21.0 dB BELOW ITS BOUND", "1.03", "kept for backward"} <= set(
+        words
+    )
+    assert "rowwise" in words
+
+
+def test_a_cpu_claims_no_speed(cpu, gpu) -> None:
+    found = machine(cpu[0])
+    said, drawn = told(found), picture(found)
+    assert said.startswith("A CPU says nothing about speed.")
+    assert drawn is not None
+    for text in (said, drawn.svg, drawn.narrow, drawn.title):
+        assert not re.search(r"\d(\.\d+)?x\b|faster|slower|speedup", text)
+    for each in (found, machine(gpu[0])):
+        for answer in verdicts.answers(each):
+            assert 0 < len(answer.brief) <= MOST_BRIEF
+            assert "\u2026" not in answer.brief, "composed to fit, not cut"
+    full: list[verdicts.Verdict] = ["yes"] * 12 + ["partly"] * 4 + ["no"] * 3 + ["can't tell"]
     for slower in (0, 11):
         assert len(verdicts._speed_brief("train", "compile against compile", full, slower)) <= MOST_BRIEF
+
+
+def test_the_picture_of_a_gpu_marks_what_was_not_judged(tmp_path: Path) -> None:
+    cases = layers(FAST | {"tensorwise_compile": 0.6}, unchecked=["tensorwise_compile"])
+    case = Case.of("linear", {"M": 16})
+    cases.append([absent(case, "mxfp8_compile", "skipped", "needs 10.0", "bf16_compile")])
+    drawn = picture(machine(write_run(tmp_path, cases)))
+    assert drawn is not None
+    for svg in (drawn.svg, drawn.narrow):
+        words = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+        assert {"mxfp8_compile", "rowwise_compile", "tensorwise_compile", "A/A noise floor"} <= set(words)
+        assert any(word.startswith("skipped") for word in words)
+        assert sum("results not checked" in word for word in words) == 1
+        assert any(re.match(r"1\.2\dx faster", word) for word in words)
+
+
+def test_a_recipe_looks_the_same_in_every_figure(gpu) -> None:
+    """Oracle: the legends as drawn, of all figures of the page."""
+    colours: dict[str, set[str]] = {}
+    for chart in (chart for section in sections(machine(gpu[0])) for chart in section.charts):
+        for entry in chart.svg.partition('legend_1">')[2].split("</text>")[:-1]:
+            name = entry.rpartition(">")[2]
+            arm = parse(name if name in PLACES else "none")
+            if subject(arm) in PLACES:
+                seen = re.findall(r"var\((--[\w-]+)\)", entry.rpartition("<text")[0])
+                colours.setdefault(subject(arm), set()).update(seen[-1:])
+    assert {"tensorwise", "rowwise", "rowwise_with_gw_hp"} <= colours.keys()
+    assert {name: {f"--series-{PLACES.index(name)}"} for name in colours} == colours
+
+
+def test_images_and_tables_have_names_for_those_who_hear_the_page(gpu) -> None:
+    page = gpu[1].html.read_text()
+    drawn = re.findall(r"<svg [^>]*>\s*(?:<title>([^<]+)</title>)?", page)
+    assert len(drawn) > 8
+    assert all(drawn)
+    assert page.count("<svg ") == page.count('<svg role="img"')
+    heads = re.findall(r"<th\b[^>]*>", page)
+    assert len(heads) > 100
+    assert all('scope="col"' in head or 'scope="row"' in head for head in heads)

@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 from report_fixtures import H200, TIMING, absent, figure, write_run
 
-from harness.__main__ import main
-from harness.cli import config
-from harness.peers import torchao
 from harness.report import write_report
 from harness.report.league import Place, places
 from harness.report.runs import load
-from harness.report.tables import suite_table
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
@@ -167,58 +163,4 @@ def test_the_page_has_the_league_and_says_who_is_absent(found: list[Place], tmp_
     assert "Not here: transformer_engine is not installed: pip install" in page
 
 
-def test_without_peers_there_is_no_league(tmp_path: Path) -> None:
-    write_run(
-        tmp_path,
-        [[time(PRODUCT, "bf16_eager", 4.0), time(PRODUCT, "rowwise_eager", 2.0, "bf16_eager")]],
-        env=H200,
-    )
-    page = write_report([tmp_path], tmp_path / "out.html").markdown.read_text()
-    assert "League" not in page
-
-
 # For real
-
-FIGURES = ("underflow", "saturated", "mismatches")  # and all that is in dB
-
-
-@pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
-def test_torchao_is_in_quicks_report_with_its_figures_in_the_columns_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One small case of each suite, with the arms of the sweep that need no compiler. Oracle: the same cells are filled."""
-    monkeypatch.chdir(tmp_path)
-    parts = config.load(["sweep=quick"], lambda device: "cpu").config["parts"]
-    arms = {part: [arm for arm in parts[part]["arms"] if "compile" not in arm] for part in ("linear", "cast")}
-    sizes = [f"parts.{part}.axes.{name}=32" for part in ("linear", "gemm", "cast") for name in "MKN"]
-    sizes.remove("parts.cast.axes.N=32")
-    one = ["gemm.axes.role=[output]", "cast.axes.granularity=[rowwise]", "ceilings.axes.what=[launch]"]
-    timing = ["rounds=2", "timing.min_seconds=0", "timing.min_samples=1", "timing.max_seconds=0.05"]
-    words = ["sweep=quick", "device=cpu", "quiet=true", "isolate=false", *sizes, *timing]
-    words += [f"parts.{axis}" for axis in one]
-    words += [f"parts.{part}.arms=[{','.join(names)}]" for part, names in arms.items()]
-    assert main([*words, "timing.warmup_min_seconds=0", "run_id=r1"]) == 0
-    page = Path("reports/r1.md").read_text()
-    (machine,) = load([tmp_path / "results"], tmp_path).machines
-    for suite, names in arms.items():
-        table = suite_table(machine, suite)
-        titles = [column.title for column in table.columns]
-        rows = {row[titles.index("arm")].text: row for row in table.rows}
-        assert set(rows) == set(names)
-        theirs = [arm for arm in names if arm.startswith("torchao_")]
-        assert theirs
-        for arm in theirs:
-            filled = [
-                {
-                    t
-                    for t, cell in zip(titles, row, strict=True)
-                    if cell.text and (t in FIGURES or "(dB)" in t)
-                }
-                for row in (rows[arm], rows[arm.removeprefix("torchao_")])
-            ]
-            assert filled[0] == filled[1]
-            assert len(filled[0]) >= 4
-            assert page.count(f"| {arm} |") >= 3  # of numerics, of speed, of the suite; and the league
-    assert {p.arm for p in places(machine) if p.peer} == {
-        a for names in arms.values() for a in names if "torchao" in a
-    }

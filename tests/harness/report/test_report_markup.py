@@ -101,19 +101,6 @@ def test_code_stays_code(text: str) -> None:
     assert " ".join(seen.text.split()) == " ".join(f"run {line} now".split()) or not line
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("rowwise_with_gw_hp", "rowwise_with_gw_hp"),
-        ("_x_", "\\_x\\_"),
-        ("1 < 2 & 3", "1 &lt; 2 &amp; 3"),
-        ("a\nb", "a b"),
-    ],
-)
-def test_markdown_of_usual_words(text: str, shown: str) -> None:
-    assert markdown(text) == shown
-
-
 def test_a_command_in_a_cell_keeps_its_brackets() -> None:
     cell = Cell("python -m harness 'cases=[a,b]'\nls | wc", style="command")
     assert cell_markdown(cell) == "`python -m harness 'cases=[a,b]'`<br>`ls \\| wc`"

@@ -9,14 +9,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from report_cases import cast_cases, ceiling_cases, cpu_run, gemm_cases, gpu_run, tiny_run
-from report_fixtures import H200, Invented, absent, write_run
+from report_cases import cast_cases, ceiling_cases, tiny_run
+from report_fixtures import Invented, write_run
 from report_pages import Page, machine, run_of
 
 from harness import store
-from harness.report import charts, records, tables, write_report
-from harness.report.facts import facts
-from harness.report.runs import load
+from harness.report import records, tables, write_report
 from harness.store.case import Case
 
 # What stands on the page
@@ -103,7 +101,7 @@ def test_share_of_peak_by_hand(tmp_path):
         "unknown": {"ms": 1.0, "flops": {"int8": 1e12}},
         "impossible": {"ms": 1.0, "flops": {"bf16": 5e12}},
     }
-    run = run_of(tmp_path, [Invented(spread=0.0).times(case, arms)])
+    run = run_of(tmp_path, Invented(spread=0.0).times(case, arms))
     table = tables.suite_table(run, "linear")
     column = [c.title for c in table.columns].index("of peak")
     found = records.arm_records(run, "linear")
@@ -118,21 +116,6 @@ def test_share_of_peak_by_hand(tmp_path):
         "above the peak at the measured clock",
     )
     assert cells["bf16"].style == ""
-
-
-def test_an_unknown_device_has_no_peak(tmp_path):
-    """N/A, never a fallback: a name that only contains a known one is another device."""
-    run = run_of(tmp_path, gemm_cases(Invented(), 720.0)[:1], env=H200 | {"gpu": "NVIDIA H200 Imitation"})
-    table = tables.suite_table(run, "gemm")
-    column = [c.title for c in table.columns].index("of peak")
-    assert {row[column].text for row in table.rows} == {"N/A"}
-    assert dict(facts(run))["published peak"].startswith("N/A")
-
-
-def test_without_ceilings_there_is_no_share(tmp_path):
-    found = run_of(tmp_path, cast_cases(Invented(), 4200.0))
-    assert "of copy" not in [c.title for c in tables.suite_table(found, "cast").columns]
-    assert "was not measured in these runs" in charts.casts(found)[0].caption
 
 
 def test_a_suite_that_nobody_knew_gets_a_table(tmp_path):
@@ -153,16 +136,14 @@ def test_squares_show_every_cell(gpu, cpu):
     assert notes.count("no C++ compiler: torch.compile needs one") == 4 * len(without_compiler)
 
 
-def test_two_machines_stand_apart(tmp_path):
+def test_two_machines_stand_apart(whole):
     """The GPU first; each with its own answers and environment; no ratio crosses them."""
-    runs = [cpu_run(tmp_path / "c"), gpu_run(tmp_path / "g")]
-    written = write_report(runs, tmp_path / "both.html")
-    page = Page(written.html.read_text())
+    page = Page(whole.html.read_text())
     assert page.text.count("Is FP8 faster here?") == 4  # on each first screen, and where its grounds are
     assert page.text.index("NVIDIA H200") < page.text.index("AMD EPYC")
     assert len(page.ids) == len(set(page.ids))
-    assert sum(len(m.frame) for m in load(runs, tmp_path).machines) >= 500
-    assert written.html.stat().st_size < 2e6
+    assert "commits 0123456; fffffff" in page.text
+    assert whole.html.stat().st_size < 2e6
 
 
 def test_runs_of_one_machine_are_read_together(tmp_path):
@@ -210,15 +191,3 @@ def test_a_run_without_run_json_is_still_reported(tmp_path):
     run = tiny_run(tmp_path)
     (run / "_run.json").unlink()
     assert "has no readable _run.json" in Page(write_report([run], tmp_path / "r.html").html.read_text()).text
-
-
-def test_reasons_cannot_inject_markup(tmp_path):
-    case = Case.of("gemm", {"layer": "<img src=x>|", "M": 16})
-    rows = [absent(case, "fp8", "failed", "<script>alert(1)</script> a|b\nc", "bf16")]
-    rows += Invented().times(case, {"bf16": {"ms": 1.0}})
-    written = write_report([write_run(tmp_path, [rows])], tmp_path / "r.html")
-    source = written.html.read_text()
-    assert "<script>alert(1)</script>" not in source
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in source
-    assert "<img src=x>" not in source
-    assert "a\\|b c" in written.markdown.read_text()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from harness.report.runs import Machine
@@ -17,11 +15,9 @@ def machine(frame: pd.DataFrame) -> Machine:
     return Machine("env", ({},), (), frame)
 
 
-def rows(
-    world: int, arm: str, memory: float, fits: bool, run: str = "a", ignored: Sequence[str] = ()
-) -> list[dict[str, object]]:
+def rows(world: int, arm: str, memory: float, fits: bool, run: str = "a") -> list[dict[str, object]]:
     made = Case.of("scale", {"model": "llama_tiny", "world": world, "node": 8})
-    resolved = {"tokens_per_s": 1000.0, "mfu_mixed": 0.5, "fits": fits, "links_ignored": list(ignored)}
+    resolved = {"tokens_per_s": 1000.0, "mfu_mixed": 0.5, "fits": fits}
 
     def one(metric: str, value: float, part: str = "") -> dict[str, object]:
         row = Measurement(
@@ -68,13 +64,6 @@ def test_the_newest_run_counts() -> None:
     for order in ([*old, *new], [*new, *old]):
         [row] = scale_table(machine(pd.DataFrame(order))).rows
         assert "60" in [cell.text.removesuffix(".0") for cell in row]
-
-
-def test_measured_links_that_were_not_applied_are_said() -> None:
-    why = "run a: links between CPUs over gloo are not applied to the h200"
-    caption = scale_table(machine(pd.DataFrame(rows(8, "bf16", 5e10, True, ignored=[why])))).caption
-    assert caption.endswith(f" Measured links that were not applied: {why}.")
-    assert "applied" not in scale_table(machine(pd.DataFrame(rows(8, "bf16", 5e10, True)))).caption
 
 
 def test_without_predictions_there_is_no_table() -> None:

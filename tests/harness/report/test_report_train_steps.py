@@ -6,7 +6,7 @@ import pytest
 from curves_for_tests import whole_suite
 from report_cases import KERNELS, train_cases
 from report_fixtures import Invented, absent, figure, write_run
-from training_runs import machine, run_of, table
+from report_pages import machine, run_of, table
 
 from harness.report import steps, verdicts, write_report
 from harness.store.case import Case
@@ -37,23 +37,6 @@ def test_speed_and_cost_of_a_step(gpu):
     assert row["peak memory"] == "35.02 GiB"
     failed = next(r for r in speed if (r["model"], r["arm"]) == ("llama3_1b", "rowwise_eager"))
     assert (failed["step (ms)"], failed["tokens/s"]) == ("failed", "")
-
-
-def test_compiling_that_gains_nothing_never_pays(tmp_path):
-    case = Case.of("train", {"model": "nano"})
-    rows = Invented().times(case, {"bf16_eager": {"ms": 1.0}, "bf16_compile": {"ms": 2.0}})
-    rows.append(
-        figure(
-            case,
-            "bf16_compile",
-            "compile_s",
-            30.0,
-            resolved={"compile_cache": "cold", "compile_graphs": 3, "compile_graph_breaks": 2},
-        )
-    )
-    cost = table(steps.steps_tables(run_of(tmp_path, rows))[1])
-    assert [r["pays after (calls)"] for r in cost if r["arm"] == "bf16_compile"] == ["never"]
-    assert [r["graph breaks"] for r in cost if r["arm"] == "bf16_compile"] == ["2"]
 
 
 def test_advised_arms_stand_first_with_their_bar(tmp_path):
@@ -100,16 +83,6 @@ def test_the_breakdown_adds_up(gpu):
         assert f">{name}<" in chart.svg
 
 
-def test_a_run_of_training_steps_only_has_no_training_answer(tmp_path):
-    found = run_of(tmp_path, *train_cases(Invented()))
-    assert found.trainings == found.verdicts == []
-    html = write_report(
-        [write_run(tmp_path / "x", train_cases(Invented()))], tmp_path / "r.html"
-    ).html.read_text()
-    assert "Does it train the same" not in html
-    assert "Training steps" in html
-
-
 # What was proved of a step before it was timed
 
 
@@ -117,7 +90,7 @@ def first_step(arm="tensorwise_eager", **changes):
     """One FP8 arm of a training case, timed, as the suite `train` stores it."""
     resolved = {
         "first_loss": 5.501, "first_loss_control": 5.5, "first_grad_norm_ratio": 1.01, "fp8_layers": 9,
-        "fp8_gemms": 27, "fp8_gemms_expected": 27, "verify": "FP8 verified: 27 of 27", **changes,
+        "fp8_gemms": 27, "fp8_gemms_expected": 27, "verify": "FP8 verified: 27 of 27", "verify_outcome": "proved", **changes,
     }  # fmt: skip
     return {arm: {"ms": 1.0, "flops": {"e4m3": 1.0}, "resolved": resolved}}
 
@@ -126,9 +99,9 @@ def first_step(arm="tensorwise_eager", **changes):
     ("changes", "verdict", "said"),
     [
         ({}, "yes", "largest gap of a first loss 0.0010 nats, of tensorwise_eager; norm of the first gradients at worst 1.01"),
-        ({"verify": ""}, "yes", "largest gap of a first loss 0.0010 nats"),
+        ({"verify": "", "verify_outcome": ""}, "yes", "largest gap of a first loss 0.0010 nats"),
         ({"verify_warnings": ["head: 2 % underflow"]}, "yes", "warning: head: 2 % underflow (tensorwise_eager)"),
-        ({"verify": "FP8 NOT verified: nothing"}, "no", "train tensorwise_eager: FP8 NOT verified: nothing"),
+        ({"verify": "FP8 NOT verified: nothing", "verify_outcome": "disproved"}, "no", "train tensorwise_eager: FP8 NOT verified: nothing"),
         ({"first_loss": None}, "no", "train tensorwise_eager: its first loss, or the control's, is no number"),
         ({"fp8_layers": 0}, "can't tell", None),
     ],

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
-from curves_for_tests import AXES, SEEDS, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
+from curves_for_tests import AXES, SEEDS, STEPS, control, rows_of_runs, shifted, whole_suite
 from diagnosed import look
 from report_cases import train_cases
 from report_fixtures import CPU, Invented, write_run
-from training_runs import machine, run_of, table
+from report_pages import machine, run_of, table
 
 from harness.report import training, training_charts, verdicts, write_report
 from harness.report.tables import every_row
@@ -65,16 +63,6 @@ def test_the_answer_follows_from_the_verdicts(tmp_path, arms, verdict):
     for arm, runs in arms.items():
         rows += rows_of_runs(arm, runs, recipe=arm)
     assert training.trains_the_same(run_of(tmp_path, rows)).verdict == verdict
-
-
-def test_converted_layers_alone_do_not_prove_fp8(tmp_path):
-    """Nothing counted their GEMMs, and the report does not claim that none ran."""
-    rows = rows_of_runs("base", BASE) + rows_of_runs(
-        "tensorwise", shifted(BASE), recipe="tensorwise", fp8_layers=["q"]
-    )
-    answer = verdicts.did_fp8_run(run_of(tmp_path, rows))
-    assert answer.verdict == "can't tell"
-    assert answer.sentence == "FP8 arms ran, but nothing counted their GEMMs."
 
 
 def test_a_training_run_alone_can_prove_fp8(tmp_path):
@@ -157,14 +145,6 @@ def test_a_gap_that_never_settles_is_shown_as_such(tmp_path):
     assert shown["rowwise"]["gap stays small from step"] == "can't tell"
 
 
-def test_missing_controls_stand_in_the_caption(tmp_path):
-    found = run_of(tmp_path, rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)))
-    assert (
-        "negative_control (that a broken arm would fail here was not shown)"
-        in training.verdict_table(found).caption
-    )
-
-
 def test_set_ups_get_columns_and_labels_of_their_own(tmp_path):
     rows = []
     for lr in (1e-3, 3e-3):
@@ -184,14 +164,10 @@ def test_set_ups_get_columns_and_labels_of_their_own(tmp_path):
     ]
 
 
-def test_every_gate_stands_in_words(cpu):
-    rows = table(training.gates_table(machine(cpu[0])))
-    late = next(r for r in rows if (r["arm"], r["gate"]) == ("tensorwise", "L4 late"))
-    assert re.search(
-        r"90 % interval .* margin 0.250 %, sd .*, 5 seeds: inside the margin", late["what it says"]
+def test_findings_name_what_would_help(gpu):
+    assert any(
+        "axes.checkpointing=full" in r["change"] for r in table(training.findings_table(machine(gpu[0])))
     )
-    notes = [r for r in rows if r["gate"] == "note"]
-    assert any("late gap after the cool-down" in r["what it says"] for r in notes)
 
 
 def test_seconds_to_loss_are_a_gpus_only(cpu, gpu):
@@ -245,15 +221,6 @@ def test_charts_name_every_arm_and_say_what_lies_beyond_the_scale(cpu):
     assert "base_to_tensorwise switches at step 60" in gap.caption
 
 
-def test_charts_of_long_curves_are_thinned(tmp_path):
-    long = control(range(3), steps=3000)
-    axes = {**AXES, "steps": 3000}
-    found = run_of(
-        tmp_path, rows_of_runs("base", long, axes) + rows_of_runs("tensorwise", shifted(long), axes)
-    )
-    assert all(len(c.svg) < 60_000 for c in training_charts.losses(found))
-
-
 @pytest.mark.parametrize("lost", ["base", "tensorwise"])
 def test_a_run_cut_at_its_first_steps_still_gives_a_report(tmp_path, lost):
     runs = {"base": BASE, "tensorwise": shifted(BASE)}
@@ -265,28 +232,3 @@ def test_a_run_cut_at_its_first_steps_still_gives_a_report(tmp_path, lost):
 
 
 # The page
-
-
-def test_the_pages_of_cpu_and_gpu_stay_honest(cpu, gpu):
-    on_cpu = write_report([cpu[0]], cpu[1] / "cpu.html")
-    on_gpu = write_report([gpu[0]], gpu[1] / "gpu.html")
-    assert "Measured on a CPU" in on_cpu.html.read_text()
-    page = on_gpu.html.read_text()
-    assert "Findings" in page
-    assert "axes.checkpointing=full, which frees at most 60.00 GiB" in page
-    twin = on_cpu.markdown.read_text()
-    assert "**Does it train the same? Yes.**" in twin
-    assert "| negative_control | FAIL; as it should |" in twin
-    for written in (on_cpu, on_gpu):
-        assert written.html.stat().st_size < 2_000_000
-
-
-def test_the_same_rows_give_the_same_bytes(cpu):
-    one = write_report([cpu[0]], cpu[1] / "one.html").html.read_bytes()
-    two = write_report([cpu[0]], cpu[1] / "one.html").html.read_bytes()
-    assert one == two
-
-
-def test_the_seed_of_a_case_is_no_set_up(cpu):
-    assert len(machine(cpu[0]).trainings) == 1
-    assert case_of(0).case_id != case_of(1).case_id

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from report_cases import ceiling_cases, gemm_cases
-from report_fixtures import Invented, frame
+from report_fixtures import frame
 
 from harness.machine.ceilings import ceilings
 from harness.store.case import Case
@@ -71,18 +70,3 @@ def test_gemms_by_role_the_forward_one_with_fast_accumulation(tmp_path: Path) ->
         ("tensorwise_eager", "output"): pytest.approx(0.9e-3),
         ("tensorwise_eager", "grad_input"): pytest.approx(1.0e-3),
     }, "zeros flatter, and a kernel of ours is not the library's"
-
-
-def test_nothing_measured_is_none(tmp_path: Path) -> None:
-    rows = [time("linear", {"M": 1, "K": 1, "N": 1}, 1.0, "bf16_eager")]
-    assert ceilings(frame(tmp_path, rows)) is None
-
-
-def test_the_report_s_invented_runs_are_read(tmp_path: Path) -> None:
-    rows = [r for case in ceiling_cases(Invented(1), 4300.0, 780.0) for r in case]
-    rows += [r for case in gemm_cases(Invented(2), 780.0) for r in case]
-    found = ceilings(frame(tmp_path, rows))
-    assert found is not None
-    assert 600 < found.achieved["bf16"] < 900
-    assert found.achieved["fp8"] > found.achieved["bf16"]
-    assert {"copy"} <= found.moves.keys()

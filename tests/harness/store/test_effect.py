@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import scipy.stats
-from gate_fixtures import Times, run, time_row
+from gate_fixtures import run, time_row
 
 from harness import store
 from harness.gate.render import as_json
@@ -36,7 +34,6 @@ def times(factor: float, seed: int, rounds: int = 12) -> list[float]:
     [
         (1.05, "slower", "INCONCLUSIVE"),
         (1.25, "slower", "REGRESSED"),
-        (1.03, "slower", "INCONCLUSIVE"),
         (0.95, "faster", "INCONCLUSIVE"),
     ],
 )
@@ -68,32 +65,6 @@ def test_report_diff_and_gate_see_the_same_effect_and_say_whose_policy_decides(
     assert as_dict(changes(*frames))["policy"].startswith("policy of diff: ")
     if verdict == "INCONCLUSIVE":
         assert finding.reason.startswith("one process a side cannot tell")
-
-
-def test_the_noise_floor_of_either_side_is_known_to_the_gate(tmp_path: Path) -> None:
-    """A change within what two equal arms seem apart is none; it decides nothing in the gate."""
-    noisy = Times(0.05, rounds=12)
-    before = [
-        time_row(1, times(1.0, 1)),
-        time_row(1, times(1.0, 3), arm="bf16", baseline="bf16"),
-        dataclasses.replace(time_row(1, noisy(1.1), arm="bf16:again"), baseline="bf16"),
-    ]
-    after = [dataclasses.replace(row, samples=tuple(1.02 * x for x in row.samples)) for row in before[:2]]
-    judgement = run(tmp_path, before, after, session="")
-    seen = {f.unit.arm: f.effect for f in judgement.findings}
-    assert seen["fp8"] is not None
-    assert seen["fp8"].floor > 1.05
-    assert seen["fp8"].direction == "same"
-
-
-def test_the_interval_is_students_over_rounds() -> None:
-    logs = np.random.default_rng(0).normal(0.1, 0.02, 9)
-    found = effect.paired(logs, 1.01)
-    low, high = scipy.stats.t.interval(0.95, 8, logs.mean(), scipy.stats.sem(logs))
-    assert (found.log, found.log_low, found.log_high) == pytest.approx((logs.mean(), low, high))
-    assert (found.ratio, found.speedup) == pytest.approx((math.exp(logs.mean()), math.exp(-logs.mean())))
-    assert (found.rounds, found.floor, found.direction) == (9, 1.01, "slower")
-    assert effect.paired(-logs, 1.01).direction == "faster"
 
 
 def test_many_at_once_are_each_alone() -> None:

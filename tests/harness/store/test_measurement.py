@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from fp8core import convert_to_float8_training, verify
+from harness.store.cause import DEFAULT, RETRYABLE, Cause
+from harness.store.errors import one_line, out_of_memory
 from harness.store.measurement import METRICS, Measurement, by_name, to_json
+from harness.store.proof import ProofOutcome, proof_outcome
+from harness.training.steps import cause_of_fault, facts_of
 
 
 def row(**changes: Any) -> Measurement:
@@ -25,19 +33,12 @@ def row(**changes: Any) -> Measurement:
     return Measurement(**(base | changes))
 
 
-def test_value_is_the_median_of_all_samples() -> None:
+def test_value_is_the_median_of_all_samples_and_of_a_series_the_last() -> None:
     samples = (5.0, 1.0, 100.0, 2.0)
-    assert row(samples=samples).value == statistics.median(samples)
-
-
-def test_value_of_a_series_is_its_last_sample() -> None:
-    assert row(metric="loss", samples=(5.0, 1.0, 100.0, 2.0), rounds=(0, 1, 2, 3)).value == 2.0
-    assert row(metric="sqnr_db", samples=(28.5,)).value == 28.5
-
-
-def test_a_row_carries_unit_and_direction_of_its_metric() -> None:
-    made = row().as_row()
-    assert (made["unit"], made["better"]) == ("ms", "lower")
+    made = row(samples=samples)
+    assert made.value == statistics.median(samples)
+    assert (made.as_row()["unit"], made.as_row()["better"]) == ("ms", "lower")
+    assert row(metric="loss", samples=samples, rounds=(0, 1, 2, 3)).value == 2.0
 
 
 @pytest.mark.parametrize(
@@ -63,13 +64,53 @@ def test_json_without_the_infinities_that_json_lacks() -> None:
     assert text.startswith('{"a"')
 
 
-def test_every_metric_is_filed_under_its_own_name() -> None:
-    assert all(name == metric.name and metric.meaning for name, metric in METRICS.items())
-
-
 def test_a_metric_has_one_meaning() -> None:
     """A merge once left five literals twice, which a dict swallows."""
     metrics = list(METRICS.values())
     assert by_name(metrics) == METRICS
     with pytest.raises(ValueError, match="metric 'time_ms' is defined twice"):
         by_name([*metrics, metrics[0]])
+
+
+def test_a_row_says_its_cause_and_whether_it_may_have_passed() -> None:
+    assert row().as_row()["schema_version"] == 4
+    failed = {"status": "failed", "reason": "why", "samples": ()}
+    for status, cause in DEFAULT.items():
+        samples = (1.0,) if status in ("ok", "partial") else ()
+        made = row(status=status, reason="" if status == "ok" else "why", samples=samples)
+        assert made.as_row()["cause"] == str(cause)
+        assert made.as_row()["retryable"] is (status == "partial")
+    for cause in Cause:
+        if cause:
+            assert row(**failed, cause=cause).retryable is (cause in RETRYABLE)
+    with pytest.raises(ValueError, match="'ok' with the cause oom"):
+        row(cause=Cause.OOM)
+    with pytest.raises(ValueError, match="'heat' is not a valid Cause"):
+        row(**failed, cause="heat")
+
+
+def test_a_proof_is_stored_by_what_it_found() -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
+    proof = verify(lambda: model(torch.randn(16, 32)).sum().backward(), model, announce=False)
+    incomplete = dataclasses.replace(proof, ok=False, not_checked=("a: not compared",))
+    wrong = dataclasses.replace(incomplete, problems=("b: wrong",))
+    outcomes = [proof_outcome(facts_of(each)) for each in (proof, incomplete, wrong)]
+    assert outcomes == [ProofOutcome.PROVED, ProofOutcome.UNPROVEN, ProofOutcome.DISPROVED]
+    assert [cause_of_fault(facts_of(each)) for each in (incomplete, wrong)] == [Cause.UNPROVEN, Cause.NOT_FP8]
+    assert cause_of_fault({}) is Cause.NOT_FP8  # a count, without a proof
+    assert proof_outcome({"verify_outcome": "words"}) is ProofOutcome.UNPROVEN
+
+
+def test_any_error_is_one_line_with_its_name() -> None:
+    assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert len(one_line(ValueError("x" * 10_000))) < 600
+
+
+def test_memory_that_ran_out_is_named_first() -> None:
+    assert one_line(torch.OutOfMemoryError("CUDA out of memory.")) == "out of memory: CUDA out of memory."
+    assert one_line(MemoryError()) == "out of memory: MemoryError"
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert one_line(raised.value).startswith("out of memory: ")
+    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))

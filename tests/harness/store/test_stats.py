@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,44 +18,9 @@ finite = st.floats(-1e6, 1e6, allow_nan=False)
 times = st.floats(1e-3, 1e3, allow_nan=False)
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 9, 15, 19, 39, 63, 200, 5000])
-def test_t_quantiles_agree_with_scipy(degrees: int) -> None:
-    for p in (
-        1e-6,
-        0.001,
-        0.005,
-        0.025,
-        0.05,
-        0.3,
-        0.4999,
-        0.5,
-        0.6,
-        0.9,
-        0.975,
-        0.99,
-        0.9995,
-        1 - 1e-6,
-    ):
-        assert stats.t_quantile(p, degrees) == pytest.approx(
-            scipy.stats.t.ppf(p, degrees), rel=1e-6, abs=1e-9
-        )
-
-
-def test_t_quantiles_next_to_the_middle_stay_next_to_zero() -> None:
-    """Below 1e-8, t squared is lost against the degrees of freedom: 1e-6 is what can be asked."""
-    for degrees in (1, 7, 200):
-        assert stats.t_quantile(0.5 - 1e-16, degrees) == pytest.approx(0.0, abs=1e-6)
-
-
 @given(st.floats(1e-4, 1 - 1e-4), st.integers(1, 300))
 def test_t_quantile_inverts_scipys_distribution_function(p: float, degrees: int) -> None:
     assert scipy.stats.t.cdf(stats.t_quantile(p, degrees), degrees) == pytest.approx(p, abs=1e-9)
-
-
-@pytest.mark.parametrize(("p", "degrees"), [(0.0, 3), (1.0, 3), (math.nan, 3), (0.5, 0)])
-def test_t_quantile_refuses_what_has_none(p: float, degrees: int) -> None:
-    with pytest.raises(ValueError, match="needs 0 < probability < 1 and degrees >= 1"):
-        stats.t_quantile(p, degrees)
 
 
 @given(
@@ -68,10 +34,6 @@ def test_t_interval_agrees_with_scipy(values: list[float], confidence: float) ->
         return
     oracle = scipy.stats.t.interval(confidence, len(values) - 1, np.mean(values), scipy.stats.sem(values))
     assert (low, high) == pytest.approx(tuple(oracle), rel=1e-9, abs=1e-9)
-
-
-def test_t_interval_of_one_value_says_nothing() -> None:
-    assert stats.t_interval([3.0]) == (-math.inf, math.inf)
 
 
 def test_t_interval_covers_what_it_claims() -> None:
@@ -98,114 +60,12 @@ def test_geometric_mean_agrees_with_scipy_and_lies_in_its_interval(ratios: list[
     )
 
 
-def test_geometric_mean_of_one_ratio_has_no_interval() -> None:
-    estimate = stats.geometric_mean([2.0])
-    assert estimate.value == pytest.approx(2.0)
-    assert (estimate.low, estimate.high, estimate.count) == (0.0, math.inf, 1)
-
-
-def test_a_ratio_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ratio 0\.0 has no logarithm"):
-        stats.geometric_mean([1.0, 0.0])
-
-
 def test_ratios_are_paired_by_round() -> None:
     """Worked by hand: round 2 is missing on one side and round 5 on the other."""
     ratios = stats.paired_log_ratios(
         [1.0, 3.0, 2.0, 7.0, 4.0], [0, 0, 0, 2, 1], [8.0, 4.0, 4.0, 9.0, 100.0], [1, 0, 0, 5, 0]
     )
     assert ratios.tolist() == pytest.approx([math.log(4 / 2), math.log(8 / 4)])
-
-
-@given(st.lists(st.tuples(times, times), min_size=1, max_size=20), st.floats(0.01, 100))
-def test_paired_ratios_swap_sign_with_the_arms_and_cancel_what_strikes_both(
-    pairs: list[tuple[float, float]], drift: float
-) -> None:
-    rounds = list(range(len(pairs)))
-    a, b = zip(*pairs, strict=True)
-    forward = stats.paired_log_ratios(a, rounds, b, rounds)
-    assert stats.paired_log_ratios(b, rounds, a, rounds) == pytest.approx(-forward)
-    drifted = stats.paired_log_ratios([x * drift for x in a], rounds, [x * drift for x in b], rounds)
-    assert drifted == pytest.approx(forward, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("a", "ra", "b", "rb", "message"),
-    [
-        ([1.0], [0], [1.0], [1], r"no common round: baseline has \[0\], candidate \[1\]"),
-        ([1.0, 2.0], [0], [1.0], [0], "2 samples but 1 rounds"),
-        ([1.0], [0], [-1.0], [0], r"sample -1\.0 has no logarithm"),
-        ([], [], [1.0], [0], "no values"),
-        ([math.nan], [0], [1.0], [0], "values must be finite, found nan"),
-    ],
-)
-def test_unpairable_input_is_refused(
-    a: list[float], ra: list[int], b: list[float], rb: list[int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        stats.paired_log_ratios(a, ra, b, rb)
-
-
-def brute_force(differences: list[float]) -> float:
-    signs = itertools.product([1.0, -1.0], repeat=len(differences))
-    sums = [sum(s * abs(d) for s, d in zip(pattern, differences, strict=True)) for pattern in signs]
-    return sum(s >= sum(differences) - 1e-9 for s in sums) / len(sums)
-
-
-@given(st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=11))
-def test_sign_flips_agree_with_brute_force(differences: list[float]) -> None:
-    assert stats.sign_flip_p(differences) == brute_force(differences)
-
-
-def test_sign_flips_agree_with_scipys_permutation_test() -> None:
-    values = np.random.default_rng(1).normal(0.3, 1.0, 12)
-    oracle = scipy.stats.permutation_test(
-        (values,), np.mean, permutation_type="samples", alternative="greater", n_resamples=np.inf
-    )
-    assert stats.sign_flip_p(values) == pytest.approx(oracle.pvalue, abs=1e-12)
-
-
-def test_the_smallest_p_is_two_to_the_minus_n() -> None:
-    for n in (1, 2, 8, 10, 21, 40):
-        assert stats.sign_flip_p(np.arange(1.0, n + 1)) == 2.0**-n
-
-
-def test_p_of_both_directions_covers_everything() -> None:
-    """P(mean >= m) + P(mean <= m) = 1 + P(mean = m)."""
-    values = [0.5, -0.25, 1.5, 0.75]
-    assert stats.sign_flip_p(values) + stats.sign_flip_p([-v for v in values]) == 1 + 1 / 16
-
-
-def test_many_rounds_are_sampled_close_to_the_normal_limit() -> None:
-    """Above 40 values: within the Monte-Carlo error (sd 0.0016) of the sum's normal limit, and repeatable."""
-    values = np.random.default_rng(2).normal(0.0, 1.0, 60)
-    p = stats.sign_flip_p(values)
-    limit = scipy.stats.norm.sf(values.sum() / np.sqrt((values**2).sum()))
-    assert p == pytest.approx(limit, abs=0.01)
-    assert stats.sign_flip_p(values) == p
-    assert stats.sign_flip_p(np.ones(60)) == 1 / 100_001
-
-
-def test_false_alarms_against_a_tolerance_stay_at_alpha() -> None:
-    """At exactly the tolerated slowdown, p < 0.05 comes up in 5 % of 2,000 trials at most (sd 0.5 points)."""
-    generator = np.random.default_rng(3)
-    limit = math.log1p(0.03)
-    alarms = [stats.sign_flip_p(generator.normal(limit, 0.01, 10) - limit) < 0.05 for _ in range(2000)]
-    assert np.mean(alarms) < 0.05 + 3 * 0.005
-
-
-@pytest.mark.parametrize("call", [stats.median, stats.t_interval, stats.sign_flip_p])
-@pytest.mark.parametrize(
-    ("values", "message"), [([], "no values"), ([1.0, math.inf], "must be finite, found inf")]
-)
-def test_nothing_and_infinity_are_refused(call: object, values: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(values)
-
-
-def test_a_confidence_of_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"confidence=1\.0 must lie between 0 and 1"):
-        stats.t_interval([1.0, 2.0], 1.0)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20), st.floats(0.5, 0.999))
@@ -215,10 +75,6 @@ def test_prediction_interval_agrees_with_scipys_quantile(values: list[float], co
     half = scipy.stats.t.ppf((1 + confidence) / 2, x.size - 1) * x.std(ddof=1) * math.sqrt(1 + 1 / x.size)
     expected = (x.mean() - half, x.mean() + half)
     assert stats.prediction_interval(values, confidence) == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
-def test_prediction_interval_of_one_value_says_nothing() -> None:
-    assert stats.prediction_interval([3.0]) == (-math.inf, math.inf)
 
 
 @given(*[st.integers(0, 12)] * 4)
@@ -246,7 +102,47 @@ def test_larger_sum_of_a_thousand_runs_neither_overflows_nor_loses_its_value() -
     assert stats.larger_sum_p(mine, [3] * 3 + [2] * 997) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [([1, -1], [0]), ([], [1]), ([1], [])])
-def test_larger_sum_refuses_negative_counts_and_empty_groups(mine: list[int], theirs: list[int]) -> None:
-    with pytest.raises(ValueError, match="must not be negative and no group empty"):
-        stats.larger_sum_p(mine, theirs)
+def test_of_one_value_nothing_is_known() -> None:
+    assert stats.t_interval([3.0]) == stats.prediction_interval([3.0]) == (-math.inf, math.inf)
+    estimate = stats.geometric_mean([2.0])
+    assert (estimate.value, estimate.low, estimate.high, estimate.count) == (
+        pytest.approx(2.0),
+        0.0,
+        math.inf,
+        1,
+    )
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 7, 200, 5000])
+def test_far_t_quantiles_agree_with_scipy(degrees: int) -> None:
+    for p in (1e-6, 0.5, 1 - 1e-6):
+        assert stats.t_quantile(p, degrees) == pytest.approx(
+            scipy.stats.t.ppf(p, degrees), rel=1e-6, abs=1e-9
+        )
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 21, 40])
+def test_the_smallest_p_is_two_to_the_minus_n(n: int) -> None:
+    assert stats.sign_flip_p(np.arange(1.0, n + 1)) == 2.0**-n
+
+
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        *(
+            (call, (none,))
+            for call in (stats.median, stats.t_interval, stats.sign_flip_p)
+            for none in ([], [1.0, math.inf])
+        ),
+        *((stats.t_quantile, of) for of in ((0.0, 3), (1.0, 3), (math.nan, 3), (0.5, 0))),
+        (stats.t_interval, ([1.0, 2.0], 1.0)),
+        (stats.geometric_mean, ([1.0, 0.0],)),
+        *((stats.larger_sum_p, of) for of in (([1, -1], [0]), ([], [1]), ([1], []))),
+        (stats.paired_log_ratios, ([1.0], [0], [1.0], [1])),
+        (stats.paired_log_ratios, ([1.0, 2.0], [0], [1.0], [0])),
+        (stats.paired_log_ratios, ([1.0], [0], [-1.0], [0])),
+    ],
+)
+def test_what_has_no_answer_is_refused(call: Any, values: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"no values|finite|needs 0|between 0 and 1|logarithm|empty|round"):
+        call(*values)

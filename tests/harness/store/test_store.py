@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 import errno
-import json
+import itertools
+import logging
+import multiprocessing
+import shutil
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-from store_rows import rows, trial, writer
 
 from harness import store
-from harness.store import parquet
+from harness.engine import run_lock, runlog
+from harness.store import parquet, reading
 from harness.store.cause import RETRYABLE, Cause
-from harness.store.json_columns import parse
+from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
+
+
+def rows(case: str, value: float = 1.0, arm: str = "a") -> list[Measurement]:
+    return [Measurement("s", case, arm, "{}", "time_ms", "ok", samples=(value, value))]
+
+
+def trial(
+    case: str, arm: str, value: float = 1.0, reason: str = "", cause: Cause = Cause.NONE
+) -> list[Measurement]:
+    """A run of a trial suite, or why there is none."""
+    samples, status = ((), "failed") if reason else ((value,), "ok")
+    return [
+        Measurement("s", case, arm, "{}", "loss", status, samples=samples, reason=reason, cause=cause)  # type: ignore[arg-type]
+    ]
+
+
+def writer(folder: Path, **changes: Any) -> store.RunWriter:
+    given: dict[str, Any] = {
+        "run_id": folder.name,
+        "sweep": "w",
+        "env_id": "e1",
+        "env": {"gpu": None},
+        "about": {},
+    }
+    return store.RunWriter(folder, **(given | changes))
+
+
+def closed_run(folder: Path) -> Path:
+    run = writer(folder)
+    for case in ("c1", "c2"):
+        run.append(rows(case))
+    run.close("finished")
+    return folder
 
 
 def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
@@ -30,54 +69,6 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     assert frame["samples"].map(list).tolist() == [[1.5, 1.5], [2.5, 2.5]]
     assert set(frame["env_id"]) == {"e1"}
     assert frame.attrs["problems"] == []
-
-
-def test_closing_gathers_the_parts_without_changing_a_row(tmp_path: Path) -> None:
-    folder = tmp_path / "r1"
-    run = writer(folder)
-    for i in range(5):
-        run.append(rows(f"c{i}", float(i)))
-    before = store.read(folder)
-    run.close("finished")
-    assert len(list(folder.glob("*.parquet"))) == 1
-    assert store.read(folder).equals(before)
-    assert store.read_about(folder)["state"] == "finished"
-
-
-def test_a_kill_between_compaction_and_removal_counts_no_row_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "r1"
-    run = writer(folder)
-    run.append(rows("c1"))
-    run.append(rows("c2"))
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
-    run.close("finished")
-    assert len(list(folder.glob("*.parquet"))) == 3
-    assert sorted(store.read(folder, all_attempts=True)["case_id"]) == ["c1", "c2"]
-
-
-def test_a_corrupt_part_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    run = writer(tmp_path / "r1")
-    run.append(rows("c1"))
-    bad = tmp_path / "r1" / "part-zz.parquet"
-    bad.write_bytes(b"PAR1 this is not parquet")
-    with pytest.warns(RuntimeWarning, match="part-zz.parquet"):
-        frame = store.read(tmp_path)
-    assert frame["case_id"].tolist() == ["c1"]
-    assert len(frame.attrs["problems"]) == 1
-    assert frame.attrs["problems"][0].startswith(f"{bad}: ")
-
-
-@pytest.mark.parametrize("keep", [0, 3, 10, 200])
-def test_a_truncated_part_is_named(tmp_path: Path, keep: int) -> None:
-    run = writer(tmp_path / "r1")
-    run.append(rows("c1"))
-    run.append(rows("c2"))
-    part = sorted((tmp_path / "r1").glob("part-*"))[1]
-    part.write_bytes(part.read_bytes()[:keep])
-    with pytest.warns(RuntimeWarning, match=part.name):
-        assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
 
 
 def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,46 +112,6 @@ def test_a_later_attempt_replaces_the_whole_case_and_only_that(tmp_path: Path) -
         ("c1", "a", 9.0), ("c2", "a", 2.0),
     ]  # fmt: skip
     assert len(store.read(folder, all_attempts=True)) == 4
-
-
-def test_the_later_attempt_wins_though_the_clock_was_set_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "r1"
-    writer(folder).append(rows("c1", 1.0))
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() - 3600 * 10**9)
-    writer(folder).append(rows("c1", 2.0))
-    writer(folder).append(rows("c1", 3.0))
-    assert store.read(folder)["value"].tolist() == [3.0]
-    assert len(store.read(folder, all_attempts=True)) == 3
-
-
-@pytest.mark.parametrize("behind", [False, True])
-def test_two_writers_that_begin_at_once_have_attempts_of_their_own(
-    behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On one tick of the clock, and with clocks that both lie behind the last attempt: what each adds to it is drawn."""
-    now = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now)
-    if behind:
-        writer(tmp_path / "r1").append(rows("c9"))
-        now -= 3600 * 10**9
-    for run in [writer(tmp_path / "r1") for _ in range(2)]:
-        run.append(rows("c1"))
-    assert (store.read(tmp_path)["case_id"] == "c1").sum() == 1
-
-
-@pytest.mark.parametrize("later", ["shard-0-of-3", "shard-1-of-2", "."])
-def test_the_later_attempt_wins_though_another_shard_was_written_by_a_clock_ahead(
-    later: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() + 3600 * 10**9)
-    writer(tmp_path / "r1" / "shard-0-of-2", run_id="r1").append(rows("c1", 1.0))
-    monkeypatch.setattr(time, "time_ns", real)
-    writer(tmp_path / "r1" / later, run_id="r1").append(rows("c1", 2.0))
-    assert store.read(tmp_path)["value"].tolist() == [2.0]
 
 
 def test_a_duplicate_that_is_killed_early_hides_no_run_that_it_did_not_make(tmp_path: Path) -> None:
@@ -219,12 +170,6 @@ def test_an_attempt_that_measured_some_arms_stands_before_one_that_measured_none
     writer(tmp_path / "r1").append(rows("c1", 3.0) + rows("c1", 3.0, arm="b"))
     writer(tmp_path / "r1").append([late, replace(late, arm="b")])
     assert store.read(tmp_path)["value"].tolist() == [3.0, 3.0]
-
-
-def test_another_failure_is_a_result_that_replaces_the_one_before(tmp_path: Path) -> None:
-    for reason in ("", "loss is nan at step 3"):
-        writer(tmp_path / "r1").append(trial("c1", "a", reason=reason))
-    assert store.read(tmp_path)["reason"].tolist() == ["loss is nan at step 3"]
 
 
 # JSON columns
@@ -295,14 +240,270 @@ def test_axes_are_columns_where_they_are_asked_for(tmp_path: Path) -> None:
     assert wide.drop(columns=["M", "role", "axes.seed"]).equals(frame)
 
 
-def test_a_text_is_parsed_once_and_cannot_be_changed_by_who_reads_it() -> None:
-    text = '{"gpu": "H200", "nested": {"a": 1}}'
-    one = parse(text)
-    assert one is parse(text)
-    assert dict(one) == json.loads(text)
-    with pytest.raises(TypeError, match="does not support item assignment"):
-        one["gpu"] = "H100"  # type: ignore[index]
-    for nothing in ("", None, float("nan")):
-        assert dict(parse(nothing)) == {}
-    with pytest.raises(ValueError, match="no JSON object: '\\[1\\]'"):
-        parse("[1]")
+def test_a_run_that_was_copied_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below one folder, by a relative and an absolute path, and both with all attempts."""
+    folder = closed_run(tmp_path / "results" / "r1")
+    shutil.copytree(folder, tmp_path / "results" / "from-node7" / "r1")
+    monkeypatch.chdir(tmp_path)
+    ways: list[list[str | Path]] = [["results"], ["results/r1", folder], ["results", folder / ".." / "r1"]]
+    for paths in ways:
+        for every in (False, True):
+            frame = store.read(paths, all_attempts=every)
+            assert sorted(frame["case_id"]) == ["c1", "c2"]
+            assert len(frame.attrs["files"]) == 1
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, PermissionError])
+@pytest.mark.parametrize("at", range(3))
+def test_a_compaction_that_is_cut_short_counts_no_row_twice(
+    at: int, fault: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C or a disk that refuses, after the rename or before the first or second removal; closing compacts again."""
+    run, events = writer(tmp_path / "r1"), itertools.count()
+    for i in range(3):
+        run.append(rows(f"c{i}"))
+    rename, unlink = Path.replace, Path.unlink
+
+    def happens() -> None:
+        if next(events) == at:
+            raise fault
+
+    def replace(self: Path, target: Path) -> Path:
+        done = rename(self, target)
+        if target.name.startswith("rows-"):
+            happens()
+        return done
+
+    def remove(self: Path, missing_ok: bool = False) -> None:
+        if self.match("part-*.parquet"):
+            happens()
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(Path, "unlink", remove)
+    with suppress(fault):
+        run._compact()
+    run.append(rows("c3"))
+    run.close("interrupted")
+    assert next(events) > at
+    if fault is KeyboardInterrupt:
+        assert len(list(tmp_path.glob("r1/part-*"))) == (0 if at == 0 else 1)  # the one that came after
+    for every in (False, True):
+        assert sorted(store.read(tmp_path, all_attempts=every)["case_id"]) == ["c0", "c1", "c2", "c3"]
+
+
+def test_a_long_run_is_gathered_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "GATHERED", 4)
+    run = writer(tmp_path / "r1")
+    for i in range(10):
+        run.append(rows(f"c{i}", float(i)))
+        assert len(list((tmp_path / "r1").glob("part-*"))) < 4
+    run.close("finished")
+    assert len(list((tmp_path / "r1").glob("*.parquet"))) == 3
+    assert sorted(store.read(tmp_path)["value"]) == [float(i) for i in range(10)]
+
+
+def test_rows_of_another_device_say_so(tmp_path: Path) -> None:
+    run = writer(tmp_path / "r1")
+    run.append(rows("c1"))
+    run.append(rows("c2"), ("e2", {"gpu": "other"}))
+    frame = store.read(tmp_path).set_index("case_id")
+    assert frame["env_id"].to_dict() == {"c1": "e1", "c2": "e2"}
+    assert frame.loc["c2", "env"] == '{"gpu":"other"}'
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match=r"cannot write to .*results_dir="):
+        writer(tmp_path / "file" / "r1")
+
+
+def test_a_run_is_found_by_its_id_or_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "w" / "r1"
+    writer(folder)
+    assert store.find_run("r1", tmp_path) == folder
+    assert store.find_run(str(folder), tmp_path) == folder
+    with pytest.raises(UsageError, match=r"no run 'r2'.*newest: r1"):
+        store.find_run("r2", tmp_path)
+
+
+def test_run_ids_sort_by_time_and_name_the_commit() -> None:
+    made = store.new_run_id("abcdef0123456789")
+    assert made.split("-")[1] == "abcdef0"
+    assert store.new_run_id(None).split("-")[1] == "nogit"
+    assert len({store.new_run_id("a") for _ in range(50)}) == 50
+
+
+def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts vanish between listing and reading, since compaction has just replaced them."""
+    run = writer(tmp_path / "r1")
+    run.append(rows("c1"))
+    run.append(rows("c2"))
+    real, closed = reading.read_part, []
+
+    def read_part(path: Path, *args: Any) -> Any:
+        if not closed:
+            closed.append(True)
+            run.close("finished")
+        return real(path, *args)
+
+    monkeypatch.setattr(reading, "read_part", read_part)
+    assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
+
+
+def test_a_frame_can_be_written_back(tmp_path: Path) -> None:
+    writer(tmp_path / "r1").append(rows("c1"))
+    frame = store.read(tmp_path)
+    frame.to_parquet(tmp_path / "copy.parquet")
+    assert len(store.read(tmp_path / "copy.parquet")) == 1
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def rows_of(folder: Path) -> tuple[int, int]:
+    """Rows as pandas and as pyarrow.dataset count them in a folder."""
+    return len(pd.read_parquet(folder)), pyarrow.dataset.dataset(folder).count_rows()
+
+
+SHARDS, PARTS, ROWS = 64, 20, 50  # of each shard: closed parts, rows in each
+
+
+def write(folder: Path, shard: int, begin: multiprocessing.Barrier) -> None:  # type: ignore[valid-type]
+    """One shard: its rows in parts, once all others are ready."""
+    begin.wait(timeout=120)  # type: ignore[attr-defined]
+    own = folder / f"shard-{shard}-of-{SHARDS}"
+    run = store.RunWriter(
+        own, run_id=folder.name, sweep="many", env_id="e1", env={"cpu": "one"}, about={"sweep": "many"}
+    )
+    for part in range(PARTS):
+        run.append(
+            Measurement(
+                "gemm", f"{shard}-{part}-{row // 2}", ("bf16_eager", "rowwise_eager")[row % 2], f'{{"M":{row}}}', "time_ms",
+                "ok", samples=(float(shard), float(part), float(row)), baseline="bf16_eager" if row % 2 else "",
+            )
+            for row in range(ROWS)
+        )  # fmt: skip
+    run.close("finished")
+
+
+@pytest.mark.slow
+def test_shards_that_write_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["harness.store.parquet"])
+    folder, begin = tmp_path / "results" / "many" / "r1", context.Barrier(SHARDS)
+    writers = [context.Process(target=write, args=(folder, shard, begin)) for shard in range(SHARDS)]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join(timeout=300)
+    assert [one.exitcode for one in writers] == [0] * SHARDS
+    frame = store.read(folder)
+    assert len(frame) == SHARDS * PARTS * ROWS
+    expected = {
+        (f"{shard}-{part}-{row // 2}", ("bf16_eager", "rowwise_eager")[row % 2])
+        for shard in range(SHARDS)
+        for part in range(PARTS)
+        for row in range(ROWS)
+    }
+    assert set(zip(frame["case_id"], frame["arm"], strict=True)) == expected
+    of = frame["samples"].map(lambda drawn: f"{drawn[0]:.0f}-{drawn[1]:.0f}-{drawn[2] // 2:.0f}")
+    assert (of == frame["case_id"]).all()
+    assert not list(folder.rglob("*.tmp"))
+    assert len(list(folder.rglob("*.parquet"))) == SHARDS  # each compacted its own
+    # Gathered into one file beside the run, every row still counts once
+    one_file = tmp_path / "one.parquet"
+    store.gather(folder, one_file)
+    assert len(store.read([one_file, folder])) == len(frame)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(lambda part, keep=keep: part.write_bytes(part.read_bytes()[:keep]) for keep in (0, 3, 200)),
+        lambda part: pq.write_table(pa.table({"a": [1]}), part),
+        lambda part: pq.write_table(pq.read_table(part).drop_columns(["value"]), part),
+        lambda part: pq.write_table(
+            pq.read_table(part).replace_schema_metadata({"harness.replaces": "{"}), part
+        ),
+        lambda part: (part.unlink(), part.symlink_to("nowhere")),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(spoil: Any, tmp_path: Path) -> None:
+    """A copy of the damaged one is as good as it."""
+    run = writer(tmp_path / "r1")
+    run.append(rows("c1"))
+    run.append(rows("c2"))
+    part = sorted((tmp_path / "r1").glob("part-*"))[1]
+    copied = Path(shutil.copytree(tmp_path / "r1", tmp_path / "z" / "r1")) / part.name
+    spoil(part)
+    with pytest.warns(RuntimeWarning, match=part.name):
+        frame = store.read(tmp_path)
+    assert sorted(frame["case_id"]) == ["c1", "c2"]
+    assert [problem.startswith(f"{part}: ") for problem in frame.attrs["problems"]] == [True]
+    copied.unlink()
+    with pytest.warns(RuntimeWarning, match=part.name):
+        assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ahead_s"),
+    [
+        ("", "", 0),
+        ("", "", 3600),
+        ("shard-0-of-2", "shard-0-of-3", 3600),
+        ("shard-0-of-2", "shard-1-of-2", 3600),
+        ("shard-0-of-2", "", 3600),
+    ],
+)
+@pytest.mark.parametrize("ticks", [True, False])
+def test_the_later_attempt_wins_whatever_the_clocks_say(
+    first: str, second: str, ahead_s: int, ticks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same case and run: by a clock that was set back, that stands still, or lies ahead on another machine."""
+    real, start = time.time_ns, time.time_ns()
+    now = real if ticks else lambda: start
+    monkeypatch.setattr(time, "time_ns", lambda: now() + ahead_s * 10**9)
+    writer(tmp_path / "r1" / first, run_id="r1").append(rows("c1", 1.0))
+    monkeypatch.setattr(time, "time_ns", now)
+    for value in (2.0, 3.0):
+        writer(tmp_path / "r1" / second, run_id="r1").append(rows("c1", value))
+    assert store.read(tmp_path)["value"].tolist() == [3.0]
+    assert len(store.read(tmp_path, all_attempts=True)) == 3
+
+
+def test_two_writers_that_begin_at_once_have_attempts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one tick of the clock: what each adds to it is drawn. Neither touches the other's parts."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    one, two = (writer(tmp_path / "r1") for _ in range(2))
+    for run, name in ((one, "one"), (two, "two")):
+        run.append(rows("c1"))
+        run.append(rows(name))
+    one.close("finished")
+    two.append(rows("late"))
+    assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "late", "one", "two"]
+
+
+def test_a_run_under_way_and_a_closed_one_read_as_plain_parquet(tmp_path: Path) -> None:
+    """Lock, log, note and snapshots of a live run lie beside its parts; none of them stops a plain reader."""
+    folder = tmp_path / "toy" / "r1"
+    shard = folder / "shard-0-of-2"
+    (cut_off,) = rows("c2")
+    with run_lock.held(shard), runlog.log_to(shard, logging.INFO):
+        run = runlog.LoggingWriter(shard, run_id="r1", sweep="toy", env_id="e", env={}, about={})
+        runlog.ProgressFile(run).write(state="running")
+        run.append(rows("c1"))
+        run.checkpoint([replace(cut_off, status="partial", reason="cut off")])
+        assert rows_of(folder) == (2, 2)
+        run.append([cut_off])  # in the place of the snapshot
+        assert rows_of(folder) == (2, 2)
+        run.close("finished")
+    assert rows_of(folder) == (2, 2) == (len(store.read(folder)),) * 2
+    assert {p.name for p in shard.iterdir() if p.suffix != ".parquet"} == {
+        "_run.json",
+        "_run.log",
+        "_progress.json",
+    }

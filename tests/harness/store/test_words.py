@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 
 import pytest
 
-from harness.__main__ import COMMANDS, main
 from harness.store.errors import UsageError
 from harness.store.words import Parser, helped, keyed
 
@@ -42,12 +40,3 @@ def test_help_is_asked_for_at_any_place(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_parser_refuses_as_the_other_commands_do() -> None:
     with pytest.raises(UsageError, match=r"unrecognized arguments: --odd; see python -m harness x --help"):
         Parser("x", "what x does").parse_args(["--odd"])
-
-
-@pytest.mark.parametrize("word", ["diff", "fleet", "report", "verdict-selftest"])
-def test_help_after_other_words_is_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`diff RUN --help` was refused as an unknown word."""
-    with contextlib.suppress(SystemExit):  # of argparse
-        assert main([word, "some", "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m harness {word}")
-    assert word in COMMANDS

@@ -7,9 +7,6 @@ import math
 import pytest
 import torch
 
-from harness.store.case import expand
-from harness.store.errors import UsageError
-from harness.suites import shapes
 from harness.suites.shapes import CUSTOM, FROM_MODEL, ROLES, SHAPES, Layer, gemm_points, linear_points, merge
 
 
@@ -25,15 +22,6 @@ def linear_parameters(name: str) -> int:
 def test_llama_parameter_count(name: str, hidden: int, blocks: int, vocab: int, total: int) -> None:
     """All parameters but the linear layers' are one embedding and 2 norms a block and a last one."""
     assert linear_parameters(name) + vocab * hidden + (2 * blocks + 1) * hidden == total
-
-
-def test_gpt2_parameter_count() -> None:
-    """GPT-2 has 124,439,808 parameters with 50257 tokens and a tied head (its publisher's "124M")."""
-    vocab, width, positions, blocks = 50257, 768, 1024, 12
-    padding = (50304 - vocab) * width
-    biases = blocks * (3 * width + width + 4 * width + width)
-    norms = (2 * blocks + 1) * 2 * width
-    assert linear_parameters("nanogpt") - padding + positions * width + biases + norms == 124_439_808
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -77,17 +65,6 @@ def test_merge_keeps_every_name_and_the_count() -> None:
     )
 
 
-def test_linear_points_cross_layers_with_tokens() -> None:
-    points = linear_points(["tiny"], {"tokens": [16, 48]})
-    assert [(p["layer"], p["M"], p["K"], p["N"]) for p in points] == [
-        ("wide", 16, 64, 128),
-        ("wide", 48, 64, 128),
-        ("narrow", 16, 128, 64),
-        ("narrow", 48, 128, 64),
-    ]
-    assert {p["M"] for p in linear_points(["tiny"], {})} == set(SHAPES["tiny"].tokens)
-
-
 def test_sizes_by_number_replace_named_sets() -> None:
     axes = {"M": [16, 32], "K": [64], "N": [48], "tokens": [4096]}
     points = linear_points(["llama3_8b"], axes)
@@ -103,16 +80,6 @@ def test_sizes_by_number_replace_named_sets() -> None:
     }
 
 
-@pytest.mark.parametrize("given", [["M"], ["K"], ["N"], ["M", "K"], ["K", "N"], ["M", "N"]])
-def test_some_sizes_by_number_name_the_missing_ones(given: list[str]) -> None:
-    with pytest.raises(ValueError, match="missing") as caught:
-        linear_points(["tiny"], {name: [16] for name in given})
-    for name in "MKN":
-        said = str(caught.value).split("given,")
-        assert (f"axes.{name}" in said[0]) == (name in given)
-        assert (f"axes.{name}" in said[1]) == (name not in given)
-
-
 def test_cubes_are_plain_gemms_whatever_the_tokens() -> None:
     points = gemm_points(["pow2"], {"tokens": [64]})
     assert [p["M"] for p in points] == [512, 1024, 2048, 4096, 8192, 16384]
@@ -122,25 +89,3 @@ def test_cubes_are_plain_gemms_whatever_the_tokens() -> None:
 def test_a_layer_that_happens_to_be_a_cube_keeps_its_roles() -> None:
     square = [p for p in gemm_points(["llama3_8b"], {"tokens": [4096]}) if p["layer"] == "q+o"]
     assert [p["role"] for p in square] == list(ROLES)
-
-
-def test_bad_requests_say_what_is_known() -> None:
-    with pytest.raises(UsageError, match="nearest: llama3_8b"):
-        linear_points(["lama3_8b"], {"tokens": [16]})
-    with pytest.raises(ValueError, match=r"axes\.tokens"):
-        linear_points(["llama3_8b"], {})
-    with pytest.raises(ValueError, match=r"model\._target_"):
-        linear_points([FROM_MODEL], {"tokens": [16]})
-    with pytest.raises(ValueError, match="no shapes"):
-        linear_points([], {})
-
-
-def test_points_are_distinct_cases() -> None:
-    points = gemm_points(["llama3_8b", "nanogpt"], {"tokens": [8192]})
-    assert len(points) == (5 + 5) * 3
-    assert len(expand("gemm", {}, points)) == len(points)
-
-
-def test_listing_shapes_needs_no_torch() -> None:
-    """The module is read by reports on machines without torch."""
-    assert not hasattr(shapes, "torch")

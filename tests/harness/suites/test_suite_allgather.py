@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,9 +11,6 @@ import pytest
 from fp8core.gemm.torch_mm import _HAS_AMX
 from harness import store
 from harness.__main__ import main
-from harness.store.case import Case
-from harness.suites import allgather
-from harness.training.parallel.gathers import HIGH, Block, Gather, weights_in
 
 pytestmark = pytest.mark.slow  # a dozen launches of several processes
 
@@ -58,21 +54,6 @@ def test_codes_are_half_of_bf16_and_a_quarter_of_fp32_at_the_collective(
         assert high == size * fp8
 
 
-def test_one_all_reduce_finds_all_scales(rows: pd.DataFrame) -> None:
-    """torchao's own needs one for each layer and gather, unless it is told to precompute."""
-    calls = {
-        arm: total(rows, "collectives", "all_reduce", arm=arm, dtype="bf16", ranks=2)
-        for arm in allgather.ARMS
-    }
-    assert calls == {
-        "no_fp8": 0,
-        "fp8": 1,
-        "fp8_precomputed": 1,
-        "torchao": GATHERS * 4,
-        "torchao_precomputed": 1,
-    }
-
-
 def test_losses_are_those_without_fp8_on_the_wire(rows: pd.DataFrame) -> None:
     apart = rows[(rows["metric"] == "loss_deviation") & rows["arm"].str.startswith("fp8")]
     assert len(apart) == 5  # two arms in two dtypes, and one with shards of unequal length
@@ -94,36 +75,3 @@ def test_torchao_fails_where_shards_are_uneven_and_fp8core_does_not(rows: pd.Dat
     assert list(theirs["status"]) == ["skipped"]
     assert theirs["reason"].iloc[0].startswith("refuses: torchao 0.")
     assert set(own[own["arm"] == "fp8"]["status"]) == {"ok"}
-
-
-def test_times_are_of_the_same_rounds(rows: pd.DataFrame) -> None:
-    for arm in ("fp8", "torchao"):
-        own = rows[(rows["arm"] == arm) & (rows["dtype"] == "bf16") & (rows["ranks"] == 2)]
-        steps = own[own["metric"] == "step_ms"].set_index("part")["samples"].map(list)
-        exposed = list(own[own["metric"] == "exposed_ms"]["samples"].iloc[0])
-        assert set(steps.index) == {"", "alone", HIGH}
-        assert exposed == pytest.approx([a - b for a, b in zip(steps[""], steps["alone"], strict=True)])
-
-
-def test_what_cannot_be_gathered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    case = Case.of("allgather", {"ranks": 2, "width": 24, "hidden": 32, "tokens": 16, "layers": 1, "rounds": 1,
-                                 "param_dtype": "bf16"})  # fmt: skip
-    assert allgather.unsupported(case, "no_fp8", "cpu") is None
-    reason = allgather.unsupported(case, "fp8", "cpu")
-    assert reason is not None
-    assert reason.kind == "shape"
-    assert main(["sweep=allgather", "ranks=0", f"results_dir={tmp_path}"]) == 2
-    assert "axes.ranks=0: expected an integer of at least 1" in capsys.readouterr().err
-    assert main(["sweep=quick", "ranks=2", f"results_dir={tmp_path}"]) == 2
-    assert "ranks=2 means nothing to sweep 'quick'" in capsys.readouterr().err
-
-
-def test_the_model_has_the_weights_that_are_said() -> None:
-    block = Block(32, 48)
-    linear = sum(p.numel() for p in block.parameters() if p.dim() == 2)
-    said = weights_in(Gather("", False, 32, 48, 2, 16, 1, "bf16"))
-    assert (
-        said
-        == {"linear": 2 * linear, "other": 2 * block.norm.weight.numel()}
-        == {"linear": LINEAR, "other": OTHER}
-    )

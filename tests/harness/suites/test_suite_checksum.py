@@ -102,24 +102,3 @@ def test_a_device_that_is_wrong_in_the_same_way_each_time_is_found_by_integers(
     )
     assert not build(case("integers"), "tensorwise_eager", "cpu").check().ok
     assert build(case("codes"), "tensorwise_eager", "cpu").check().ok  # only another card can tell
-
-
-def test_seeds_and_data_change_the_bits() -> None:
-    found = {
-        str(operands(case(d, 32, s))[0].view(torch.uint8).tolist())
-        for d in ("integers", "codes")
-        for s in (0, 1)
-    }
-    assert len(found) == 4
-
-
-@pytest.mark.parametrize(
-    ("shapes", "axes", "why"),
-    [(["tiny"], {}, "axes.cube"), ([], {}, "needs axes.cube"), ([], {"cube": [2**16]}, "not exact")],
-)
-def test_bad_sizes_are_refused(shapes: list[str], axes: dict[str, list[int]], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        checksum.points(shapes, axes, None)
-    refused = checksum.unsupported(Case.of("checksum", {"cube": 40, "data": "codes"}), "rowwise_eager", "cpu")
-    assert refused is not None
-    assert refused.kind == "shape"

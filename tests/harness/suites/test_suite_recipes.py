@@ -5,19 +5,15 @@ Recipes are taken from RECIPES as it is, so that one added later is checked here
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 import fp8core.scaled_linear
-from fp8core.convert import convert_to_float8_training
 from fp8core.recipe import RECIPES
 from harness.store.case import Case
 from harness.suites import linear, recipes
-from harness.suites.recipes import saved_bytes
 
 AXES: dict[str, Any] = {"shape_set": "custom", "layer": "custom", "M": 128, "K": 256, "N": 128}
 CASE = Case.of("recipes", AXES)
@@ -28,20 +24,6 @@ def figures(recipe: str, case: Case = CASE) -> tuple[dict[str, object], dict[str
     numerics = workload.check()
     assert numerics.ok, numerics.reason
     return dict(workload.resolved), dict(numerics.values)
-
-
-def test_every_recipe_has_its_arm() -> None:
-    assert list(recipes.ARMS) == ["bf16_eager", *(f"{name}_eager" for name in RECIPES)]
-
-
-def test_a_recipe_added_later_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is made here: rowwise with the gradient of the input left in high precision."""
-    own = RECIPES["rowwise"].in_high_precision("grad_input")
-    monkeypatch.setitem(RECIPES, own.name, own)
-    monkeypatch.setattr(recipes, "ARMS", recipes._arms())
-    resolved, values = figures(own.name)
-    assert (resolved["fp8_gemms"], resolved["fp8_gemms_expected"]) == (2, 2)
-    assert values["grad_input_sqnr_db"] > 50 > 30 > values["sqnr_db"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -97,32 +79,7 @@ def test_bytes_of_casts_by_hand(name: str, expected: float) -> None:
     assert figures(name)[1]["cast_bytes_per_elem"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_bytes_kept_for_the_backward_pass() -> None:
-    """An nn.Linear keeps its input, 2 bytes an element, counted once; the weight is not counted."""
-    layer = nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
-    x = torch.randn(16, 64, dtype=torch.bfloat16, requires_grad=True)
-    assert saved_bytes(layer, x) == 16 * 64 * 2
-    assert figures("bf16")[1]["saved_bytes_per_elem"] == 2.0
-
-
-def test_bytes_kept_as_codes_are_counted_with_their_scales() -> None:
-    """Tensorwise keeps the codes of input and weight, a byte each, and a float32 scale of each."""
-    layer = convert_to_float8_training(
-        nn.Linear(64, 32, bias=False, dtype=torch.bfloat16), config="tensorwise"
-    )
-    x = torch.randn(16, 64, dtype=torch.bfloat16, requires_grad=True)
-    assert saved_bytes(layer, x) == (16 * 64 + 4) + (32 * 64 + 4)
-
-
 # What can't run, and what is wrong
-
-
-def test_sizes_that_no_kernel_takes_are_refused_as_in_linear() -> None:
-    case = Case.of("recipes", AXES | {"M": 33})
-    why = recipes.unsupported(case, "rowwise_eager", "cpu")
-    assert why is not None
-    assert why.kind == "shape"
-    assert recipes.unsupported(case, "bf16_eager", "cpu") is None
 
 
 def test_a_wrong_recipe_keeps_its_figures_and_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +93,3 @@ def test_a_wrong_recipe_keeps_its_figures_and_gets_no_time(monkeypatch: pytest.M
         numerics = recipes.build(CASE, f"{name}_eager", "cpu").check()
         assert not numerics.ok
         assert numerics.values["saved_bytes_per_elem"] > 0
-
-
-def test_the_right_recipe_is_checked_not_just_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer cast with fp32 scales passes the Gaussian band of the power-of-two recipe; its codes do not."""
-    wrong = convert_to_float8_training
-    tensorwise = replace(RECIPES["tensorwise"], name="rowwise")
-    monkeypatch.setattr(
-        linear, "convert_to_float8_training", lambda layer, config: wrong(layer, config=tensorwise)
-    )
-    assert not recipes.build(CASE, "rowwise_eager", "cpu").check().ok

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ from report_cases import gpu_run
 
 from harness.__main__ import main
 from harness.advise.scale import counts
-from harness.engine.plan import make_plan
 from harness.store import read
 from harness.store.case import Case
 from harness.store.compare import rows_of
 from harness.store.errors import UsageError
-from harness.suites import SUITES, scale
-from harness.timing.workload import TrialSuite
+from harness.suites import scale
 
 SMALL = {"model": "llama_tiny", "gpu": "h100", "world": 8, "batch": 2, "seq": 64}
 
@@ -35,11 +32,6 @@ def trial(arm: str = "bf16", **axes: Any) -> Any:
 
 def values(found: Any, metric: str) -> dict[str, float]:
     return {s.part: s.samples[0] for s in found.series if s.metric == metric}
-
-
-def test_it_is_a_suite_of_runs() -> None:
-    assert isinstance(scale, TrialSuite)
-    assert SUITES["scale"] is scale
 
 
 @pytest.mark.parametrize("arm", scale.ARMS)
@@ -62,13 +54,6 @@ def test_a_byte_an_element_goes_around() -> None:
     assert fp8 - norms == (bf16 - norms) / 2
 
 
-@pytest.mark.parametrize("arm", ["bf16", "tensorwise", "rowwise"])
-def test_the_proof_runs_fsdp2(arm: str) -> None:
-    found = trial(arm, proof=True)
-    assert not found.failure
-    assert found.resolved["proof"] == "FSDP2 on fake tensors, 2 blocks, 8 fake ranks"
-
-
 def test_a_count_that_is_wrong_fails_and_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = counts.reduced_bytes
     monkeypatch.setattr(counts, "reduced_bytes", lambda weights, job: honest(weights, job) + 4)
@@ -89,44 +74,16 @@ def test_named_runs_replace_published_rates(tmp_path: Path) -> None:
         case(runs=str(run))
 
 
-def test_gpus_without_fp8_have_the_control_alone() -> None:
-    on_a100 = case(gpu="a100")
-    assert scale.unsupported(on_a100, "bf16", "cpu") is None
-    why = scale.unsupported(on_a100, "tensorwise", "cpu")
-    assert why is not None
-    assert "A100" in why.reason
-    ada = scale.unsupported(case(gpu="rtx_4090"), "rowwise", "cpu")
-    assert ada is not None
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"model": "llama9"}, "unknown model 'llama9'"),
-        ({"world": 12, "tp": 8}, "world=12 is no multiple"),
-        ({"seq": 4096}, "reads at most 256 tokens"),
-        ({"gpu": "abacus"}, "unknown gpu 'abacus'"),
-        ({"runs": "20200101T000000Z-none"}, "no run '20200101T000000Z-none'"),
-    ],
-)
-def test_slips_are_one_line(axes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        case(**axes)
-
-
-def test_shapes_mean_nothing_here() -> None:
-    with pytest.raises(ValueError, match="takes whole models"):
-        scale.points(["llama3_8b"], {}, None)
-
-
 def test_a_sweep_stores_it_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the command line to the page: the rows, and the section with its table."""
     words = [
         "sweep=reference_7b",
+        "~parts.step",
+        "~parts.loss",
         "axes.model=[llama_tiny]",
         "axes.seq=[64]",
         "axes.batch=[2]",
-        "arms=[tensorwise]",
+        "parts.predicted.arms=[tensorwise]",
     ]
     folders = [f"results_dir={tmp_path / 'results'}", f"reports_dir={tmp_path / 'reports'}"]
     assert main([*words, *folders]) == 0
@@ -140,22 +97,3 @@ def test_a_sweep_stores_it_and_reports_it(tmp_path: Path, capsys: pytest.Capture
     assert "Beyond this machine" in text
     assert "weights backward (GB)" in text
     capsys.readouterr()
-
-
-def test_the_reference_recipe_is_the_guides() -> None:
-    from harness.cli.config import load
-
-    plan = make_plan(load(["sweep=reference_7b"], lambda asked: "cpu").config, SUITES)
-    first = plan.cases[0].case
-    asked = {
-        "world": 16,
-        "batch": 8,
-        "accumulation": 2,
-        "checkpointing": "full",
-        "tp": 1,
-        "node": 4,
-        "weights": "bf16",
-    }
-    assert {name: first[name] for name in asked} == asked
-    assert set(plan.cases[0].runnable) == {"bf16", "tensorwise", "tensorwise_bf16_gather"}
-    assert replace(plan.cases[0], part="").unsupported == {}

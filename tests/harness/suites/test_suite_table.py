@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from harness import suites
 from harness.cli import axis_names
 from harness.store.errors import UsageError
 
@@ -38,18 +35,6 @@ def test_the_table_answers_names_without_importing_a_suite() -> None:
     assert output(ASKED) == ["[]"]
 
 
-def test_a_name_that_no_suite_has_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="tot"):
-        suites.SUITES["tot"]
-
-
-def test_names_are_the_modules_that_build_or_run_cases() -> None:
-    folder = Path(suites.__file__).parent
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    measuring = {m for m in modules if hasattr(importlib.import_module(f"harness.suites.{m}"), "ARMS")}
-    assert set(suites.NAMES) == measuring
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -62,11 +47,6 @@ def test_names_are_the_modules_that_build_or_run_cases() -> None:
 )
 def test_a_mistyped_name_imports_no_torch(words: list[str]) -> None:
     assert output(MISTYPED, *words)[-1] == "2 False"
-
-
-@pytest.mark.parametrize("name", suites.NAMES)
-def test_the_names_of_axes_are_those_of_the_suite(name: str) -> None:
-    assert suites.NAMES[name] == tuple(suites.SUITES[name].AXES)
 
 
 def test_axes_are_checked_where_the_suite_is_known_and_else_left_to_the_plan() -> None:

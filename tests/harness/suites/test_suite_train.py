@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import gzip
 import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._C._autograd import DeviceType
 from train_cases import case, execute, row
 
+from harness.advise import training
+from harness.advise.advised_arms import advised_arms
+from harness.advise.rates import rates_of
+from harness.machine.hardware import named
 from harness.machine.kernels_by_name import CLASSES
 from harness.peers import PEERS
 from harness.store.compare import paired_ratios
-from harness.store.errors import UsageError
+from harness.store.errors import MemoryShortageError, UsageError
 from harness.suites import train
-from harness.training import steps, timed
+from harness.training import meta_estimate, steps, timed
+from harness.training.models import MODELS
+from harness.training.setup import Trainee
 
 USERS = '{"_target_": "model_for_training.build", "batch": "model_for_training.batch", "width": 32}'
 
@@ -50,39 +59,6 @@ def test_an_arm_ends_as_rows_with_what_it_took(tmp_path: Path) -> None:
         assert "cpu" in row(frame, "bf16_eager", metric)["reason"]
     (ratio,) = paired_ratios(frame).to_dict("records")
     assert (ratio["arm"], ratio["baseline"]) == ("tensorwise_eager", "bf16_eager")
-
-
-@pytest.mark.parametrize("arm", [a for a in train.ARMS if a.endswith("_eager")])
-def test_every_eager_arm_is_right_or_says_what_is_missing(arm: str) -> None:
-    of = case(model="llama_tiny" if train.ARMS[arm].arm.casts == train.FUSED else "nano")
-    why = train.unsupported(of, arm, "cpu")
-    if why is not None:
-        assert why.kind == "device"
-        return
-    numerics = train.build(of, arm, "cpu").check()
-    assert numerics.ok, numerics.reason
-
-
-@pytest.mark.parametrize("mode", train.MODES)
-def test_a_peer_that_cannot_train_under_autocast_is_skipped_with_the_reason(mode: str) -> None:
-    """Oracle: torchao 0.18 itself, whose step fails if it is made all the same; another release may train."""
-    arm = f"torchao_rowwise_with_gw_hp_{mode}"
-    why = train.unsupported(case(compute="bf16_autocast"), arm, "cpu")
-    if PEERS["torchao"].missing("cpu") is not None:
-        pytest.skip("torchao is not installed")
-    if why is None:
-        assert train.build(case(compute="bf16_autocast"), arm, "cpu").check().ok
-        return
-    assert why.kind == "device"
-    assert (
-        "can't train rowwise_with_gw_hp on a float32 input under autocast (expected m1 and m2" in why.reason
-    )
-    with pytest.raises(RuntimeError, match="same dtype"):
-        train.build(case(compute="bf16_autocast"), "torchao_rowwise_with_gw_hp_eager", "cpu").check()
-    for compute in ("bf16", "fp32"):
-        assert train.unsupported(case(compute=compute), "torchao_rowwise_with_gw_hp_eager", "cpu") is None
-    for recipe in ("tensorwise", "rowwise"):
-        assert train.unsupported(case(compute="bf16_autocast"), f"torchao_{recipe}_eager", "cpu") is None
 
 
 AXES: list[dict[str, Any]] = [
@@ -139,16 +115,6 @@ def test_fused_arms_take_the_control_s_step_with_fused_modules(tmp_path: Path) -
     assert "no RMSNorm and no SwiGLU" in why.reason
 
 
-def test_a_model_whose_own_code_raises_is_a_failed_row(tmp_path: Path) -> None:
-    """A ValueError of its forward pass, which only FP8 meets."""
-    model = '{"_target_": "model_for_training.fastidious", "batch": "model_for_training.batch"}'
-    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"], model=model, batch=16, seq=1)
-    assert row(frame, "bf16_eager")["status"] == "ok"
-    failed = row(frame, "tensorwise_eager")
-    assert (failed["status"], failed["cause"]) == ("failed", "build")
-    assert failed["reason"].endswith("ValueError: hidden: plain layers only")
-
-
 def test_experts_in_fp8() -> None:
     """Oracle: `verify` within the check, and the FLOPs of the same case with experts in high precision."""
     mixture = case(model="llama_moe_tiny")
@@ -168,13 +134,6 @@ def test_experts_in_fp8() -> None:
         why = train.unsupported(case(**axes, experts="fp8"), arm, "cpu")
         assert why is not None
         assert part in why.reason
-
-
-def test_all_arms_train_on_the_same_batches() -> None:
-    arms = [train._timed(case(), arm, 2, "cpu") for arm in ("bf16_eager", "rowwise_eager")]
-    for a, b in zip(arms[0].batches, arms[1].batches, strict=True):
-        assert all(torch.equal(x, y) for m, n in zip(a, b, strict=True) for x, y in zip(m, n, strict=True))
-    assert not torch.equal(arms[0].batches[0][0][0], arms[0].batches[1][0][0])
 
 
 def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
@@ -278,72 +237,162 @@ def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path
 # Requests that are refused
 
 
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"model": "gpt3"}, "unknown model 'gpt3'"),
-        ({"data": "wiki"}, "unknown data 'wiki'"),
-        ({"seq": 257}, "seq=257: model nano takes at most 256 tokens"),
-        ({"layers": 3}, "layers=3: model nano has 2"),
-        ({"profile_start": 5}, "profile_end=3 lies before profile_start=5"),
-        ({"ceilings": "a-run"}, r"ceilings=a-run is read with axes\.convert=advised alone; add it or leave"),
-    ],
-)
-def test_what_cannot_be_is_refused(axes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        case(**axes)
+# Memory
 
 
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        (
-            "fails",
-            r"fails\(step=0, seed=0, batch_size=2, device=cpu\) failed: FileNotFoundError: no data today",
-        ),
-        ("unseeded", "unseeded returned two different batches for the same step=0 and seed=0"),
-    ],
-)
-def test_a_batch_function_that_cannot_be_used_is_refused_before_anything_is_built(
-    batches: str, message: str
+def runs_out(monkeypatch: pytest.MonkeyPatch, when: Any) -> None:
+    """A step of a trainee of which `when` says so meets an allocator that has nothing left."""
+    step = Trainee.step
+
+    def refused(self: Trainee, batches: Any, *more: Any, **named: Any) -> Tensor:
+        if when(self.setup):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(self, batches, *more, **named)
+
+    monkeypatch.setattr(Trainee, "step", refused)
+
+
+def test_an_arm_that_runs_out_of_memory_says_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match=message):
-        case(model=f'{{"_target_": "model_for_training.build", "batch": "model_for_training.{batches}"}}')
+    runs_out(monkeypatch, lambda made: made.recipe is not None)
+    frame = execute(tmp_path, ["bf16_eager", "rowwise_eager"])
+    got = row(frame, "rowwise_eager")
+    assert got["status"] == "failed"
+    assert got["reason"].startswith("out of memory: a training step; predicted GiB by part: weights 0.00")
+    assert "remedies: batch=1 saves" in got["reason"]
+    assert "checkpointing=full saves" in got["reason"]
+    assert set(got["resolved"]["remedies"]) == {"batch=1", "checkpointing=full"}
+    assert all(saved > 0 for saved in got["resolved"]["remedies"].values())
+    assert set(got["resolved"]["memory"]) >= {"weights", "gradients", "optimizer", "activations"}
+    assert row(frame, "bf16_eager")["status"] == "ok"
 
 
-def test_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="whole models"):
-        train.points(["llama3_8b"], {}, None)
+def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the report of it is on its way, no tensor of the step that failed is kept."""
+    held: list[weakref.ref[Tensor]] = []
+    made = train._timed(case(), "rowwise_eager", 2, "cpu")
+
+    def refused(self: Trainee, batches: Any, *more: Any, **named: Any) -> Tensor:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Trainee, "step", refused)
+    with pytest.raises(MemoryShortageError, match=r"a training step; predicted"):
+        made.check()
+    assert [ref() for ref in held] == [None], "pytest still holds the error, and so all frames"
 
 
-@pytest.mark.parametrize(
-    ("axes", "arm", "kind", "reason"),
-    [
-        (
-            {"batch": 1, "seq": 17},
-            "tensorwise_eager",
-            "shape",
-            "batch x seq = 17 tokens; GEMM grad_weight takes",
-        ),
-        ({"batch": 1, "seq": 17}, "rowwise_with_gw_hp_eager", None, ""),
-        ({"batch": 1, "seq": 17}, "bf16_eager", None, ""),
-        ({}, "mxfp8_eager", "device", "no kernel for 1x32"),
-        ({}, "nocompile_tensorwise_eager", "device", "Triton"),
-        ({}, "tensorwise_graph", "device", "a step is recorded as a CUDA graph; a cpu has none"),
-    ],
-)
-def test_what_cannot_run_says_why(axes: dict[str, Any], arm: str, kind: str | None, reason: str) -> None:
-    why = train.unsupported(case(**axes), arm, "cpu")
-    assert (why.kind if why else None) == kind
-    assert reason in (why.reason if why else "")
+def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed.control_of.cache_clear()
+    whole = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
+    timed.control_of.cache_clear()
+    runs_out(monkeypatch, lambda made: made.recipe is None and made.batch > 1)
+    parts = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
+    assert parts.first.loss == pytest.approx(whole.first.loss, rel=1e-6)
+    assert parts.first.grad_norm == pytest.approx(whole.first.grad_norm, rel=1e-4)
+    timed.control_of.cache_clear()
 
 
-def test_ratios_are_taken_within_a_mode() -> None:
-    for arm, info in train.ARMS.items():
-        mode = "_fused_eager" if info.arm.casts == train.FUSED else f"_{info.arm.mode}"
-        own = {"bf16_eager": ""} | dict.fromkeys(
-            ("bf16_compile", "bf16_fused_eager", "bf16_graph"), "bf16_eager"
-        )
-        mode = "_eager" if mode == f"_{train.LINEARS}" else mode  # all but its Linears is
-        assert info.baseline == own.get(arm, f"bf16{mode}")
-        assert bool(info.recipe) == (not arm.startswith("bf16_"))
+def test_what_is_predicted_not_to_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = meta_estimate.total(meta_estimate.memory(train._setup(case(), "bf16_eager", 2), "cpu"))
+    monkeypatch.setattr(train, "free_bytes", lambda device: needed - 1)
+    monkeypatch.setattr(timed, "prepare", lambda *_: pytest.fail("was made"))
+    why = train.unsupported(case(), "bf16_eager", "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert why.reason.startswith(
+        "out of memory, predicted: a training step needs 0.00 GiB and 0.00 GiB are free"
+    )
+    assert "GiB by part: " in why.reason
+
+
+@pytest.mark.parametrize("arms", [["bf16_eager"], ["bf16_eager", "tensorwise_eager", "rowwise_eager"]])
+def test_weights_that_do_not_fit_are_refused_without_a_pass_on_paper(
+    arms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass on paper over 80 blocks takes a minute. Oracle: 16 bytes a parameter of AdamW in float32, 256 bytes for words."""
+    monkeypatch.setattr(meta_estimate, "predict", lambda *_, **__: pytest.fail("ran the model on paper"))
+    gib = 16 * (MODELS["llama3_70b"].parameters - 2 * (128256 - 256) * 8192) / 2**30
+    with pytest.raises(
+        UsageError,
+        match=rf"none of the arms .* out of memory, predicted: .* at least {gib:.2f} GiB .*by part: optimizer",
+    ):
+        execute(tmp_path, arms, model="llama3_70b", seq=4096)
+
+
+@pytest.mark.parametrize(("fits", "expected"), [(1, 1), (4, 4), (7, 4), (64, 32)])
+def test_the_largest_batch_is_tried_and_not_only_predicted(
+    monkeypatch: pytest.MonkeyPatch, fits: int, expected: int
+) -> None:
+    """Room for 16 sequences by the prediction; the allocator says otherwise. One step beyond it is tried too."""
+    room = meta_estimate.total(meta_estimate.memory(train._setup(case(), "tensorwise_eager", 16), "cpu"))
+    monkeypatch.setattr(train, "free_bytes", lambda device: room)
+    runs_out(monkeypatch, lambda made: made.recipe is not None and made.batch > fits)
+    found = train.largest(case(batch=train.MAX), "tensorwise_eager", "cpu")
+    assert found.setup.batch == found.resolved["batch"] == expected
+    assert found.workload().tokens == found.resolved["tokens_per_step"] == 16 * expected
+    assert found.check().ok
+
+
+# Only the layers that pay
+
+SLOW = {"bf16": 3e10, "fp8": 1e15, "dispatch": 1e-12, "launch": 1e-12}
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, **figures: float) -> None:
+    """Advises as if here were an H200, with some of its figures changed."""
+    rates = rates_of(named("h200"))
+    changed = {name: replace(rates.figures[name], value=value) for name, value in figures.items()}
+    made = training.Machine(replace(rates, figures={**rates.figures, **changed}), "9.0", "abc")
+    monkeypatch.setattr(training, "machine_here", lambda device, run: made)
+
+
+def test_an_advised_arm_converts_the_layers_that_pay_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, at 30 GFLOP/s in bf16 and 2 us a kernel: three products of 48 x 48 with 32 tokens take 4.9 us each, in FP8 2
+    and six kernels of casts 12 in all: 0.82x. A layer three times as wide takes three times as long in bf16 alone."""
+    machine(monkeypatch, **SLOW)
+    arms = ["bf16_eager", "tensorwise_eager", "torchao_tensorwise_eager"]
+    frame = execute(tmp_path, arms, compute="bf16_autocast", convert="advised")
+    facts = row(frame, "tensorwise_eager")["resolved"]
+    advice = facts["advice"]
+    left = ["layers.0.attention.proj", "layers.1.attention.proj"]
+    assert list(advice["left_in_bf16"]) == left
+    assert all(why.startswith("0.82x predicted") for why in advice["left_in_bf16"].values())
+    assert len(advice["converted"]) == facts["fp8_layers"] == 7
+    assert facts["fp8_gemms"] == facts["fp8_gemms_expected"] == 3 * 7
+    assert facts["skipped_layers"] == dict.fromkeys(left, "left out by module_filter_fn")
+    assert (facts["convert"], advice["decision"], advice["mode"]) == ("advised", "only these layers", "eager")
+    assert (advice["ceilings_sha256"], advice["rates"]["bf16"]["value"]) == ("abc", 3e10)
+    flops = json.loads(row(frame, "tensorwise_eager")["flops"])
+    assert 0 < flops["e4m3"] < sum(flops.values())
+    assert "advice" not in row(frame, "bf16_eager")["resolved"]
+    if PEERS["torchao"].missing("cpu") is None:
+        theirs = row(frame, "torchao_tensorwise_eager")["resolved"]
+        assert theirs["advice"] == advice, "the same places"
+        assert theirs["fp8_gemms"] == 3 * 7
+    (found, *_) = advised_arms(frame)
+    assert (found.converted, found.layers) == (7, 9)
+
+
+@pytest.mark.parametrize("arm", ["tensorwise_eager", "torchao_tensorwise_eager", "delayed_fused_eager"])
+def test_where_nothing_pays_an_advised_arm_is_its_control(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
+    """Layers of width 48 on an H200: no FP8 GEMM runs, which the same count proves that proves a control."""
+    machine(monkeypatch)
+    of = case(model="llama_tiny", compute="bf16_autocast", convert="advised")
+    if train.unsupported(of, arm, "cpu") is not None:
+        pytest.skip("torchao is not installed")
+    work = train.build(of, arm, "cpu")
+    assert work.check().ok
+    facts: Any = work.resolved
+    assert (facts["fp8_gemms"], facts["fp8_gemms_expected"], facts["fp8_layers"]) == (0, 0, 0)
+    assert facts["recipe"] == "bf16"
+    assert facts["advice"]["decision"] == "off"
+    assert facts["advice"]["runs_as"] == "its control: no layer is converted"
+    assert facts["advice"]["recipe"] == train.ARMS[arm].recipe
+    assert set(work.flops) == {"bf16"}
+    if arm.endswith(train.FUSED):
+        assert facts["norm_and_swiglu"] == "fp8core's fused kernels"

@@ -166,11 +166,6 @@ def flip_the_sign(trainee: Trainee) -> None:
             layer.weight.register_hook(lambda grad: -grad)
 
 
-def flip_one_sign(trainee: Trainee) -> None:
-    layer = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
-    layer.weight.register_hook(lambda grad: -grad)
-
-
 def fewer_calls(trainee: Trainee) -> None:
     layer: Any = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
     layer.forward = lambda x: torch.nn.functional.linear(
@@ -185,7 +180,6 @@ def fewer_calls(trainee: Trainee) -> None:
         (half_the_gradient, "norm of the first gradients"),
         (another_loss, r"first loss .*: 0\.0.* apart, 0\.02 allowed"),
         (flip_the_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 9 of 1\d weights are as wrong"),
-        (flip_one_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 1 of 1\d weights are as wrong"),
         (fewer_calls, "FP8 NOT verified: "),
     ],
 )
@@ -198,23 +192,6 @@ def test_a_wrong_arm_is_a_failed_row_and_the_others_go_on(
     assert set(failed["status"]) == {"failed"}
     assert failed["reason"].str.contains(reason).all()
     assert row(frame, "bf16_eager")["status"] == "ok"
-
-
-def test_a_peer_that_runs_no_fp8_is_found_by_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    if train.unsupported(case(), "torchao_tensorwise_eager", "cpu") is not None:
-        pytest.skip("torchao is not installed")
-    monkeypatch.setattr(setup, "replace_by_peer", lambda model, *_: model)
-
-    def plain(made: setup.Setup, device: str, **more: Any) -> Trainee:
-        trainee = setup.prepare(made, device, **more)
-        for layer in trainee.model.modules():
-            if isinstance(layer, Float8Linear):
-                layer.recipe = layer.recipe.emulated()
-        return trainee
-
-    monkeypatch.setattr(timed, "prepare", plain)
-    numerics = train.build(case(), "torchao_tensorwise_eager", "cpu").check()
-    assert numerics.reason == "0 FP8 GEMMs ran in a step where 27 were due: it did not run as asked"
 
 
 def test_bounds_of_the_first_step() -> None:

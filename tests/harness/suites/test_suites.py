@@ -5,24 +5,19 @@ What is wrong is refused: `test_suites_wrong.py`. A check is what stands between
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import harness.suites
 from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor
-from harness.store.case import Case, expand
+from harness.store.case import Case
 from harness.suites import SUITES, cast, ceilings, common, gemm, linear
 from harness.timing.compiling import CompileWatch, compile_unavailable
-from harness.timing.workload import ArmInfo, Axis
 
 if TYPE_CHECKING:
     pass
@@ -38,51 +33,6 @@ needs_compiler = pytest.mark.skipif(
 
 
 # The contract
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_a_suite_keeps_the_protocol(name: str) -> None:
-    suite = SUITES[name]
-    assert all(isinstance(axis, Axis) and axis.doc for axis in suite.AXES.values())
-    assert all(isinstance(arm, ArmInfo) and arm.doc for arm in suite.ARMS.values())
-    assert next(iter(suite.ARMS.values())).baseline == ""
-    for info in suite.ARMS.values():
-        assert info.baseline == "" or info.baseline in suite.ARMS
-    made = {"build": ["case", "arm", "device"]}
-    if hasattr(suite, "trial"):  # an arm is a run, not a closure
-        made = {"trial": ["case", "arm", "device", "workspace", "on_step"]}
-    for function, parameters in {
-        "points": ["shapes", "axes", "model"],
-        "unsupported": ["case", "arm", "device"],
-        "work": ["case"],
-        **made,
-    }.items():
-        assert list(inspect.signature(getattr(suite, function)).parameters) == parameters
-
-
-def test_every_file_is_in_the_table() -> None:
-    folder = str(Path(str(harness.suites.__file__)).parent)
-    assert {m.name for m in pkgutil.iter_modules([folder])} == set(SUITES) | HELPERS
-
-
-@pytest.mark.parametrize(
-    ("name", "axes"),
-    [
-        ("cast", {"M": [16], "K": [32]}),
-        ("gemm", {"M": [16], "K": [32], "N": [48]}),
-        ("linear", {"M": [16], "K": [32], "N": [48]}),
-        ("recipes", {"M": [16], "K": [32], "N": [48]}),
-        ("outliers", {"M": [16], "K": [32], "N": [48]}),
-        ("ceilings", {"mib": [1], "cube": [32]}),
-    ],
-)
-def test_axes_left_open_take_their_first_choice(name: str, axes: dict[str, list[Any]]) -> None:
-    suite = SUITES[name]
-    crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
-    for which in expand(name, crossed, suite.points([], axes, None)):
-        arm = next(iter(suite.ARMS))
-        _, numerics = checked(suite, which, arm)
-        assert numerics.ok, (which, numerics.reason)
 
 
 @pytest.mark.parametrize("source", ["bf16", "fp32"])
@@ -137,18 +87,23 @@ def test_fused_casts_are_right_and_a_wrong_second_layout_is_refused(
         assert not by_twins(cast, which, arm)[1].ok
 
 
-TRITON = [arm for arm in gemm.ARMS if arm.endswith("_triton")]
-
-
 @pytest.mark.parametrize("role", ["output", "grad_input", "grad_weight"])
-@pytest.mark.parametrize("arm", TRITON)
-def test_own_gemms_are_right_and_skipped_on_a_cpu(arm: str, role: str) -> None:
-    """By the plain twin here; sizes that the library's kernel refuses are none of its concern."""
-    which = case("gemm", GEMM, M=150, K=270, N=140, role=role)
-    workload, numerics = by_twins(gemm, which, arm)
-    assert numerics.ok, numerics.reason
-    assert workload.resolved["backend"] == "fp8core::matmul"
-    assert gemm.ARMS[arm].baseline in gemm.ARMS
+def test_own_gemms_are_right_and_a_wrong_block_scale_is_refused(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plain twins here; sizes that the library's kernel refuses are none of their concern."""
+    for arm in (arm for arm in gemm.ARMS if "_triton" in arm):
+        workload, numerics = by_twins(gemm, case("gemm", GEMM, M=150, K=270, N=140, role=role), arm)
+        assert numerics.ok, numerics.reason
+        assert workload.resolved["backend"] == "fp8core::matmul"
+    right = gemm.scaled_mm
+
+    def neighbours(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+        return right(Operand(x.qdata, x.scale_inv.roll(1, 1)), y, *args, **kwargs)
+
+    monkeypatch.setattr(gemm, "scaled_mm", neighbours)
+    which = case("gemm", GEMM, M=64, K=256, N=128, role=role)
+    assert not by_twins(gemm, which, "blockwise_triton_eager")[1].ok
 
 
 @pytest.mark.parametrize("chosen", ["torch", "triton"])
@@ -174,17 +129,6 @@ def test_the_faster_gemm_is_right_and_says_which_it_is(
     assert f"here this arm would repeat {arm.replace('_fastest', '')}" in why.reason
 
 
-def test_a_wrong_block_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gemm.scaled_mm
-
-    def neighbours(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
-        return right(Operand(x.qdata, x.scale_inv.roll(1, 1)), y, *args, **kwargs)
-
-    monkeypatch.setattr(gemm, "scaled_mm", neighbours)
-    which = case("gemm", GEMM, M=64, K=256, N=128)
-    assert not by_twins(gemm, which, "blockwise_triton_eager")[1].ok
-
-
 def test_arms_that_move_the_casts_elsewhere() -> None:
     """On a CPU they would repeat others; what they are is written into their rows."""
     which = case("linear", LINEAR, M=32, K=32, N=48)
@@ -200,9 +144,9 @@ def test_arms_that_move_the_casts_elsewhere() -> None:
     assert linear.build(which, "blockwise_eager", "cpu").resolved["backend"] == "triton, its plain twin"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("role", ["output", "grad_input", "grad_weight"])
-@pytest.mark.parametrize("size", [(16, 16, 16), (33, 64, 48), (128, 96, 112)])
+@pytest.mark.parametrize("size", [(16, 16, 16), (33, 64, 48), (300, 96, 112)])
 def test_gemm(size: tuple[int, int, int], role: str, seed: int) -> None:
     which = case("gemm", GEMM, seed, role=role, **dict(zip("MKN", size, strict=True)))
     arms = runnable(gemm, which)
@@ -212,6 +156,9 @@ def test_gemm(size: tuple[int, int, int], role: str, seed: int) -> None:
     for arm in arms:
         workload, numerics = checked(gemm, which, arm)
         assert_right(workload, numerics)
+        left = "float8_e5m2" if arm.startswith("tensorwise") and role != "output" else "float8_e4m3fn"
+        assert workload.resolved.get("a_dtype", left) == left
+        assert workload.resolved["checked_rows"] == min(size[0], gemm.CHECKED_ROWS)
         assert sum(workload.flops.values()) == 2 * size[0] * size[1] * size[2]
 
 
@@ -220,29 +167,6 @@ def test_gemm_on_other_data(data: str) -> None:
     for arm in ("bf16_eager", "tensorwise_eager", "rowwise_eager"):
         workload, numerics = checked(gemm, case("gemm", GEMM, data=data), arm)
         assert_right(workload, numerics)
-
-
-def test_gemm_is_checked_on_some_rows_where_it_is_large() -> None:
-    which = case("gemm", GEMM, M=300, K=256, N=256)
-    workload, numerics = checked(gemm, which, "rowwise_eager")
-    assert_right(workload, numerics)
-    assert workload.resolved["checked_rows"] == gemm.CHECKED_ROWS
-
-
-def test_the_role_chooses_the_formats_of_the_recipe() -> None:
-    """Recipe tensorwise: gradients in e5m2 on the left; rowwise: e4m3 throughout (torchao's recipes)."""
-    for role, left in {
-        "output": "float8_e4m3fn",
-        "grad_input": "float8_e5m2",
-        "grad_weight": "float8_e5m2",
-    }.items():
-        workload = gemm.build(case("gemm", GEMM, role=role), "tensorwise_eager", "cpu")
-        assert (workload.resolved["a_dtype"], workload.resolved["b_dtype"]) == (left, "float8_e4m3fn")
-        assert set(workload.flops) == {"e4m3" if left == "float8_e4m3fn" else "e5m2"}
-        assert (
-            gemm.build(case("gemm", GEMM, role=role), "rowwise_eager", "cpu").resolved["a_dtype"]
-            == "float8_e4m3fn"
-        )
 
 
 @pytest.mark.parametrize("size", [(16, 32, 48), (80, 64, 96)])

@@ -14,12 +14,14 @@ from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Case
-from harness.suites import cast, ceilings, common, gemm, linear, outliers, recipes
+from harness.suites import cast, ceilings, gemm, linear, recipes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+from suite_checks import CAST, GEMM, LINEAR, case, checked
 
-from suite_checks import CAST, GEMM, LINEAR, case, checked, runnable
+from fp8core.gemm.accumulate import ACCUMULATIONS, accumulate
+from harness.suites import accumulation
 
 # What is wrong is refused
 
@@ -56,12 +58,6 @@ def biased(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
     return scaled_mm(x, y, *args, **kwargs) * 1.02
 
 
-def one_nan(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
-    result = scaled_mm(x, y, *args, **kwargs)
-    result[0, 0] = float("nan")
-    return result
-
-
 ANY_SCALING = {
     "scale missing": with_scales(torch.ones_like),
     "scale twice": with_scales(lambda s: s * s),
@@ -70,7 +66,7 @@ ANY_SCALING = {
     "no transpose": without_transpose,
     "last block of K missing": last_block_missing,
     "2 % too large": biased,
-    "one NaN": one_nan,
+    "one NaN": with_scales(lambda s: s * float("nan")),
 }
 
 
@@ -168,15 +164,6 @@ def test_a_wrong_cast_is_refused(
     assert numerics.values["mismatches"] > 0
 
 
-def test_a_cast_of_another_granularity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tensorwise(x: Tensor, dtype: Any, granularity: str, **kwargs: Any) -> Float8Tensor:
-        right = quantize(x, dtype, "tensorwise")
-        return Float8Tensor(right.qdata, right.scale_inv.expand(len(x), 1), x.dtype)
-
-    monkeypatch.setattr(cast, "quantize", tensorwise)
-    assert not checked(cast, case("cast", CAST), "eager")[1].ok
-
-
 @pytest.mark.parametrize(
     ("recipe", "fault"),
     [
@@ -232,61 +219,32 @@ def test_a_wrong_ceiling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # What can't run says why
 
 
-def test_sizes_that_fp8_cannot_take_name_the_way_out() -> None:
-    which = case("gemm", GEMM, K=100)
-    for arm in ("tensorwise_eager", "rowwise_eager", "tensorwise_fast_eager", "rowwise_fast_eager"):
-        why = gemm.unsupported(which, arm, "cpu")
-        assert why is not None
-        assert why.kind == "shape"
-        for part in ("K=100", "multiple of 16", "96 or 112", "pad_inner_dim", "arms=[bf16]"):
-            assert part in why.reason
-    assert gemm.unsupported(which, "bf16_eager", "cpu") is None
-    why = gemm.unsupported(case("gemm", GEMM, N=8), "rowwise_eager", "cpu")
-    assert why is not None
-    assert "nearest: N=16;" in why.reason
+SUM = {"K": 2048, "data": "positive"}
 
 
-def test_tokens_must_fit_where_grad_weight_is_fp8() -> None:
-    which = case("linear", LINEAR, M=33)
-    for recipe in ("tensorwise", "rowwise"):
-        why = linear.unsupported(which, f"{recipe}_eager", "cpu")
-        assert why is not None
-        assert why.kind == "shape"
-        assert "GEMM grad_weight: K=33" in why.reason
-    assert checked(linear, which, "rowwise_with_gw_hp_eager")[1].ok
-    assert checked(linear, which, "bf16_eager")[1].ok
+@pytest.mark.parametrize("data", ["positive", "randn"])
+@pytest.mark.parametrize("mode", ACCUMULATIONS)
+def test_it_names_the_sum_that_was_formed(mode: Any, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def summed(a: Any, b: Any, *_: object, **__: object) -> torch.Tensor:
+        codes = accumulate(a.qdata.double(), b.qdata.double(), mode)
+        return (codes * a.scale_inv.double() * b.scale_inv.double()).float()
+
+    monkeypatch.setattr(accumulation, "scaled_mm", summed)
+    work = accumulation.build(case("accumulation", SUM, data=data), "slow", "cpu")
+    numerics = work.check()
+    assert numerics.ok, numerics.reason
+    assert work.resolved["agrees_best_with"] == mode
+    assert numerics.values[accumulation.FIGURES[mode]] > 120
 
 
-def test_fast_accumulation_is_no_arm_of_a_cpu() -> None:
-    why = gemm.unsupported(case("gemm", GEMM), "rowwise_fast_eager", "cpu")
-    assert why is not None
-    assert why.kind == "device"
-    assert "use_fast_accum" in why.reason
+def test_a_sum_that_no_register_explains_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second half of K forgotten."""
 
+    def half(a: Any, b: Any, *_: object, **__: object) -> torch.Tensor:
+        kept = a.qdata.shape[1] // 2
+        return (a.qdata.double()[:, :kept] @ b.qdata.double()[:kept] * a.scale_inv * b.scale_inv).float()
 
-def test_compiled_arms_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    suites = ((cast, case("cast", CAST)), (linear, case("linear", LINEAR)))
-    arms = [runnable(suite, which) for suite, which in suites]
-    monkeypatch.setattr(common, "compile_unavailable", lambda device: "no compiler here")
-    for (suite, which), could in zip(suites, arms, strict=True):
-        for arm in could:
-            why = suite.unsupported(which, arm, "cpu")
-            assert (why is not None) == arm.endswith("compile")
-            assert why is None or (why.kind, why.reason) == ("device", "no compiler here")
-
-
-def test_requests_that_a_suite_cannot_expand() -> None:
-    for suite, axes, shapes, said in (
-        (cast, {"M": [4]}, [], "axes.K"),
-        (cast, {"M": [4], "K": [4]}, ["tiny"], "shapes="),
-        (ceilings, {"what": ["copy"], "cube": [64]}, [], "axes.mib"),
-        (ceilings, {"mib": [1]}, [], "axes.cube"),
-        (ceilings, {"mib": [1], "cube": [16]}, ["tiny"], "shapes="),
-        (gemm, {"M": [4]}, [], "axes.K"),
-        (linear, {}, [], "no shapes"),
-        (recipes, {}, [], "no shapes"),
-        (outliers, {"M": [4], "N": [4]}, [], "axes.K"),
-        (outliers, {"M": [4], "K": [4], "N": [4]}, ["tiny"], "shapes="),
-    ):
-        with pytest.raises(ValueError, match=said):
-            suite.points(shapes, axes, None)
+    monkeypatch.setattr(accumulation, "scaled_mm", half)
+    numerics = accumulation.build(case("accumulation", SUM), "slow", "cpu").check()
+    assert not numerics.ok
+    assert "short accumulator" in numerics.reason

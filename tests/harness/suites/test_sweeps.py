@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.config import load, question, sweeps
+from harness.cli.config import load, question
 from harness.engine.plan import Plan, make_plan
-from harness.store.arm import parse
 from harness.suites import SUITES
-from harness.suites.train import MODEL_PEERS
 
 FOLDER = Path(__file__).parents[3] / "sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -20,8 +18,8 @@ PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other
 
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
-PROCESSES = {"allgather", "links", "parallel"}  # each run is several
-SMOKE = {"smoke_kernels", "smoke_layers", "tests"}  # which check and time nothing
+PROCESSES = {"allgather", "parallel"}  # each run is several
+SMOKE = {"smoke_kernels", "smoke_layers"}  # which check and time nothing
 PREDICTED = "scale"  # nothing of it runs, on whatever device
 
 
@@ -36,15 +34,6 @@ def _memory_of_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache  # a plan is never changed, and four tests ask for each
 def plan(name: str, device: str, *overrides: str) -> Plan:
     return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
-
-
-def test_the_project_has_its_sweeps() -> None:
-    assert {f.stem for f in FILES} == {
-        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "gpu", "gpu_tests",
-        "linear", "losses", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
-        "scale", "smoke", "train",
-    }  # fmt: skip
-    assert {f.stem for f in FILES} <= set(sweeps())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
@@ -114,48 +103,3 @@ def test_quick_measures_every_suite_of_speed_and_torchao_beside_us(device: str) 
     assert {p.suite.ARMS[arm].peer for p in planned for arm in p.arms} == {"", "torchao"}
     arms = {"linear": 8, "cast": 3} if device == "cpu" else {"linear": 12, "cast": 4}
     assert {p.case.suite: len(p.arms) for p in planned} == arms | {"gemm": 5, "ceilings": 1}
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_compiles_last_and_shows_the_square_whole(device: str) -> None:
-    """Cases without a compiled arm come first; a case has each recipe eager and compiled, or eager alone."""
-    planned = plan("quick", device).cases
-    compiles = [any(parse(arm).mode == "compile" for arm in p.arms) for p in planned]
-    assert compiles == sorted(compiles)
-    assert not compiles[0]
-    for case in (p for p in planned if p.case.suite == "linear"):
-        ours = {(a.recipe, a.mode) for a in map(parse, case.arms) if not a.peer}
-        assert ours == {(recipe, mode) for recipe, _ in ours for mode in ("eager", "compile")}
-
-
-def test_peers_measures_every_arm() -> None:
-    planned = plan("peers", "cpu").cases
-    assert {p.case.suite for p in planned} == {"linear", "gemm", "cast", "train"}
-    assert all(set(p.arms) == set(p.suite.ARMS) for p in planned if p.case.suite != "train")
-    of_steps = [p for p in plan("peers", "cuda").cases if p.case.suite == "train"]
-    owners = {p.suite.ARMS[arm].peer for p in of_steps for arm in p.arms}
-    assert owners == {"", *MODEL_PEERS}
-
-
-def test_arms_can_be_widened_on_the_command_line() -> None:
-    assert len(plan("linear", "cpu", "arms=[]").cases[0].arms) == len(SUITES["linear"].ARMS)
-
-
-def test_sizes_by_number_replace_the_named_shapes() -> None:
-    planned = plan("gemm", "cpu", "axes.M=[16,32]", "axes.K=64", "axes.N=48").cases
-    assert {(p.case["M"], p.case["K"], p.case["N"]) for p in planned} == {(16, 64, 48), (32, 64, 48)}
-    assert {p.case["shape_set"] for p in planned} == {"custom"}
-
-
-def test_axes_and_shapes_can_be_chosen_on_the_command_line() -> None:
-    planned = plan(
-        "gemm", "cpu", "shapes=nanogpt", "axes.tokens=64", "axes.role=grad_input", "axes.data=uniform"
-    ).cases
-    assert {(p.case["role"], p.case["data"], p.case["M"]) for p in planned} == {("grad_input", "uniform", 64)}
-    model = plan(
-        "linear", "cpu", "shapes=from_model", "model._target_=model_for_tests.mlp", "+model.width=32"
-    ).cases
-    assert [(p.case["layer"], p.case["M"], p.case["K"], p.case["N"]) for p in model] == [
-        ("blocks.*.up", 64, 32, 128),
-        ("blocks.*.down", 64, 128, 32),
-    ]

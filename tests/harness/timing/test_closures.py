@@ -49,12 +49,6 @@ def test_the_planted_ratio_with_its_interval() -> None:
     assert 1.0 <= found.floor < 1.02
 
 
-def test_equal_functions_are_no_different() -> None:
-    work = Work()
-    found = work.measured({"a": work.taking(1.0, noise=0.02), "b": work.taking(1.0, noise=0.02)})
-    assert found["b"].direction in ("same", "unclear")
-
-
 def test_a_wrong_result_has_no_ratio() -> None:
     work = Work()
     closures = {"right": work.taking(1.0), "wrong": work.taking(0.1, value=2.0), "too": work.taking(0.5)}
@@ -66,6 +60,10 @@ def test_a_wrong_result_has_no_ratio() -> None:
     assert frame.loc["wrong", "verdict"] == "refused"
     assert math.isnan(frame.loc["wrong", "speedup"])
     assert frame.loc["too", "speedup"] == pytest.approx(2.0)
+    assert "<table" in found._repr_html_()
+    raised = work.measured({"a": work.taking(1.0), "b": work.taking(1.0)}, check=lambda a, b: 1 / 0)
+    with pytest.raises(ValueError, match="its check raised ZeroDivisionError"):
+        raised["b"]
 
 
 def test_results_in_one_buffer_are_not_compared_with_themselves() -> None:
@@ -83,13 +81,6 @@ def test_results_in_one_buffer_are_not_compared_with_themselves() -> None:
     assert list(found.wrong) == ["b"]
 
 
-def test_a_check_that_raises_says_so() -> None:
-    work = Work()
-    found = work.measured({"a": work.taking(1.0), "b": work.taking(1.0)}, check=lambda a, b: 1 / 0)
-    with pytest.raises(ValueError, match="its check raised ZeroDivisionError"):
-        found["b"]
-
-
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_function_that_raises_has_no_ratio_and_the_other_goes_on(name: str) -> None:
     work = Work()
@@ -103,25 +94,12 @@ def test_a_function_that_raises_has_no_ratio_and_the_other_goes_on(name: str) ->
     assert "planted" in str(found)
 
 
-def test_what_people_look_at() -> None:
-    work = Work()
-    found = work.measured({"a": work.taking(1.0), "<b>": work.taking(2.0)})
-    assert list(found) == ["a", "<b>"]
-    assert "slower" in str(found)
-    page = found._repr_html_()
-    assert "<table" in page
-    assert "&lt;b&gt;" in page
-    assert "on cpu" in page
-
-
 @pytest.mark.parametrize(
     ("closures", "arguments", "words"),
     [
-        ({}, {}, "expected two functions or more"),
         ({"a": print}, {}, "expected two functions or more"),
         ({"a": print, "b": 3}, {}, "expected two functions or more"),
         ({"a": print, "b": print}, {"rounds": 2}, "rounds=2"),
-        ({"a": print, "b": print}, {"rounds": 2.5}, "rounds=2.5"),
         ({"a": print, "b": print}, {"device": "tpu"}, "device='tpu'"),
     ],
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from fakes import FakeCuda, FakeHold, FakeTime
 
 from harness.timing.clock import Split, gc_paused
 from harness.timing.device_wait import HostReleased, Sleep, hold_for
-from harness.timing.timers import CpuTimer, CudaTimer, last_level_cache_bytes, timer_for
+from harness.timing.timers import CpuTimer, CudaTimer, timer_for
 
 
 def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:
@@ -26,11 +26,8 @@ def test_cpu_samples_are_milliseconds_per_call(fake_time: FakeTime) -> None:
     timer = CpuTimer(fake_time)
     assert timer.block(lambda: fake_time.sleep(0.002), 3) == pytest.approx([2.0] * 3)
     assert timer.back_to_back(lambda: fake_time.sleep(0.002), 2, calls=5) == pytest.approx([2.0] * 2)
-
-
-def test_cpu_probe_is_called_once_after_the_last_call(fake_time: FakeTime) -> None:
     seen: list[str] = []
-    CpuTimer(fake_time).block(lambda: seen.append("call"), 2, 2, lambda: seen.append("probe"))
+    timer.block(lambda: seen.append("call"), 2, 2, lambda: seen.append("probe"))
     assert seen == ["call"] * 4 + ["probe"]
 
 
@@ -46,22 +43,6 @@ def test_cpu_timer_pauses_cycle_collection_and_restores_it(fake_time: FakeTime) 
         assert not gc.isenabled(), "it was off before, so it stays off"
     finally:
         gc.enable()
-
-
-def test_cpu_timer_has_nothing_to_wait_for_and_no_ranges(fake_time: FakeTime) -> None:
-    timer = CpuTimer(fake_time)
-    timer.synchronize()
-    with timer.annotate("arm"):
-        assert fake_time() == 100.0
-
-
-@pytest.mark.parametrize("host_us", [5, 40, 300])
-def test_cuda_samples_are_device_time_without_launch_gaps(fake_cuda: FakeCuda, host_us: float) -> None:
-    """A 20 us kernel reads as 20 us, though the host takes up to 300 us to launch it."""
-    timer = cuda_timer(fake_cuda)
-    samples = timer.block(fake_cuda.kernel(20e-6, host_us * 1e-6), 30)
-    assert samples == pytest.approx([0.020] * 30)
-    assert timer.late == 0
 
 
 def test_back_to_back_counts_launch_gaps(fake_cuda: FakeCuda) -> None:
@@ -100,34 +81,6 @@ def test_l2_is_flushed_before_each_sample_and_outside_of_it(fake_cuda: FakeCuda)
     assert fake_cuda.flushes == 10
 
 
-@pytest.mark.parametrize(
-    ("l2_mib", "arch", "expected_mib"),
-    [(50, "", 100), (4, "gfx942:sramecc+:xnack-", 512), (4, "gfx90a", 8)],
-)
-def test_flush_buffer_is_twice_the_last_cache_level(l2_mib: int, arch: str, expected_mib: int) -> None:
-    """The device's own size; on CDNA 3 the 256 MB Infinity Cache behind L2."""
-    cuda = FakeCuda(l2_bytes=l2_mib * 2**20, arch=arch)
-    cuda_timer(cuda)
-    assert cuda.allocated == [expected_mib * 2**20]
-
-
-def test_a_stated_cache_size_is_used_as_it_is(fake_cuda: FakeCuda) -> None:
-    cuda_timer(fake_cuda, l2_bytes=1000)
-    assert fake_cuda.allocated == [2000]
-
-
-def test_a_device_without_a_reported_cache_is_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match=r"Mystery GPU reports no L2 size; pass CudaTimer\(l2_bytes=\.\.\.\)"
-    ):
-        last_level_cache_bytes(SimpleNamespace(name="Mystery GPU", L2_cache_size=0))
-
-
-def test_calls_per_sample_divide_on_cuda(fake_cuda: FakeCuda) -> None:
-    timer = cuda_timer(fake_cuda, flush=False)
-    assert timer.block(fake_cuda.kernel(10e-6), 3, calls=7) == pytest.approx([0.010] * 3)
-
-
 def test_cuda_probe_runs_while_work_is_in_flight(fake_cuda: FakeCuda) -> None:
     """A clock read on an idle device would not be the clock that the kernel ran at."""
     in_flight: list[bool] = []
@@ -139,27 +92,6 @@ def test_cuda_probe_runs_while_work_is_in_flight(fake_cuda: FakeCuda) -> None:
     timer.block(fake_cuda.kernel(1e-3), 10, probe=probe)
     timer.back_to_back(fake_cuda.kernel(1e-3), 2, 5, probe)
     assert in_flight == [True, True]
-
-
-def test_one_synchronisation_per_block(fake_cuda: FakeCuda) -> None:
-    cuda_timer(fake_cuda).block(fake_cuda.kernel(20e-6), 100)
-    assert fake_cuda.syncs == 1
-
-
-def test_a_failed_kernel_raises_in_its_own_block(fake_cuda: FakeCuda) -> None:
-    timer = cuda_timer(fake_cuda)
-
-    def broken() -> None:
-        fake_cuda.pending = RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        timer.block(broken, 2)
-
-
-def test_cuda_ranges_are_nvtx(fake_cuda: FakeCuda) -> None:
-    with cuda_timer(fake_cuda).annotate("bf16"):
-        pass
-    assert fake_cuda.ranges == ["bf16"]
 
 
 def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda) -> None:
@@ -179,22 +111,6 @@ def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, f
 
 
 # What holds the device until all is queued
-
-
-@pytest.mark.parametrize("host_us", [5, 40, 300])
-def test_a_hold_that_the_host_releases_leaves_no_gaps_at_any_clock(
-    fake_cuda: FakeCuda, host_us: float
-) -> None:
-    """The same as with the sleep, and no cycles are counted: whatever the clock, the device waits for as long as queueing takes."""
-    hold = FakeHold(fake_cuda)
-    timer = cuda_timer(fake_cuda, hold=hold)
-    samples = timer.block(fake_cuda.kernel(20e-6, host_us * 1e-6), 200)
-    assert samples == pytest.approx([0.020] * 200)
-    assert (timer.late, fake_cuda.sleeps) == (0, 0)
-    assert timer.hold == "kernel released by the host"
-    assert fake_cuda.held_until is None
-    assert len(hold.holds) > 1, "chunk by chunk"
-    assert max(hold.holds) <= timer.hold_margin * timer.chunk_ms
 
 
 def test_the_queue_behind_a_hold_is_bounded(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,60 +143,21 @@ def test_a_host_that_waits_for_the_device_is_not_stuck_and_is_late(fake_cuda: Fa
     assert fake_cuda.time() - before < 1.0
 
 
-def test_an_arm_that_raises_leaves_the_device_released(fake_cuda: FakeCuda) -> None:
-    calls = [0]
-
-    def broken() -> None:
-        calls[0] += 1
-        if calls[0] == 3:
-            raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        cuda_timer(fake_cuda, hold=FakeHold(fake_cuda)).block(broken, 5)
-    assert fake_cuda.held_until is None
-
-
-class RecordedKernel:
-    """What `HostReleased` launches: keeps turn and limit of each launch."""
-
-    def __init__(self, refuses: bool = False) -> None:
-        self.launched: list[tuple[int, int]] = []
-        self.refuses = refuses
-
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        assert grid == (1,)
-
-        def start(flag: torch.Tensor, turn: int, limit_us: int, num_warps: int) -> None:
-            if self.refuses:
-                raise RuntimeError("ptxas: no such target")
-            self.launched.append((turn, limit_us))
-
-        return start
-
-
 def test_each_hold_waits_for_a_number_of_its_own_and_is_tried_before_it_is_used() -> None:
-    kernel, flag, waited = RecordedKernel(), torch.zeros(1, dtype=torch.int32), []
-    hold = HostReleased(kernel, flag, lambda: waited.append(int(flag)))
-    assert (kernel.launched, waited) == ([(0, 5000)], [0])
+    launched: list[tuple[int, int]] = []
+
+    def start(flag: torch.Tensor, turn: int, limit_us: int, num_warps: int) -> None:
+        launched.append((turn, limit_us))
+
+    flag, waited = torch.zeros(1, dtype=torch.int32), []
+    hold = HostReleased({(1,): start}, flag, lambda: waited.append(int(flag)))
+    assert (launched, waited) == ([(0, 5000)], [0])
     for turn in (1, 2):
         hold.hold(planned_ms=3.0)
-        assert kernel.launched[-1] == (turn, 12_000)
+        assert launched[-1] == (turn, 12_000)
         assert int(flag) == turn - 1, "the device waits"
         hold.release()
         assert int(flag) == turn
-
-
-def test_what_cannot_be_built_is_a_sleep_that_says_why(
-    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here there is no GPU whose memory a page could be pinned for."""
-    found = hold_for(fake_cuda)
-    assert isinstance(found, Sleep)
-    assert found.name.startswith("sleep of an assumed clock (")
-    with pytest.raises(RuntimeError, match="no such target"):
-        HostReleased(RecordedKernel(refuses=True), torch.zeros(1, dtype=torch.int32), fake_cuda.synchronize)
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "ROCm has no %globaltimer" in hold_for(fake_cuda).name
 
 
 def test_the_wait_is_machine_code_that_asks_host_memory_anew_and_ends() -> None:
@@ -305,6 +182,69 @@ print(built.asm["ptx"])
     assert loop is not None
     assert "ld.volatile.global" in loop[0]
     assert "%globaltimer" in loop[0]
+
+
+@pytest.mark.parametrize("host_us", [5, 40, 300])
+@pytest.mark.parametrize("released", [False, True])
+def test_cuda_samples_are_device_time_without_launch_gaps(
+    fake_cuda: FakeCuda, host_us: float, released: bool
+) -> None:
+    """A 20 us kernel reads as 20 us, though the host takes up to 300 us to launch it; behind a hold that the host releases no
+    cycles are counted: whatever the clock, the device waits for as long as queueing takes."""
+    hold = FakeHold(fake_cuda)
+    timer = cuda_timer(fake_cuda, **({"hold": hold} if released else {}))
+    samples = timer.block(fake_cuda.kernel(20e-6, host_us * 1e-6), 200)
+    assert samples == pytest.approx([0.020] * 200)
+    assert timer.late == 0
+    assert (fake_cuda.sleeps == 0) == released
+    if released:
+        assert timer.hold == "kernel released by the host"
+        assert fake_cuda.held_until is None
+        assert len(hold.holds) > 1, "chunk by chunk"
+        assert max(hold.holds) <= timer.hold_margin * timer.chunk_ms
+    else:
+        assert timer.block(fake_cuda.kernel(10e-6), 3, calls=7) == pytest.approx([0.010] * 3)
+
+
+@pytest.mark.parametrize(
+    ("l2_mib", "arch", "options", "expected_mib"),
+    [
+        (50, "", {}, 100),
+        (4, "gfx942:sramecc+:xnack-", {}, 512),
+        (4, "gfx90a", {}, 8),
+        (4, "", {"l2_bytes": 2**20}, 2),
+        (0, "", {}, None),
+    ],
+)
+def test_flush_buffer_is_twice_the_last_cache_level(
+    l2_mib: int, arch: str, options: dict[str, int], expected_mib: int | None
+) -> None:
+    """The device's own size; on CDNA 3 the 256 MB Infinity Cache behind L2. None reported: it must be given."""
+    cuda = FakeCuda(l2_bytes=l2_mib * 2**20, arch=arch)
+    if expected_mib is None:
+        with pytest.raises(ValueError, match="l2_bytes="):
+            cuda_timer(cuda)
+    else:
+        cuda_timer(cuda, **options)
+        assert cuda.allocated == [expected_mib * 2**20]
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_an_arm_that_raises_leaves_the_device_released(fake_cuda: FakeCuda, fails_at: int) -> None:
+    calls = itertools.count(1)
+
+    def broken() -> None:
+        if next(calls) == fails_at:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        cuda_timer(fake_cuda, hold=FakeHold(fake_cuda)).block(broken, 5)
+    assert fake_cuda.held_until is None
+
+
+def test_what_cannot_be_built_is_a_sleep(fake_cuda: FakeCuda) -> None:
+    """Here there is no GPU whose memory a page could be pinned for."""
+    assert isinstance(hold_for(fake_cuda), Sleep)
 
 
 # A point inside of the closure

@@ -23,14 +23,14 @@ KILLED = Path(__file__).parents[1] / "killed_run.py"
 
 @pytest.mark.parametrize(
     ("recipe", "schedule"),
-    [("", ""), ("delayed", ""), ("delayed", "warmup_bf16:5"), ("rowwise", "cooldown_bf16:4"), ("static", "")],
+    [("delayed", "warmup_bf16:5"), ("rowwise", "cooldown_bf16:4"), ("static", "")],
 )
 def test_interrupted_and_resumed_is_uninterrupted(recipe: str, schedule: str, tmp_path: Path) -> None:
     """The run ends by an exception after some steps, and goes on in a model with other weights from its checkpoint.
 
-    Five times, each further on: a state that any of the checkpoints lacks shows in all later losses.
+    Three times, each further on: a state that any of the checkpoints lacks shows in all later losses.
     """
-    whole, at = curves(train(job(recipe, schedule), "cpu")), (1, 4, 5, 6, 11)
+    whole, at = curves(train(job(recipe, schedule), "cpu")), (1, 5, 11)
 
     def interrupt(step: int) -> Any:
         def on_step(done: int, total: int) -> None:
@@ -46,19 +46,10 @@ def test_interrupted_and_resumed_is_uninterrupted(recipe: str, schedule: str, tm
     resumed = train(job(recipe, schedule), "cpu", tmp_path)
     assert resumed.facts["resumed_from_steps"] == [*at]
     assert curves(resumed) == whole
-    assert resumed.facts["switches"] == (1 if schedule else 0)
-
-
-def test_elapsed_time_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        if done == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(job(), "cpu", tmp_path, stop)
-    seconds = [s for _, s in train(job(), "cpu", tmp_path).curves.points["elapsed_s", ""]]
+    seconds = [s for _, s in resumed.curves.points["elapsed_s", ""]]
     assert len(seconds) == STEPS
     assert seconds == sorted(seconds)
+    assert resumed.facts["switches"] == (1 if schedule else 0)
 
 
 @pytest.mark.slow
@@ -72,7 +63,7 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted(tmp_path: Path) -> No
 
     for wanted in (2, 5):
         process, deadline = start(), time.monotonic() + 60
-        while not any(int(p.name[5:13]) >= wanted for p in (tmp_path / "work").glob("step-*.pt")):
+        while not any(int(p.name[5:13]) >= wanted for p in (tmp_path / "work").glob("step-*")):
             assert process.poll() is None, "it ended before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -94,25 +85,36 @@ def interrupted(folder: Path, step: int = 6) -> list[Path]:
 
     with pytest.raises(KeyboardInterrupt):
         train(job(), "cpu", folder, stop)
-    return sorted(folder.glob("step-*.pt"), reverse=True)
+    return sorted(folder.glob("step-*"), reverse=True)
 
 
 def flip(path: Path) -> None:
+    path /= "run.pt"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
+def cut(path: Path) -> None:
+    (shard,) = path.glob("__0_*.distcp")
+    shard.write_bytes(shard.read_bytes()[:1000])
+
+
 @pytest.mark.parametrize(
-    "damage", [flip, lambda p: p.write_bytes(p.read_bytes()[:1000]), lambda p: p.write_bytes(b"")]
-)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(damage: Any, tmp_path: Path) -> None:
+    ("damage", "said"),
+    [(flip, "run.pt does not have the hash"), (cut, "__0_0.distcp has changed"),
+     (lambda p: (p / ".metadata").unlink(), "No such file")],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    damage: Any, said: str, tmp_path: Path
+) -> None:
     newest, before = interrupted(tmp_path)
     damage(newest)
     resumed = train(job(), "cpu", tmp_path)
     assert resumed.facts["resumed_from_steps"] == [int(before.name[5:13])] == [4]
     (problem,) = resumed.facts["checkpoint_problems"]
-    assert problem == f"{newest.name} is not used: its content does not have the hash in its name"
+    assert problem.startswith(f"{newest.name} is not used: ")
+    assert said in problem
     assert curves(resumed) == curves(train(job(), "cpu"))
 
 
@@ -129,7 +131,9 @@ def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
     interrupted(tmp_path)
     resumed = train(job(identity="another run"), "cpu", tmp_path)
     assert resumed.facts["resumed_from_steps"] == []
-    assert "it is of run 'a run', not 'another run'" in resumed.facts["checkpoint_problems"][0]
+    assert (
+        "it is of run 'a run ranks=1', not 'another run ranks=1'" in resumed.facts["checkpoint_problems"][0]
+    )
 
 
 def test_two_checkpoints_are_kept_and_no_half_one(tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     whole = curves(train(job(), "cpu"))
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(torch, "save", full)  # as rank 0's part is written, the last one
     result = train(job(), "cpu", tmp_path)
     assert curves(result) == whole
     assert "step 1 was not saved" in result.facts["checkpoint_problems"][0]

@@ -29,6 +29,7 @@ from harness.training.setup import Setup
 def test_two_runs_of_one_seed_are_equal_and_of_another_are_not() -> None:
     one, two = train(job(), "cpu"), train(job(), "cpu")
     assert curves(one) == curves(two)
+    assert one.facts["nondeterministic"] == []
     assert len(one.curves.points["loss", ""]) == STEPS
     assert [step for step, _ in one.curves.points["heldout_loss", ""]] == [0, 4, 8, 12]
     other = train(job(setup={"seed": 1}), "cpu")
@@ -47,8 +48,7 @@ def test_a_run_leaves_the_random_numbers_and_threads_of_its_caller_alone() -> No
 @pytest.mark.parametrize(
     ("compute", "recipe"),
     [
-        ("fp32", "tensorwise"), ("fp32", "delayed"), ("bf16_autocast", "delayed"), ("bf16_autocast", "static"),
-        ("bf16_autocast", "rowwise"),
+        ("fp32", "tensorwise"), ("bf16_autocast", "delayed"), ("bf16_autocast", "static"),
     ],
 )  # fmt: skip
 def test_looking_changes_nothing(recipe: str, compute: str) -> None:
@@ -67,7 +67,7 @@ def test_looking_changes_nothing(recipe: str, compute: str) -> None:
     assert seen.curves.points["amax", "up:input"][0][0] == 0
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "static", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("recipe", ["delayed", "rowwise_with_gw_hp"])
 def test_fp8_is_proved_before_the_first_step_and_leaves_no_trace(
     recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,10 +274,6 @@ def test_what_is_not_deterministic_on_a_gpu_is_named(
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     with reproducible("cuda"):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8", "the user's own"
-
-
-def test_a_cpu_run_has_nothing_that_is_not_deterministic() -> None:
-    assert train(job(regime={"steps": 4}), "cpu").facts["nondeterministic"] == []
 
 
 class _Breaking(TinyLM):

@@ -19,8 +19,6 @@ from harness.peers import PEERS, torchao
 from harness.store.errors import UsageError
 from harness.timing.compiling import CompileWatch
 from harness.training.setup import (
-    CHECKPOINTING,
-    COMPUTE,
     Setup,
     Trainee,
     mixed_precision,
@@ -65,9 +63,8 @@ def test_mixed_precision_accepts_its_words_in_any_case(word: str, is_fp8: int) -
 @pytest.mark.parametrize(
     "text",
     [
-        *("", " fp8", "fp8 ", "fp-8", "f8", "8", "fp16", "float16", "half", "fp32", "tf32", "bf8", "bfp8", "bf16x"),
-        *("e4m3", "e5m2", "float8_e4m3fn", "torch.float8", "mxfp8", "int8", "true", "none", "auto", "fp8,bf16"),
-        *(True, False, None, 8, 8.0),
+        *("", " fp8", "fp8 ", "fp-8", "8", "fp16", "fp32", "bf8", "e4m3", "float8_e4m3fn", "none", "fp8,bf16"),
+        *(True, None, 8),
     ],
 )  # fmt: skip
 def test_mixed_precision_never_guesses(text: Any) -> None:
@@ -75,11 +72,6 @@ def test_mixed_precision_never_guesses(text: Any) -> None:
         UsageError, match=r"unknown train\.mixed_precision .*known: bf16, bfloat16, float8, fp8"
     ):
         mixed_precision(text)
-
-
-def test_mixed_precision_names_the_nearest_word() -> None:
-    with pytest.raises(UsageError, match=r"'fp-8' \(nearest: fp8\)"):
-        mixed_precision("fp-8")
 
 
 @pytest.mark.parametrize("word", ["bf16", "fp8"])
@@ -141,18 +133,6 @@ def test_microbatches_add_up_to_the_whole_batch() -> None:
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-5 * float(p.grad.abs().max()))
 
 
-@pytest.mark.parametrize("compute", COMPUTE)
-@pytest.mark.parametrize("recipe", [None, "tensorwise", "delayed"])
-def test_the_same_seed_gives_the_same_steps(compute: str, recipe: str | None) -> None:
-    """Bitwise: all losses and all weights of two runs in one process."""
-    runs = []
-    for _ in range(2):
-        made = trainee(compute=compute, recipe=RECIPES[recipe] if recipe else None)
-        losses = [made.step([tokens(step)]) for step in range(3)]
-        runs.append(losses + parameters(made.model))
-    assert same(*runs)
-
-
 def test_clipping_to_infinity_only_measures() -> None:
     measured, plain = trainee(grad_clip=float("inf")), trainee(grad_clip=None)
     for step in range(2):
@@ -163,12 +143,6 @@ def test_clipping_to_infinity_only_measures() -> None:
     assert measured.grad_norm is not None
     grads = [p.grad.flatten() for p in plain.model.parameters() if p.grad is not None]
     assert float(measured.grad_norm) == pytest.approx(float(torch.cat(grads).norm()), rel=1e-6)
-
-
-def test_gradients_can_be_read_after_the_step() -> None:
-    made = trainee()
-    made.step([tokens(0)])
-    assert all(p.grad is not None for p in made.model.parameters())
 
 
 # What computes in what
@@ -285,14 +259,6 @@ def test_a_layer_in_two_places_stays_one() -> None:
 
 
 @needs_torchao
-def test_a_model_that_is_itself_a_layer_is_replaced() -> None:
-    layer = convert_to_float8_training(nn.Linear(16, 16), config="tensorwise")
-    replaced = replace_by_peer(layer, PEERS["torchao"], "tensorwise")
-    assert replaced is not layer
-    assert replaced.weight is layer.weight
-
-
-@needs_torchao
 def test_layers_compiled_one_by_one_share_a_graph_by_shape_and_none_with_another_model() -> None:
     """The eager layers of the same model; Dynamo may keep one graph of each code object here, no more."""
     watch = CompileWatch()
@@ -333,15 +299,12 @@ def test_layers_compiled_one_by_one_share_a_graph_by_shape_and_none_with_another
         ({"peer": "torchao", "recipe": RECIPES["delayed"]}, "peer 'torchao' offers .*, not delayed"),
         ({"peer": "scaled_mm", "recipe": RECIPES["tensorwise"]}, "peer 'scaled_mm' offers no layer"),
         ({"batch": 0}, "batch=0: expected an integer of at least 1"),
-        ({"accumulation": 0}, "accumulation=0"),
-        ({"layers": 0}, "layers=0"),
         ({"grad_clip": 0.0}, "grad_clip=0.0: expected a number above 0, inf, or None"),
         ({"lr": float("nan")}, "lr=nan: expected a finite number"),
         (
             {"graph": True, "compiled": True},
             "graph=True records eager steps .* with a fused optimizer, no others",
         ),
-        ({"graph": True, "fused": False}, "graph=True records eager steps"),
         (
             {"graph": True, "peer": "torchao", "recipe": RECIPES["tensorwise"]},
             "graph=True records .* fp8core's",
@@ -368,10 +331,6 @@ def test_a_model_that_returns_no_loss_is_refused(output: Any, message: str) -> N
 
     with pytest.raises(TypeError, match=message):
         trainee(Strange()).step([tokens(0)])
-
-
-def test_the_first_word_of_checkpointing_is_none() -> None:
-    assert CHECKPOINTING[0] == "none"
 
 
 @pytest.mark.parametrize(("experts", "stacked"), [("hp", 0), ("fp8", 6)])

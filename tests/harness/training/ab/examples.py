@@ -20,13 +20,6 @@ def text(name: str, side: str) -> str:
     return (FOLDER / side / f"{name}.py").read_text()
 
 
-def diff(name: str) -> str:
-    """Changed lines with one line around each, as docs/howto-ab-adapters.md shows them."""
-    before, after = (text(name, side).splitlines() for side in ("before", "after"))
-    lines = list(difflib.unified_diff(before, after, n=1, lineterm=""))[2:]
-    return "\n".join("@@" if line.startswith("@@") else line for line in lines) + "\n"
-
-
 def changed(name: str) -> tuple[int, int]:
     """(lines added or rewritten, lines that were moved to the right and nothing else). None may be taken away."""
     before, after = ([*map(str.strip, text(name, side).splitlines())] for side in ("before", "after"))

@@ -66,6 +66,12 @@ def equal(mine: list[Any], theirs: list[Any]) -> bool:
     )
 
 
+def planted(trial: Any, fp8_ms: float = 80.0, base_ms: float = 100.0, gap_ms: float = 1.0) -> Any:
+    """A trial that was just made, by whose clock FP8's steps take another time than bf16's."""
+    trial._clock = PlantedClock(lambda count: fp8_ms if trial._turn.is_fp8 else base_ms, gap_ms)
+    return trial
+
+
 class PlantedClock:
     """Times that the test decides: each step takes what `step_ms(trial)` says, with `gap_ms` between steps."""
 

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from loops import Loop, PlantedClock
+from loops import Loop, PlantedClock, equal, planted
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8core import Float8LinearConfig, PrecisionSchedule, convert_to_float8_training
+from fp8core import (
+    RECIPES,
+    Float8ColwiseParallel,
+    Float8LinearConfig,
+    Float8RowwiseParallel,
+    PrecisionSchedule,
+    convert_to_float8_training,
+)
+from fp8core.distributed.wire import count_collectives
 from harness import ab
+from harness.training.ab.plan import BASE, FP8, GATHER
+
+if TYPE_CHECKING:
+    pass
+
 
 STEPS = 52  # three rounds
 
@@ -37,16 +55,12 @@ def answer_of(trial: Any) -> dict[str, Any]:
     }
 
 
-def _planted(trial: Any, fp8_ms: float, base_ms: float) -> None:
-    trial._clock = PlantedClock(lambda count: fp8_ms if trial._turn.is_fp8 else base_ms)
-
-
 def data_parallel(slower: float = 1.0) -> dict[str, Any]:
     """DDP around a model that the trial converted before; rank 1's steps take `slower` times as long."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
     factor = slower if dist.get_rank() else 1.0
-    _planted(trial, 80.0 * factor, 100.0 * factor)
+    planted(trial, 80.0 * factor, 100.0 * factor)
     loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()  # other batches
     loop.run(trial, loop.turn + STEPS)
@@ -68,7 +82,7 @@ def sharded(recipe: str, fp8_all_gather: bool, demand: bool) -> dict[str, Any]:
     loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
     loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
     trial = ab.Trial(loop.model, recipe, steps=STEPS, fp8_all_gather=demand)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     loop.turn = 1000 * dist.get_rank()
     loop.run(trial, loop.turn + STEPS)
     return answer_of(trial)
@@ -78,7 +92,7 @@ def left_in_bf16(when: str) -> dict[str, Any]:
     """Something on rank 1 holds the model in bf16: from the start, or within a later block."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     held = PrecisionSchedule.parse("keep_bf16")
     while not trial.done and loop.turn < STEPS:
         with trial.step():
@@ -100,7 +114,7 @@ def other_shapes() -> dict[str, Any]:
     """Rank 1 meets a shorter batch within a block."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     while not trial.done and loop.turn < STEPS:
         if dist.get_rank() == 1:
             loop.rows = 8 if loop.turn == 20 else 16
@@ -126,7 +140,7 @@ def reports_early() -> dict[str, Any]:
     """Rank 0 prints a report in the middle."""
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     loop.run(trial, 30)
     told = trial.report() if dist.get_rank() == 0 else "under way"
     early = trial.done
@@ -140,7 +154,7 @@ def made_before_the_group() -> dict[str, Any]:
     with mock.patch("torch.distributed.is_initialized", return_value=False):
         trial = ab.Trial(loop.model, steps=STEPS)
     factor = 1.2 if dist.get_rank() else 1.0
-    _planted(trial, 80.0 * factor, 100.0 * factor)
+    planted(trial, 80.0 * factor, 100.0 * factor)
     loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()
     loop.run(trial, loop.turn + STEPS)
@@ -156,6 +170,207 @@ def converted_and_sharded(recipe: str) -> dict[str, Any]:
         fully_shard(layer, mesh=mesh)
     loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
     loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
-    _planted(trial, 80.0, 100.0)
+    planted(trial)
     loop.run(trial, STEPS)
     return answer_of(trial)
+
+
+def other_trial(what: str) -> dict[str, Any]:
+    """Rank 1 is given another trial; no collective joins the ranks."""
+    loop = Loop(seed=0)
+    given: dict[str, Any] = {"recipe": "tensorwise", "steps": STEPS, "restore": []}
+    if dist.get_rank():
+        given |= {
+            "seed": {"seed": 1},
+            "restore": {"restore": [loop.optimizer]},
+        }.get(what, {})
+        if what == "layers":
+            given["after"] = "bf16"  # as rank 0's, which comes unconverted, is left
+            convert_to_float8_training(loop.model, module_filter_fn=lambda module, fqn: fqn == "up")
+    if what == "casts":  # of a recipe of the same name
+        own = RECIPES["delayed"]
+        if dist.get_rank():
+            own = replace(own, grad_input=own.output)
+        given |= {"recipe": "delayed", "after": "bf16"}
+        convert_to_float8_training(loop.model, config=own)
+    trial = ab.Trial(loop.model, rank_timeout_s=60.0, **given)
+    planted(trial)
+    loop.run(trial, STEPS)
+    return {**answer_of(trial), "turn": loop.turn, "steps_run": trial.result().steps_run}
+
+
+def leaves(how: str) -> dict[str, Any]:
+    """Rank 1 closes the trial, or raises between two steps, while rank 0 goes on."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=60.0)
+    planted(trial)
+    began = time.monotonic()
+    with contextlib.suppress(ZeroDivisionError), trial:
+        while not trial.done and loop.turn < STEPS:
+            if dist.get_rank() == 1 and loop.turn == 20:
+                if how == "raises":
+                    raise ZeroDivisionError("planted")
+                trial.close()
+                break
+            with trial.step():
+                loop.step()
+    return {**answer_of(trial), "took_s": time.monotonic() - began}
+
+
+def cannot_begin() -> dict[str, Any]:
+    """Rank 1 cannot begin: something is wrong at its first step alone."""
+    loop = Loop(seed=0)
+    trial: Any = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=60.0)
+    raised = ""
+    broken = mock.patch("harness.training.ab.trial.Meter", side_effect=RuntimeError("planted"))
+    with broken if dist.get_rank() else contextlib.nullcontext():
+        try:
+            loop.run(trial, STEPS)
+        except RuntimeError as error:
+            raised = str(error)
+    return {**answer_of(trial), "raised": raised, "hooks": len(loop.model._forward_hooks)}
+
+
+BOTH_STEPS = 43  # 11 that prove, then three rounds of four arms, a block of one step and one untimed step: 11 + 3 * 8 = 35
+
+
+def shard(loop: Loop) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (loop.model.up, loop.model.down, loop.model):
+        fully_shard(layer, mesh=mesh)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
+    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
+
+
+def both_gathers() -> dict[str, Any]:
+    """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster."""
+    loop = Loop(seed=0)
+    convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
+    trial = ab.Trial(loop.model, steps=BOTH_STEPS, block=1, fp8_all_gather="both")
+    shard(loop)
+    ms = {BASE: 100.0, "base:again": 100.0, FP8: 80.0, GATHER: 64.0}
+    trial._clock = PlantedClock(lambda count: ms[trial._turn.arm])
+    sent: dict[str, set[str]] = {}
+    while not trial.done:
+        with trial.step():
+            arm = trial._turn.arm if trial._turn else "after"
+            if arm != "after" and trial._turn.purpose == "timed":
+                with count_collectives() as counts:
+                    loop.step()
+                sent.setdefault(arm, set()).add(str(sorted(counts.of("all_gather").items())))
+            elif arm != "after":
+                loop.step()
+    result = trial.result()
+    return {
+        **answer_of(trial),
+        "sent": sent,
+        "between": {
+            "fp8": result.between(FP8, BASE).speedup,
+            "gather": result.between(GATHER, BASE).speedup,
+            "gains": result.between(GATHER, FP8).speedup,
+        },
+        "gather_proof": result.gather_proof,
+        "gather_left": {layer.recipe.fp8_all_gather for layer in trial._switch.layers},
+    }
+
+
+def same_results() -> bool:
+    """A step with codes gathered, and one without, from the same weights: what the model returns, bit for bit."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=BOTH_STEPS, block=1, fp8_all_gather="both")
+    shard(loop)
+    found = []
+    for arm in (FP8, GATHER, FP8):
+        trial._switch.to(arm)
+        output, loss = loop.model(loop.batch())
+        loss.backward()
+        grads = [p.grad.to_local().clone() for p in loop.model.parameters() if isinstance(p.grad, DTensor)]
+        loop.optimizer.zero_grad()
+        found.append([output.detach(), *grads])
+    return len(found[0]) == 5 and equal(found[0], found[1]) and equal(found[0], found[2])
+
+
+def tensor_parallel() -> dict[str, Any]:
+    """A SwiGLU whose layers are cut by fp8core's styles; both ranks train on the same batch."""
+    torch.manual_seed(0)
+
+    class Mlp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(32, 64), nn.Linear(32, 64)
+            self.down = nn.Linear(64, 32)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+            return y, (y - x).square().mean()
+
+    loop = Loop(seed=0)
+    loop.model = Mlp()
+    convert_to_float8_training(loop.model)
+    plan = {
+        "gate": Float8ColwiseParallel(),
+        "up": Float8ColwiseParallel(),
+        "down": Float8RowwiseParallel(),
+    }
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    loop.model = parallelize_module(loop.model, mesh, plan)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-3, foreach=False)
+    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
+    trial = ab.Trial(loop.model, steps=25, block=1, restore=[loop.optimizer])
+    trial._clock = PlantedClock(lambda count: 80.0 if trial._turn.is_fp8 else 100.0)
+    loop.run(trial)
+    result = trial.result()
+    return {**answer_of(trial), "tokens": result.tokens, "flops": result.flops, "restored": result.restored}
+
+
+def slowed(kind: str, ms: float, more: float, where: str = "inside") -> dict[str, Any]:
+    """Each rank's own part of a step is `ms` of work; that of rank 1 takes `more` longer, or is spent between steps."""
+    loop = Loop(seed=0)
+    own_s = 1e-3 * ms * (1 + more * dist.get_rank())
+    # After a profiled step no time between steps is read, so a block needs two timed ones
+    trial = ab.Trial(
+        loop.model, **({"steps": 55, "block": 1} if where == "inside" else {"steps": 43, "block": 2})
+    )
+    if kind == "fsdp":
+        shard(loop)
+    else:
+        loop.model = DistributedDataParallel(loop.model)
+    loop.turn = 1000 * dist.get_rank()
+    while not trial.done:
+        if where == "between" and dist.get_rank():
+            time.sleep(own_s)
+        with trial.step():
+            if where == "inside":
+                time.sleep(own_s)
+            loop.step()
+    return {**answer_of(trial), "own": trial._known._own}
+
+
+def raises_within() -> dict[str, Any]:
+    """All ranks raise in the middle of a backward pass; then training goes on."""
+    loop, plain = Loop(seed=0), Loop(seed=0)
+    for each in (loop, plain):
+        convert_to_float8_training(each.model)
+    for each in (loop, plain):
+        shard(each)
+    trial = ab.Trial(loop.model, steps=25, block=1, restore=[loop.optimizer, loop.scheduler])
+    armed = [False]
+
+    def planted(*_: Any) -> None:
+        if armed[0]:
+            raise ZeroDivisionError("planted")
+
+    loop.model.up.register_full_backward_pre_hook(planted)
+    with contextlib.suppress(ZeroDivisionError), trial:
+        while not trial.done:
+            armed[0] = loop.turn == 5
+            with trial.step():
+                loop.step()
+    armed[0] = False
+    loop.turn = plain.turn
+    trial._switch.leave(fp8=True)
+    for _ in range(2):
+        loop.step()
+        plain.step()
+    locals_: list[list[Any]] = [[p.to_local() for p in each.model.parameters()] for each in (loop, plain)]
+    return {**answer_of(trial), "restored": trial.result().restored, "equal": equal(*locals_)}

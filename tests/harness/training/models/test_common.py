@@ -11,12 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness.store.errors import UsageError
 from harness.training.models import build
 from harness.training.models.common import (
     INIT_STD,
     LOSS_CHUNK,
-    check_checkpointing,
     materialise,
     mean_cross_entropy,
 )
@@ -109,10 +107,3 @@ def test_shared_parameters_stay_shared() -> None:
     materialise(model, "cpu", 0, lambda name: 1.0)
     assert model.second.weight is model.first.weight
     assert not model.first.weight.is_meta
-
-
-def test_unknown_checkpointing() -> None:
-    with pytest.raises(
-        UsageError, match="unknown activation checkpointing 'selectiv' \\(nearest: selective\\)"
-    ):
-        check_checkpointing("selectiv")

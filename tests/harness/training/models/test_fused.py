@@ -33,8 +33,10 @@ def steps(setup: Setup, count: int = 3) -> tuple[list[float], dict[str, Tensor |
     return losses, {name: p.grad for name, p in trainee.model.named_parameters()}
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-@pytest.mark.parametrize("recipe", ["", "tensorwise", "rowwise", "delayed"])
+@pytest.mark.parametrize(
+    ("recipe", "checkpointing"),
+    [("", "none"), ("tensorwise", "full"), ("rowwise", "none"), ("delayed", "selective")],
+)
 def test_it_trains_as_the_plain_model(recipe: str, checkpointing: str) -> None:
     """Gradients to float32's rounding without FP8, else to a few codes that such a rounding tips over."""
     setup = replace(SMALL, recipe=RECIPES[recipe] if recipe else None, checkpointing=checkpointing)
@@ -48,14 +50,6 @@ def test_it_trains_as_the_plain_model(recipe: str, checkpointing: str) -> None:
         assert mine is not None
         apart = (mine - grad).norm() / grad.norm()
         assert apart <= (3e-3 if recipe else 1e-5), name
-
-
-def test_in_bfloat16_it_lies_no_farther_from_float32_than_the_plain_model() -> None:
-    """Oracle: the same steps in float32."""
-    exact = steps(SMALL)[0]
-    plain, fused = (steps(replace(SMALL, compute="bf16", fused_modules=f))[0] for f in (False, True))
-    apart = [max(abs(a - b) for a, b in zip(losses, exact, strict=True)) for losses in (plain, fused)]
-    assert apart[1] <= 2 * apart[0]
 
 
 def test_norms_and_activations_hand_casts_to_the_layers_that_read_them() -> None:
