@@ -279,7 +279,7 @@ class TrainingRun:
             self._saving_s = self._saved_at - began
 
     def result(self) -> Result:
-        """Of a run that is no longer under way."""
+        """State of a run that is no longer under way."""
         if not self.stopped:
             self._evaluate()
         self.facts |= {

@@ -47,7 +47,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outliers(*folders: Path) -> Names:
-    """Of the one group: cards and kinds."""
+    """Cards and kinds of the one group."""
     (group,) = judged(*folders)
     return [(o.card[:4], o.kind) for o in group.outliers]
 

@@ -26,7 +26,7 @@ LINK, NET = 360e9, 40e9
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 16])
 def test_bytes_of_a_ring(size: int) -> None:
-    """Of `size` chunks each GPU passes on all but its own, once; an all-reduce goes round twice."""
+    """Each GPU passes on all of `size` chunks but its own, once; an all-reduce goes round twice."""
     for kind, times in {ALL_GATHER: 1, REDUCE_SCATTER: 1, ALL_REDUCE: 2}.items():
         assert wire_bytes(kind, float(size), size) == times * (size - 1)
 

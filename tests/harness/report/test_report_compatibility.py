@@ -41,7 +41,7 @@ ROWS = [
 
 
 def test_each_row_is_a_cell_of_the_matrix_with_its_reason_below(tmp_path):
-    """Of a later run that has one of the cells that one counts."""
+    """A later run that has one of the cells counts for that one."""
     found = run_of(tmp_path, ROWS, run_id="20260101T000000Z-0000000-aaaa", **ABOUT)
     made = matrix(found)
     assert [column.title for column in made.columns] == ["way", "ranks", "no_fp8", "tensorwise", "static"]

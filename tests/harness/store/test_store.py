@@ -460,7 +460,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(spoil: Any,
 def test_the_later_attempt_wins_whatever_the_clocks_say(
     first: str, second: str, ahead_s: int, ticks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same case and run: by a clock that was set back, that stands still, or lies ahead on another machine."""
+    """Attempts of one case and run: by a clock that was set back, that stands still, or lies ahead on another machine."""
     real, start = time.time_ns, time.time_ns()
     now = real if ticks else lambda: start
     monkeypatch.setattr(time, "time_ns", lambda: now() + ahead_s * 10**9)
