@@ -6,14 +6,14 @@
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
-# make aot          docs/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
+# make aot          reports/published/studies/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
 # make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes, and
 #                   the tests that need a GPU; run it again to continue. ARGS=dry_run=true prints the timetable,
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
-# make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published;
+# make published    reports/published, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
