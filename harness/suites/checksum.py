@@ -79,7 +79,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     granularity = "rowwise" if arm == ROWWISE else "tensorwise"
     reason = rules.shape_reason(n, n, n, e4m3, e4m3, granularity, torch.bfloat16)
     if reason:
-        return Unsupported("shape", f"{reason}; {way_out(n, n, n, 16, 'bf16')}")
+        return Unsupported("shape", f"{reason}; {way_out(n, n, n, 16, 'bf16_eager')}")
     reason = rules.device_reason(device, e4m3, e4m3)
     return Unsupported("device", reason) if reason else None
 

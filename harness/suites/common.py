@@ -111,8 +111,8 @@ def kernel_names(events: Sequence[Any]) -> dict[str, object]:
 def way_out(M: int, K: int, N: int, multiple: int, any_shape: str) -> str:
     """The nearest sizes that FP8 matmul takes, and the arm that takes any.
 
-    >>> way_out(8, 100, 32, 16, "bf16")
-    'nearest: K=96 or 112; arms=[bf16] takes M=8, K=100, N=32'
+    >>> way_out(8, 100, 32, 16, "bf16_eager")
+    'nearest: K=96 or 112; arms=[bf16_eager] takes M=8, K=100, N=32'
     """
     near = []
     for name, size in (("K", K), ("N", N)):

@@ -139,7 +139,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     formats, rules = (casts[0].format, casts[1].format), backend_named(_backend(arm))
     reason = rules.shape_reason(M, K, N, *formats, casts[0].granularity, torch.bfloat16)
     if reason:
-        return Unsupported("shape", f"{reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16')}")
+        return Unsupported("shape", f"{reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16_eager')}")
     peer = _peer(arm)
     if peer is not None:
         if absent := peer_missing(peer, device):

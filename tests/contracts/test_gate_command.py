@@ -190,7 +190,7 @@ def test_against_a_commit_measures_both_and_equal_code_is_ok_without_measuring(t
         "axes.M=64",
         "axes.K=64",
         "axes.N=64",
-        "arms=[bf16]",
+        "arms=[bf16_eager]",
         "device=cpu",
     ]
     measured = gate(

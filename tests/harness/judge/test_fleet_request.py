@@ -19,7 +19,12 @@ SCRIPT = Path(harness.judge.fleet.__file__).parents[3] / "docs" / "examples" / "
 QUICK = (
     *("rounds=1", "control=false", "isolate=false", "timing.min_seconds=0", "timing.min_samples=1"),
     *("timing.warmup_min_seconds=0", "parts.checksum.axes.cube=[16]", "parts.checksum.axes.data=[codes]"),
-    *("parts.gemm.arms=[bf16]", "parts.gemm.axes.M=[16]", "parts.gemm.axes.K=[16]", "parts.gemm.axes.N=[16]"),
+    *(
+        "parts.gemm.arms=[bf16_eager]",
+        "parts.gemm.axes.M=[16]",
+        "parts.gemm.axes.K=[16]",
+        "parts.gemm.axes.N=[16]",
+    ),
 )
 
 

@@ -156,7 +156,7 @@ def test_the_commands_of_a_real_run_name_its_cases(
 ) -> None:
     """Oracle: `dry_run=true` of each command lists exactly the cases that the claim names, by the same ids."""
     monkeypatch.chdir(tmp_path)
-    words = ["sweep=gemm", "device=cpu", "axes.M=32", "axes.K=64", "axes.N=[16,48]", "arms=[bf16,rowwise_eager]", "rounds=3",
+    words = ["sweep=gemm", "device=cpu", "axes.M=32", "axes.K=64", "axes.N=[16,48]", "arms=[bf16_eager,rowwise_eager]", "rounds=3",
              "timing.max_seconds=0.2", "timing.min_seconds=0.0", "timing.warmup_min_seconds=0.0", "timing.sustained_max_cases=0"]  # fmt: skip
     assert command_line(words) == 0
     (run,) = Path("results").glob("gemm/*")
