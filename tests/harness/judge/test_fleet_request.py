@@ -32,8 +32,6 @@ QUICK = (
     "words",
     [
         ["sweep=fleet", "shard=0/2"],
-        ["-m", "sweep=fleet", "shard=0/2,1/2"],
-        ["-m", "sweep=fleet", "shard=0/8,1/8", "dry_run=true"],
     ],
     ids=" ".join,
 )
