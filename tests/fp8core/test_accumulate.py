@@ -79,12 +79,6 @@ def test_modes_are_told_apart_on_positive_operands(mode: str, index: int, sqnr_d
         assert abs(bias) < 1e-3
 
 
-def test_gaussian_operands_hide_it(sqnr_db: Measure) -> None:
-    """Why positive operands: beside FP8's own error (28.5 dB) nothing is seen on zero-mean data."""
-    a, b = codes(4096, positive=False)
-    assert sqnr_db(a @ b, accumulate(a, b, "fp22")) > 50
-
-
 @pytest.mark.parametrize(
     "granularities", [("tensorwise",) * 2, ("rowwise",) * 2, ("1x128", "128x128"), ("1x32",) * 2]
 )

@@ -54,16 +54,6 @@ def test_conversion_keeps_what_ddp_was_told_to_ignore() -> None:
     assert not hasattr(plain, "_ddp_params_and_buffers_to_ignore")
 
 
-def test_a_name_that_the_user_listed_is_kept_even_if_it_is_a_pending_amax() -> None:
-    """The way back removes only what conversion added."""
-    model: Any = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
-    model._ddp_params_and_buffers_to_ignore = ["0.amaxes.pending", "mine.amaxes.pending"]
-    convert_to_float8_training(model, config="delayed")
-    assert "1.amaxes.pending" in model._ddp_params_and_buffers_to_ignore
-    convert_to_high_precision(model)
-    assert model._ddp_params_and_buffers_to_ignore == ["0.amaxes.pending", "mine.amaxes.pending"]
-
-
 def _whole(model: Any) -> Any:
     return torch.compile(model, backend="eager")
 

@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import random
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,26 +48,6 @@ def test_the_fastest_wins_and_a_tie_goes_to_the_default(names: tuple[str, ...]) 
             assert won == "torch", table
         rounds = [tuple(order[i : i + len(names)]) for i in range(0, len(order), len(names))]
         assert rounds == [names if i % 2 == 0 else names[::-1] for i in range(ROUNDS)]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_drift_and_two_disturbed_rounds_change_no_choice(seed: int) -> None:
-    """Oracle: the true times, 1 and 0.9: the load grows tenfold over the rounds, and two of five are spoilt at will."""
-    noise = random.Random(seed)
-    spoilt = set(noise.sample(range(ROUNDS), 2))
-    calls = itertools.count()
-
-    def time_ms(run: Run) -> float:
-        number = next(calls) // 2
-        load = 10 ** (number / ROUNDS) * noise.uniform(0.98, 1.02)
-        load *= noise.uniform(0.2, 5) if number in spoilt else 1
-        return {"torch": 1.0, "triton": 0.9}[str(run())] * load
-
-    assert NAMES[race([lambda name=name: name for name in NAMES], time_ms)] == "triton"
-
-
-def test_one_alone_is_not_timed() -> None:
-    assert race([lambda: None], lambda run: pytest.fail("timed")) == 0
 
 
 # What is measured, kept and found again
@@ -168,57 +143,6 @@ def test_a_cache_that_cannot_be_written_costs_only_the_next_process(cache: Path)
     assert clock.timed == 4 * ROUNDS
 
 
-WRITER = """
-import runpy, sys
-tuning = runpy.run_path(sys.argv[1])
-for i in range(100):
-    tuning["remember"](f"theirs {i}", "triton")
-"""
-
-
-def test_two_processes_write_at_once(cache: Path) -> None:
-    """Oracle: every state of the file is whole, and in the end it holds all that both wrote."""
-    other = subprocess.Popen([sys.executable, "-c", WRITER, str(tuning.__file__)])
-    written = 0
-    while other.poll() is None or written < 10:
-        tuning.remember(f"ours {written % 50}", "torch")
-        written += 1
-        json.loads(cache.read_text())
-        time.sleep(0.002)
-    assert other.returncode == 0
-    tuning.remember("ours, at the end", "torch")
-    table = json.loads(cache.read_text())
-    assert {f"ours {i}" for i in range(min(written, 50))} | {
-        f"theirs {i}" for i in range(100)
-    } <= table.keys()
-    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
-
-
-def test_nobody_else_writes_between_reading_and_replacing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: the kernel's lock of the folder, which a second descriptor does not get."""
-    fcntl = pytest.importorskip("fcntl")
-    tuning.remember("before", "torch")
-    real, tried = tuning._read, []
-
-    def spied(path: Path) -> dict[str, Any]:
-        other = os.open(path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            tried.append("got it")
-        except BlockingIOError:
-            tried.append("held")
-        finally:
-            os.close(other)
-        return real(path)
-
-    monkeypatch.setattr(tuning, "_read", spied)
-    tuning.remember("after", "torch")
-    assert tried[-1] == "held"
-    assert json.loads(cache.read_text()).keys() == {"before", "after"}
-
-
 # Where only one can run it, or nobody
 
 REFUSALS = ("", "shape_reason", "granularity_reason", "device_reason")
@@ -295,20 +219,6 @@ def test_what_the_device_refuses_is_left_out_with_a_warning_and_not_stored(
         assert f"{refuses[0]}: CUBLAS_STATUS_NOT_SUPPORTED" in warning
     assert not clock.timed
     assert not cache.exists()
-
-
-def test_a_full_device_takes_the_default_and_tries_again(cache: Path) -> None:
-    clock = Clock(torch=2.0, triton=1.0)
-    choosing = clock.choosing()
-    room, choosing._time_ms = choosing._time_ms, _full
-    assert choosing.choice(*operands()) == "torch"
-    assert not cache.exists()
-    choosing._time_ms = room
-    assert choosing.choice(*operands()) == "triton"
-
-
-def _full(run: Run) -> float:
-    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 # Where nothing can be measured
