@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8core import BACKENDS, E4M3FN, E5M2
 from fp8core.gemm import FASTEST, fastest
-from fp8core.gemm.fastest import LEADING_BITS, Fastest, Product
+from fp8core.gemm.fastest import Fastest, Product
 from fp8core.kernels import tuning
-from fp8core.kernels.tuning import MARGIN, ROUNDS, race, rounded
+from fp8core.kernels.tuning import MARGIN, ROUNDS, race
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -71,20 +71,6 @@ def test_it_is_measured_once_and_kept(times: dict[str, float], cache: Path) -> N
     assert clock.timed == 2 * ROUNDS
 
 
-def test_what_was_settled_does_not_hold_while_nothing_is_to_be_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Oracle: docs/numerics-gemm.md: with FP8CORE_TUNE=0, or under deterministic algorithms, "torch", whatever was found before."""
-    clock = Clock(torch=2.0, triton=1.0)
-    choosing, given = clock.choosing(), operands()
-    assert choosing.choice(*given) == "triton"
-    monkeypatch.setattr(choosing, "_unmeasurable", lambda product: True)
-    assert choosing.choice(*given) == "torch"
-    assert (choosing._cached(SMALL) or choosing._choose(SMALL, None)) == "torch"
-    monkeypatch.undo()
-    assert choosing.choice(*given) == "triton"
-
-
 def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: each change makes a new key, except of sizes within a bucket."""
     base = SMALL._replace(M=4096, K=4096, N=4096)
@@ -105,18 +91,6 @@ def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPa
     near = base._replace(M=4090, K=4000)
     assert fastest._key(near) == fastest._key(base)
     assert fastest._key(base._replace(N=4095)) != fastest._key(base)
-
-
-def test_sizes_are_rounded_up_by_little() -> None:
-    """Oracle: the promises of the module's docstring, at every size to 2**15."""
-    sizes = range(2**15 + 1)
-    up = [rounded(n, LEADING_BITS) for n in sizes]
-    assert all(
-        n <= r <= n * 17 / 16 and rounded(r, LEADING_BITS) == r for n, r in zip(sizes, up, strict=True)
-    )
-    assert max(b - a for a, b in itertools.pairwise(sorted({r for r in up if r <= 4096}))) == 128
-    for power in range(5, 15):
-        assert len({r for r in up if 2**power < r <= 2 ** (power + 1)}) == 16
 
 
 @pytest.mark.parametrize(
