@@ -1,4 +1,4 @@
-"""What fp8core's Triton kernels become on a Hopper GPU, read without one: `make aot` writes it into docs/kernels.md.
+"""What fp8core's Triton kernels become on a Hopper GPU, read without one: `make aot` writes it into reports/published/studies/kernels.md.
 
 Every launcher runs on tensors without memory for a device that is only claimed. What it would start is recorded, compiled
 for sm_90 and disassembled by the tools in Triton's wheel. All figures are static: of the kernel's longest loop, or of the
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "kernels.md"
+PAGE = ROOT / "reports" / "published" / "studies" / "kernels.md"
 BEGIN, END = "<!-- made by make aot: begin -->", "<!-- made by make aot: end -->"
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
