@@ -1,6 +1,6 @@
 # make quick        set up .venv and run the main job; ends by naming the report
 # make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing)
-# make test-all     with the slow tests: more processes, more compiled cases
+# make test-nightly the slow tests alone: more processes, more compiled cases
 # make test-cluster a real Slurm and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
 #                   slurm-wlm, munge and iproute2
 # make check        format, lint, types, import contracts
@@ -35,7 +35,7 @@ GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/kernels tests/harness/train
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published studies setup clean
+.PHONY: quick test test-nightly test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published studies setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -44,8 +44,8 @@ test: $(READY)
 	$(PY) -m compileall -q fp8core harness
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
 
-test-all: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(PARALLEL) $(ARGS)
+test-nightly: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
 
 test-cluster: $(READY)
 	$(PY) -m pytest -q -n0 -m cluster --durations=0 tests/cluster $(ARGS)
