@@ -1,19 +1,19 @@
 # make quick        set up .venv and run the main job; ends by naming the report
 # make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing)
-# make test-all     with the slow tests: more processes, more compiled cases
+# make test-nightly the slow tests alone: more processes, more compiled cases
 # make test-cluster a real Slurm and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
 #                   slurm-wlm, munge and iproute2
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
-# make aot          docs/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
+# make aot          reports/published/studies/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
 # make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes, and
 #                   the tests that need a GPU; run it again to continue. ARGS=dry_run=true prints the timetable,
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
-# make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published;
+# make published    reports/published, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
@@ -35,7 +35,7 @@ GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/kernels tests/harness/train
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published studies setup clean
+.PHONY: quick test test-nightly test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published studies setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -44,8 +44,8 @@ test: $(READY)
 	$(PY) -m compileall -q fp8core harness
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
 
-test-all: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(PARALLEL) $(ARGS)
+test-nightly: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
 
 test-cluster: $(READY)
 	$(PY) -m pytest -q -n0 -m cluster --durations=0 tests/cluster $(ARGS)

@@ -220,6 +220,12 @@ def _project() -> Path:
     return checkout if (checkout / ".git").exists() else Path.cwd()
 
 
+def commit_here() -> str | None:
+    """The commit of the code that runs; None where it is not known."""
+    commit: str | None = _git(_project())["git_commit"]
+    return commit
+
+
 def _git(root: Path) -> dict[str, Any]:
     """Commit and whether tracked files differ from it; None for both outside of git."""
     commit = _git_output(root, "rev-parse", "HEAD")

@@ -93,7 +93,7 @@ class Experts(nn.Module):
         self, width: int, ffn: int, experts: int, top_k: int, transposed: bool = False, bias: bool = False
     ) -> None:
         super().__init__()
-        self.num_experts, self.act_fn = experts, nn.SiLU()
+        self.num_experts, self.act_fn, self.linear = experts, nn.SiLU(), functional.linear
         self.config = SimpleNamespace(num_experts_per_tok=top_k)
         self.has_gate, self.has_bias, self.is_transposed, self.is_concatenated = True, bias, transposed, True
         sizes = ((2 * ffn, width), (width, ffn))
@@ -115,8 +115,8 @@ class Experts(nn.Module):
             up, down = self.gate_up_proj[e], self.down_proj[e]
             up, down = (up.t(), down.t()) if self.is_transposed else (up, down)
             biases = (self.gate_up_proj_bias[e], self.down_proj_bias[e]) if self.has_bias else (None, None)
-            hidden = functional.linear(x[tokens], up, biases[0])
-            y = functional.linear(self._apply_gate(hidden), down, biases[1])
+            hidden = self.linear(x[tokens], up, biases[0])
+            y = self.linear(self._apply_gate(hidden), down, biases[1])
             result = result.index_add(0, tokens, y * top_k_weights[tokens, place, None])
         return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -21,23 +22,27 @@ STEPS = 3
 
 
 def ddp(settings: list[Setting]) -> list[dict[str, Any]]:
-    """`_ddp` of each."""
-    return [_ddp(setting) for setting in settings]
-
-
-def _ddp(setting: Setting) -> dict[str, Any]:
-    """Losses and averaged gradients of each step, and the amaxes in use at the end."""
+    """What `trained` finds in each setting under DDP."""
     warnings.simplefilter("ignore")
+    return [trained(setting, [dist.get_rank()], DistributedDataParallel) for setting in settings]
+
+
+def trained(
+    setting: Setting, of_ranks: list[int], wrapped: Callable[[nn.Module], nn.Module] = lambda m: m
+) -> dict[str, Any]:
+    """Losses and averaged gradients of each step, and the amaxes in use at the end; one process takes the ranks' batches in turn."""
     inner = sharding.built(setting, fp8=False)
-    model = DistributedDataParallel(inner)
+    model = wrapped(inner)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, gradients = [], []
     for step in range(STEPS):
-        (x,) = sharding.batches_of(setting, step, dist.get_rank())
-        loss = model(x).square().mean()
-        loss.backward()
-        losses.append(loss.item())
-        gradients.append([p.grad.tolist() for p in model.parameters() if p.grad is not None])
+        for rank in of_ranks:
+            (x,) = sharding.batches_of(setting, step, rank)
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        grads = [p.grad.div_(len(of_ranks)) for p in model.parameters() if p.grad is not None]
+        gradients.append([grad.tolist() for grad in grads])
         optimizer.step()
         optimizer.zero_grad()
         update_scales(model)
@@ -46,16 +51,14 @@ def _ddp(setting: Setting) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "amaxes": amaxes}
 
 
-def accumulated(is_left_out: bool) -> tuple[float, float]:
+def accumulated() -> tuple[float, float]:
     """(amax in use of the first layer's input, largest input of all ranks) after a step of three microbatches.
 
     Each microbatch reduces gradients, so that DDP broadcasts buffers before each forward pass; the largest input is in
-    the last rank's first microbatch. `is_left_out`: DDP leaves `pending` alone, as conversion asks.
+    the last rank's first microbatch.
     """
     torch.manual_seed(0)
     inner = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="delayed")
-    if not is_left_out:
-        del inner._ddp_params_and_buffers_to_ignore
     model = DistributedDataParallel(inner)
     largest = torch.zeros(())
     for number in range(3):
@@ -70,39 +73,11 @@ def accumulated(is_left_out: bool) -> tuple[float, float]:
     return float(layer.amaxes.in_use[0]), float(largest)
 
 
-def accumulated_both() -> dict[bool, tuple[float, float]]:
-    return {is_left_out: accumulated(is_left_out) for is_left_out in (True, False)}
-
-
-def one_process(setting: Setting, world: int) -> dict[str, Any]:
-    """The same by one process without torch.distributed, which takes the ranks' batches in turn and averages."""
-    model = sharding.built(setting, fp8=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses: list[list[float]] = [[] for _ in range(world)]
-    gradients = []
-    for step in range(STEPS):
-        for rank in range(world):
-            (x,) = sharding.batches_of(setting, step, rank)
-            loss = model(x).square().mean()
-            loss.backward()
-            losses[rank].append(loss.item())
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad /= world
-        gradients.append([p.grad.tolist() for p in model.parameters() if p.grad is not None])
-        optimizer.step()
-        optimizer.zero_grad()
-        update_scales(model)
-    layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
-    amaxes = [layer.amaxes.in_use.tolist() for layer in layers if layer.amaxes is not None]
-    return {"losses": losses, "gradients": gradients, "amaxes": amaxes}
-
-
-def with_both(sizes: tuple[int, ...], libraries: tuple[str, ...]) -> dict[tuple[str, bool], dict[str, Any]]:
+def with_both(sizes: tuple[int, ...]) -> dict[tuple[str, bool], dict[str, Any]]:
     """`_fsdp` by (library, precompute)."""
     return {
         (library, precompute): _fsdp(library, sizes, precompute)
-        for library in libraries
+        for library in ("torchao", "fp8core")
         for precompute in (False, True)
     }
 

@@ -54,37 +54,6 @@ def test_against_the_model_in_plain_python(mode: str, K: int) -> None:
                 assert got[i, j] == one_by_one(a[i].tolist(), b[:, j].tolist(), mode == "fp22_promote128")
 
 
-# mode -> (lowest, highest) SQNR in dB of the sum alone, all-positive operands, at K = 1024 and K = 4096
-POSITIVE_DB = {
-    "exact": ((150, 1000), (150, 1000)),
-    "fp22": ((35, 39), (21, 25)),
-    "fp22_promote128": ((62, 66),) * 2,
-}
-
-
-@pytest.mark.parametrize("index", [0, 1], ids=["K=1024", "K=4096"])
-@pytest.mark.parametrize("mode", ACCUMULATIONS)
-def test_modes_are_told_apart_on_positive_operands(mode: str, index: int, sqnr_db: Measure) -> None:
-    """Oracle: the exact sum. Cutting toward zero is a bias: -7 % at K = 4096 without promotion."""
-    a, b = codes((1024, 4096)[index], positive=True)
-    exact, got = a @ b, accumulate(a, b, mode)
-    low, high = POSITIVE_DB[mode][index]
-    found = sqnr_db(exact, got) if not torch.equal(exact, got) else 999.0
-    assert low < found < high
-    assert (got <= exact * (1 + 1e-7)).all()
-    bias = float(((got - exact) / exact).mean())
-    if mode == "fp22":
-        assert bias == pytest.approx((-0.015, -0.071)[index], rel=0.15)
-    else:
-        assert abs(bias) < 1e-3
-
-
-def test_gaussian_operands_hide_it(sqnr_db: Measure) -> None:
-    """Why positive operands: beside FP8's own error (28.5 dB) nothing is seen on zero-mean data."""
-    a, b = codes(4096, positive=False)
-    assert sqnr_db(a @ b, accumulate(a, b, "fp22")) > 50
-
-
 @pytest.mark.parametrize(
     "granularities", [("tensorwise",) * 2, ("rowwise",) * 2, ("1x128", "128x128"), ("1x32",) * 2]
 )

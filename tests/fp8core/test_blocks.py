@@ -10,10 +10,10 @@ import torch
 from gaussian import operands
 
 from fp8core import E4M3FN, E5M2, Float8Tensor, quantize, scaled_mm
-from fp8core.cast import dequantize, scale_and_cast
+from fp8core.cast import scale_and_cast
 from fp8core.formats import Format
 from fp8core.recipe import MX_MODES
-from fp8core.scaling import amax, compute_scale, mx_scale, mx_scale_code
+from fp8core.scaling import amax, mx_scale, mx_scale_code
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
 
@@ -52,16 +52,6 @@ def test_amax_and_codes_of_every_block(granularity: str, shape: tuple[int, int])
             own, own_inv = scale_and_cast(part, E4M3FN)
             assert own_inv == scale_inv[index]
         assert torch.equal(codes[where].view(torch.uint8), own.view(torch.uint8))
-
-
-@pytest.mark.parametrize("granularity", ["1x128", "1x32"])
-def test_along_the_other_dimension(granularity: str) -> None:
-    """Oracle: the transpose."""
-    x = torch.randn(130, 70)
-    codes, scale_inv = scale_and_cast(x, E5M2, granularity, dim=0)
-    codes_t, scale_inv_t = scale_and_cast(x.t(), E5M2, granularity, dim=1)
-    assert torch.equal(codes.t().view(torch.uint8), codes_t.view(torch.uint8))
-    assert torch.equal(scale_inv.t().float(), scale_inv_t.float())
 
 
 # ---------------------------------------------------------------- E8M0 scales
@@ -121,21 +111,6 @@ def test_mx_cast_equals_torchao(fmt: Format, mode: str) -> None:
     assert torch.equal(codes.view(torch.uint8), theirs.view(torch.uint8))
 
 
-def test_modes_are_told_apart_by_one_block() -> None:
-    """Oracle: by hand. amax 500 lies above 448: FLOOR keeps X = 1 and saturates; the others take X = 2 and round
-    250 to 256. amax 470 rounds (3 bits) to 480 = 1.875 * 2**8, below the next power: EVEN keeps X = 1 too."""
-    for amax_, want in ((500.0, {"floor": 448, "ceil": 512, "rceil": 512, "even": 512}),
-                        (470.0, {"floor": 448, "ceil": 480, "rceil": 480, "even": 448}),
-                        (300.0, {"floor": 288, "ceil": 288, "rceil": 288, "even": 288})):  # fmt: skip
-        got = {}
-        for mode in MX_MODES:
-            codes, scale = scale_and_cast(torch.tensor([[amax_]]), E4M3FN, "1x32", mx_mode=mode)
-            got[mode] = dequantize(codes, scale).item()
-        assert got == pytest.approx(want), amax_
-    codes = {m: mx_scale_code(torch.tensor(300.0), E4M3FN, m).view(torch.uint8).item() for m in MX_MODES}
-    assert codes == {"floor": 127, "ceil": 128, "rceil": 127, "even": 127}
-
-
 # ---------------------------------------------------------------- GEMM
 
 BLOCK = (("1x128", False, "rceil"), ("128x128", False, "rceil"))
@@ -189,19 +164,6 @@ def test_reference_gemm_of_blocks(scaling: str, shape: tuple[int, int, int]) -> 
     assert ((scaled_mm(qa, qb, torch.float32, backend="reference").double() - want).abs() <= slack).all()
 
 
-def test_blocks_keep_what_tensorwise_loses(sqnr_db: Measure) -> None:
-    """Oracle: the float64 GEMM of the bulk, with 0.1 % outliers of 1e5 in A (numerics: 24.8 dB against 7.7)."""
-    a, b = operands(4096, 0, 64, 64)
-    outlier = torch.rand(a.shape, generator=torch.Generator().manual_seed(3)) < 1e-3
-    spiked = torch.where(outlier, a * 1e5, a)
-    bulk = torch.where(outlier, 0, a).double() @ b.double()
-    found = {}
-    for granularity in ("tensorwise", "1x128"):
-        kept = torch.where(outlier, 0, quantize(spiked, E4M3FN, granularity, dim=1).dequantize())
-        found[granularity] = sqnr_db(bulk, kept.double() @ b.double())
-    assert found["tensorwise"] < 12 < 22 < found["1x128"]
-
-
 @pytest.mark.parametrize("granularity", SIZES)
 def test_non_finite_blocks_stay_non_finite_and_others_do_not_see_it(granularity: str) -> None:
     for bad in (torch.inf, torch.nan):
@@ -249,9 +211,3 @@ def test_bad_blocks_are_refused() -> None:
         mx_scale_code(torch.ones(()), E4M3FN, "round")
     with pytest.raises(TypeError, match="expected float8_e8m0fnu"):
         Float8Tensor(one.qdata, one.scale_inv, torch.float32, "1x32")
-
-
-def test_compute_scale_of_a_block_is_that_of_its_amax() -> None:
-    x = torch.randn(256, 256)
-    _, scale_inv = scale_and_cast(x, E4M3FN, "128x128", power_of_two=True)
-    assert torch.equal(scale_inv, compute_scale(amax(x, "128x128"), E4M3FN, True)[1])

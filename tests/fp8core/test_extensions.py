@@ -119,18 +119,6 @@ def test_a_name_that_no_arm_can_have_is_refused(monkeypatch: pytest.MonkeyPatch)
         recipes["Acme-1"]
 
 
-def test_an_extension_that_reads_the_table_while_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    def load() -> Recipe:
-        seen.extend(recipes)
-        return replace(ROWWISE, name="acme")
-
-    recipes = table(monkeypatch, planted("acme", load))
-    assert list(recipes) == ["rowwise", "acme"]
-    assert seen == ["rowwise"]
-
-
 def test_a_package_s_entry_points_are_read_without_importing_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -161,35 +149,3 @@ def test_a_package_s_entry_points_are_read_without_importing_it(
         installed.cache_clear()
         fp8core.BACKENDS.pop("acme_mm", None)
         sys.modules.pop("acme_fp8", None)
-
-
-def test_an_extension_may_not_set_our_entries_while_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the table, by another table, or past the table: each is refused with one line, and ours are what they were."""
-    other = Table("backends", {"torch": 1}, of_type(int))
-
-    def by(change: Callable[[], object]) -> Callable[[], Recipe]:
-        def load() -> Recipe:
-            change()
-            return replace(ROWWISE, name="acme")
-
-        return load
-
-    changes: dict[str, Callable[[], object]] = {
-        "recipe 'rowwise' may not be changed while recipe 'acme'": lambda: recipes.update(
-            rowwise=replace(ROWWISE)
-        ),
-        "recipe 'mine' may not be changed while": lambda: recipes.update(mine=ROWWISE),
-        "backend 'torch' may not be changed while": lambda: other.pop("torch"),
-        "it changed backend 'torch' of fp8-harness": lambda: other._entries.update(torch=2),
-        "it changed recipe 'rowwise' of fp8-harness": lambda: recipes._entries.clear(),
-    }
-    for said, change in changes.items():
-        recipes = table(monkeypatch, planted("acme", by(change)))
-        with pytest.raises(ExtensionError, match=said) as error:
-            recipes["acme"]
-        assert "\n" not in str(error.value)
-        assert dict(recipes) == {"rowwise": ROWWISE}
-        assert recipes["rowwise"] is ROWWISE
-        assert dict(other.own) == {"torch": 1}
-    recipes["mine"] = ROWWISE  # by who runs the process, as documented
-    other["torch"] = 3

@@ -11,37 +11,15 @@ from typing import Any
 import pytest
 import torch
 from fake_clock import NAMES, SMALL, TYPES, Clock, operands
-from torch.autograd.profiler import profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import BACKENDS, E4M3FN, RECIPES, Float8Linear, quantize, scaled_mm
-from fp8core.experts.grouped import recipe_reason
 from fp8core.gemm import FASTEST, fastest
 from fp8core.gemm.grouped import scaled_grouped_mm
 from fp8core.gemm.layout import Operand
 from fp8core.kernels import tuning
 from fp8core.kernels.tuning import ROUNDS
-from fp8core.watching import count_fp8_gemms
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-def test_measuring_is_seen_by_no_mode_and_counted_by_no_proof() -> None:
-    """Oracle: one product: what a mode that keeps or recomputes operators must see, and a count of a step's GEMMs."""
-
-    names: list[str] = []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(func.name())
-            return func(*args, **(kwargs or {}))
-
-    clock, given = Clock(torch=2.0, triton=1.0), operands()
-    with profile() as profiler, Seen():
-        clock.choosing().matmul(*given)
-    assert len(clock.ran) == 2 + 2 * ROUNDS + 1
-    assert [name for name in names if "matmul" in name or "scaled_mm" in name] == ["fp8core::matmul"]
-    assert count_fp8_gemms(profiler.function_events) == 1
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise_with_gw_hp"])
@@ -80,19 +58,6 @@ def test_groups_go_in_one_call_where_they_do_for_torch_and_else_each_as_chosen()
         for name in ("fastest", "torch")
     )
     assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
-def test_groups_have_the_sizes_of_the_one_call_on_every_device(name: str) -> None:
-    """Oracle: backend "torch", which takes multiples of 16; a loop by our kernel would take any, where it loops."""
-    cpu = torch.device("cpu")
-    for N, K in ((32, 64), (24, 64), (32, 40)):
-        of_torch, ours = (
-            recipe_reason(RECIPES[name].with_backend(backend), N, K, cpu) for backend in ("torch", "fastest")
-        )
-        assert ours == of_torch
-        assert (ours is None) == (N % 16 == K % 16 == 0)
-    assert recipe_reason(RECIPES["blockwise"].with_backend("fastest"), 128, 40, cpu) is None
 
 
 def _traced(dynamic: bool, M: int = 32) -> tuple[set[str], torch.Tensor, tuple[Any, ...]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hard_inputs import hard_inputs, mismatches
 from recipes import ON_CPU, on_cpu
 from torch import nn
 
@@ -29,7 +30,7 @@ from fp8core import (
     verify,
 )
 from fp8core.cast import cast_saturating
-from fp8core.formats import ELEMENT_FORMATS, Format
+from fp8core.formats import ELEMENT_FORMATS, Format, native_pair
 from fp8core.gemm import layout
 from fp8core.inputs import operands
 from fp8core.recipe import MX_MODES, Cast, Kernels, Recipe
@@ -46,61 +47,21 @@ def _needs_fp8() -> None:
         pytest.skip(reason)
 
 
-def hard_inputs() -> dict[str, torch.Tensor]:
-    """All bfloat16 and float16 patterns; all values, ties and overflow points of each format in float32, with
-    neighbours: every subnormal is among them, where pytorch#177870 found wrong bits on sm_100."""
-    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    points = []
-    for fmt in ELEMENT_FORMATS:
-        finite = torch.tensor([v for v in fmt.values if abs(v) <= fmt.max], dtype=torch.float64).unique()
-        points += [
-            finite,
-            (finite[1:] + finite[:-1]) / 2,
-            torch.tensor([fmt.overflow_threshold, 1e9, torch.inf]),
-        ]
-    exact = torch.cat(points).float()
-    exact = torch.cat([exact, -exact])
-    infinity = torch.tensor(torch.inf)
-    return {
-        "bf16": patterns.view(torch.bfloat16),
-        "fp16": patterns.view(torch.float16),
-        "fp32": torch.cat(
-            [exact, exact.nextafter(infinity), exact.nextafter(-infinity), torch.tensor([torch.nan])]
-        ),
-    }
-
-
-def mismatches(got: torch.Tensor, want: torch.Tensor, fmt: Format) -> int:
-    """Codes that differ, NaN compared as a class."""
-    nan = torch.tensor([code in fmt.nan_codes for code in range(256)])
-    got, want = got.cpu().view(torch.uint8).long(), want.view(torch.uint8).long()
-    return int(((got != want) & ~(nan[got] & nan[want])).sum())
-
-
-@pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
-@pytest.mark.parametrize("source", ["bf16", "fp16", "fp32"])
-def test_device_casts_are_bit_equal_to_the_golden_ones(source: str, fmt: Format) -> None:
-    """Oracle: the CPU cast."""
-    x = hard_inputs()[source]
-    assert mismatches(cast_saturating(x.cuda(), fmt), cast_saturating(x, fmt), fmt) == 0
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own, from inductor
-def test_compiled_device_casts_are_bit_equal_to_the_golden_ones() -> None:
-    """Oracle: the CPU cast. Only formats of this hardware: Triton has no fnuz on NVIDIA."""
-    formats = [f for f in ELEMENT_FORMATS if layout.device_reason("cuda", f, f) is None]
+@pytest.mark.parametrize("compiled", [False, True])
+def test_device_casts_are_bit_equal_to_the_golden_ones(compiled: bool) -> None:
+    """Oracle: the CPU cast. Compiled only formats of this hardware: Triton has no fnuz on NVIDIA."""
     inputs = hard_inputs()
+    formats = [f for f in ELEMENT_FORMATS if not compiled or layout.device_reason("cuda", f, f) is None]
 
     def everything(*xs: torch.Tensor) -> list[torch.Tensor]:
         return [cast_saturating(x, fmt) for x in xs for fmt in formats]
 
     torch._dynamo.reset()
-    got = torch.compile(everything, fullgraph=True, dynamic=False)(*(x.cuda() for x in inputs.values()))
-    want = everything(*inputs.values())
-    found = [
-        mismatches(g, w, formats[i % len(formats)]) for i, (g, w) in enumerate(zip(got, want, strict=True))
-    ]
-    assert found == [0] * len(found)
+    run = torch.compile(everything, fullgraph=True, dynamic=False) if compiled else everything
+    got, want = run(*(x.cuda() for x in inputs.values())), everything(*inputs.values())
+    for fmt, g, w in zip(formats * len(inputs), got, want, strict=True):
+        assert mismatches(g, w, fmt) == 0, fmt.name
 
 
 @pytest.mark.parametrize("pow2", [False, True])
@@ -118,12 +79,25 @@ def test_device_codes_and_scales_equal_the_cpu(
     assert mismatches(got.qdata, want.qdata, fmt) == 0
 
 
+MATMULS = [
+    *(("torch", gradient, (name,) * 2) for gradient in (False, True) for name in ("tensorwise", "rowwise")),
+    *(
+        ("triton", False, names)
+        for names in (("tensorwise",) * 2, ("rowwise",) * 2, ("1x128", "128x128"), ("1x128",) * 2)
+    ),
+]
+
+
 @pytest.mark.parametrize("fast_accum", [False, True])
-@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
-@pytest.mark.parametrize("a_gradient", [False, True])
-@pytest.mark.parametrize("shape", [(16, 64, 32), (17, 256, 112), (512, 4096, 512)], ids=str)
+@pytest.mark.parametrize(("backend", "a_gradient", "granularities"), MATMULS)
+@pytest.mark.parametrize("shape", [(17, 256, 112), (512, 4096, 512), (17, 63, 5), (300, 272, 140)], ids=str)
 def test_device_matmul_agrees_with_the_reference(
-    shape: tuple[int, int, int], a_gradient: bool, granularity: str, fast_accum: bool, sqnr_db: Measure
+    shape: tuple[int, int, int],
+    backend: str,
+    a_gradient: bool,
+    granularities: tuple[str, str],
+    fast_accum: bool,
+    sqnr_db: Measure,
 ) -> None:
     """Oracle: the float64 reference on the same codes.
 
@@ -131,34 +105,35 @@ def test_device_matmul_agrees_with_the_reference(
     58 dB at K = 4096 on Gaussian data. Together 53 dB; the bound leaves 8 dB for what the model does not know.
     """
     M, K, N = shape
-    e4m3, e5m2 = (RECIPES["tensorwise"].grad_input.b, RECIPES["tensorwise"].grad_input.a)
-    assert e4m3 is not None
-    assert e5m2 is not None
-    a_fmt = e5m2.format if a_gradient else e4m3.format
-    a = quantize(torch.randn(M, K, device="cuda"), a_fmt, granularity, dim=1)
-    b = quantize(torch.randn(N, K, device="cuda"), e4m3.format, granularity, dim=1).t()
+    if backend == "torch" and (K % 16 or N % 16):
+        pytest.skip("cuBLAS takes multiples of 16")
+    b_fmt, a_fmt = native_pair()
+    out = torch.bfloat16 if backend == "torch" else torch.float32
+    a = quantize(torch.randn(M, K, device="cuda"), a_fmt if a_gradient else b_fmt, granularities[0], dim=1)
+    b = quantize(torch.randn(N, K, device="cuda"), b_fmt, granularities[1], dim=1).t()
     want = scaled_mm(a, b, torch.float64, backend="reference")
-    assert sqnr_db(want, scaled_mm(a, b, torch.bfloat16, fast_accum)) > 45
+    assert sqnr_db(want, scaled_mm(a, b, out, fast_accum, backend=backend)) > 45
+
+
+def passes(
+    run: Callable[[torch.Tensor], torch.Tensor], parameters: list[nn.Parameter], x: torch.Tensor
+) -> list[torch.Tensor]:
+    """Output and gradients, the output's own gradient being the same in every run."""
+    x = x.detach().requires_grad_()
+    y = run(x)
+    g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+    return [t.detach().cpu() for t in (y, *torch.autograd.grad(y, [x, *parameters], g))]
 
 
 @pytest.mark.parametrize("recipe", [on_cpu(name) for name in RECIPES], ids=lambda r: r.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_device_layer_agrees_with_the_cpu(dtype: torch.dtype, recipe: Recipe, sqnr_db: Measure) -> None:
     """Oracle: the same layer on CPU. Codes are equal, so only accumulation and bfloat16 results differ."""
-    layer = Float8Linear(256, 128, dtype=dtype, config=recipe)
-    x, g = torch.randn(4, 64, 256, dtype=dtype), torch.randn(4, 64, 128, dtype=dtype)
-    results = []
-    for device in ("cpu", "cuda"):
-        module = layer.to(device)
-        module.zero_grad()
-        inputs = x.to(device).requires_grad_()
-        output = module(inputs)
-        output.backward(g.to(device))
-        assert inputs.grad is not None
-        assert module.weight.grad is not None
-        results.append([t.detach().cpu() for t in (output, inputs.grad, module.weight.grad)])
-    for want, got in zip(*results, strict=True):
-        assert sqnr_db(want, got) > 45
+    layer, x = Float8Linear(256, 128, dtype=dtype, config=recipe), torch.randn(4, 64, 256, dtype=dtype)
+    want = passes(layer, [layer.weight], x)
+    layer.cuda()
+    for one, other in zip(want, passes(layer, [layer.weight], x.cuda()), strict=True):
+        assert sqnr_db(one, other) > 45
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own, from inductor
@@ -168,17 +143,10 @@ def test_compiled_layer_on_the_device(name: str, kernels: Kernels, sqnr_db: Meas
     """Oracle: eager on the device; fullgraph, so no break can hide. Plain casts, and the operators."""
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).bfloat16().cuda()
     convert_to_float8_training(model, config=RECIPES[name].with_kernels(kernels))
-    x = torch.randn(128, 256, dtype=torch.bfloat16, device="cuda")
+    x, parameters = torch.randn(128, 256, dtype=torch.bfloat16, device="cuda"), list(model.parameters())
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, dynamic=False)
-    results = []
-    for run in (model, compiled):
-        inputs = x.clone().requires_grad_()
-        output = run(inputs)
-        results.append(
-            [output.detach(), *torch.autograd.grad(output.square().mean(), [inputs, *model.parameters()])]
-        )
-    for want, got in zip(*results, strict=True):
+    compiled = passes(torch.compile(model, fullgraph=True, dynamic=False), parameters, x)
+    for want, got in zip(passes(model, parameters, x), compiled, strict=True):
         assert sqnr_db(want, got) > 25
 
 
@@ -215,29 +183,13 @@ def test_a_layer_trains_alike_with_and_without_kernels(name: str) -> None:
         layer = Float8Linear(256, 384, bias=False, dtype=torch.bfloat16, device="cuda",
                              config=RECIPES[name].with_kernels(kernels))  # fmt: skip
         assert audit(layer).layers[0].casts.startswith("kernels" if kernels == "auto" else "plain")
+        found = []
         for _ in range(2):
-            x = torch.randn(272, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-            y = layer(x)
-            results.append([y, *torch.autograd.grad(y.float().square().sum(), (x, layer.weight))])
+            x = torch.randn(272, 256, dtype=torch.bfloat16, device="cuda")
+            found += passes(layer, [layer.weight], x)
             update_scales(layer)
-    for want, got in zip(results[:2], results[2:], strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-@pytest.mark.parametrize("fast_accum", [False, True])
-@pytest.mark.parametrize(
-    "granularities", [("tensorwise",) * 2, ("rowwise",) * 2, ("1x128", "128x128"), ("1x128",) * 2]
-)
-@pytest.mark.parametrize("shape", [(17, 63, 5), (300, 272, 140), (512, 4096, 512)], ids=str)
-def test_own_matmul_agrees_with_the_reference(
-    shape: tuple[int, int, int], granularities: tuple[str, str], fast_accum: bool, sqnr_db: Measure
-) -> None:
-    """Oracle: the float64 reference on the same codes, with the bound of the library's kernel above."""
-    M, K, N = shape
-    a = quantize(torch.randn(M, K, device="cuda"), E4M3FN, granularities[0], dim=1)
-    b = quantize(torch.randn(N, K, device="cuda"), E4M3FN, granularities[1], dim=1).t()
-    want = scaled_mm(a, b, torch.float64, backend="reference")
-    assert sqnr_db(want, scaled_mm(a, b, torch.float32, fast_accum, backend="triton")) > 45
+        results.append(found)
+    assert all(map(torch.equal, *results))
 
 
 def test_promotion_is_what_fast_accumulation_lacks() -> None:
@@ -269,22 +221,14 @@ def test_verify_on_the_device(name: str) -> None:
 @pytest.mark.parametrize("name", ["tensorwise", "delayed", "rowwise"])
 def test_producers_on_the_device(name: str) -> None:
     """Oracle: the same layers reading the plain results of the same kernels, bitwise."""
-    torch.manual_seed(0)
-    kwargs = {"bias": False, "dtype": torch.bfloat16, "device": "cuda", "config": name}
-    gate, up, down = (
-        Float8Linear(256, 512, **kwargs),
-        Float8Linear(256, 512, **kwargs),
-        Float8Linear(512, 256, **kwargs),
-    )
+    of = {"bias": False, "dtype": torch.bfloat16, "device": "cuda", "config": name}
+    gate, up, down = (Float8Linear(*sizes, **of) for sizes in ((256, 512), (256, 512), (512, 256)))
     norm, act = RMSNorm(256, dtype=torch.bfloat16, device="cuda"), SwiGLU()
-    layers = nn.ModuleList([gate, up, down])
     x = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     down(act(gate(norm(x)), up(norm(x)))).sum().backward()
-    update_scales(layers)
-    h = norm(x)
-    want = down(act(gate(h), up(h)))
-    shared = norm(x, gate, up)
-    assert torch.equal(down(act(gate(shared), up(shared), down)), want)
+    update_scales(nn.ModuleList([gate, up, down]))
+    h, shared = norm(x), norm(x, gate, up)
+    assert torch.equal(down(act(gate(shared), up(shared), down)), down(act(gate(h), up(h))))
 
 
 def test_more_elements_than_an_int32_counts() -> None:

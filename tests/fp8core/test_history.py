@@ -180,12 +180,6 @@ def test_a_layer_made_on_meta_starts_afresh() -> None:
     assert layer.amaxes.in_use[0] == 1
 
 
-def test_shared_input_records_in_every_layer() -> None:
-    layers = [Float8Linear(32, 48, config="delayed") for _ in range(2)]
-    cast_input(torch.full((16, 32), 2.0), *layers)
-    assert [float(layer.amaxes.pending[0]) for layer in layers] == [2, 2]
-
-
 def test_while_a_cuda_graph_records_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers move on, as the graph's replays must; which roles have an amax is found out after it."""
     layer, never_called = (Float8Linear(32, 48, bias=False, config="delayed") for _ in range(2))
@@ -261,18 +255,6 @@ def test_a_pass_without_gradients_records_nothing(name: str, kernels: str, route
         update_scales(layer)
 
 
-def test_reentrant_checkpointing_records_in_its_second_pass() -> None:
-    """Oracle: without checkpointing; the first pass of a reentrant checkpoint runs without gradients."""
-    pending = []
-    for ac in (False, True):
-        torch.manual_seed(0)
-        layer, x = Float8Linear(32, 48, config="delayed"), torch.randn(16, 32, requires_grad=True)
-        output = checkpoint(layer, x, use_reentrant=True) if ac else layer(x)
-        output.square().mean().backward()
-        pending.append(layer.amaxes.pending)
-    assert torch.equal(*pending)
-
-
 @pytest.mark.parametrize("name", ["delayed", "static"])
 def test_evaluation_between_steps_leaves_training_bitwise_alone(name: str) -> None:
     """Oracle: the same training without evaluation; its data is a thousand times larger."""
@@ -315,17 +297,6 @@ def test_an_idle_layer_keeps_its_amaxes(algorithm: str) -> None:
     step(idle, torch.ones(16, 32))
     update_scales(model)
     assert idle.amaxes.in_use[0] == (8 if algorithm == "max" else 1)
-
-
-def test_a_role_that_was_not_cast_keeps_its_amax() -> None:
-    """A frozen layer on data: no gradient is ever cast, and what an earlier phase recorded of gradients stays."""
-    m = memory(length=2)
-    feed(m, 4.0)
-    for _ in range(3):
-        m.record("input", torch.tensor(2.0))
-        m.advance()
-    assert m.in_use.tolist() == [2, 1, 1]
-    assert m.history.tolist() == [[2, 2], [1, 0], [1, 0]]
 
 
 def test_microbatches_keep_no_cast_of_an_evaluation() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Barrier, Event, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -84,35 +83,3 @@ def test_onednn_is_off_within_a_product_and_back_after_it(monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError), torch_mm._WITHOUT_ONEDNN:
         1 / 0  # noqa: B018 - what fails within
     assert (seen, torch.backends.mkldnn.enabled) == ([False, True], True)
-
-
-def test_threads_that_multiply_at_once_leave_onednn_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: torch's switch. The first to begin ends first; with a switch of each thread's own it would stay off for good."""
-    a = quantize(torch.ones(16, 16), E4M3FN)
-    both, first_within, first_left = Barrier(2), Event(), Event()
-    real = torch._scaled_mm
-    on_in_the_second = []
-
-    def spied(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if current_thread().name == "first":
-            first_within.set()
-            both.wait(60)
-        else:
-            both.wait(60)
-            assert first_left.wait(60)
-            on_in_the_second.append(torch.backends.mkldnn.enabled)
-        return real(*args, **kwargs)
-
-    def first() -> None:
-        scaled_mm(a, a.t(), backend="torch")
-        first_left.set()
-
-    monkeypatch.setattr(torch_mm, "_HAS_AMX", True)
-    monkeypatch.setattr(torch, "_scaled_mm", spied)
-    thread = Thread(target=first, name="first")
-    thread.start()
-    assert first_within.wait(60)
-    scaled_mm(a, a.t(), backend="torch")
-    thread.join()
-    assert torch.backends.mkldnn.enabled
-    assert on_in_the_second == [False]

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from recipes import ON_CPU, changed, on_cpu
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     _VersionWrapper,
@@ -134,15 +133,6 @@ def test_inside_a_microbatches_scope() -> None:
             inner()
 
     assert proof_of(model, step).ok
-
-
-def test_one_line_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    model = convert_to_float8_training(Block())
-    verify(training(model), model)
-    verify(training(Block()), Block())
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("FP8 verified: ")
-    assert second.startswith("FP8 NOT verified: no layer is converted")
 
 
 # ---------------------------------------------------------------- silent failures
@@ -312,25 +302,6 @@ def test_losses_of_a_cast_are_shown() -> None:
 def test_on_cpu_names_are_those_with_a_kernel() -> None:
     assert set(RECIPES) - set(ON_CPU) == {"mxfp8"}
     assert on_cpu("mxfp8").backend == "reference"
-
-
-class Passing(TorchDispatchMode):
-    """Shows the profiler each operator twice: above itself and below."""
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return op(*args, **(kwargs or {}))
-
-
-def test_an_operator_within_a_dispatch_mode_is_counted_once() -> None:
-    """Oracle: the same step without the mode."""
-    model = convert_to_float8_training(Block())
-    step = training(model)
-
-    def within() -> None:
-        with Passing():
-            step()
-
-    assert proof_of(model, within).counted == proof_of(model, step).counted == 5
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.3])

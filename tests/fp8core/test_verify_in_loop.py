@@ -153,9 +153,3 @@ def test_a_step_that_raises_is_none_of_the_two() -> None:
             loop.step()
     assert proof.conclude().ok, "what the broken step showed is forgotten"
     assert not any(module._forward_hooks for module in loop.model.modules())
-
-
-@pytest.mark.parametrize(("model", "error"), [("model", TypeError), (None, TypeError)])
-def test_what_is_no_model_is_refused(model: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="model"):
-        StepProof(model)

@@ -6,7 +6,6 @@ Oracle: copies of all of them taken before.
 from __future__ import annotations
 
 import copy
-import logging
 import random
 from typing import Any
 
@@ -103,13 +102,3 @@ def test_an_mx_block_with_a_nan_is_nan_whatever_its_sign() -> None:
     for bits in (0x7FC00000, -0x400000):
         amax = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
         assert mx_scale_code(amax, "e4m3fn").view(torch.uint8).item() == 255
-
-
-def test_conversion_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="fp8core"):
-        convert_to_float8_training(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 10)), config="rowwise")
-    (record,) = caplog.records
-    assert record.levelno == logging.INFO
-    line = record.getMessage()
-    assert line.startswith("1 of 2 Linear layers converted to FP8, recipe rowwise; 1 skipped (1): N=10")
-    assert line.endswith("; not yet proven: call verify")

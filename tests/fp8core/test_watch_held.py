@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -119,85 +116,6 @@ def test_a_switch_after_the_backward_pass_changes_no_record() -> None:
     assert {r.status for r in watcher.latest if r.layer == "1"} == {CAST}
     assert {r.status for r in watcher.latest} <= {CAST, HIGH_PRECISION}
     assert {r.layer for r in watcher.latest} == {"0", "1"}
-
-
-def test_layers_that_were_replaced_after_the_backward_pass_are_reported() -> None:
-    net = model()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with fp8core.watch(net, every=2) as watcher:
-            run(net)
-            net[0], net[1] = nn.Linear(32, 48), nn.Linear(48, 16)
-            watcher.step()
-    assert {(r.layer, r.status) for r in watcher.latest} == {("0", CAST), ("1", CAST)}
-
-
-def test_experts_that_went_to_high_precision_after_the_backward_pass_are_reported() -> None:
-    from mixtures import Mixture
-
-    torch.manual_seed(0)
-    mixture = fp8core.convert_experts_to_float8(Mixture(), config=on_cpu("tensorwise"))
-    with fp8core.watch(mixture, every=2) as watcher:
-        mixture(torch.randn(96, 32)).square().sum().backward()
-        mixture.experts.multiply.recipe = None
-        watcher.step()
-    assert {r.status for r in watcher.latest} == {CAST}
-
-
-def test_each_problem_is_told_once() -> None:
-    net = model()
-    watcher = fp8core.watch(net, every=1)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            watcher.step()  # no layer ran
-        for _ in range(2):
-            net(torch.randn(16, 32))  # no backward pass
-            watcher.step()
-        for name in "01":
-            setattr(net, name, nn.Linear(4, 4))
-        watcher.step()
-    texts = [str(w.message) for w in told]
-    assert len(texts) == 3, texts
-    assert "no FP8 layer ran" in texts[0]
-    assert "eager_steps=True" in texts[0]
-    assert "no backward pass" in texts[1]
-    assert "eager_steps" not in texts[1]
-    assert "no FP8 layer to watch" in texts[2]
-
-
-def test_eager_steps_are_not_advised_where_they_are_on() -> None:
-    watcher = fp8core.watch(model(), every=1, eager_steps=True)
-    with pytest.warns(RuntimeWarning, match="no FP8 layer ran") as told:
-        watcher.step()
-    watcher.close()
-    assert "pass eager_steps" not in str(told[0].message)
-
-
-@pytest.mark.parametrize(
-    "how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"]
-)
-@pytest.mark.parametrize("armed", [True, False])
-def test_a_model_that_holds_its_watcher_can_be_copied(how: Callable[[Any], Any], armed: bool) -> None:
-    """For an average of the weights: the copy's watcher is closed and says so; the model's own goes on."""
-    net = model()
-    net.watcher = fp8core.watch(net, every=1, first_step=0)
-    if not armed:
-        run(net)
-    average = how(net)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), average.parameters(), strict=True))
-    run(average)
-    with pytest.warns(RuntimeWarning, match="a copy of a watcher"):
-        average.watcher.step()
-    average.watcher.close()
-    assert average.watcher.problem
-    assert average.watcher.latest == ()
-    run(net)
-    net.watcher.step()
-    assert not net.watcher.problem
-    assert {r.status for r in net.watcher.latest} == {CAST}
-    fp8core.watch(average, first_step=1)
-    net.watcher.close()
 
 
 def test_a_forward_pass_counts_once_however_often_it_is_differentiated() -> None:

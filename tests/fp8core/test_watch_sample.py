@@ -78,13 +78,6 @@ def test_places_are_the_same_each_time_and_draw_no_random_number() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_places_that_are_kept_have_a_bound() -> None:
-    places = Places(16)
-    for rows in range(2, 1000):
-        places.of(torch.Size((rows, 32)), CPU)
-    assert places.kept <= Places.KEPT
-
-
 def test_a_diagonal_is_estimated_as_what_it_is() -> None:
     """An identity with noise that underflows: every sample of a fixed stride of 4097 lay on the diagonal."""
     size = 4096

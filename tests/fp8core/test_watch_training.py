@@ -137,13 +137,6 @@ def test_an_unwatched_step_has_nothing_on() -> None:
     watcher.close()  # twice
 
 
-def test_a_watcher_that_is_dropped_leaves_nothing() -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    watcher = fp8core.watch(model)
-    assert WATCHED
-    del watcher
-
-
 def test_a_resumed_run_counts_on() -> None:
     model = convert_to_float8_training(Model("plain"), config="tensorwise")
     records: list[CastRecord] = []
@@ -223,31 +216,6 @@ def test_a_sink_that_fails_ends_watching_and_not_the_training(to: Any, said: str
     assert said in watcher.problem
     assert "step 0" in watcher.problem
     assert "watching has stopped" in watcher.problem
-
-
-@pytest.mark.parametrize(
-    "where", ["_scales_at", "_sums"]
-)  # while a sample is taken; while samples are counted
-def test_statistics_that_fail_end_watching_and_not_the_training(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def out_of_memory(*_: Any) -> None:
-        raise torch.OutOfMemoryError("no memory for a sample")
-
-    monkeypatch.setattr(f"fp8core.cast_stats.{where}", out_of_memory)
-    model = convert_to_float8_training(Model("plain"), config="rowwise")
-    watcher = fp8core.watch(model, every=1)
-    model(torch.randn(16, 32)).sum().backward()
-    with pytest.warns(RuntimeWarning, match="no memory for a sample"):
-        watcher.step()
-    assert "watching has stopped" in watcher.problem
-
-
-def test_a_forgotten_step_is_told() -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    with pytest.warns(RuntimeWarning, match=r"step\(\) was never called"), fp8core.watch(model) as watcher:
-        model(torch.randn(16, 32)).sum().backward()
-    assert watcher.problem
 
 
 def test_a_compiled_model_is_refused_or_runs_its_watched_steps_eagerly() -> None:

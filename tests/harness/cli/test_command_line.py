@@ -201,9 +201,9 @@ sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
     [
         (signal.SIGINT, "true", 3),  # an impatient hand
         pytest.param(signal.SIGTERM, "true", 1, marks=pytest.mark.slow),
-        (signal.SIGKILL, "true", 1),
+        pytest.param(signal.SIGKILL, "true", 1, marks=pytest.mark.slow),
         (signal.SIGTERM, "false", 2),
-        (signal.SIGHUP, "true", 1),
+        pytest.param(signal.SIGHUP, "true", 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGQUIT, "true", 2, marks=pytest.mark.slow),
     ],
 )

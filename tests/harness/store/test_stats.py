@@ -121,19 +121,10 @@ def test_far_t_quantiles_agree_with_scipy(degrees: int) -> None:
         )
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 21, 40])
-def test_the_smallest_p_is_two_to_the_minus_n(n: int) -> None:
-    assert stats.sign_flip_p(np.arange(1.0, n + 1)) == 2.0**-n
-
-
 @pytest.mark.parametrize(
     ("call", "values"),
     [
-        *(
-            (call, (none,))
-            for call in (stats.median, stats.t_interval, stats.sign_flip_p)
-            for none in ([], [1.0, math.inf])
-        ),
+        *((call, (none,)) for call in (stats.median, stats.t_interval) for none in ([], [1.0, math.inf])),
         *((stats.t_quantile, of) for of in ((0.0, 3), (1.0, 3), (math.nan, 3), (0.5, 0))),
         (stats.t_interval, ([1.0, 2.0], 1.0)),
         (stats.geometric_mean, ([1.0, 0.0],)),
