@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         for words, holds, code in COMMANDS:
             if only and not any(word in words for word in only):
                 continue
-            line = [*offline(), python, "-m", "harness", *words.split()]
+            line = [*offline(), str(python), "-m", "harness", *words.split()]
             started = time.perf_counter()
             done = subprocess.run(line, cwd=work, env=env, capture_output=True, text=True)
             out = done.stdout + done.stderr
