@@ -9,7 +9,6 @@ import pytest
 import torch
 from client_models import Conv1D, Gpt2, Mixture
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fp8core import (
     audit,
@@ -48,9 +47,6 @@ def test_every_owner_of_a_weight_has_a_row() -> None:
             self.weight = nn.Parameter(torch.randn(64, 64))
             self.stacked = nn.Parameter(torch.randn(4, 64, 64))
             self.gain = nn.Parameter(torch.randn(1, 1, 64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return functional.linear(x * self.gain[0, 0], self.weight)
 
     model = nn.ModuleDict(
         {
