@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import sharding
@@ -15,7 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8core import Float8Linear, Float8LinearConfig, convert_to_float8_training, update_scales
+import fp8core
+from fp8core import Float8Linear, convert_to_float8_training, update_scales
 from fp8core.distributed.wire import count_collectives
 
 STEPS = 3
@@ -71,32 +73,21 @@ def accumulated() -> float:
 
 def with_both(sizes: tuple[int, ...]) -> dict[tuple[str, bool], dict[str, Any]]:
     """`_fsdp` by (library, precompute)."""
-    return {
-        (library, precompute): _fsdp(library, sizes, precompute)
-        for library in ("torchao", "fp8core")
-        for precompute in (False, True)
-    }
+    warnings.simplefilter("ignore")
+    cases = itertools.product(("torchao", "fp8core"), (False, True))
+    return {case: _fsdp(sizes, *case) for case in cases}
 
 
-def _fsdp(library: str, sizes: tuple[int, ...], precompute: bool) -> dict[str, Any]:
+def _fsdp(sizes: tuple[int, ...], library: str, precompute: bool) -> dict[str, Any]:
     """Losses, bytes gathered and all-reduces of each step, with FP8 all-gather by fp8core or torchao; emulated GEMMs.
 
     With biases: torchao's all-gather of FP8 alone fails on gloo, and shared with float32 it is sent as uint8.
     """
-    warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(i, o) for i, o in pairwise(sizes)))
-    if library == "torchao":
-        from torchao import float8
-
-        config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
-        float8.convert_to_float8_training(model, config=config)
-        prepare = float8.precompute_float8_dynamic_scale_for_fsdp
-    else:
-        from fp8core import precompute_float8_dynamic_scale_for_fsdp as prepare
-
-        own = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
-        convert_to_float8_training(model, config=own)
+    model = nn.Sequential(*(nn.Linear(i, o) for i, o in itertools.pairwise(sizes)))
+    their = fp8core if library == "fp8core" else importlib.import_module("torchao.float8")
+    config = their.Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
+    their.convert_to_float8_training(model, config=config)
     for layer in [*model, model]:
         fully_shard(layer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -109,7 +100,7 @@ def _fsdp(library: str, sizes: tuple[int, ...], precompute: bool) -> dict[str, A
             optimizer.step()
             optimizer.zero_grad()
             if precompute:
-                prepare(model)
+                their.precompute_float8_dynamic_scale_for_fsdp(model)
         losses.append(loss.item())
         gathered.append(counts.of("all_gather"))
         all_reduces.append(sum(sent.collective == "all_reduce" for sent in counts.sent))

@@ -25,7 +25,7 @@ from fp8core.distributed.expert_parallel import (
 from fp8core.distributed.wire import count_collectives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 EXPERTS, WIDTH, FFN = 8, 128, 128
 Facts = dict[str, Any]
@@ -142,40 +142,42 @@ def sent_by(dispatch: str, gradient: str) -> list[tuple[str, int]]:
     return [(sent.dtype, sent.size_bytes) for sent in counts.sent if sent.collective == "all_to_all"]
 
 
-def mixture_step(recipe: str) -> Facts:
-    """Largest difference of one rank's loss and gradients from one process, relative to each one's largest element."""
+STEPS = (("", False), ("rowwise_with_gw_hp", False), ("rowwise", True))
+
+
+def mixture_step(recipe: str, is_sharded: bool) -> dict[str, float]:
+    """Largest relative difference of loss and whole gradients, with parallel experts or under FSDP2, from the mean over ranks
+    that each hold everything."""
     rank, world = dist.get_rank(), dist.get_world_size()
-
-    def model() -> Mixture:
-        torch.manual_seed(0)
-        mixture = Mixture()
-        mixture.head = (
-            nn.Identity()
-        )  # a product in high precision depends, in its last bit, on how many rows it has
-        return convert_experts_to_float8(mixture, config=recipe) if recipe else mixture
-
-    data = torch.randn(world, 24, 32, generator=torch.Generator().manual_seed(7))
-    whole = model()
-    want = whole(data.flatten(0, 1)).square().mean()
-    want.backward()
-    mine = parallelize_experts(model(), mean_gradient=True)
-    loss = mine(data[rank]).square().mean()
+    data = torch.randn(24, 32, generator=torch.Generator().manual_seed(rank))
+    torch.manual_seed(0)
+    alone = Mixture(experts=3 if is_sharded else 4)
+    if recipe:
+        convert_experts_to_float8(alone, config=recipe)
+    mine = copy.deepcopy(alone)
+    if is_sharded:
+        for module in (mine.experts, mine):
+            fully_shard(module)
+    else:
+        parallelize_experts(mine, mean_gradient=True)
+    loss, want = (model(data).square().mean() for model in (mine, alone))
     loss.backward()
-    dist.all_reduce(loss_mean := loss.detach() / world)
-    apart = expert_parameters(mine)
-    facts = {"loss": float((loss_mean - want.detach()).abs() / want.detach())}
-    share = slice(rank * 4 // world, (rank + 1) * 4 // world)
-    reference = dict(whole.named_parameters())
-    for name, parameter in mine.named_parameters():
-        if parameter.grad is None:
+    want.backward()
+    found = {"loss": float((loss - want).detach().abs() / want.detach())}
+    apart = () if is_sharded else expert_parameters(mine)
+    for (name, parameter), plain in zip(mine.named_parameters(), alone.parameters(), strict=True):
+        if plain.grad is None:
             continue
-        if name in apart:
-            expected = reference[name.replace("experts.experts.", "experts.")].grad[share]
+        got, expected = parameter.grad, plain.grad.div_(world)
+        dist.all_reduce(expected)
+        if is_sharded:
+            got = got.full_tensor()
+        elif name in apart:
+            expected = expected.chunk(world)[rank]
         else:
-            dist.all_reduce(parameter.grad.div_(world))
-            expected = reference[name].grad
-        facts[name] = float((parameter.grad - expected).abs().max() / expected.abs().max())
-    return facts
+            dist.all_reduce(got.div_(world))
+        found[name] = float((got - expected).abs().max() / expected.abs().max())
+    return found
 
 
 class Others(nn.Module):
@@ -204,61 +206,35 @@ def shares() -> Facts:
     }
 
 
-def sharded_by_fsdp() -> dict[str, float]:
-    """Largest relative difference of loss and full gradients under FSDP2 from the mean over ranks alone."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    data = torch.randn(world, 24, 32, generator=torch.Generator().manual_seed(7))
-    torch.manual_seed(0)
-    alone = convert_experts_to_float8(Mixture(experts=3), config="rowwise")
-    mine = copy.deepcopy(alone)
-    for module in (mine.experts, mine):
-        fully_shard(module)
-    loss, want = (model(data[rank]).square().mean() for model in (mine, alone))
-    loss.backward()
-    want.backward()
-    found = {"loss": float((loss - want).detach().abs() / want.detach())}
-    for (name, sharded), plain in zip(mine.named_parameters(), alone.parameters(), strict=True):
-        if plain.grad is not None:
-            dist.all_reduce(plain.grad.div_(world))
-            found[name] = float(
-                (sharded.grad.full_tensor() - plain.grad).abs().max() / plain.grad.abs().max()
-            )
-    return found
-
-
-def divided() -> dict[str, bool]:
-    """Compare the experts' gradients with those of `mean_gradient`, independent of the weights."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("experts", "data"))
-
-    def gradient(change: Callable[[ExpertParallel], Any], *, mean: bool) -> Tensor:
-        experts = parallelize_experts(made(""), mean_gradient=mean)
-        assert isinstance(experts, ExpertParallel)
-        experts = change(experts) or experts
-        x, offsets, grad = tokens_of(rank)
-        for _ in range(2):
-            experts(x, offsets).backward(grad)
-        found: Any = experts.experts.gate.grad
-        return found.to_local() if hasattr(found, "to_local") else found
-
-    whole = gradient(lambda _: None, mean=False)
-    changes: dict[str, Callable[[ExpertParallel], Any]] = {
-        "as it is": lambda _: None,
-        "copied": copy.deepcopy,
-        "assigned": lambda m: m.load_state_dict(m.state_dict(), assign=True) and None,
-        "sharded": lambda m: fully_shard(m.experts, mesh=mesh["data"]) and None,
-    }
-    return {name: torch.equal(gradient(change, mean=True), whole / world) for name, change in changes.items()}
-
-
-def frozen() -> list[bool]:
-    """List which experts' weights have gradients where one of them is frozen."""
+def gradients(mean: bool, way: str = "as it is") -> list[Tensor | None]:
+    """Gradients of a rank's experts after two passes, the first weight frozen where `way` says so."""
     experts = made("")
-    experts.gate.requires_grad_(False)
-    parallel = parallelize_experts(experts, mean_gradient=True)
+    experts.gate.requires_grad_(way != "frozen")
+    shared = parallelize_experts(experts, mean_gradient=mean)
+    if way == "copied":
+        shared = copy.deepcopy(shared)
+    elif way == "assigned":
+        shared.load_state_dict(shared.state_dict(), assign=True)
+    elif way == "sharded":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("experts", "data"))
+        fully_shard(shared.experts, mesh=mesh["data"])
     x, offsets, grad = tokens_of(dist.get_rank())
-    parallel(x, offsets).backward(grad)
-    return [p.grad is not None for p in parallel.parameters()]
+    for _ in range(2):
+        shared(x, offsets).backward(grad)
+    grads: list[Any] = [p.grad for p in shared.parameters()]
+    return [g.to_local() if hasattr(g, "to_local") else g for g in grads]
+
+
+def divided() -> dict[str, list[bool]]:
+    """Whether each gradient of `mean_gradient` is that without it, divided."""
+    whole = [grad / dist.get_world_size() for grad in gradients(mean=False)]
+    return {
+        way: [
+            got is not None and torch.equal(got, want)
+            for got, want in zip(gradients(True, way), whole, strict=True)
+        ]
+        for way in ("as it is", "copied", "assigned", "sharded", "frozen")
+    }
 
 
 def proven() -> str:
@@ -289,11 +265,9 @@ def everything() -> Facts:
     """Collect in one launch everything that the tests check on one of two ranks."""
     return {
         "sent": {pair: sent_by(*pair) for pair in itertools.product(PAYLOADS, PAYLOADS)},
-        "steps": {recipe: mixture_step(recipe) for recipe in ("", "rowwise")},
+        "steps": {case: mixture_step(*case) for case in STEPS},
         "refusals": refusals(),
         "shares": shares(),
         "proven": proven(),
-        "fsdp": sharded_by_fsdp(),
         "divided": divided(),
-        "frozen": frozen(),
     }

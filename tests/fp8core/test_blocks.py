@@ -94,10 +94,10 @@ def test_mx_special_amaxes() -> None:
         assert code[:2] == [0, 0]
         assert code[3:5] == [255, 255]
         assert code[5] in (246, 247)
-        assert mx_scale(torch.tensor([255], dtype=torch.uint8).view(torch.float8_e8m0fnu)).isnan()
-    every = torch.arange(255, dtype=torch.uint8)
-    exact = 2.0 ** (127 - every.double())
-    assert torch.equal(mx_scale(every.view(torch.float8_e8m0fnu)).double(), exact)
+    every = torch.arange(256, dtype=torch.uint8)
+    scales = mx_scale(every.view(torch.float8_e8m0fnu)).double()
+    assert scales[255].isnan()
+    assert torch.equal(scales[:255], 2.0 ** (127 - every[:255].double()))
 
 
 @pytest.mark.parametrize("mode", ["floor", "ceil", "even", "rceil"])
@@ -111,17 +111,6 @@ def test_mx_cast_equals_torchao(fmt: Format, mode: str) -> None:
     codes, scale = scale_and_cast(x, fmt, "1x32", dim=1, mx_mode=mode)
     assert torch.equal(scale.view(torch.uint8), theirs_scale.view(torch.uint8).reshape(scale.shape))
     assert torch.equal(codes.view(torch.uint8), theirs.view(torch.uint8))
-
-
-@pytest.mark.parametrize("granularity", SIZES)
-def test_non_finite_blocks_stay_non_finite_and_others_do_not_see_it(granularity: str) -> None:
-    for bad in (torch.inf, torch.nan):
-        x = torch.randn(256, 256)
-        x[3, 5] = bad
-        back = quantize(x, E4M3FN, granularity, dim=1).dequantize()
-        rows, columns = SIZES[granularity]
-        assert back[3 // rows * rows : 3 // rows * rows + rows, :columns].isnan().all()
-        assert back[:, columns:].isfinite().all()
 
 
 @pytest.mark.parametrize("granularity", SIZES)
@@ -144,8 +133,7 @@ def test_float8_tensor_moves_block_scales_with_the_codes(granularity: str) -> No
 
 
 A, B = operands(256, 0, 64, 48)
-ONE, MX = (quantize(A, E4M3FN, name, dim=1) for name in ("1x128", "1x32"))
-SQUARE, MX_B = quantize(B, E4M3FN, "128x128"), quantize(B, E4M3FN, "1x32", dim=0)
+ONE = quantize(A, E4M3FN, "1x128", dim=1)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +145,7 @@ SQUARE, MX_B = quantize(B, E4M3FN, "128x128"), quantize(B, E4M3FN, "1x32", dim=0
             ValueError,
             "differently",
         ),
-        (lambda: scaled_mm(ONE, SQUARE), ValueError, "no kernel for 1x128"),
-        (lambda: scaled_mm(MX, MX_B), ValueError, "no kernel for 1x32"),
+        (lambda: scaled_mm(ONE, quantize(B, E4M3FN, "128x128")), ValueError, "no kernel for 1x128"),
         (lambda: mx_scale_code(torch.ones(()), E4M3FN, "round"), ValueError, "'round' is unknown"),
         (
             lambda: Float8Tensor(ONE.qdata, ONE.scale_inv, torch.float32, "1x32"),

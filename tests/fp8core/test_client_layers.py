@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from client_models import Conv1D, Experts, Gpt2, Mixture
-from recipes import ON_CPU, on_cpu
+from recipes import on_cpu
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -132,7 +132,7 @@ def test_experts_are_a_float8linear_for_each(transposed: bool, bias: bool) -> No
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in ON_CPU if RECIPES[name].scaling == "dynamic"])
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_a_mixture_trains_in_fp8(name: str) -> None:
     """Oracle: the loss of the original; verify's proof; parameters and their names."""
     torch.manual_seed(0)
@@ -140,14 +140,9 @@ def test_a_mixture_trains_in_fp8(name: str) -> None:
     x = torch.randn(96, 128)
     want = float(model(x).square().mean().detach())
     parameters = dict(model.named_parameters())
-    try:
-        convert_experts_to_float8(model, config=name)
-    except ValueError as error:
-        assert "no kernel" in str(error)  # noqa: PT017  # recipes that no grouped product takes
-        return
+    convert_experts_to_float8(model, config=name)
     assert dict(model.named_parameters()) == parameters
     assert isinstance(model.experts, Experts)
-    assert type(model.experts).__name__ == "Float8Experts"
     proof = verify(lambda: model(x).square().mean().backward(), model, announce=False)
     assert proof.ok, proof.line
     assert float(model(x).square().mean().detach()) == pytest.approx(want, rel=0.02)

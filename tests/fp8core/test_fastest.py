@@ -87,29 +87,6 @@ def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPa
     assert fastest._key(base._replace(M=4090, K=4000)) == fastest._key(base)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "[1]", "\x00\xff", '{"KEY": 3}', '{"KEY": "cutlass"}'],
-)
-def test_a_damaged_cache_is_measured_anew(content: str, cache: Path) -> None:
-    """Oracle: the times. Of another's name too, which a newer version may know."""
-    cache.parent.mkdir()
-    cache.write_text(content.replace("KEY", fastest._key(SMALL)), encoding="latin-1")
-    clock = Clock(torch=2.0, triton=1.0)
-    assert clock.choosing().choice(*operands()) == "triton"
-    assert clock.timed == 2 * ROUNDS
-    assert json.loads(cache.read_text())[fastest._key(SMALL)] == "triton"
-
-
-def test_a_cache_that_cannot_be_written_costs_only_the_next_process(cache: Path) -> None:
-    cache.parent.write_text("a file where the folder should be")
-    clock = Clock(torch=2.0, triton=1.0)
-    for process in (1, 2):
-        choosing = clock.choosing()
-        assert [choosing.choice(*operands()) for _ in range(2)] == ["triton"] * 2
-        assert clock.timed == process * 2 * ROUNDS
-
-
 # Where only one can run it, or nobody
 
 REFUSALS = ("", "shape_reason", "device_reason")

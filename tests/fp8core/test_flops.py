@@ -50,7 +50,6 @@ ONE = 2 * 8 * 24 * 40
     [
         (lambda: a @ b, ONE),
         (lambda: torch.addmm(torch.zeros(40), a, b), ONE),
-        (lambda: torch.baddbmm(torch.zeros(3, 8, 40), *batched), 3 * ONE),
         (lambda: torch.einsum("bmk,bkn->bmn", *batched), 3 * ONE),
         (lambda: a @ vector, 2 * 8 * 24),
         (lambda: functional.linear(batched[0], b.t()), 3 * ONE),

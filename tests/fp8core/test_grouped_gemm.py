@@ -25,7 +25,7 @@ from fp8core.gemm.torch_mm import Torch, arguments_of_one_call
 def test_one_call_takes_these_arguments() -> None:
     """Oracle: torch's own checks of `_scaled_grouped_mm`, run on fake CUDA tensors, for all three GEMMs of "rowwise".
 
-    They refuse the arguments if a layout, a dtype or a scale is not arranged, as the last lines show.
+    They refuse the arguments if a layout, a dtype or a scale is not arranged.
     """
     T, E, N, K = 64, 3, 32, 48
     e4m3 = torch.float8_e4m3fn
@@ -50,9 +50,6 @@ def test_one_call_takes_these_arguments() -> None:
             left, right, scale_a, scale_b, offs = arguments_of_one_call(a, b, offsets)
             result = torch._scaled_grouped_mm(left, right, scale_a, scale_b, offs, out_dtype=torch.bfloat16)
             assert tuple(result.shape) == tuple(size for size in shape if size)
-        a, b = cases[T, K]
-        with pytest.raises(RuntimeError, match="column major"):
-            torch._scaled_grouped_mm(a.qdata, b.qdata, row.flatten(), torch.empty(E, K), offsets)
 
 
 def kernel(
@@ -127,12 +124,11 @@ def test_when_one_call_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_call_equals_the_loop() -> None:
     """Oracle: backend "reference_bf16" on the same codes; bfloat16 results of sums in another order."""
     sizes = (32, 0, 96)
-    x, weight, grad = (t.detach().bfloat16().cuda() for t in operands(sizes))
+    x, weight, grad = (t.detach().bfloat16().cuda().requires_grad_() for t in operands(sizes))
     results = []
     for recipe in (RECIPES["rowwise"], RECIPES["rowwise"].with_backend("reference_bf16")):
-        x_, w_ = x.clone().requires_grad_(), weight.clone().requires_grad_()
-        output = grouped_mm(x_, w_, ends(*sizes).cuda(), config=recipe)
-        results.append((output, *torch.autograd.grad(output, [x_, w_], grad)))
+        output = grouped_mm(x, weight, ends(*sizes).cuda(), config=recipe)
+        results.append((output, *torch.autograd.grad(output, [x, weight], grad)))
     for one, other in zip(*results, strict=True):
         assert (one.float() - other.float()).norm() < 2**-8 * other.float().norm()
 
