@@ -1,7 +1,6 @@
 """gemm: error of each recipe and format pair inside a narrow band, and backends that agree.
 
-The band: docs/numerics-gemm.md, section 4. A right implementation stays within 0.1 dB of the cell, the negative
-controls below fall out of 0.2 dB.
+The band: docs/numerics-gemm.md, section 4. A right implementation stays within 0.1 dB of the cell.
 """
 
 from __future__ import annotations
