@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import torch
@@ -23,11 +21,11 @@ from fp8core.distributed.expert_parallel import (
     expert_parameters,
     gather_experts,
     parallelize_experts,
-    share_of_experts,
 )
+from fp8core.distributed.wire import count_collectives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 EXPERTS, WIDTH, FFN = 8, 128, 128
 Facts = dict[str, Any]
@@ -66,42 +64,25 @@ def alone(
 
     by_rank: the experts of each rank see their tokens apart from the others', as they do when they are parallel.
     """
+    experts, sizes = made(recipe), [sizes_of(rank) for rank in range(world)]
     parts = [tokens_of(rank) for rank in range(world)]
-    experts = made(recipe)
-    per_expert = [
-        [
-            (x[(int(o[e - 1]) if e else 0) : int(o[e])], g[(int(o[e - 1]) if e else 0) : int(o[e])])
-            for x, o, g in parts
-        ]
-        for e in range(EXPERTS)
-    ]
-    x = torch.cat([a for group in per_expert for a, _ in group])
-    grad = torch.cat([b for group in per_expert for _, b in group])
-    x = rounded(x, torch.float8_e4m3fn) if dispatch == "fp8" else x
+    x, grad = (
+        torch.cat([part[which].split(sizes[r])[e] for e in range(EXPERTS) for r, part in enumerate(parts)])
+        for which in (0, 2)
+    )
+    x = (rounded(x, torch.float8_e4m3fn) if dispatch == "fp8" else x).requires_grad_()
     grad = rounded(grad, torch.float8_e5m2) if gradient == "fp8" else grad
-    x = x.requires_grad_()
-    counts = [sum(len(a) for a, _ in group) for group in per_expert]
-    shares, outputs = (world if by_rank else 1), []
-    share = EXPERTS // shares
-    for rank in range(shares):
-        mine = slice(rank * share, (rank + 1) * share)
-        rows = slice(sum(counts[: mine.start]), sum(counts[: mine.stop]))
-        part = Experts.__new__(Experts)
-        nn.Module.__init__(part)
-        part.multiply = experts.multiply
-        object.__setattr__(part, "gate", experts.gate[mine])
-        object.__setattr__(part, "up", experts.up[mine])
-        object.__setattr__(part, "down", experts.down[mine])
-        outputs.append(part(x[rows], ends(*counts[mine])))
+    counts = [sum(column) for column in zip(*sizes, strict=True)]
+    share, outputs = (EXPERTS // world if by_rank else EXPERTS), []
+    shares = [slice(first, first + share) for first in range(0, EXPERTS, share)]
+    for mine, rows in zip(shares, x.split([sum(counts[mine]) for mine in shares]), strict=True):
+        weights = {name: p[mine] for name, p in experts.named_parameters()}
+        outputs.append(torch.func.functional_call(experts, weights, (rows, ends(*counts[mine]))))
     output = torch.cat(outputs)
     output.backward(grad)
     assert x.grad is not None
     grad_x = rounded(x.grad, torch.float8_e5m2) if gradient == "fp8" else x.grad
-    return (
-        output.detach(),
-        grad_x,
-        {name: p.grad for name, p in experts.named_parameters() if p.grad is not None},
-    )
+    return output.detach(), grad_x, {name: p.grad for name, p in experts.named_parameters()}
 
 
 def of_rank(together: Tensor, rank: int, world: int) -> Tensor:
@@ -154,55 +135,49 @@ CASES = [
 
 def sent_by(dispatch: str, gradient: str) -> list[tuple[str, int]]:
     """(dtype, bytes) of each all-to-all that a rank hands over, forward and backward."""
-    sent: list[tuple[str, int]] = []
-    plain = dist.all_to_all_single
-
-    @functools.wraps(plain)
-    def counting(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        sent.append((str(input.dtype).removeprefix("torch."), input.numel() * input.element_size()))
-        return plain(output, input, *args, **kwargs)
-
     x, offsets, grad = tokens_of(dist.get_rank(), torch.bfloat16)
     sharded = parallelize_experts(made("rowwise", torch.bfloat16), dispatch=dispatch, gradient=gradient)
-    with mock.patch.object(dist, "all_to_all_single", counting):
+    with count_collectives() as counts:
         sharded(x.requires_grad_(), offsets).backward(grad)
-    return sent
+    return [(sent.dtype, sent.size_bytes) for sent in counts.sent if sent.collective == "all_to_all"]
 
 
-def mixture_step(recipe: str) -> Facts:
-    """Largest difference of one rank's loss and gradients from one process, relative to each one's largest element."""
+STEPS = (("", False), ("rowwise_with_gw_hp", False), ("rowwise", True))
+
+
+def mixture_step(recipe: str, is_sharded: bool) -> dict[str, float]:
+    """Largest relative difference of loss and whole gradients, with parallel experts or under FSDP2, from the mean over ranks
+    that each hold everything."""
     rank, world = dist.get_rank(), dist.get_world_size()
-
-    def model() -> Mixture:
-        torch.manual_seed(0)
-        mixture = Mixture()
-        mixture.head = (
-            nn.Identity()
-        )  # a product in high precision depends, in its last bit, on how many rows it has
-        return convert_experts_to_float8(mixture, config=recipe) if recipe else mixture
-
-    data = torch.randn(world, 24, 32, generator=torch.Generator().manual_seed(7))
-    whole = model()
-    want = whole(data.flatten(0, 1)).square().mean()
-    want.backward()
-    mine = parallelize_experts(model(), mean_gradient=True)
-    loss = mine(data[rank]).square().mean()
+    data = torch.randn(24, 32, generator=torch.Generator().manual_seed(rank))
+    torch.manual_seed(0)
+    alone = Mixture(experts=3 if is_sharded else 4)
+    if recipe:
+        convert_experts_to_float8(alone, config=recipe)
+    mine = copy.deepcopy(alone)
+    if is_sharded:
+        for module in (mine.experts, mine):
+            fully_shard(module)
+    else:
+        parallelize_experts(mine, mean_gradient=True)
+    loss, want = (model(data).square().mean() for model in (mine, alone))
     loss.backward()
-    dist.all_reduce(loss_mean := loss.detach() / world)
-    apart = expert_parameters(mine)
-    facts = {"loss": float((loss_mean - want.detach()).abs() / want.detach())}
-    share = slice(rank * 4 // world, (rank + 1) * 4 // world)
-    reference = dict(whole.named_parameters())
-    for name, parameter in mine.named_parameters():
-        if parameter.grad is None:
+    want.backward()
+    found = {"loss": float((loss - want).detach().abs() / want.detach())}
+    apart = () if is_sharded else expert_parameters(mine)
+    for (name, parameter), plain in zip(mine.named_parameters(), alone.parameters(), strict=True):
+        if plain.grad is None:
             continue
-        if name in apart:
-            expected = reference[name.replace("experts.experts.", "experts.")].grad[share]
+        got, expected = parameter.grad, plain.grad.div_(world)
+        dist.all_reduce(expected)
+        if is_sharded:
+            got = got.full_tensor()
+        elif name in apart:
+            expected = expected.chunk(world)[rank]
         else:
-            dist.all_reduce(parameter.grad.div_(world))
-            expected = reference[name].grad
-        facts[name] = float((parameter.grad - expected).abs().max() / expected.abs().max())
-    return facts
+            dist.all_reduce(got.div_(world))
+        found[name] = float((got - expected).abs().max() / expected.abs().max())
+    return found
 
 
 class Others(nn.Module):
@@ -231,61 +206,35 @@ def shares() -> Facts:
     }
 
 
-def sharded_by_fsdp() -> dict[str, float]:
-    """Largest relative difference of loss and full gradients under FSDP2 from the mean over ranks alone."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    data = torch.randn(world, 24, 32, generator=torch.Generator().manual_seed(7))
-    torch.manual_seed(0)
-    alone = convert_experts_to_float8(Mixture(experts=3), config="rowwise")
-    mine = copy.deepcopy(alone)
-    for module in (mine.experts, mine):
-        fully_shard(module)
-    loss, want = (model(data[rank]).square().mean() for model in (mine, alone))
-    loss.backward()
-    want.backward()
-    found = {"loss": float((loss - want).detach().abs() / want.detach())}
-    for (name, sharded), plain in zip(mine.named_parameters(), alone.parameters(), strict=True):
-        if plain.grad is not None:
-            dist.all_reduce(plain.grad.div_(world))
-            found[name] = float(
-                (sharded.grad.full_tensor() - plain.grad).abs().max() / plain.grad.abs().max()
-            )
-    return found
-
-
-def divided() -> dict[str, bool]:
-    """Compare the experts' gradients with those of `mean_gradient`, independent of the weights."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("experts", "data"))
-
-    def gradient(change: Callable[[ExpertParallel], Any], *, mean: bool) -> Tensor:
-        experts = parallelize_experts(made(""), mean_gradient=mean)
-        assert isinstance(experts, ExpertParallel)
-        experts = change(experts) or experts
-        x, offsets, grad = tokens_of(rank)
-        for _ in range(2):
-            experts(x, offsets).backward(grad)
-        found: Any = experts.experts.gate.grad
-        return found.to_local() if hasattr(found, "to_local") else found
-
-    whole = gradient(lambda _: None, mean=False)
-    changes: dict[str, Callable[[ExpertParallel], Any]] = {
-        "as it is": lambda _: None,
-        "copied": copy.deepcopy,
-        "assigned": lambda m: m.load_state_dict(m.state_dict(), assign=True) and None,
-        "sharded": lambda m: fully_shard(m.experts, mesh=mesh["data"]) and None,
-    }
-    return {name: torch.equal(gradient(change, mean=True), whole / world) for name, change in changes.items()}
-
-
-def frozen() -> list[bool]:
-    """List which experts' weights have gradients where one of them is frozen."""
+def gradients(mean: bool, way: str = "as it is") -> list[Tensor | None]:
+    """Gradients of a rank's experts after two passes, the first weight frozen where `way` says so."""
     experts = made("")
-    experts.gate.requires_grad_(False)
-    parallel = parallelize_experts(experts, mean_gradient=True)
+    experts.gate.requires_grad_(way != "frozen")
+    shared = parallelize_experts(experts, mean_gradient=mean)
+    if way == "copied":
+        shared = copy.deepcopy(shared)
+    elif way == "assigned":
+        shared.load_state_dict(shared.state_dict(), assign=True)
+    elif way == "sharded":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("experts", "data"))
+        fully_shard(shared.experts, mesh=mesh["data"])
     x, offsets, grad = tokens_of(dist.get_rank())
-    parallel(x, offsets).backward(grad)
-    return [p.grad is not None for p in parallel.parameters()]
+    for _ in range(2):
+        shared(x, offsets).backward(grad)
+    grads: list[Any] = [p.grad for p in shared.parameters()]
+    return [g.to_local() if hasattr(g, "to_local") else g for g in grads]
+
+
+def divided() -> dict[str, list[bool]]:
+    """Whether each gradient of `mean_gradient` is that without it, divided."""
+    whole = [grad / dist.get_world_size() for grad in gradients(mean=False)]
+    return {
+        way: [
+            got is not None and torch.equal(got, want)
+            for got, want in zip(gradients(True, way), whole, strict=True)
+        ]
+        for way in ("as it is", "copied", "assigned", "sharded", "frozen")
+    }
 
 
 def proven() -> str:
@@ -301,10 +250,8 @@ def refusals() -> list[str]:
         lambda: parallelize_experts(Experts(3, 32, 32)),
         lambda: parallelize_experts(nn.Linear(4, 4)),
         lambda: parallelize_experts(Experts(2, 32, 32), dispatch="fp4"),
-        lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(4, 32), ends(1, 1, 2)),
         lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(2, 2, 32), ends(1, 1)),
         lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(5, 32), ends(1, 1)),
-        lambda: share_of_experts(Experts(5, 32, 32)),
         lambda: parallelize_experts(parallelize_experts(Mixture())),
         lambda: parallelize_experts(fully_shard(Mixture())),
     ):
@@ -318,11 +265,9 @@ def everything() -> Facts:
     """Collect in one launch everything that the tests check on one of two ranks."""
     return {
         "sent": {pair: sent_by(*pair) for pair in itertools.product(PAYLOADS, PAYLOADS)},
-        "steps": {recipe: mixture_step(recipe) for recipe in ("", "rowwise")},
+        "steps": {case: mixture_step(*case) for case in STEPS},
         "refusals": refusals(),
         "shares": shares(),
         "proven": proven(),
-        "fsdp": sharded_by_fsdp(),
         "divided": divided(),
-        "frozen": frozen(),
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -62,19 +60,16 @@ def by_expert(
     x: Tensor, weight: Tensor, offsets: Tensor, grad: Tensor, recipe: Recipe, multiple: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(output, grad of x, grad of weight) by a Float8Linear for each expert, its rows filled up with zeros."""
-    outputs, grads, weight_grads = [], [], []
-    for expert, (first, last) in enumerate(itertools.pairwise([0, *offsets.tolist()])):
-        rows, missing = slice(first, last), -(last - first) % multiple
+    results = []
+    sizes = offsets.diff(prepend=offsets.new_zeros(1)).tolist()
+    for rows, g, own in zip(x.detach().split(sizes), grad.split(sizes), weight, strict=True):
         layer = Float8Linear(weight.shape[2], weight.shape[1], bias=False, dtype=weight.dtype, config=recipe)
-        layer.weight = nn.Parameter(weight[expert].detach().clone())
-        mine = functional.pad(x[rows].detach(), (0, 0, 0, missing)).requires_grad_()
-        output = layer(mine)
-        output.backward(functional.pad(grad[rows], (0, 0, 0, missing)))
-        assert mine.grad is not None
-        assert layer.weight.grad is not None
-        outputs.append(output.detach()[: last - first])
-        grads.append(mine.grad[: last - first])
-        weight_grads.append(layer.weight.grad)
+        layer.weight = nn.Parameter(own.detach().clone())
+        mine, g = (functional.pad(t, (0, 0, 0, -len(t) % multiple)) for t in (rows, g))
+        output = layer(mine.requires_grad_())
+        grad_x, grad_weight = torch.autograd.grad(output, [mine, layer.weight], g)
+        results.append((output.detach()[: len(rows)], grad_x[: len(rows)], grad_weight))
+    outputs, grads, weight_grads = zip(*results, strict=True)
     return torch.cat(outputs), torch.cat(grads), torch.stack(weight_grads)
 
 

@@ -76,8 +76,8 @@ def test_scaled_mm_takes_a_mode(granularities: tuple[str, str], sqnr_db: Measure
 
 def test_bad_modes() -> None:
     a, b = codes(32, positive=False)
-    with pytest.raises(ValueError, match=r"accumulation 'fp32' is unknown.*; expected one of exact, fp22"):
+    with pytest.raises(ValueError, match="'fp32' is unknown"):
         accumulate(a, b, "fp32")
     q = quantize(torch.randn(16, 32), E4M3FN), quantize(torch.randn(16, 32), E4M3FN).t()
-    with pytest.raises(ValueError, match="backend 'torch' adds up as its device does, not 'fp22'"):
+    with pytest.raises(ValueError, match="not 'fp22'"):
         scaled_mm(*q, accumulation="fp22")

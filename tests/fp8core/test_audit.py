@@ -9,7 +9,6 @@ import pytest
 import torch
 from client_models import Conv1D, Gpt2, Mixture
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fp8core import (
     audit,
@@ -49,9 +48,6 @@ def test_every_owner_of_a_weight_has_a_row() -> None:
             self.stacked = nn.Parameter(torch.randn(4, 64, 64))
             self.gain = nn.Parameter(torch.randn(1, 1, 64))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return functional.linear(x * self.gain[0, 0], self.weight)
-
     model = nn.ModuleDict(
         {
             "encoder": nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
@@ -65,11 +61,11 @@ def test_every_owner_of_a_weight_has_a_row() -> None:
         }
     )
     rows = {row.fqn: row.reason for row in audit(model).weights}
-    expected = {
-        "encoder.self_attn.in_proj_weight": "nn.MultiheadAttention",
+    words = {
+        "encoder.self_attn.in_proj_weight": "MultiheadAttention",
         "mixture.gate.weight": "router",
-        "mixture.experts.gate_up_proj": "convert_experts_to_float8",
-        "mixture.experts.down_proj": "convert_experts_to_float8",
+        "mixture.experts.gate_up_proj": "convert_experts",
+        "mixture.experts.down_proj": "convert_experts",
         "conv.weight": "convolution",
         "lstm.weight_ih_l0": "LSTM",
         "lstm.weight_hh_l0": "LSTM",
@@ -77,9 +73,7 @@ def test_every_owner_of_a_weight_has_a_row() -> None:
         "own.stacked": "GroupedMatmul",
         "c.weight": "never offered",
     }
-    assert rows.keys() == expected.keys()
-    for name, part in expected.items():
-        assert part in rows[name], name
+    assert {name: words[name] in reason for name, reason in rows.items()} == dict.fromkeys(words, True)
     by_size = {row.fqn: row.flops_of_a_gemm for row in audit(model).weights}
     assert by_size["mixture.experts.down_proj"] == 2 * 2 * 64 * 32  # two of four experts
     assert by_size["own.stacked"] == 2 * 4 * 64 * 64  # nobody says how many, so all

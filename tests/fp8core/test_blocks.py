@@ -17,7 +17,6 @@ from fp8core.scaling import amax, mx_scale, mx_scale_code
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
 
-Measure = Callable[[torch.Tensor, torch.Tensor], float]
 SHAPES = [(1, 1), (16, 128), (130, 257), (5, 31), (128, 33), (0, 40), (40, 0)]
 
 
@@ -37,7 +36,7 @@ SIZES = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("granularity", SIZES)
 def test_amax_and_codes_of_every_block(granularity: str, shape: tuple[int, int]) -> None:
-    """Oracle: a Python loop over the blocks, each cast by itself with one scale."""
+    """Oracle: a Python loop over the blocks, each cast by itself with one scale; along the other dimension, the transpose."""
     x = torch.randn(*shape) * torch.logspace(-3, 3, max(shape[0], 1))[: shape[0], None]
     got = amax(x, granularity, 1)
     codes, scale_inv = scale_and_cast(x, E4M3FN, granularity, dim=1)
@@ -52,6 +51,9 @@ def test_amax_and_codes_of_every_block(granularity: str, shape: tuple[int, int])
             own, own_inv = scale_and_cast(part, E4M3FN)
             assert own_inv == scale_inv[index]
         assert torch.equal(codes[where].view(torch.uint8), own.view(torch.uint8))
+    codes_t, scale_inv_t = scale_and_cast(x.t(), E4M3FN, granularity, dim=0)
+    assert torch.equal(codes_t.t().view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(scale_inv_t.t().float(), scale_inv.float())
 
 
 # ---------------------------------------------------------------- E8M0 scales
@@ -92,10 +94,10 @@ def test_mx_special_amaxes() -> None:
         assert code[:2] == [0, 0]
         assert code[3:5] == [255, 255]
         assert code[5] in (246, 247)
-        assert mx_scale(torch.tensor([255], dtype=torch.uint8).view(torch.float8_e8m0fnu)).isnan()
-    every = torch.arange(255, dtype=torch.uint8)
-    exact = 2.0 ** (127 - every.double())
-    assert torch.equal(mx_scale(every.view(torch.float8_e8m0fnu)).double(), exact)
+    every = torch.arange(256, dtype=torch.uint8)
+    scales = mx_scale(every.view(torch.float8_e8m0fnu)).double()
+    assert scales[255].isnan()
+    assert torch.equal(scales[:255], 2.0 ** (127 - every[:255].double()))
 
 
 @pytest.mark.parametrize("mode", ["floor", "ceil", "even", "rceil"])
@@ -109,70 +111,6 @@ def test_mx_cast_equals_torchao(fmt: Format, mode: str) -> None:
     codes, scale = scale_and_cast(x, fmt, "1x32", dim=1, mx_mode=mode)
     assert torch.equal(scale.view(torch.uint8), theirs_scale.view(torch.uint8).reshape(scale.shape))
     assert torch.equal(codes.view(torch.uint8), theirs.view(torch.uint8))
-
-
-# ---------------------------------------------------------------- GEMM
-
-BLOCK = (("1x128", False, "rceil"), ("128x128", False, "rceil"))
-BLOCK_POW2 = (("1x128", True, "rceil"), ("128x128", True, "rceil"))
-MX = {mode: (("1x32", False, mode),) * 2 for mode in MX_MODES}
-PAIRS = ((E4M3FN, E4M3FN), (E4M3FN, E5M2), (E5M2, E5M2))
-# scaling -> (SQNR at K = 256, at K = 4096) of each pair, docs/numerics-gemm.md section 4
-EXPECTED_DB = {
-    "block": (BLOCK, ((28.66, 28.64), (24.65, 24.63), (22.68, 22.65))),
-    "block pow2": (BLOCK_POW2, ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),
-    "mx floor": (MX["floor"], ((27.64, 27.59), (24.25, 24.23), (22.36, 22.34))),
-    "mx ceil": (MX["ceil"], ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),
-    "mx rceil": (MX["rceil"], ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),
-    "mx even": (MX["even"], ((28.11, 28.09), (24.50, 24.48), (22.53, 22.52))),
-}
-
-
-def cast_both(
-    a: torch.Tensor, b: torch.Tensor, scaling: str, pair: tuple[Format, Format]
-) -> tuple[Float8Tensor, ...]:
-    kinds = EXPECTED_DB[scaling][0]
-    return tuple(
-        quantize(x, fmt, granularity, dim=dim, power_of_two=pow2, mx_mode=mode)
-        for x, dim, fmt, (granularity, pow2, mode) in zip((a, b), (1, 0), pair, kinds, strict=True)
-    )
-
-
-@pytest.mark.parametrize("index", [0, 1], ids=["K=256", "K=4096"])
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["e4m3 e4m3", "e4m3 e5m2", "e5m2 e5m2"])
-@pytest.mark.parametrize("scaling", EXPECTED_DB)
-def test_sqnr_is_inside_the_band(scaling: str, which: int, index: int, sqnr_db: Measure) -> None:
-    """Oracle: the float64 GEMM of the inputs, and the table."""
-    for seed in (0, 1, 2):
-        a, b = operands((256, 4096)[index], seed)
-        got = scaled_mm(*cast_both(a, b, scaling, PAIRS[which]), torch.float64, backend="reference")
-        want = EXPECTED_DB[scaling][1][which][index]
-        assert sqnr_db(a.double() @ b.double(), got) == pytest.approx(want, abs=0.2)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (17, 300, 130), (128, 128, 128), (5, 257, 3)], ids=str)
-@pytest.mark.parametrize("scaling", EXPECTED_DB)
-def test_reference_gemm_of_blocks(scaling: str, shape: tuple[int, int, int]) -> None:
-    """Oracle: the float64 product of the dequantised operands; float32 within its own rounding."""
-    M, K, N = shape
-    a, b = operands(K, 0, M, N)
-    qa, qb = cast_both(a, b, scaling, PAIRS[0])
-    want = qa.dequantize(torch.float64) @ qb.dequantize(torch.float64)
-    exact = scaled_mm(qa, qb, torch.float64, backend="reference")
-    torch.testing.assert_close(exact, want, rtol=1e-12, atol=1e-12)
-    slack = (K + 8) * 2.0**-24 * (qa.dequantize(torch.float64).abs() @ qb.dequantize(torch.float64).abs())
-    assert ((scaled_mm(qa, qb, torch.float32, backend="reference").double() - want).abs() <= slack).all()
-
-
-@pytest.mark.parametrize("granularity", SIZES)
-def test_non_finite_blocks_stay_non_finite_and_others_do_not_see_it(granularity: str) -> None:
-    for bad in (torch.inf, torch.nan):
-        x = torch.randn(256, 256)
-        x[3, 5] = bad
-        back = quantize(x, E4M3FN, granularity, dim=1).dequantize()
-        rows, columns = SIZES[granularity]
-        assert back[3 // rows * rows : 3 // rows * rows + rows, :columns].isnan().all()
-        assert back[:, columns:].isfinite().all()
 
 
 @pytest.mark.parametrize("granularity", SIZES)
@@ -194,20 +132,28 @@ def test_float8_tensor_moves_block_scales_with_the_codes(granularity: str) -> No
         q.view(512, 256)
 
 
-def test_bad_blocks_are_refused() -> None:
-    a, b = operands(256, 0, 64, 48)
-    one, square = quantize(a, E4M3FN, "1x128", dim=1), quantize(b, E4M3FN, "128x128")
-    with pytest.raises(ValueError, match="defined for a matrix"):
-        quantize(torch.randn(2, 3, 4), E4M3FN, "128x128")
-    with pytest.raises(ValueError, match="cut K = 256 differently; only tensorwise and rowwise mix"):
-        scaled_mm(one, quantize(b, E4M3FN, "rowwise", dim=0), backend="reference")
-    with pytest.raises(ValueError, match="cut K = 256 differently"):
-        scaled_mm(quantize(a, E4M3FN, "1x32", dim=1), square, backend="reference")
-    with pytest.raises(ValueError, match=r"backend 'torch' has no kernel for 1x128 scales on cpu.*emulate"):
-        scaled_mm(one, square)
-    with pytest.raises(ValueError, match=r"backend 'torch' has no kernel for 1x32 scales"):
-        scaled_mm(quantize(a, E4M3FN, "1x32", dim=1), quantize(b, E4M3FN, "1x32", dim=0))
-    with pytest.raises(ValueError, match="MX rounding mode 'round' is unknown; expected one of floor, ceil"):
-        mx_scale_code(torch.ones(()), E4M3FN, "round")
-    with pytest.raises(TypeError, match="expected float8_e8m0fnu"):
-        Float8Tensor(one.qdata, one.scale_inv, torch.float32, "1x32")
+A, B = operands(256, 0, 64, 48)
+ONE = quantize(A, E4M3FN, "1x128", dim=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "word"),
+    [
+        (lambda: quantize(torch.randn(2, 3, 4), E4M3FN, "128x128"), ValueError, "matrix"),
+        (
+            lambda: scaled_mm(ONE, quantize(B, E4M3FN, "rowwise", dim=0), backend="reference"),
+            ValueError,
+            "differently",
+        ),
+        (lambda: scaled_mm(ONE, quantize(B, E4M3FN, "128x128")), ValueError, "no kernel for 1x128"),
+        (lambda: mx_scale_code(torch.ones(()), E4M3FN, "round"), ValueError, "'round' is unknown"),
+        (
+            lambda: Float8Tensor(ONE.qdata, ONE.scale_inv, torch.float32, "1x32"),
+            TypeError,
+            "float8_e8m0fnu",
+        ),
+    ],
+)
+def test_bad_blocks_are_refused(call: Callable[[], object], error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        call()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hard_inputs import hard_inputs, mismatches
 
-from fp8core import cast
+from fp8core import cast, quantize
 from fp8core.formats import E4M3FN, E5M2, ELEMENT_FORMATS, Format
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -64,14 +64,13 @@ def test_compiled_casts_are_bit_equal_to_eager(inputs: dict[str, torch.Tensor]) 
 
     def everything(bf16: torch.Tensor, fp16: torch.Tensor, fp32: torch.Tensor) -> list[torch.Tensor]:
         plain = [cast.cast_saturating(x, fmt) for x in (bf16, fp16, fp32) for fmt in ELEMENT_FORMATS]
-        matrices = [x.reshape(256, -1).nan_to_num(0, 1e4, -1e4) for x in (bf16, fp16)]
+        matrix = bf16.reshape(256, -1).nan_to_num(0, 1e4, -1e4)
         scaled = [
             part
-            for x in matrices
             for fmt in (E4M3FN, E5M2)
             for granularity in ("tensorwise", "rowwise")
             for pow2 in (False, True)
-            for part in cast.scale_and_cast(x, fmt, granularity, dim=1, power_of_two=pow2)
+            for part in cast.scale_and_cast(matrix, fmt, granularity, dim=1, power_of_two=pow2)
         ]
         return plain + scaled
 
@@ -87,21 +86,22 @@ def test_compiled_casts_are_bit_equal_to_eager(inputs: dict[str, torch.Tensor]) 
 
 
 def test_layouts_do_not_matter(inputs: dict[str, torch.Tensor]) -> None:
-    """Oracle: the contiguous cast. Transposed, strided and empty inputs keep their shape and strides."""
+    """Oracle: the contiguous cast. Transposed and strided inputs keep their shape and strides."""
     x = inputs["bf16"].reshape(256, 256)
     want = cast.cast_saturating(x, E4M3FN).view(torch.uint8)
     got = cast.cast_saturating(x.t(), E4M3FN)
     assert got.stride() == (1, 256)
     assert torch.equal(got.view(torch.uint8).t(), want)
     assert torch.equal(cast.cast_saturating(x[::3, ::7], E4M3FN).view(torch.uint8), want[::3, ::7])
-    assert cast.cast_saturating(x[:0], E4M3FN).shape == (0, 256)
 
 
-def test_negative_zero_and_underflow_keep_the_sign_where_the_format_has_one() -> None:
+@pytest.mark.parametrize(("fmt", "codes"), [("e4m3fn", [0x80, 0x80, 0]), ("e4m3fnuz", [0, 0, 0])])
+def test_negative_zero_and_underflow_keep_the_sign_where_the_format_has_one(
+    fmt: str, codes: list[int]
+) -> None:
     """Oracle: the code tables of OFP8 and of the fnuz formats."""
     x = torch.tensor([-0.0, -1e-30, 1e-30])
-    assert cast.cast_saturating(x, E4M3FN).view(torch.uint8).tolist() == [0x80, 0x80, 0]
-    assert cast.cast_saturating(x, torch.float8_e4m3fnuz).view(torch.uint8).tolist() == [0, 0, 0]
+    assert cast.cast_saturating(x, fmt).view(torch.uint8).tolist() == codes
 
 
 @pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
@@ -116,18 +116,28 @@ def test_dequantize_is_exact_in_float64_and_rounds_once_in_float32(fmt: Format) 
     np.testing.assert_array_equal(got32, want.astype(np.float32))
 
 
-@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize(
+    ("granularity", "rows", "columns"),
+    [
+        ("tensorwise", 256, 256),
+        ("rowwise", 1, 256),
+        ("1x128", 1, 128),
+        ("128x128", 128, 128),
+        ("1x32", 1, 32),
+    ],
+)
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("pow2", [False, True])
-def test_non_finite_input_never_comes_back_finite(granularity: str, bad: float, pow2: bool) -> None:
+def test_non_finite_input_never_comes_back_finite(
+    granularity: str, rows: int, columns: int, bad: float, pow2: bool
+) -> None:
     """Oracle: the written rule: the whole scaling group comes back as NaN, other groups untouched."""
-    x = torch.randn(4, 16)
-    x[1, 3] = bad
-    back = cast.dequantize(*cast.scale_and_cast(x, E4M3FN, granularity, dim=1, power_of_two=pow2))
-    assert back[1].isnan().all()
-    assert back[[0, 2, 3]].isnan().all() == (granularity == "tensorwise")
-    if granularity == "rowwise":
-        torch.testing.assert_close(back[[0, 2, 3]], x[[0, 2, 3]], rtol=2**-4, atol=1e-3)
+    x = torch.randn(256, 256)
+    want = quantize(x, E4M3FN, granularity, dim=1, power_of_two=pow2).dequantize()
+    x[3, 5] = bad
+    want[3 // rows * rows : 3 // rows * rows + rows, :columns] = torch.nan
+    back = quantize(x, E4M3FN, granularity, dim=1, power_of_two=pow2).dequantize()
+    assert torch.equal(back.nan_to_num(1e9), want.nan_to_num(1e9))
 
 
 @pytest.mark.parametrize("shape", [(0, 16), (16, 0), (0,), (0, 0)])
@@ -153,16 +163,12 @@ def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_inputs_are_left_alone_and_temporaries_are_not(dtype: torch.dtype) -> None:
+def test_inputs_are_left_alone(dtype: torch.dtype) -> None:
     """Oracle: a copy. A cast works in place on its own float32 product, never on what it was given."""
     x = torch.randn(64, 64).to(dtype) * 1000
     before = x.clone()
     for granularity in ("tensorwise", "rowwise", "1x32"):
         cast.scale_and_cast(x, E4M3FN, granularity)
     cast.cast_with_amax(x, E4M3FN, torch.tensor(1.0))
-    want = cast.cast_saturating(x, E4M3FN)
+    cast.cast_saturating(x, E4M3FN)
     assert torch.equal(x, before)
-    own = x.float().clone()
-    got = cast.cast_saturating(own, E4M3FN, overwrite=True)
-    assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
-    assert own.abs().max() == 448

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from client_models import Conv1D, Experts, Gpt2, Mixture
-from recipes import ON_CPU, on_cpu
+from recipes import on_cpu
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -47,18 +47,13 @@ def test_conv1d_is_float8linear_of_the_turned_weight(name: str) -> None:
     assert layer.weight is weight
     assert (layer.in_features, layer.out_features, layer.nx, layer.nf) == (128, 256, 128, 256)
     x = torch.randn(2, 128, 128)
-    grads = []
+    x.requires_grad_()
+    results = []
     for module in (layer, linear):
-        given = x.clone().requires_grad_()
-        out = module(given)
-        out.square().sum().backward()
-        assert module.bias.grad is not None
-        assert module.weight.grad is not None
-        grads.append((out, given.grad, module.bias.grad, module.weight.grad))
-    ours, want = grads
-    for got, expected in zip(ours[:3], want[:3], strict=True):
-        assert torch.equal(got, expected)
-    assert torch.equal(ours[3], want[3].t())
+        out = module(x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, module.bias, module.weight])])
+    results[1][3] = results[1][3].t()
+    assert all(map(torch.equal, *results))
     with microbatches(layer):
         assert torch.equal(layer(x), out)
 
@@ -127,8 +122,9 @@ def test_experts_are_a_float8linear_for_each(transposed: bool, bias: bool) -> No
         return torch.func.functional_call(layer, given, (x,))
 
     results = []
-    for experts.linear in (product, functional.linear):
-        if experts.linear is functional.linear:
+    for linear in (product, functional.linear):
+        experts.linear = linear
+        if linear is not product:
             convert_experts_to_float8(experts, config="rowwise")
         y = experts(x, chosen, weights)
         results.append([y, *torch.autograd.grad(y.sin().sum(), [x, weights, *experts.parameters()])])
@@ -136,7 +132,7 @@ def test_experts_are_a_float8linear_for_each(transposed: bool, bias: bool) -> No
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in ON_CPU if RECIPES[name].scaling == "dynamic"])
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_a_mixture_trains_in_fp8(name: str) -> None:
     """Oracle: the loss of the original; verify's proof; parameters and their names."""
     torch.manual_seed(0)
@@ -144,14 +140,9 @@ def test_a_mixture_trains_in_fp8(name: str) -> None:
     x = torch.randn(96, 128)
     want = float(model(x).square().mean().detach())
     parameters = dict(model.named_parameters())
-    try:
-        convert_experts_to_float8(model, config=name)
-    except ValueError as error:
-        assert "no kernel" in str(error)  # noqa: PT017  # recipes that no grouped product takes
-        return
+    convert_experts_to_float8(model, config=name)
     assert dict(model.named_parameters()) == parameters
     assert isinstance(model.experts, Experts)
-    assert type(model.experts).__name__ == "Float8Experts"
     proof = verify(lambda: model(x).square().mean().backward(), model, announce=False)
     assert proof.ok, proof.line
     assert float(model(x).square().mean().detach()) == pytest.approx(want, rel=0.02)

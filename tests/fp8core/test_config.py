@@ -29,8 +29,6 @@ def test_configuration_of_a_recipe_resolves_to_it(name: str) -> None:
     """Oracle: the table; by name, by enum, by configuration and by itself."""
     recipe = RECIPES[name]
     assert recipe.name == name
-    assert recipe.doc
-    assert Float8LinearConfig.from_recipe_name(name).to_recipe() == recipe
     assert Float8LinearConfig.from_recipe_name(Float8LinearRecipeName(name)).to_recipe() == recipe
     for way in (name, Float8LinearRecipeName(name), recipe, Float8LinearConfig.from_recipe_name(name)):
         assert as_recipe(way) == recipe

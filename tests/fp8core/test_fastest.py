@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from fake_clock import NAMES, SMALL, Clock, Run, operands
+from fake_clock import NAMES, SMALL, Clock, operands
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8core import BACKENDS, E4M3FN, E5M2
@@ -28,26 +28,22 @@ pytestmark = pytest.mark.usefixtures("cache")
 # The race
 
 
-@pytest.mark.parametrize("names", [("torch", "triton"), ("torch", "triton", "third")])
-def test_the_fastest_wins_and_a_tie_goes_to_the_default(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_fastest_wins_and_a_tie_goes_to_the_default(count: int) -> None:
     """Oracle: the smallest time, where it is more than the margin below the default's; all times of a grid."""
-    grid = (0.5, 0.97, 0.979, 0.981, 1.0, 1.2)
-    for times in itertools.product(grid, repeat=len(names)):
-        table = dict(zip(names, times, strict=True))
-        order: list[str] = []
+    for times in itertools.product((0.5, 0.97, 0.979, 0.981, 1.0, 1.2), repeat=count):
+        order: list[int] = []
 
-        def time_ms(run: Run, table: dict[str, float] = table, order: list[str] = order) -> float:
-            order.append(str(run()))
-            return table[order[-1]]
+        def time_ms(
+            run: Callable[[], Any], times: tuple[float, ...] = times, order: list[int] = order
+        ) -> float:
+            order.append(run())
+            return times[order[-1]]
 
-        won = names[race([lambda name=name: name for name in names], time_ms)]
-        least = min(times)
-        if least < (1 - MARGIN) * times[0]:
-            assert table[won] == least, table
-        else:
-            assert won == "torch", table
-        rounds = [tuple(order[i : i + len(names)]) for i in range(0, len(order), len(names))]
-        assert rounds == [names if i % 2 == 0 else names[::-1] for i in range(ROUNDS)]
+        won = race([lambda i=i: i for i in range(count)], time_ms)
+        assert times[won] == min(times) if min(times) < (1 - MARGIN) * times[0] else won == 0, times
+        there = [*range(count)]
+        assert order == [i for number in range(ROUNDS) for i in (there if number % 2 == 0 else there[::-1])]
 
 
 # What is measured, kept and found again
@@ -80,46 +76,22 @@ def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     assert list(changes) == list(Product._fields)
     keys = {fastest._key(base), *(fastest._key(base._replace(**{n: v})) for n, v in changes.items())}
-    for module, attribute in ((torch, "__version__"), (torch.version, "cuda"), (triton, "__version__")):
+    for module, attribute, value in (
+        (torch, "__version__", "9.9"),
+        (torch.version, "cuda", "9.9"),
+        (triton, "__version__", "9.9"),
+        (tuning, "sources", lambda: "other kernels"),
+    ):
         with monkeypatch.context() as changed:
-            changed.setattr(module, attribute, "9.9")
+            changed.setattr(module, attribute, value)
             keys.add(fastest._key(base))
-    with monkeypatch.context() as changed:
-        changed.setattr(tuning, "sources", lambda: "other kernels")
-        keys.add(fastest._key(base))
     assert len(keys) == 1 + len(changes) + 4
-    near = base._replace(M=4090, K=4000)
-    assert fastest._key(near) == fastest._key(base)
-    assert fastest._key(base._replace(N=4095)) != fastest._key(base)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[1]", "null", "\x00\xff", '{"KEY": 3}', '{"KEY": "cutlass"}', '{"KEY": {"torch": 1}}'],
-)
-def test_a_damaged_cache_is_measured_anew(content: str, cache: Path) -> None:
-    """Oracle: the times. Of another's name too, which a newer version may know."""
-    cache.parent.mkdir()
-    cache.write_text(content.replace("KEY", fastest._key(SMALL)), encoding="latin-1")
-    clock = Clock(torch=2.0, triton=1.0)
-    assert clock.choosing().choice(*operands()) == "triton"
-    assert clock.timed == 2 * ROUNDS
-    assert json.loads(cache.read_text())[fastest._key(SMALL)] == "triton"
-
-
-def test_a_cache_that_cannot_be_written_costs_only_the_next_process(cache: Path) -> None:
-    cache.parent.write_text("a file where the folder should be")
-    clock = Clock(torch=2.0, triton=1.0)
-    choosing = clock.choosing()
-    assert [choosing.choice(*operands()) for _ in range(2)] == ["triton"] * 2
-    assert clock.timed == 2 * ROUNDS
-    assert clock.choosing().choice(*operands()) == "triton"
-    assert clock.timed == 4 * ROUNDS
+    assert fastest._key(base._replace(M=4090, K=4000)) == fastest._key(base)
 
 
 # Where only one can run it, or nobody
 
-REFUSALS = ("", "shape_reason", "granularity_reason", "device_reason")
+REFUSALS = ("", "shape_reason", "device_reason")
 
 
 @pytest.mark.parametrize(("of_torch", "of_triton"), [*itertools.product(REFUSALS, repeat=2)])
@@ -137,15 +109,6 @@ def test_rules_come_before_the_clock(of_torch: str, of_triton: str) -> None:
     else:
         assert choosing.choice(*operands()) == ("triton" if of_torch else "torch")
         assert bool(clock.timed) == (not of_torch and not of_triton)
-    for rule, arguments in {
-        "shape_reason": (32, 64, 48, E4M3FN, E4M3FN, "rowwise", torch.bfloat16),
-        "granularity_reason": ("cpu", "rowwise"),
-        "device_reason": ("cpu", E4M3FN, E4M3FN),
-    }.items():
-        both = {of_torch, of_triton} == {rule}
-        # A library without kernels for these scales or formats is no way out of another's rule of sizes
-        alone = rule == "shape_reason" and rule in (of_torch, of_triton) and "" not in (of_torch, of_triton)
-        assert (getattr(choosing, rule)(*arguments) is not None) == (both or alone), rule
 
 
 def test_the_rules_of_the_real_ones() -> None:
@@ -158,7 +121,6 @@ def test_the_rules_of_the_real_ones() -> None:
     ):
         assert entry.shape_reason(*arguments) is None
     assert entry.shape_reason(16, 16, 16, E4M3FN, E4M3FN, "rowwise", torch.float32) is None
-    assert "K=-1" in str(entry.shape_reason(16, -1, 16, E4M3FN, E4M3FN))
     # Ours takes any size, but has no kernel for fnuz
     assert "K=100" in str(entry.shape_reason(16, 100, 16, "e4m3fnuz", "e4m3fnuz"))
     assert "1x32" in str(entry.granularity_reason("cpu", "1x32"))
@@ -183,7 +145,7 @@ def test_what_the_device_refuses_is_left_out_with_a_warning_and_not_stored(
     if refuses == NAMES:
         with pytest.raises(
             RuntimeError,
-            match=r"no candidate of scaled_mm rowwise .* runs on this device; torch: CUBLAS.*; triton: CUBLAS",
+            match=r"torch: CUBLAS.*; triton: CUBLAS",
         ):
             choosing.matmul(*operands())
     else:
@@ -200,10 +162,8 @@ def test_what_the_device_refuses_is_left_out_with_a_warning_and_not_stored(
 
 def test_a_cpu_is_not_timed(cache: Path) -> None:
     clock = Clock()
-    choosing = clock.choosing(measures=False)
-    choosing.matmul(*operands())
-    choosing.matmul(*operands(0))
-    assert clock.ran == ["torch"] * 2
+    clock.choosing(measures=False).matmul(*operands())
+    assert clock.ran == ["torch"]
     assert not cache.exists()
 
 
@@ -215,23 +175,13 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fastest], str]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
 
     def settle(choosing: Fastest) -> str:
-        return choosing._choose(SMALL._replace(device=torch.device("cuda")), operands())
+        product = SMALL._replace(device=torch.device("cuda"))
+        return choosing._cached(product) or choosing._choose(product, operands())
 
     return settle
 
 
 ANYWHERE: dict[str, Any] = {name: {"device_reason": lambda *_: None} for name in NAMES}
-
-
-def test_a_gpu_is_timed_by_events_over_an_emptied_cache(
-    as_on_a_gpu: Callable[[Fastest], str], monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    """Oracle: the times of a stand-in for `tuning.cuda_ms`."""
-    clock = Clock(torch=2.0, triton=1.0)
-    monkeypatch.setattr(tuning, "cuda_ms", lambda run, **_: clock(run))
-    assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "triton"
-    assert clock.timed == 2 * ROUNDS
-    assert "|NVIDIA H200|" in cache.read_text()
 
 
 @pytest.mark.parametrize("why", ["off", "capturing", "deterministic"])
@@ -241,19 +191,16 @@ def test_where_measuring_is_forbidden_the_default_multiplies(
     """Oracle: "torch", and after a measured run what that found; but a user who forbids the choice is obeyed."""
     clock = Clock(torch=2.0, triton=1.0)
     monkeypatch.setattr(tuning, "cuda_ms", lambda run, **_: clock(run))
-    forbidden, name = {
-        "off": (tuning, "off"), "capturing": (tuning, "capturing"),
-        "deterministic": (torch, "are_deterministic_algorithms_enabled"),
-    }[why]  # fmt: skip
-    with monkeypatch.context() as forbids:
-        forbids.setattr(forbidden, name, lambda: True)
-        assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "torch"
-        assert not clock.ran
-    assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "triton"
-    with monkeypatch.context() as forbids:
-        forbids.setattr(forbidden, name, lambda: True)
-        later = as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE))
-    assert later == ("triton" if why == "capturing" else "torch")
+    forbidden, name = (
+        (torch, "are_deterministic_algorithms_enabled") if why == "deterministic" else (tuning, why)
+    )
+    choosing, found = clock.choosing(measures=False, **ANYWHERE), []
+    for forbid in (True, False, True):
+        with monkeypatch.context() as forbids:
+            if forbid:
+                forbids.setattr(forbidden, name, lambda: True)
+            found.append(as_on_a_gpu(choosing))
+    assert found == ["torch", "triton", "triton" if why == "capturing" else "torch"]
 
 
 def test_shapes_without_data_are_not_timed() -> None:

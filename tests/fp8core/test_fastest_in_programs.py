@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from fake_clock import NAMES, SMALL, TYPES, Clock, operands
+from fake_clock import NAMES, SMALL, Clock, operands
 
-from fp8core import BACKENDS, E4M3FN, RECIPES, Float8Linear, quantize, scaled_mm
+from fp8core import BACKENDS, RECIPES, Float8Linear, grouped_mm, scaled_mm
 from fp8core.gemm import FASTEST, fastest
-from fp8core.gemm.grouped import scaled_grouped_mm
 from fp8core.gemm.layout import Operand
 from fp8core.kernels import tuning
 from fp8core.kernels.tuning import ROUNDS
@@ -31,30 +30,25 @@ def test_a_layer_is_that_of_the_chosen_backend(
     clock = Clock(**{n: 1.0 + (n != winner) for n in NAMES})
     monkeypatch.setitem(BACKENDS, "fastest", clock.choosing())
     x, g = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(32, 48, dtype=torch.bfloat16)
-    results = []
     recipes = [RECIPES[name].with_backend(backend) for backend in ("fastest", winner)]
     layers = [Float8Linear(64, 48, config=recipe, dtype=torch.bfloat16) for recipe in recipes]
     layers[1].load_state_dict(layers[0].state_dict())
-    for layer in layers:
-        inputs = x.clone().requires_grad_()
-        y = layer(inputs)
-        results.append([y, *torch.autograd.grad(y, (inputs, layer.weight), g)])
+    inputs = x.requires_grad_()
+    outputs = [layer(inputs) for layer in layers]
+    grads = [
+        torch.autograd.grad(y, (inputs, layer.weight), g) for y, layer in zip(outputs, layers, strict=True)
+    ]
     assert clock.timed == 2 * ROUNDS * RECIPES[name].fp8_gemms
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert torch.equal(*outputs)
+    assert all(map(torch.equal, *grads))
 
 
 def test_groups_go_in_one_call_where_they_do_for_torch_and_else_each_as_chosen() -> None:
-    """Oracle: backend "torch", whose loop this is on a CPU, bit for bit; the same reason against the one call."""
-    reasons = [
-        BACKENDS[name].grouped_reason(torch.device("cpu"), "rowwise", *TYPES) for name in ("fastest", "torch")
-    ]
-    assert reasons == ["no FP8 grouped kernel on cpu"] * 2
-    a, w = quantize(torch.randn(48, 32), E4M3FN, "rowwise", dim=1), torch.randn(2, 32, 16)
-    each = [quantize(one, E4M3FN, "rowwise", dim=0) for one in w]
-    b = Operand(torch.stack([q.qdata for q in each]), torch.stack([q.scale_inv for q in each]))
+    """Oracle: backend "torch", whose loop this is on a CPU, bit for bit."""
+    x, weight = torch.randn(48, 32), torch.randn(2, 16, 32)
     offsets = torch.tensor([16, 48], dtype=torch.int32)
     got, want = (
-        scaled_grouped_mm(Operand(a.qdata, a.scale_inv), b, offsets, "rowwise", backend=name)
+        grouped_mm(x, weight, offsets, config=RECIPES["rowwise"].with_backend(name))
         for name in ("fastest", "torch")
     )
     assert torch.equal(got, want)
@@ -99,17 +93,6 @@ def test_traced_code_holds_the_operator_that_was_measured(
     assert not clock.timed
 
 
-def test_a_layer_compiles_into_one_graph_both_ways() -> None:
-    """Oracle: eager, bit for bit, forward and backward; sizes fixed at first, and left open from the second on."""
-    layer = Float8Linear(32, 48, config=RECIPES["rowwise"].with_backend("fastest"))
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for tokens in (16, 48):
-        x, g = torch.randn(tokens, 32, requires_grad=True), torch.randn(tokens, 48)
-        got, want = (torch.autograd.grad(run(x), (x, layer.weight), g) for run in (compiled, layer))
-        assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
-
-
 @pytest.mark.alone
 @pytest.mark.gpu
 @pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
@@ -125,4 +108,3 @@ def test_the_choice_is_not_below_the_bar_on_a_gpu(size: tuple[int, int, int], gr
         times[name].append(tuning.cuda_ms(lambda name=name: BACKENDS[name].matmul(*given)))
     medians = {name: sorted(own)[2] for name, own in times.items()}
     assert min(medians[name] for name in NAMES) / medians["fastest"] >= 0.95, (chosen, medians)
-    assert torch.equal(BACKENDS["fastest"].matmul(*given), BACKENDS[chosen].matmul(*given))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -22,7 +21,7 @@ from fp8core import (
     grouped_mm,
     microbatches,
 )
-from fp8core.flops import MatmulCount, attention_flops, not_in_fp8, percent, share_in_fp8
+from fp8core.flops import MatmulCount, not_in_fp8, percent
 
 aten = torch.ops.aten
 TOKENS, WIDTH = 32, 64
@@ -51,13 +50,8 @@ ONE = 2 * 8 * 24 * 40
     [
         (lambda: a @ b, ONE),
         (lambda: torch.addmm(torch.zeros(40), a, b), ONE),
-        (lambda: torch.bmm(*batched), 3 * ONE),
-        (lambda: torch.baddbmm(torch.zeros(3, 8, 40), *batched), 3 * ONE),
-        (lambda: torch.addbmm(torch.zeros(8, 40), *batched), 3 * ONE),
         (lambda: torch.einsum("bmk,bkn->bmn", *batched), 3 * ONE),
         (lambda: a @ vector, 2 * 8 * 24),
-        (lambda: torch.addmv(torch.zeros(8), a, vector), 2 * 8 * 24),
-        (lambda: torch.dot(vector, vector), 2 * 24),
         (lambda: functional.linear(batched[0], b.t()), 3 * ONE),
         (lambda: functional.conv1d(torch.randn(1, 4, 10), torch.randn(6, 4, 3)), 2 * 8 * 6 * 4 * 3),
         (lambda: functional.softmax(a + 1, -1).sum().sqrt(), 0),
@@ -87,11 +81,9 @@ def test_attention_by_formula(backend: SDPBackend, is_causal: bool, kv_heads: in
     module = nn.Identity()
     full = count_matmuls(step, module)
     assert sum(row.flops for row in full.matmuls) == 12 * 2 * 4 * 48 * 48 * 16
-    assert sum(attention_flops(2, 4, 48, 48, 16)) == 4 * 2 * 4 * 48 * 48 * 16
     half = sum(row.flops for row in count_matmuls(step, module, causal="half").matmuls)
     fused = is_causal and backend is SDPBackend.FLASH_ATTENTION
     assert half == (0.5 if fused else 1) * 12 * 2 * 4 * 48 * 48 * 16
-    assert ("all pairs of a causal mask" in full.text) == fused
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"])
@@ -110,30 +102,24 @@ def test_every_backend_of_a_linear(name: str, backend: str) -> None:
     assert count.fp8_share == pytest.approx(0 if backend == "reference" else fp8)
     if backend == "reference":
         assert count.by_dtype()["emulated"] == pytest.approx(6 * one * fp8)
-        assert "(emulated)" in count.text
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [("torch", "e4m3"), ("reference", "emulated")])
-def test_grouped_products_count_real_rows(backend: str, dtype: str) -> None:
-    """Oracle: 6 T K N of the 45 tokens, though each expert's are filled up to a multiple of 16."""
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("torch", "e4m3"), ("reference", "emulated"), (None, "float32")]
+)
+def test_grouped_products_count_real_rows(backend: str | None, dtype: str) -> None:
+    """Oracle: 6 T K N of the 45 tokens, though each expert's are filled up to a multiple of 16; torch's own product, too."""
     x, weight = torch.randn(45, 32, requires_grad=True), nn.Parameter(torch.randn(3, 48, 32))
     ends = torch.tensor([20, 20, 45], dtype=torch.int32)
-    model = nn.ParameterDict({"w": weight})
-    recipe = RECIPES["rowwise"].with_backend(backend)
-    count = count_matmuls(lambda: grouped_mm(x, weight, ends, config=recipe).sum().backward(), model)
+
+    def product() -> Tensor:
+        if backend is None:
+            return functional.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+        return grouped_mm(x, weight, ends, config=RECIPES["rowwise"].with_backend(backend))
+
+    count = count_matmuls(lambda: product().square().sum().backward(), nn.ParameterDict({"w": weight}))
     assert by_owner(count) == {"w": 6 * 45 * 32 * 48}
     assert set(count.by_dtype()) == {dtype}
-
-
-def test_torchs_grouped_products() -> None:
-    """Oracle: 6 T K N of the rows that the offsets name."""
-    x, weight = torch.randn(45, 32, requires_grad=True), nn.Parameter(torch.randn(3, 32, 48))
-    ends = torch.tensor([20, 20, 45], dtype=torch.int32)
-    model = nn.ParameterDict({"w": weight})
-    count = count_matmuls(
-        lambda: functional.grouped_mm(x, weight, offs=ends).square().sum().backward(), model
-    )
-    assert by_owner(count) == {"w": 6 * 45 * 32 * 48}
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -141,30 +127,22 @@ def test_torchs_grouped_products() -> None:
 def test_recomputation_stands_apart(reentrant: bool, recipe: str | None) -> None:
     """Oracle: a checkpointed block runs its forward pass twice; shares and owners are those without checkpointing."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(WIDTH, WIDTH)
-            self.block = nn.Sequential(nn.Linear(WIDTH, 128), nn.GELU(), nn.Linear(128, WIDTH))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.block, self.first(x), use_reentrant=reentrant)
-
-    model = Model()
+    first, block = nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH))
+    model = nn.Sequential(first, block)
     if recipe is not None:
         convert_to_float8_training(model, config=recipe)
     x = torch.randn(TOKENS, WIDTH, requires_grad=True)
-    count = count_matmuls(lambda: model(x).sum().backward(), model)
-    first, one = 2 * TOKENS * WIDTH * WIDTH, 2 * TOKENS * WIDTH * 128
-    names = ("first.weight", "block.0.weight", "block.2.weight")
-    assert by_owner(count, "forward") == dict(zip(names, (first, one, one), strict=True))
+    count = count_matmuls(
+        lambda: checkpoint(block, model[0](x), use_reentrant=reentrant).sum().backward(), model
+    )
+    once, one = 2 * TOKENS * WIDTH * WIDTH, 2 * TOKENS * WIDTH * 128
+    assert by_owner(count, "forward") == {"0.weight": once, "1.0.weight": one, "1.1.weight": one}
     assert by_owner(count, "backward") == {name: 2 * f for name, f in by_owner(count, "forward").items()}
     recomputed = by_owner(count, "recompute")
     # Without FP8 the non-reentrant kind stops before the last product, which nothing in the backward pass needs
-    assert recomputed["block.0.weight"] == one
-    assert recomputed.get("block.2.weight", 0) in (0, one)
-    assert "recomputation adds" in count.text
-    assert count.flops == 3 * (first + 2 * one)
+    assert recomputed["1.0.weight"] == one
+    assert recomputed.get("1.1.weight", 0) in (0, one)
+    assert count.flops == 3 * (once + 2 * one)
 
 
 def test_what_is_outside_and_what_is_unknown() -> None:
@@ -181,11 +159,6 @@ def test_what_is_outside_and_what_is_unknown() -> None:
     count = count_matmuls(with_muon, model)
     assert by_owner(count, "outside") == {"product": 2 * WIDTH**3}
     assert count.flops == 4 * TOKENS * WIDTH**2
-    assert "outside of the model" in count.text
-
-    lstm = nn.LSTM(16, 16)
-    unknown = count_matmuls(lambda: lstm(torch.randn(3, 2, 16)), lstm)
-    assert "cannot be counted: aten.mkldnn_rnn_layer" in unknown.text
 
     @torch.library.custom_op("fp8core_tests::somebodys_attention", mutates_args=())
     def somebodys_attention(x: Tensor) -> Tensor:
@@ -196,9 +169,6 @@ def test_what_is_outside_and_what_is_unknown() -> None:
     assert [(row.operator, row.calls) for row in count.uncounted] == [
         ("fp8core_tests.somebodys_attention", 1)
     ]
-    assert (
-        "all of the matmul FLOPs that could be counted in FP8; cannot be counted: fp8core_tests" in count.text
-    )
     assert "100.0 %" not in count.text
 
 
@@ -218,15 +188,14 @@ def test_gpt2_by_its_configuration(plain: bool) -> None:
     count = count_matmuls(lambda: model(tokens).backward(), model)
     assert count.flops == total
     assert count.fp8_share == pytest.approx(batch * seq * 6 * blocks / total, rel=1e-12)
-    rest = not_in_fp8(count.matmuls)
-    assert rest == pytest.approx(
+    half = batch * seq * attention / 2 / total
+    assert not_in_fp8(count.matmuls) == pytest.approx(
         {
             "lm_head": batch * seq * 6 * head / total,
-            "attention scores": batch * seq * attention / 2 / total,
-            "attention values": batch * seq * attention / 2 / total,
+            "attention scores": half,
+            "attention values": half,
         }
     )
-    assert share_in_fp8(count.matmuls) + sum(rest.values()) == pytest.approx(1)
 
 
 def test_mixture_by_its_configuration() -> None:
@@ -247,15 +216,12 @@ def test_mixture_by_its_configuration() -> None:
 def test_encoder_by_its_configuration() -> None:
     """Oracle: in_proj 3 d^2, out_proj d^2, two feed-forward weights d f each; attention 12 H Q T, without a mask."""
     width, ffn, seq, batch = 64, 128, 32, 2
-    layer = nn.TransformerEncoderLayer(width, 4, ffn, batch_first=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = nn.TransformerEncoder(layer, 2)
+    model = nn.TransformerEncoderLayer(width, 4, ffn, batch_first=True)
     x = torch.randn(batch, seq, width, requires_grad=True)
-    total = 2 * batch * seq * (6 * (4 * width**2 + 2 * width * ffn) + 12 * width * seq)
+    total = batch * seq * (6 * (4 * width**2 + 2 * width * ffn) + 12 * width * seq)
     count = count_matmuls(lambda: model(x).sum().backward(), model)
     assert count.flops == total
-    assert by_owner(count)["layers.1.self_attn.in_proj_weight"] == batch * seq * 6 * 3 * width**2
+    assert by_owner(count)["self_attn.in_proj_weight"] == batch * seq * 6 * 3 * width**2
     with FlopCounterMode(display=False) as torchs, sdpa_kernel(SDPBackend.MATH):
         model(x).sum().backward()
     assert torchs.get_total_flops() == total
@@ -294,11 +260,10 @@ def test_counting_changes_nothing() -> None:
 
 
 def test_bad_input_and_percent() -> None:
-    with pytest.raises(TypeError, match="step_fn is a Tensor"):
-        count_matmuls(torch.zeros(1), nn.Identity())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="model"):
-        count_matmuls(lambda: None, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="causal convention 'third'"):
+    for arguments, error in (((torch.zeros(1), nn.Identity()), TypeError), ((lambda: None, 3), TypeError)):
+        with pytest.raises(error):
+            count_matmuls(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'third'"):
         count_matmuls(lambda: None, nn.Identity(), causal="third")  # type: ignore[arg-type]
     assert [percent(share) for share in (1, 1 - 1e-9, 0.5, 1e-9, 0)] == [
         "100.0 %",
@@ -307,4 +272,3 @@ def test_bad_input_and_percent() -> None:
         "below 0.1 %",
         "0.0 %",
     ]
-    assert count_matmuls(lambda: None, nn.Identity()).text == "no matrix product was counted"

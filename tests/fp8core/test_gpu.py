@@ -19,7 +19,6 @@ from fp8core import (
     E5M2,
     RECIPES,
     Float8Linear,
-    Float8Tensor,
     RMSNorm,
     SwiGLU,
     audit,
@@ -164,14 +163,11 @@ def test_kernels_give_the_operands_of_the_cpu(name: str, dtype: torch.dtype, lay
     x, cast = (torch.randn(252, 507) * torch.logspace(-3, 3, 252)[:, None]).to(dtype), CASTS[name]
     x = {"rows": x, "columns": x.t().contiguous().t(), "sliced": x[3:, 5:]}[layout]
     assert operands.why_unfused(x.cuda(), "auto", cast) is None
-    for dim, got, want in zip(
-        (1, 0), operands.cast_both(x.cuda(), cast, cast), operands.cast_both(x, cast, cast), strict=True
-    ):
-        assert isinstance(got, Float8Tensor)
-        assert isinstance(want, Float8Tensor)
+    both = operands.cast_both(x.cuda(), cast, cast), operands.cast_both(x, cast, cast)
+    for dim, got, want in zip((1, 0), *both, strict=True):
         assert mismatches(got.qdata, want.qdata, cast.format) == 0
         assert torch.equal(got.scale_inv.cpu().float(), want.scale_inv.float())
-        assert got.qdata.is_contiguous() if dim == 1 else got.qdata.t().is_contiguous()
+        assert (got.qdata if dim == 1 else got.qdata.t()).is_contiguous()
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -190,21 +186,6 @@ def test_a_layer_trains_alike_with_and_without_kernels(name: str) -> None:
             update_scales(layer)
         results.append(found)
     assert all(map(torch.equal, *results))
-
-
-def test_promotion_is_what_fast_accumulation_lacks() -> None:
-    """Oracle: float64. All-positive operands: promoted sums stay right at a K where short ones may drift."""
-    a = quantize(torch.rand(128, 16384, device="cuda"), E4M3FN)
-    b = quantize(torch.rand(128, 16384, device="cuda"), E4M3FN).t()
-    want = scaled_mm(a, b, torch.float64, backend="reference")
-    errors = [
-        float(((scaled_mm(a, b, torch.float32, fast, backend="triton").double() - want) / want).abs().max())
-        for fast in (False, True)
-    ]
-    assert (
-        errors[0] < 4 * 2.0**-13
-    )  # four instructions of 32 elements between promotions, as in test_matmul.py
-    assert errors[0] <= errors[1]
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise"])
@@ -239,9 +220,7 @@ def test_more_elements_than_an_int32_counts() -> None:
     x = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
     x[-1, -1], x[-1, 0] = 7.0, -3.5
     for name in ("tensorwise", "rowwise", "1x128"):
-        first, second = operands.cast_both(x, Cast(E4M3FN, name), Cast(E4M3FN, name))
-        for q in (first, second):
-            corner = q.qdata.view(torch.uint8)[-1, [0, columns - 1]].view(torch.float8_e4m3fn).float().cpu()
-            assert corner.abs().max() == 448
-            assert corner[0] < 0 < corner[1]
-        del first, second
+        for q in operands.cast_both(x, Cast(E4M3FN, name), Cast(E4M3FN, name)):
+            first, last = q.qdata.view(torch.uint8)[-1, [0, -1]].view(torch.float8_e4m3fn).float().tolist()
+            assert first < 0 < last
+            assert max(-first, last) == 448
