@@ -1,12 +1,7 @@
-"""One of two processes that shard a model with FSDP2 over gloo; prints what `test_sharded.py` judges, as JSON.
-
-Run as `python sharded_worker.py RANK STORE`.
-"""
+"""Models that FSDP2 shards on two ranks; what `test_sharded.py` judges."""
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from contextlib import nullcontext
 from typing import Any
@@ -41,11 +36,11 @@ def sharded(name: str, kernels: Any, reshard: bool) -> nn.Module:
     return model
 
 
-def train(name: str, kernels: Any, reshard: bool, cached: bool, rank: int) -> dict[str, Any]:
+def train(name: str, kernels: Any, reshard: bool, cached: bool) -> dict[str, Any]:
     """Losses of two optimizer steps of three microbatches, digests of the gradients, and uses of kept casts."""
     model = sharded(name, kernels, reshard)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
-    batches = torch.randn(2, 3, 16, 32, generator=torch.Generator().manual_seed(1 + rank))
+    batches = torch.randn(2, 3, 16, 32, generator=torch.Generator().manual_seed(1 + dist.get_rank()))
     losses, gradients, hits = [], [], 0
     for step in batches:
         with microbatches(model) if cached else nullcontext():
@@ -65,29 +60,25 @@ def train(name: str, kernels: Any, reshard: bool, cached: bool, rank: int) -> di
     return {"losses": losses, "gradients": gradients, "hits": hits}
 
 
-def states(rank: int) -> dict[str, Any]:
+def states() -> dict[str, Any]:
     """State dicts both ways between nn.Linear and sharded layers; values as the original's."""
     model, original = sharded("delayed", "auto", reshard=True), plain_model()
     own = model.state_dict()
-    kinds = sorted({type(t.to_local() if isinstance(t, DTensor) else t).__name__ for t in own.values()})
-    full = get_model_state_dict(model, options=WHOLE)
-    weights = {key: value for key, value in full.items() if "amaxes" not in key}
-    back = plain_model()
-    for p in back.parameters():
-        p.data.zero_()
-    if rank == 0:  # rank 0 holds the full state
-        back.load_state_dict(weights)
-    same = [
-        torch.equal(a, b)
-        for a, b in zip(back.state_dict().values(), original.state_dict().values(), strict=True)
-    ]
-    changed = {key: value + 1 for key, value in original.state_dict().items()}
-    given = {key: value.clone() for key, value in changed.items()}
-    set_model_state_dict(model, given, options=StateDictOptions(full_state_dict=True, strict=False))
-    again = get_model_state_dict(model, options=WHOLE)
-    loaded = [torch.equal(again[key], value) for key, value in changed.items()] if rank == 0 else []
-    return {"kinds": kinds, "dtypes": sorted({str(t.dtype) for t in own.values()}),
-            "keys": sorted(own), "same": same if rank == 0 else [], "loaded": loaded}  # fmt: skip
+    given = {key: value + 1 for key, value in original.state_dict().items()}
+    found = {}
+    for name, wanted in (("same", original.state_dict()), ("loaded", given)):
+        if name == "loaded":
+            whole = {key: value.clone() for key, value in given.items()}
+            set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True, strict=False))
+        full = get_model_state_dict(model, options=WHOLE)
+        if dist.get_rank() == 0:  # which holds the full state
+            back = plain_model()
+            back.load_state_dict({key: value for key, value in full.items() if "amaxes" not in key})
+            found[name] = [torch.equal(back.state_dict()[key], value) for key, value in wanted.items()]
+    return found | {
+        "kinds": {type(t.to_local() if isinstance(t, DTensor) else t) for t in own.values()},
+        "keys": sorted(own),
+    }
 
 
 def proof() -> dict[str, Any]:
@@ -98,20 +89,11 @@ def proof() -> dict[str, Any]:
     return {"ok": found.ok, "problems": found.problems, "gathered": found.all_gathers, "fp8": wanted.problems}
 
 
-def main() -> None:
-    rank, store = int(sys.argv[1]), sys.argv[2]
+def everything() -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     runs = {
-        f"{name} {kernels} {reshard}": [
-            train(name, kernels, reshard, cached, rank) for cached in (False, True)
-        ]
+        f"{name} {kernels} {reshard}": [train(name, kernels, reshard, cached) for cached in (False, True)]
         for name, kernels in (("tensorwise", "auto"), ("rowwise", "always"), ("delayed", "always"))
         for reshard in (True, False)
     }
-    print(json.dumps({"runs": runs, "states": states(rank), "proof": proof()}))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return {"runs": runs, "states": states(), "proof": proof()}
