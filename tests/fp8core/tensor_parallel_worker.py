@@ -6,10 +6,9 @@ import dataclasses
 import warnings
 from typing import Any
 
-import parallel_models
 import torch
 import torch.distributed as dist
-from parallel_models import Config, Mlp, gradients, mlp, relative
+from parallel_models import Config, Mlp, gradients, mlp
 from tensor_parallel_plans import (
     Shape,
     data,
@@ -33,7 +32,6 @@ from torch.distributed.tensor.parallel import (
 from fp8core import (
     RECIPES,
     Float8LinearConfig,
-    Float8RowwiseParallel,
     WaitedRowwiseParallel,
     convert_to_float8_training,
     update_scales,
@@ -168,24 +166,6 @@ def compiled(cases: list[tuple[str, str]], backend: str = "aot_eager") -> dict[s
             "breaks": dict(counters["graph_break"]),
         }
     return found
-
-
-def rowwise_style_alone() -> dict[str, Any]:
-    """One Float8Linear under Float8RowwiseParallel that scatters its output, compiled; its input is a rank's features."""
-    torch._dynamo.reset()
-    runs = []
-    for is_compiled in (False, True):
-        model = nn.Sequential(parallel_models.mlp(None, True, 32, 64).down)
-        model = convert_to_float8_training(model, config="tensorwise")
-        parallelize_module(model, mesh(), {"0": Float8RowwiseParallel(output_layouts=Shard(1))})
-        run = (
-            torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager") if is_compiled else model
-        )
-        x = data(64).chunk(dist.get_world_size(), 2)[dist.get_rank()].clone().requires_grad_()
-        y = run(x)
-        y.square().sum().backward()
-        runs.append({"output": y.detach(), "input": x.grad, **gradients(model)})
-    return {name: relative(runs[1][name], runs[0][name]) for name in runs[0]}
 
 
 def nan_on_one_rank() -> list[bool]:

@@ -22,7 +22,7 @@ class Loop:
         model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
         self.model: Any = convert_to_float8_training(model, config=recipe)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.run = torch.compile(self.model) if compiled else self.model
+        self.run = torch.compile(self.model, backend="aot_eager") if compiled else self.model
         self.batches = torch.randn(8, 4, 16, 32)
         self.turn = 0
 

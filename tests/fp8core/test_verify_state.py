@@ -60,7 +60,6 @@ def test_nothing_changes(name: str, fails_in_pass: int) -> None:
         if len(passes) == fails_in_pass:
             raise RuntimeError("of the step")
 
-    step_before = passes.copy()
     model(torch.randn(16, 32)).square().mean().backward()
     optimizer.step()
     update_scales(model)
@@ -71,15 +70,9 @@ def test_nothing_changes(name: str, fails_in_pass: int) -> None:
     else:
         proof = verify(step, model, announce=False)
         assert proof.ok, proof.problems
-        assert passes[0] == passes[1] == passes[2] != step_before
+        assert passes[0] == passes[1] == passes[2]
     assert same(before, state(model, optimizer))
-
-
-def test_no_hook_stays() -> None:
-    model = model_of("rowwise")
-    verify(lambda: model(torch.randn(16, 32)).sum().backward(), model, announce=False)
-    hooks = [getattr(m, kind) for m in model.modules() for kind in ("_forward_hooks", "_forward_pre_hooks")]
-    assert not any(hooks)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
 
 
