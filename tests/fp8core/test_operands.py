@@ -20,6 +20,7 @@ from fp8core import (
     Float8Linear,
     Float8Tensor,
     Recipe,
+    audit,
     cast_input,
     convert_to_float8_training,
     microbatches,
@@ -171,6 +172,30 @@ def test_transposed_operands_reach_the_gemm_without_a_copy(name: str) -> None:
         assert ops.copied == {"delayed": 3, "static": 3, "rowwise_with_gw_hp": 128}.get(
             name, 0
         )  # amaxes; a scale
+
+
+def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: by hand, the question that every cast asks, and what the audit says of a layer."""
+    x, cast, recipe = torch.randn(4, 4), CASTS["tensorwise"], RECIPES["rowwise"]
+    assert "not on cpu" in str(operands.why_unfused(x, "auto", cast))
+    monkeypatch.setattr("fp8core.kernels.ops.INTERPRETED", True)
+    for tensor, kernels, casts, said in (
+        (x, "auto", (cast,), None),
+        (x, "never", (cast,), "kernels='never'"),
+        (x, "always", (cast,), None),
+        (x[:0], "auto", (cast,), "empty"),
+        (x, "auto", (cast, CASTS["fnuz"]), "not e4m3fnuz"),
+    ):
+        reason = operands.why_unfused(tensor, kernels, *casts)
+        assert reason is None if said is None else said in reason
+    for kernels in ("auto", "never"):
+        model = convert_to_float8_training(
+            nn.Sequential(nn.Linear(32, 32)), config=recipe.with_kernels(kernels)
+        )
+        (layer,) = audit(model).layers
+        assert layer.recipe.startswith("rowwise")
+        assert (layer.casts == "kernels") == (kernels == "auto")
+    assert "recipe=rowwise, kernels=never" in repr(model)
 
 
 def test_a_shared_input_is_cast_once() -> None:
