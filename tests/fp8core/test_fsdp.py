@@ -27,6 +27,7 @@ OPTIONS = {
     "activation checkpointing": Setting(recompute=True),
     "gradient accumulation": Setting(sizes=UNEVEN, micro=3),
     "kept casts": Setting(micro=2, keep_casts=True, reshard=False),
+    "kept casts of freed weights": Setting(micro=2, keep_casts=True),
     "gradient clipping": Setting(sizes=UNEVEN, clip=0.01),
     "CPU offload": Setting(sizes=UNEVEN, offload=True, bias=True),
     "tied weights": Setting(sizes=(64, 64, 64), tied=True),

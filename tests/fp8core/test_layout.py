@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fp8core import E4M3FN, E4M3FNUZ, E5M2, Float8Tensor, quantize, scaled_mm
+from fp8core import E4M3FN, E4M3FNUZ, E5M2, scaled_mm
 from fp8core.gemm import BACKENDS, layout
 from fp8core.gemm.layout import Operand, shape_reason
 
@@ -71,135 +70,70 @@ def test_shape_rules_agree_with_the_device() -> None:
             assert ran == (reason is None), (M, K, N, a_fmt.name, b_fmt.name, reason)
 
 
-REFUSED = [
-    ((16, 100, 16, E4M3FN, E4M3FN), r"K=100 \(contracted dimension\) is not a multiple of 16.*pad it"),
-    ((16, 32, 10, E4M3FN, E4M3FN), r"N=10 \(columns of B\) is not a multiple of 16"),
-    ((16, 32, 16, E5M2, E5M2), "e5m2 @ e5m2 has no kernel on NVIDIA hardware; cast one operand to e4m3"),
-    ((-1, 32, 16, E4M3FN, E4M3FN), "M=-1, K=32, N=16: a matrix has no negative size"),
-    (
-        (16, 32, 16, E4M3FN, E4M3FN, "rowwise", torch.float32),
-        "yields bfloat16 only.*ask for bfloat16 and convert",
-    ),
-    ((16, 32, 16, E4M3FN, E5M2, "rowwise"), "takes e4m3 as right operand, not e5m2; put e5m2 on the left"),
-    (
-        (16, 32, 16, E4M3FN, E4M3FN, "tensorwise", torch.float8_e4m3fn),
-        "out_dtype torch.float8_e4m3fn is not offered",
-    ),
+RULES = [  # (arguments, a word of the refusal); what has no word runs
+    ((16, 100, 16, E4M3FN, E4M3FN), "K=100"),
+    ((16, 32, 10, E4M3FN, E4M3FN), "N=10"),
+    ((16, 32, 16, E5M2, E5M2), "e5m2 @ e5m2"),
+    ((-1, 32, 16, E4M3FN, E4M3FN), "M=-1"),
+    ((16, 32, 16, E4M3FN, E4M3FN, "rowwise", torch.float32), "bfloat16 only"),
+    ((16, 32, 16, E4M3FN, E5M2, "rowwise"), "right operand"),
+    ((16, 32, 16, E4M3FN, E4M3FN, "tensorwise", torch.float8_e4m3fn), "out_dtype"),
+    ((1, 16, 16, E4M3FN, E4M3FN), ""),
+    ((17, 32, 48, E5M2, E4M3FN, "rowwise"), ""),
+    ((0, 16, 16, torch.float8_e4m3fn, "e5m2"), ""),
+    ((5, 64, 16, E4M3FN, E5M2, "tensorwise", torch.float32), ""),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_refusals_name_value_expectation_and_way_out(arguments: tuple[object, ...], message: str) -> None:
-    """The last four are checked in C++ only: cuBLASLt and the CUTLASS kernel's check_inputs."""
+@pytest.mark.parametrize(("arguments", "said"), RULES)
+def test_rules(arguments: tuple[object, ...], said: str) -> None:
+    """Oracle: cuBLASLt and the CUTLASS kernel's check_inputs, which meta functions don't know, written out."""
     reason = TORCH.unsupported(*arguments)
-    assert re.search(message, reason or "")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (1, 16, 16, E4M3FN, E4M3FN),
-        (17, 32, 48, E5M2, E4M3FN, "rowwise"),
-        (0, 16, 16, torch.float8_e4m3fn, "e5m2"),
-        (5, 64, 16, E4M3FN, E5M2, "tensorwise", torch.float32),
-    ],
-)
-def test_what_runs_gives_no_reason(arguments: tuple[object, ...]) -> None:
-    assert TORCH.unsupported(*arguments) is None
+    assert (said in reason) if said else reason is None
 
 
 def test_cpu_shows_the_errors_of_cuda() -> None:
     """torch._scaled_mm on CPU would compute each of these."""
-    good = Operand(torch.zeros(16, 32).to(torch.float8_e4m3fn), torch.ones(()))
-    right = Operand(good.qdata.t(), torch.ones(()))
-    assert scaled_mm(good, right).shape == (16, 16)
-    with pytest.raises(
-        ValueError, match=r"A must be row-major, got shape \(16, 32\) with strides \(1, 16\); use a.cont"
+    codes, one = torch.zeros(16, 32).to(torch.float8_e4m3fn), torch.ones(())
+    assert scaled_mm(Operand(codes, one), Operand(codes.t(), one)).shape == (16, 16)
+    e5m2 = codes.float().to(torch.float8_e5m2)
+    for a, b, said in (
+        (codes.t().contiguous().t(), codes.t(), "A must be row-major"),
+        (codes, codes.t().contiguous(), "B must be column-major"),
+        (codes[:, :24], codes.t()[:24], "K=24"),
+        (e5m2, e5m2.t(), "e5m2 @ e5m2"),
     ):
-        scaled_mm(Operand(good.qdata.t().contiguous().t(), torch.ones(())), right)
-    with pytest.raises(ValueError, match=r"B must be column-major, .*use b\.t\(\)\.contiguous\(\)\.t\(\)"):
-        scaled_mm(good, Operand(right.qdata.contiguous(), torch.ones(())))
-    with pytest.raises(ValueError, match="K=24"):
-        scaled_mm(Operand(good.qdata[:, :24], torch.ones(())), Operand(right.qdata[:24], torch.ones(())))
-    e5m2 = quantize(torch.zeros(16, 32), E5M2)
-    with pytest.raises(ValueError, match="e5m2 @ e5m2"):
-        scaled_mm(e5m2, e5m2.t())
+        with pytest.raises(ValueError, match=said):
+            scaled_mm(Operand(a, one), Operand(b, one))
 
 
-def fake_device(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), arch: str = ""
+@pytest.mark.parametrize(
+    ("capability", "arch", "fmt", "said"),
+    [
+        ((8, 0), "", E4M3FN, "compute capability 8.0"),
+        ((8, 6), "", E4M3FN, "compute capability 8.6"),
+        *((capability, "", E4M3FN, "") for capability in ((8, 9), (9, 0), (10, 0), (12, 0))),
+        ((9, 0), "", E4M3FNUZ, "AMD MI300's"),
+        (None, "gfx90a", E4M3FN, "gfx90a has no FP8 matmul"),
+        (None, "gfx942:sramecc+", E4M3FN, "gfx942 multiplies fnuz"),
+        (None, "gfx942:sramecc+", E4M3FNUZ, ""),
+        (None, "gfx942:sramecc+", E5M2, "gfx942 multiplies fnuz"),
+        (None, "gfx950", E4M3FN, ""),
+        (None, "gfx950", E4M3FNUZ, "gfx950 multiplies OCP"),
+        (None, "gfx1201", E5M2, ""),
+    ],
+)
+def test_devices(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, arch: str, fmt: object, said: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Fake")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(gcnArchName=arch))
+    """Oracle: ATen's `_scaled_mm_allowed_device`, its list of AMD architectures and its choice of fnuz, written out."""
+    for name, value in {
+        "is_available": True,
+        "get_device_capability": capability or (9, 0),
+        "get_device_name": "NVIDIA Fake",
+        "get_device_properties": SimpleNamespace(gcnArchName=arch),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.version, "hip", "6.4" if arch else None)
-
-
-@pytest.mark.parametrize(
-    ("capability", "fmt", "reason"),
-    [
-        ((8, 0), E4M3FN, "NVIDIA Fake has compute capability 8.0; FP8 matmul needs 8.9"),
-        ((8, 6), E4M3FN, "compute capability 8.6"),
-        ((8, 9), E4M3FN, None),
-        ((9, 0), E4M3FN, None),
-        ((10, 0), E4M3FN, None),
-        ((12, 0), E4M3FN, None),
-        ((9, 0), E4M3FNUZ, "e4m3fnuz, e4m3fnuz is AMD MI300's"),
-    ],
-)
-def test_nvidia_devices(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fmt: object, reason: str
-) -> None:
-    """Oracle: ATen's `_scaled_mm_allowed_device`, written out; the device is faked."""
-    fake_device(monkeypatch, capability)
-    got = TORCH.unsupported(16, 16, 16, fmt, fmt, device="cuda")
-    assert (got is None) if reason is None else (got is not None and reason in got)
-
-
-@pytest.mark.parametrize(
-    ("arch", "fmt", "reason"),
-    [
-        ("gfx90a", E4M3FN, "gfx90a has no FP8 matmul; it needs one of gfx942"),
-        ("gfx942:sramecc+", E4M3FN, "gfx942 multiplies fnuz formats, not e4m3fn @ e4m3fn"),
-        ("gfx942:sramecc+", E4M3FNUZ, None),
-        ("gfx950", E4M3FN, None),
-        ("gfx950", E4M3FNUZ, "gfx950 multiplies OCP"),
-        ("gfx942:sramecc+", E5M2, "gfx942 multiplies fnuz formats"),
-        ("gfx1201", E5M2, None),
-    ],
-)
-def test_amd_devices(monkeypatch: pytest.MonkeyPatch, arch: str, fmt: object, reason: str) -> None:
-    """Oracle: ATen's list of architectures and its choice of fnuz, written out; e5m2 @ e5m2 exists there."""
-    fake_device(monkeypatch, arch=arch)
-    got = TORCH.unsupported(16, 16, 16, fmt, fmt, device="cuda:0")
-    assert (got is None) if reason is None else (got is not None and reason in got)
-
-
-@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
-@pytest.mark.parametrize(("M", "K", "N"), [(1, 1, 1), (17, 63, 5), (16, 32, 48), (3, 16, 17), (2, 33, 16)])
-def test_padding_changes_no_result(M: int, K: int, N: int, granularity: str) -> None:
-    """Oracle: the reference on the unpadded operands; zeros add nothing, so float64 sums are equal."""
-    a = quantize(torch.randn(M, K), E4M3FN, granularity, dim=1)
-    b = quantize(torch.randn(K, N), E4M3FN, granularity, dim=0)
-    left, right = layout.arrange(a, b, pad=True)
-    assert layout.layout_reason(left.qdata, right.qdata) is None
-    assert left.qdata.shape[1] % 16 == right.qdata.shape[1] % 16 == 0
-    padded = scaled_mm(left, right, torch.float64, backend="reference")
-    assert torch.equal(padded[:, :N], scaled_mm(a, b, torch.float64, backend="reference"))
-    assert not padded[:, N:].any()
-    assert scaled_mm(left, right).shape == padded.shape
-
-
-def test_arrange_copies_only_what_lies_wrong() -> None:
-    a = quantize(torch.randn(16, 32), E4M3FN)
-    left, right = layout.arrange(a, a.t())
-    assert left.qdata.data_ptr() == right.qdata.data_ptr() == a.qdata.data_ptr()
-    left, right = layout.arrange(a.t(), a)
-    assert layout.layout_reason(left.qdata, right.qdata) is None
-    column = quantize(
-        torch.randn(32, 1), E4M3FN
-    ).t()  # [1, 32] with strides (1, 1): contiguous, yet not row-major
-    assert isinstance(column, Float8Tensor)
-    assert column.qdata.is_contiguous()
-    assert layout.is_row_major(layout.arrange(column, a.t())[0].qdata)
+    reason = TORCH.unsupported(16, 16, 16, fmt, fmt, device="cuda:0")
+    assert (said in reason) if said else reason is None

@@ -15,14 +15,12 @@ from torch import nn
 from fp8core import (
     RECIPES,
     Float8Linear,
-    Float8LinearConfig,
     Recipe,
     audit,
     convert_to_float8_training,
     quantize,
     scaled_mm,
 )
-from fp8core.config import CastConfig, ScalingGranularity
 from fp8core.gemm import BACKENDS
 from fp8core.recipe import GEMMS
 
@@ -111,24 +109,12 @@ def test_any_leading_dimensions(lead: tuple[int, ...], dtype: torch.dtype, name:
     layer = Float8Linear(32, 48, dtype=dtype, config=dataclasses.replace(on_cpu(name), pad_inner_dim=True))
     x, g = torch.randn(*lead, 32, dtype=dtype), torch.randn(*lead, 48, dtype=dtype)
     got, want = run(layer, x, g), run(layer, x.reshape(-1, 32), g.reshape(-1, 48))
-    assert got["output"].shape == (*lead, 48)
-    assert got["output"].dtype == got["grad_input"].dtype == got["grad_weight"].dtype == dtype
-    assert got["grad_input"].shape == x.shape
-    assert torch.equal(got["output"].reshape(-1, 48), want["output"])
-    for key in ("grad_weight", "grad_bias"):
-        assert torch.equal(got[key], want[key])
-        assert got[key].isfinite().all()
-    if 0 in lead:
-        assert not got["grad_weight"].any()
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_non_contiguous_input_and_gradient(name: str) -> None:
-    """Oracle: the same values, contiguous."""
-    layer = Float8Linear(32, 48, config=on_cpu(name))
-    x, g = torch.randn(32, 16).t(), torch.randn(1, 48).expand(16, 48)
-    got, want = run(layer, x, g), run(layer, x.contiguous(), g.contiguous())
-    assert all(torch.equal(got[k], want[k]) for k in want)
+    assert (got["output"].shape, got["grad_input"].shape) == ((*lead, 48), x.shape)
+    for key, value in got.items():
+        assert value.dtype == dtype
+        assert torch.equal(value.reshape(want[key].shape), want[key])
+        assert value.isfinite().all()
+    assert bool(got["grad_weight"].any()) == (0 not in lead)
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -231,44 +217,28 @@ def test_from_float_shares_and_saves_plain_parameters(name: str) -> None:
     assert torch.equal(again(torch.ones(16, 32)), low(torch.ones(16, 32)))
 
 
-def test_repr_names_the_recipe() -> None:
-    assert repr(Float8Linear(32, 48, config="rowwise")) == (
-        "Float8Linear(in_features=32, out_features=48, bias=True, recipe=rowwise)"
-    )
-    custom = Float8LinearConfig(
-        cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn), emulate=True
-    )
-    assert "recipe=custom, backend=reference (output: e4m3_tensorwise @ e4m3_tensorwise; grad_input:" in repr(
-        Float8Linear(32, 48, config=custom)
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "backend"), [("blockwise", "torch"), ("mxfp8", "torch"), ("mxfp8", "triton")]
 )
 def test_recipes_without_a_kernel_say_so_and_name_the_nearest(name: str, backend: str) -> None:
     """On conversion and in the forward pass; emulated, the same recipe runs and shows that it is emulated."""
     x, recipe = torch.randn(16, 32), RECIPES[name].with_backend(backend)
-    with pytest.raises(
-        ValueError, match=r"GEMM output.*nearest that works: recipe 'rowwise'.*recipe.emulated"
+    for attempt in (
+        lambda: Float8Linear(32, 48, config=recipe)(x),
+        lambda: convert_to_float8_training(nn.Linear(32, 48), config=recipe),
     ):
-        Float8Linear(32, 48, config=recipe)(x)
-    with pytest.raises(ValueError, match=rf"recipe {name}.*: .*nearest that works: recipe 'rowwise'"):
-        convert_to_float8_training(nn.Linear(32, 48), config=recipe)
+        with pytest.raises(ValueError, match="nearest that works: recipe 'rowwise'"):
+            attempt()
     emulation = convert_to_float8_training(nn.Linear(32, 48), config=RECIPES[name].emulated())
     assert f"recipe={name}, backend=reference" in repr(emulation)
     assert audit(emulation).fp8_gemms == 0
-    assert audit(emulation).layers[0].recipe == f"{name}, backend=reference"
     assert emulation(x).shape == (16, 48)
 
 
 REFUSED = [
-    (
-        (16, 100, 48),
-        r"GEMM output of Float8Linear\(100, 48\): K=100 .* is not a multiple of 16.*pad_inner_dim=True",
-    ),
-    ((16, 32, 10), r"GEMM output of Float8Linear\(32, 10\): N=10"),
-    ((17, 32, 48), r"GEMM grad_weight of Float8Linear\(32, 48\) with 17 tokens: K=17"),
+    ((16, 100, 48), "GEMM output.*K=100"),
+    ((16, 32, 10), "GEMM output.*N=10"),
+    ((17, 32, 48), "GEMM grad_weight.*17 tokens: K=17"),
 ]
 
 
@@ -281,18 +251,6 @@ def test_shapes_are_refused_in_the_forward_pass(shape: tuple[int, int, int], mes
     assert run(Float8Linear.from_float(layer, emulated("tensorwise")), x, g)["output"].shape == g.shape
 
 
-def test_custom_recipes_that_hardware_lacks_are_refused_in_the_forward_pass() -> None:
-    e5m2 = CastConfig(target_dtype=torch.float8_e5m2)
-    e4m3 = CastConfig(target_dtype=torch.float8_e4m3fn)
-    row = CastConfig(scaling_granularity=ScalingGranularity.AXISWISE, target_dtype=torch.float8_e5m2)
-    x = torch.randn(16, 32, requires_grad=True)
-    with pytest.raises(ValueError, match=r"GEMM output.*e5m2 @ e5m2 has no kernel"):
-        Float8Linear(32, 48, config=Float8LinearConfig(cast_config_input=e5m2, cast_config_weight=e5m2))(x)
-    right_e5m2 = Float8LinearConfig(cast_config_grad_output=e4m3, cast_config_weight_for_grad_input=row)
-    with pytest.raises(ValueError, match=r"GEMM grad_input.*takes e4m3 as right operand"):
-        Float8Linear(32, 48, config=right_e5m2)(x)
-
-
 def test_odd_token_counts_run_where_no_fp8_gemm_contracts_them() -> None:
     x = torch.randn(17, 32)
     with torch.no_grad():
@@ -302,39 +260,29 @@ def test_odd_token_counts_run_where_no_fp8_gemm_contracts_them() -> None:
 
 def test_bad_input() -> None:
     layer = Float8Linear(32, 48)
-    with pytest.raises(ValueError, match=r"input has shape \[16, 31\]; expected \[\.\.\., 32\]"):
-        layer(torch.randn(16, 31))
-    with pytest.raises(ValueError, match=r"input has shape \[\]"):
-        layer(torch.tensor(1.0))
-    with pytest.raises(
-        TypeError, match=r"input has dtype torch.float64; expected float32, bfloat16 or float16"
+    for error, said, attempt in (
+        (ValueError, "shape", lambda: layer(torch.randn(16, 31))),
+        (ValueError, "shape", lambda: layer(torch.tensor(1.0))),
+        (TypeError, "float64", lambda: layer(torch.randn(16, 32, dtype=torch.float64))),
+        (TypeError, "ReLU", lambda: Float8Linear.from_float(nn.ReLU())),
+        (ValueError, "nearest: delayed", lambda: Float8Linear(32, 48, config="delay")),
     ):
-        layer(torch.randn(16, 32, dtype=torch.float64))
-    with pytest.raises(TypeError, match=r"from_float takes an nn.Linear, got ReLU"):
-        Float8Linear.from_float(nn.ReLU())
-    with pytest.raises(ValueError, match=r"recipe 'delay' is unknown .nearest: delayed"):
-        Float8Linear(32, 48, config="delay")
+        with pytest.raises(error, match=said):
+            attempt()
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", [(16, 0), (2, 16, 0)])
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op:UserWarning")
-def test_no_input_features(name: str, shape: tuple[int, ...]) -> None:
+def test_no_input_features(name: str) -> None:
     """Oracle: nn.Linear, which yields its bias; a sum of no products is 0, and no scale makes it anything else."""
     base = nn.Linear(0, 32)
-    layer = Float8Linear.from_float(copy.deepcopy(base), on_cpu(name))
-    outputs = []
-    for module in (base, layer):
-        x = torch.randn(shape, requires_grad=True)
-        y = module(x)
-        y.sum().backward()
-        assert x.grad is not None
-        assert x.grad.shape == shape
-        assert module.weight.grad is not None
-        assert module.weight.grad.shape == (32, 0)
-        outputs.append((y.detach(), module.bias.grad))
-    for got, want in zip(outputs[1], outputs[0], strict=True):
-        assert torch.equal(got, want)
+    x, g = torch.randn(2, 16, 0), torch.randn(2, 16, 32)
+    got, want = (
+        run(layer, x, g) for layer in (Float8Linear.from_float(copy.deepcopy(base), on_cpu(name)), base)
+    )
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        torch.testing.assert_close(got[key], value, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -13,12 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import (
     RECIPES,
-    CastInput,
     Float8Linear,
     RMSNorm,
     SwiGLU,
     update_scales,
-    verify,
 )
 
 HALF_ULP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -53,13 +51,9 @@ def test_layers_compute_the_same(name: str, kernels: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("name", ["tensorwise", "delayed", "rowwise"])
 def test_autocast_and_inference_too(name: str) -> None:
     """Oracle: as above. Autocast rounds between producer and cast, which an amax from before would miss."""
-    want, got = (
-        trained(Block(name, fused, "always"), torch.float32, autocast=True) for fused in (False, True)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     plain, fused = Block(name, False, "always"), Block(name, True, "always")
-    trained(plain, torch.float32)
-    trained(fused, torch.float32)
+    want, got = (trained(block, torch.float32, autocast=True) for block in (plain, fused))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     with torch.no_grad():
         x = torch.randn(5, 32)
         assert torch.equal(fused(x), plain(x))
@@ -67,26 +61,31 @@ def test_autocast_and_inference_too(name: str) -> None:
 
 @DTYPES
 def test_against_torch(dtype: torch.dtype) -> None:
-    """Oracle: torch.nn.RMSNorm and silu(gate) * up by autograd in float64. Half an ulp of the output,
-    and 80 float32 roundings of the largest: rows of 64 elements, and some steps."""
-    x, gate, up = ((torch.randn(4, 6, 64) * 3).to(dtype) for _ in range(3))
-    norm = RMSNorm(64, dtype=dtype)
+    """Oracle: torch's rms_norm, silu(gate) * up, and an addition before the norm, by autograd in float64. Half an ulp of the
+    output, and 80 float32 roundings of the largest: rows of 64 elements, and some steps."""
+    norm, wide = RMSNorm(64, dtype=dtype), nn.RMSNorm(64, eps=1e-6, dtype=torch.float64)
     norm.weight.data.uniform_(0.5, 2)
-    theirs = nn.RMSNorm(64, eps=1e-6, dtype=torch.float64)
-    theirs.weight.data.copy_(norm.weight)
-    for ours, other, inputs in (
-        (norm, theirs, (x,)),
-        (SwiGLU(), lambda g, u: functional.silu(g) * u, (gate, up)),
+    wide.weight.data.copy_(norm.weight)
+
+    def rounded(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        exact = x + delta  # which autograd passes through the rounding to the dtype of the sum
+        return exact + (exact.to(dtype).double() - exact).detach()
+
+    for ours, theirs, count in (
+        (lambda x: (norm(x),), lambda x: (wide(x),), 1),
+        (lambda g, u: (SwiGLU()(g, u),), lambda g, u: (functional.silu(g) * u,), 2),
+        (norm.add, lambda x, delta: (rounded(x, delta), wide(rounded(x, delta))), 2),
     ):
-        low = [t.clone().requires_grad_() for t in inputs]
-        high = [t.double().requires_grad_() for t in inputs]
-        got, want = ours(*low), other(*high)
-        grad = torch.randn(got.shape).to(dtype)
-        got.backward(grad)
-        want.backward(grad.double())
-        pairs = [(got, want), *((a.grad, b.grad) for a, b in zip(low, high, strict=True))]
-        if ours is norm:
-            pairs.append((norm.weight.grad, theirs.weight.grad))
+        norm.weight.grad = wide.weight.grad = None
+        low = [(torch.randn(4, 6, 64) * 3).to(dtype).requires_grad_() for _ in range(count)]
+        high = [t.detach().double().requires_grad_() for t in low]
+        got, want = ours(*low), theirs(*high)
+        grads = [torch.randn(4, 6, 64).to(dtype) for _ in got]
+        torch.autograd.backward(got, grads)
+        torch.autograd.backward(want, [g.double() for g in grads])
+        pairs = [*zip(got, want, strict=True), *((a.grad, b.grad) for a, b in zip(low, high, strict=True))]
+        if norm.weight.grad is not None:
+            pairs.append((norm.weight.grad, wide.weight.grad))
         for a, b in pairs:
             bound = HALF_ULP[dtype] * b.abs() + 80 * 2.0**-24 * b.abs().max()
             assert ((a.double() - b).abs() <= 1.01 * bound).all()
@@ -121,19 +120,17 @@ def test_no_amax_is_found_twice(name: str) -> None:
     trained(block, torch.float32)
     x, gate = torch.randn(16, 32, requires_grad=True), torch.randn(16, 48, requires_grad=True)
     with Names() as norm:
-        shared = block.norm(x, block.gate, block.up)
+        block.norm(x, block.gate, block.up)
     with Names() as act:
         hidden = block.act(gate, gate, block.down)
     assert (norm.seen, act.seen) == EXPECTED[name]
-    assert isinstance(shared, CastInput)
     assert hidden.codes_only == (name == "delayed")
     if name == "delayed":
         assert hidden.hp.untyped_storage().nbytes() == hidden.hp.element_size()
-    with torch.no_grad(), Names() as norm:
+    with torch.no_grad():
         shared = block.norm(x, block.gate, block.up)
-    assert len(norm.seen) == (2 if name == "tensorwise" else 1)
     if shared.codes_only:
-        with pytest.raises(ValueError, match="codes that were made without gradients"):
+        with pytest.raises(ValueError, match="without gradients"):
             block.gate(shared)
 
 
@@ -145,21 +142,6 @@ def test_an_infinity_of_the_producer_stays_loud() -> None:
         gate = torch.randn(16, 48)
         gate[3, 3] = torch.inf
         assert block.down(block.act(gate, torch.ones_like(gate), block.down))[3].isnan().all()
-
-
-def test_verify_takes_a_block_of_codes() -> None:
-    """Oracle: by hand: the GEMMs of three layers, whose inputs all need gradients."""
-    block = Block("delayed", True, "always")
-    x = torch.randn(16, 32, requires_grad=True)
-
-    def step() -> None:
-        block(x).square().mean().backward()
-        update_scales(block)
-
-    step()
-    proof = verify(step, block, announce=False)
-    assert proof.ok, proof.problems
-    assert proof.counted == 9
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise", "delayed"])
@@ -189,53 +171,39 @@ def test_compiled_is_one_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error"),
     [
-        ((0,), ValueError, "dim=0: a norm is over at least one feature"),
-        ((-4,), ValueError, "dim=-4"),
-        (((32, 32),), TypeError, "dim is a tuple; expected int"),
-        ((32, -1e-6), ValueError, "eps=-1e-06: expected a finite number of at least 0"),
-        ((32, float("nan")), ValueError, "eps=nan"),
-        ((32, float("inf")), ValueError, "eps=inf"),
-        ((32, None), TypeError, "eps is a NoneType; expected Real; the None of torch.nn.RMSNorm"),
+        *(((dim,), ValueError) for dim in (0, -4)),
+        (((32, 32),), TypeError),
+        *(((32, eps), ValueError) for eps in (-1e-6, float("nan"), float("inf"))),
+        ((32, None), TypeError),
     ],
 )
-def test_a_norm_that_is_none(arguments: tuple[object, ...], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_a_norm_that_is_none(arguments: tuple[object, ...], error: type[Exception]) -> None:
+    with pytest.raises(error, match="eps" if len(arguments) > 1 else "dim"):
         RMSNorm(*arguments)
     assert RMSNorm(32, 0.0)(torch.ones(4, 32)).isfinite().all()
 
 
 def test_refusals() -> None:
     norm, act, q = RMSNorm(32), SwiGLU(), Float8Linear(32, 48)
-    with pytest.raises(ValueError, match=r"x has shape \[4, 16\]; expected \[..., 32\]"):
-        norm(torch.randn(4, 16))
-    with pytest.raises(TypeError, match="float64"):
-        norm(torch.randn(4, 32, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"gate is \[4, 32\] torch.float32 and up \[4, 16\]"):
-        act(torch.randn(4, 32), torch.randn(4, 16))
-    with pytest.raises(ValueError, match="cast their input differently"):
-        norm(torch.randn(4, 32), q, Float8Linear(32, 48, config="rowwise"))
-    for other in (nn.Linear(32, 48), [q]):
-        with pytest.raises(TypeError, match=f"a layer is a {type(other).__name__}; expected Float8Linear"):
-            norm(torch.randn(4, 32), other)
-        with pytest.raises(TypeError, match="expected Float8Linear"):
-            act(torch.randn(4, 32), torch.randn(4, 32), other)
-    with pytest.raises(ValueError, match=r"input has shape \[4, 32\]; expected \[..., 64\] for Float8Linear"):
-        norm(torch.randn(4, 32), Float8Linear(64, 48))
-    with pytest.raises(TypeError, match="x is a list; expected Tensor"):
-        norm([1.0])
-    with pytest.raises(
-        TypeError, match=r"up is a Float8Linear; expected Tensor; SwiGLU takes \(gate, up, \*layers\)"
+    x, narrow = torch.randn(4, 32), torch.randn(4, 16)
+    for error, said, attempt in (
+        (ValueError, "shape", lambda: norm(narrow)),
+        (TypeError, "float64", lambda: norm(x.double())),
+        (ValueError, "gate is", lambda: act(x, narrow)),
+        (ValueError, "differently", lambda: norm(x, q, Float8Linear(32, 48, config="rowwise"))),
+        (TypeError, "expected Float8Linear", lambda: norm(x, nn.Linear(32, 48))),
+        (TypeError, "expected Float8Linear", lambda: act(x, x, [q])),
+        (ValueError, "shape", lambda: norm(x, Float8Linear(64, 48))),
+        (TypeError, "expected Tensor", lambda: norm([1.0])),
+        (TypeError, "expected Tensor", lambda: act(x, q)),
+        (ValueError, "delta", lambda: norm.add(x, narrow)),
+        (ValueError, "shape", lambda: norm.add(narrow, narrow)),
+        (TypeError, "expected Tensor", lambda: norm.add(x, q)),
     ):
-        act(torch.randn(4, 32), q)
-    with pytest.raises(ValueError, match=r"x is \[4, 32\] torch.float32 and delta \[4, 16\]"):
-        norm.add(torch.randn(4, 32), torch.randn(4, 16))
-    with pytest.raises(ValueError, match=r"x has shape \[4, 16\]"):
-        norm.add(torch.randn(4, 16), torch.randn(4, 16))
-    with pytest.raises(TypeError, match=r"delta is a Float8Linear; expected Tensor; RMSNorm.add takes"):
-        norm.add(torch.randn(4, 32), q)
-    assert repr(norm) == "RMSNorm(32, eps=1e-06)"
+        with pytest.raises(error, match=said):
+            attempt()
     assert norm(torch.randn(0, 32)).shape == (0, 32)
 
 
@@ -246,104 +214,48 @@ ADDED = {  # operators of `norm.add`, training
 }
 
 
-def residual(block: Block, before: Float8Linear, fused: bool, steps: int = 2) -> list[torch.Tensor]:
-    """Outputs and gradients of x + before(x), its norm, and the two layers that read it; the sum is read too."""
-    seen: list[torch.Tensor] = []
-    for step in range(steps):
-        torch.manual_seed(step)
-        x = torch.randn(2, 8, 32).to(before.weight.dtype).requires_grad_()
-        delta = before(x)
-        if fused:
-            total, h = block.norm.add(x, delta, block.gate, block.up)
-        else:
-            total = x + delta
-            h = block.norm(total, block.gate, block.up)
-        block.zero_grad()
-        before.zero_grad()
-        (
-            block.gate(h).float().square().sum() + block.up(h).float().sum() + total.float().square().sum()
-        ).backward()
-        grads = [p.grad for p in (*block.gate.parameters(), *block.up.parameters(), *block.norm.parameters())]
-        seen += [total.detach(), *grads]
-        seen += [x.grad, before.weight.grad]
-        update_scales(nn.ModuleList([block, before]))
-    return seen
-
-
 @DTYPES
 @pytest.mark.parametrize("name", ADDED)
 def test_an_addition_in_the_norm(name: str, dtype: torch.dtype) -> None:
-    """Oracle: the addition before the norm. Forward, and what does not depend on the sum of two gradients, bit for bit;
-    that sum is rounded once where autograd rounds three times, in float32 and in bfloat16."""
+    """Oracle: the addition before the norm. What does not depend on the sum of two gradients, bit for bit; that sum is
+    rounded once where autograd rounds three times: an ulp before a cast is a step of its code at most, rarely."""
+    block = Block(name, True, "always", dtype)
+    trained(block, dtype)
+    x, delta = (torch.randn(16, 32, dtype=dtype, requires_grad=True) for _ in range(2))
     results = []
     for fused in (True, False):
-        block = Block(name, True, "always", dtype)
-        torch.manual_seed(5)
-        before = Float8Linear(32, 32, bias=False, dtype=dtype, config=block.gate.recipe)
-        results.append(residual(block, before, fused))
-    per_step = len(results[0]) // 2
-    for index, (got, want) in enumerate(zip(*results, strict=True)):
-        if index % per_step < per_step - 2:
-            assert torch.equal(got, want)
-        else:  # an ulp of a gradient before its cast is a step of its code at most, one eighth; rarely
-            error = (got.double() - want.double()).norm() / want.double().norm()
-            assert error < (2e-2 if dtype == torch.bfloat16 else 1e-3)
-    x, delta = (torch.randn(16, 32, dtype=dtype, requires_grad=True) for _ in range(2))
-    with Names() as forward:
-        total, h = block.norm.add(x, delta, block.gate, block.up)
-    assert forward.seen == ADDED[name]
-    with torch.no_grad():
-        plain = block.norm.add(x, delta, block.gate, block.up)
-        assert torch.equal(plain[0], total)
-        assert torch.equal(block.gate(plain[1]), block.gate(h))
+        block.zero_grad()
+        with Names() as forward:
+            total = x + delta
+            h = block.norm(total, block.gate, block.up)
+            if fused:
+                forward.seen.clear()
+                total, h = block.norm.add(x, delta, block.gate, block.up)
+                assert forward.seen == ADDED[name]
+        outputs = total, block.gate(h), block.up(h)
+        gradients = torch.autograd.grad(
+            sum(y.float().square().sum() for y in outputs), [x, *block.parameters()][:4]
+        )
+        results.append([*gradients, *outputs])
+    (got, *others), (want, *wanted) = results
+    assert all(torch.equal(a, b) for a, b in zip(others, wanted, strict=True))
+    assert (got.double() - want.double()).norm() < (
+        2e-2 if dtype == torch.bfloat16 else 1e-3
+    ) * want.double().norm()
 
 
-@DTYPES
-def test_gradients_of_an_addition_in_the_norm(dtype: torch.dtype) -> None:
-    """Oracle: autograd in float64. Half an ulp of the gradient, and 80 float32 roundings of the largest."""
-    x, delta, grad_total, grad_y = ((torch.randn(4, 6, 64) * 3).to(dtype) for _ in range(4))
-    norm = RMSNorm(64, dtype=dtype)
-    norm.weight.data.uniform_(0.5, 2)
-    low = [t.clone().requires_grad_() for t in (x, delta)]
-    torch.autograd.backward(norm.add(*low), (grad_total, grad_y))
-    total = (x + delta).double().requires_grad_()
-    y = nn.functional.rms_norm(total, (64,), norm.weight.double(), norm.eps)
-    torch.autograd.backward((total * 1, y), (grad_total.double(), grad_y.double()))
-    for t in low:
-        bound = HALF_ULP[dtype] * total.grad.abs() + 80 * 2.0**-24 * total.grad.abs().max()
-        assert ((t.grad.double() - total.grad).abs() <= 1.01 * bound).all()
-
-
-def test_the_gradient_of_an_addition_brings_its_amax() -> None:
-    """Oracle: the operators by hand: no `amax` pass over the gradient of the layer whose result is added."""
+def test_gradients_of_producers_bring_their_amaxes() -> None:
+    """Oracle: the operators by hand: no `amax` pass over a gradient that a producer of ours makes."""
     block = Block("tensorwise", True, "always")
     before = Float8Linear(32, 32, bias=False, config=block.gate.recipe)
     x = torch.randn(16, 32, requires_grad=True)
     total, h = block.norm.add(x, before(x), block.gate, block.up)
-    loss = block.gate(h).square().sum() + block.up(h).sum() + total.sum()
-    with Names() as backward:
-        loss.backward()
-    assert (
-        backward.seen.count("amax") == 2
-    )  # of gate's and up's results, which no producer of ours differentiates
-    assert backward.seen.count("cast_both") == 3
-
-
-def test_swiglu_hands_on_its_gradients_amaxes() -> None:
-    """Oracle: the operators by hand: no `amax` pass over the gradients of gate and up, of down's output the only one."""
-    block = Block("tensorwise", True, "always")
-    x = torch.randn(2, 8, 32, requires_grad=True)
-    y = block(x)
-    with Names() as backward:
-        y.square().mean().backward()
-    assert backward.seen.count("swiglu_backward_amax") == 1
-    assert backward.seen.count("amax") == 1
-    assert backward.seen.count("cast_both") == 3
-    for name in ("delayed", "rowwise"):  # go by no amax of this gradient: none is taken
-        block = Block(name, True, "always")
-        trained(block, torch.float32)
-        y = block(x)
+    losses = {  # of whose gradients an `amax` is taken: those of other layers' results
+        2: block.gate(h).square().sum() + block.up(h).sum() + total.sum(),  # gate's and up's
+        1: block(x).square().mean(),  # down's
+    }
+    for amaxes, loss in losses.items():
         with Names() as backward:
-            y.square().mean().backward()
-        assert "swiglu_backward" in backward.seen
-        assert "swiglu_backward_amax" not in backward.seen
+            loss.backward()
+        assert backward.seen.count("amax") == amaxes
+        assert backward.seen.count("cast_both") == 3

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from producer_block import DTYPES, Block
-from torch import nn
 
 from fp8core import (
     producers,
@@ -16,19 +15,8 @@ from fp8core import (
 )
 
 
-class Codes(nn.Module):
+class Codes(Block):
     """A sum, its norm, two projections, activation, projection: both producers hand codes only."""
-
-    def __init__(self, dtype: torch.dtype, kernels: str = "always") -> None:
-        super().__init__()
-        block = Block("delayed", True, kernels, dtype)
-        self.norm, self.act, self.gate, self.up, self.down = (
-            block.norm,
-            block.act,
-            block.gate,
-            block.up,
-            block.down,
-        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         total, h = self.norm.add(x, x * 0.5, self.gate, self.up)
@@ -36,7 +24,7 @@ class Codes(nn.Module):
 
 
 def verdict_on_codes(dtype: torch.dtype, kernels: str = "always") -> Any:
-    model = Codes(dtype, kernels)
+    model = Codes("delayed", True, kernels, dtype)
     x = torch.randn(64, 32).to(dtype).requires_grad_()
 
     def step() -> None:

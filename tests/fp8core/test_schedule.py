@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch._dynamo.utils import counters
 
 from fp8core import (
     RECIPES,
-    CastInput,
     Float8Linear,
     PrecisionSchedule,
     cast_input,
@@ -57,7 +55,6 @@ def train(
     autocast: bool = False,
     run: Callable[[torch.Tensor], torch.Tensor] | None = None,
     steps: int = STEPS,
-    accumulation: int = 1,
 ) -> tuple[list[bytes], PrecisionSchedule]:
     """Bit patterns of loss and all gradients and weights, step by step."""
     schedule = PrecisionSchedule.parse(text)
@@ -66,12 +63,9 @@ def train(
     for step in range(steps):
         schedule.apply(model, step, steps)
         optimizer.zero_grad()
-        with microbatches(model) if accumulation > 1 else nullcontext():
-            for _ in range(accumulation):
-                x = torch.randn(2, 8, 32, generator=random)
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    loss = run(x)
-                loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = run(torch.randn(2, 8, 32, generator=random))
+        loss.backward()
         state = [loss, *(p.grad for p in model.parameters()), *model.parameters()]
         seen.append(b"".join(t.detach().numpy().tobytes() for t in state))
         optimizer.step()
@@ -125,18 +119,6 @@ def test_kept_casts_do_not_survive_a_switch() -> None:
     assert not torch.equal(want[0], want[1])
 
 
-def test_accumulation_with_kept_casts_is_accumulation_without() -> None:
-    """Oracle: the unconverted model before the switch, the FP8 one without schedule from its state after it."""
-    assert (
-        train(model("rowwise"), "warmup_bf16:3", accumulation=2)[0][:3]
-        == (train(model(), accumulation=2)[0][:3])
-    )
-    assert (
-        train(model("rowwise"), "cooldown_bf16:2", accumulation=2)[0][:4]
-        == (train(model("rowwise"), accumulation=2)[0][:4])
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
@@ -161,113 +143,68 @@ def test_a_layer_held_back_is_nn_linear(dtype: torch.dtype, bias: bool, shared: 
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-def states(text: str, step: int, total: int = 10) -> dict[str, str]:
-    """GEMMs in high precision by layer, as one letter each."""
-    made, schedule = model("tensorwise"), PrecisionSchedule.parse(text)
-    schedule.apply(made, 0, total)
-    schedule.apply(made, step, total)
-    return {
-        name: "".join(letter for letter, g in zip("oiw", GEMMS, strict=True) if not m.recipe.gemms[g].is_fp8)
-        for name, m in made.named_modules()
-        if isinstance(m, Float8Linear)
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "step", "want"),
     [
-        ("", 0, {"q": "", "k": "", "out": ""}),
-        ("warmup_bf16:3", 2, {"q": "oiw", "k": "oiw", "out": "oiw"}),
-        ("warmup_bf16:3", 3, {"q": "", "k": "", "out": ""}),
-        ("warmup_bf16:0.25@[qk]", 1, {"q": "oiw", "k": "oiw", "out": ""}),  # 2.5 steps are 2
-        ("warmup_bf16:0.25@[qk]", 2, {"q": "", "k": "", "out": ""}),
-        ("cooldown_bf16:0.2@grad_weight", 7, {"q": "", "k": "", "out": ""}),
-        ("cooldown_bf16:0.2@grad_weight", 8, {"q": "w", "k": "w", "out": "w"}),
-        ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 1, {"q": "", "k": "", "out": "oi"}),
-        ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 5, {"q": "", "k": "", "out": "o"}),
-        ("keep_bf16@o*,keep_bf16@out", 5, {"q": "", "k": "", "out": "oiw"}),
-        ("warmup_bf16:10@q", 9, {"q": "oiw", "k": "", "out": ""}),  # the whole run of some layers
-        ("cooldown_bf16:11@output", 0, {"q": "o", "k": "o", "out": "o"}),
+        ("", 0, "- - -"),
+        ("warmup_bf16:3", 2, "oiw oiw oiw"),
+        ("warmup_bf16:3", 3, "- - -"),
+        ("warmup_bf16:0.25@[qk]", 1, "oiw oiw -"),  # 2.5 steps are 2
+        ("warmup_bf16:0.25@[qk]", 2, "- - -"),
+        ("cooldown_bf16:0.2@grad_weight", 7, "- - -"),
+        ("cooldown_bf16:0.2@grad_weight", 8, "w w w"),
+        ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 1, "- - oi"),
+        ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 5, "- - o"),
+        ("keep_bf16@o*,keep_bf16@out", 5, "- - oiw"),
+        ("warmup_bf16:10@q", 9, "oiw - -"),  # the whole run of some layers
+        ("cooldown_bf16:11@output", 0, "o o o"),
     ],
 )
-def test_what_each_rule_holds_back(text: str, step: int, want: dict[str, str]) -> None:
-    assert states(text, step) == want
+def test_what_each_rule_holds_back(text: str, step: int, want: str) -> None:
+    """GEMMs in high precision of q, k and out, as one letter each."""
+    made, schedule = model("tensorwise"), PrecisionSchedule.parse(text)
+    schedule.apply(made, 0, 10)
+    schedule.apply(made, step, 10)
+    held = [
+        "".join(letter for letter, g in zip("oiw", GEMMS, strict=True) if not m.recipe.gemms[g].is_fp8) or "-"
+        for m in (made.q, made.k, made.out)
+    ]
+    assert " ".join(held) == want
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "warmup",
-            r"'warmup' is unknown \(nearest: warmup_bf16\); expected one of warmup_bf16, cooldown_bf16",
-        ),
-        ("warmup_bf16", "expected warmup_bf16:STEPS or warmup_bf16:SHARE"),
-        ("keep_bf16:3", "keep_bf16 has no length"),
-        ("warmup_bf16:", "length ''; expected a whole number"),
-        ("warmup_bf16:-1", "length '-1'"),
-        (
-            "warmup_bf16:1.5",
-            "length '1.5'; expected a whole number of steps from 1 or a share between 0 and 1",
-        ),
-        ("warmup_bf16:0", "length '0'; expected a whole number of steps from 1"),
-        ("cooldown_bf16:0steps@q", "length '0steps'"),
-        ("warmup_bf16:0.0", "length '0.0'"),
-        ("warmup_bf16:nan", "length 'nan'"),
-        ("warmup_bf16:1e3", "length '1e3'"),
-        ("warmup_bf16:0.5step", "length '0.5step'"),
-        ("warmup_bf16:step", "length 'step'"),
-        ("warmup_bf16:-1step", "length '-1step'"),
-        ("warmup_bf16:10@", "'' is no target"),
-        ("warmup_bf16:10@q:weight", "'q:weight' is no target.*output, grad_input, grad_weight"),
-        ("warmup_bf16:10@:output", "':output' is no target"),
-        ("warmup_bf16:10,", "'' is unknown"),
-    ],
-)
-def test_a_text_that_is_no_schedule_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    "text",
+    ["warmup", "warmup_bf16", "keep_bf16:3", "warmup_bf16:10@", "warmup_bf16:10@q:weight", "warmup_bf16:10@:output",
+     "warmup_bf16:10,", *(f"cooldown_bf16:{length}@q" for length in (
+         "", "-1", "1.5", "0", "0steps", "0.0", "nan", "1e3", "0.5step", "step", "-1step", "1", "+1", "01", " 1 ", "1.0", "1."))],
+)  # fmt: skip
+def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
+    """A bare 1 too: it could mean one step or the whole run."""
+    with pytest.raises(ValueError, match=r"expected|is unknown|no target|no length|could mean"):
         PrecisionSchedule.parse(text)
 
 
-@pytest.mark.parametrize("kind", ["warmup_bf16", "cooldown_bf16"])
-@pytest.mark.parametrize("length", ["1", "+1", "01", " 1 ", "1.0", "1."])
-def test_a_bare_one_is_refused_with_both_readings_and_1step_is_one_step(kind: str, length: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"could mean one step or the whole run; write {kind}:1step, or keep_bf16"
-    ):
-        PrecisionSchedule.parse(f"{kind}:{length}@layers.*")
-    for written in ("1step", "1 step", "1steps"):
-        (rule,) = PrecisionSchedule.parse(f"{kind}:{written}@layers.*").rules
-        assert (rule.amount, rule.length(10)) == (1, 1)
-        assert str(rule) == f"{kind}:1step@layers.*"
-    assert PrecisionSchedule.parse(f"{kind}:10steps").rules == PrecisionSchedule.parse(f"{kind}:10").rules
-
-
-def test_a_checkpoint_that_wrote_one_step_as_1_is_taken_up() -> None:
-    schedule = PrecisionSchedule.parse("warmup_bf16:1step@q,cooldown_bf16:1step")
-    schedule.load_state_dict({"rules": "warmup_bf16:1@q,cooldown_bf16:1", "switches": 3})
-    assert schedule.switches == 3
-    with pytest.raises(ValueError, match="made under schedule"):
-        schedule.load_state_dict({"rules": "warmup_bf16:10@q,cooldown_bf16:1", "switches": 3})
+@pytest.mark.parametrize("written", ["1step", "1 step", "1steps"])
+def test_one_step_is_written_with_its_unit(written: str) -> None:
+    (rule,) = PrecisionSchedule.parse(f"warmup_bf16:{written}@layers.*").rules
+    assert (rule.amount, rule.length(10)) == (1, 1)
+    assert str(rule) == "warmup_bf16:1step@layers.*"
 
 
 def test_misuse_is_refused() -> None:
     schedule = PrecisionSchedule.parse("warmup_bf16:2")
-    with pytest.raises(ValueError, match="step=-1: steps count from 0; expected 0 to 9"):
+    with pytest.raises(ValueError, match="step=-1"):
         schedule.apply(nn.Linear(4, 4), -1, 10)
-    with pytest.raises(
-        TypeError, match=r"model is a int; expected Module; apply\(model, step, total_steps\)"
-    ):
+    with pytest.raises(TypeError, match="expected Module"):
         schedule.apply(0, 1, 10)
-    with pytest.raises(TypeError, match="a schedule is a int; expected str"):
-        PrecisionSchedule.parse(1000)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("warmup_bf16:10", "warmup_bf16:10 holds for all of the run's 10 steps, so FP8 never runs"),
-        ("cooldown_bf16:11", "holds for all of the run's 10 steps"),
-        ("keep_bf16@layers.*", r"no FP8 layer is named like 'layers.\*'; there are q, k, out"),
+        ("warmup_bf16:10", "FP8 never runs"),
+        ("cooldown_bf16:11", "10 steps"),
+        ("keep_bf16@layers.*", "q, k, out"),
     ],
 )
 def test_a_schedule_that_does_not_fit_the_run_is_refused(text: str, message: str) -> None:
@@ -294,9 +231,6 @@ def test_a_layer_held_back_takes_what_it_takes_in_fp8() -> None:
     PrecisionSchedule.parse("keep_bf16").apply(layer, 0, 1)
     want = torch.nn.functional.linear(x, layer.weight.bfloat16(), layer.bias.bfloat16())
     assert torch.equal(layer(x), want)
-    codes = CastInput(x, x, None, (None, None), codes_only=True)
-    with pytest.raises(ValueError, match="codes alone"):
-        layer(codes)
 
 
 def test_texts_and_switch_steps() -> None:
@@ -341,17 +275,12 @@ def test_compiled_there_is_one_graph_a_state_and_none_a_step(backend: str) -> No
         seen, _ = train(made, text, run=run, steps=steps)
         return seen, counters["stats"]["unique_graphs"] - before
 
-    base, graphs = compiled("", "", 12)
-    fp8, _ = compiled("tensorwise", "", 12)
-    assert graphs == 1
-    warm, graphs = compiled("tensorwise", "warmup_bf16:4", 12)
-    assert warm[:4] == base[:4]
-    assert warm[4] != base[4]
-    assert graphs == 2
-    both, graphs = compiled(
+    base, fp8 = (compiled(name, "", 12)[0] for name in ("", "tensorwise"))
+    arm, graphs = compiled(
         "tensorwise", "warmup_bf16:4,cooldown_bf16:4", 12
     )  # back to a state already compiled
-    assert both[:8] == warm[:8]
+    assert arm[:4] == base[:4]
+    assert arm[4] != base[4]
     assert graphs == 2
     cool, graphs = compiled("tensorwise", "cooldown_bf16:4", 12)
     assert cool[:8] == fp8[:8]

@@ -54,8 +54,8 @@ REARRANGEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("what", REARRANGEMENTS)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_rearranging_moves_codes_and_scales_together(granularity: str, what: str) -> None:
+@pytest.mark.parametrize(("granularity", "dim"), [("tensorwise", 1), ("rowwise", 1), ("rowwise", 0)])
+def test_rearranging_moves_codes_and_scales_together(granularity: str, dim: int, what: str) -> None:
     """Oracle: the same operation on the dequantised tensor."""
     q = quantize(torch.randn(16, 48) * torch.logspace(-3, 3, 16)[:, None], E4M3FN, granularity, dim=1)
     operation = REARRANGEMENTS[what]
@@ -125,17 +125,17 @@ def test_flattens_and_unflattens() -> None:
 
 def test_bad_parts_are_refused() -> None:
     codes, scale = torch.zeros(4, 8).to(torch.float8_e4m3fn), torch.ones(())
-    with pytest.raises(ValueError, match="is no FP8 format"):
-        Float8Tensor(torch.zeros(4, 8), scale, torch.float32)
-    with pytest.raises(TypeError, match=r"scale_inv has dtype torch.float64; expected float32"):
-        Float8Tensor(codes, scale.double(), torch.float32)
-    with pytest.raises(TypeError, match=r"hp_dtype torch.float64"):
-        Float8Tensor(codes, scale, torch.float64)
-    for shape in ((8,), (8, 1), (4, 2), (1, 4, 8)):
-        with pytest.raises(ValueError, match="does not fit codes of shape"):
-            Float8Tensor(codes, torch.ones(shape), torch.float32)
-    with pytest.raises(TypeError, match="expected float32, bfloat16 or float16"):
-        quantize(torch.zeros(4, dtype=torch.float64), E4M3FN)
+    for error, said, parts in (
+        (ValueError, "no FP8 format", (torch.zeros(4, 8), scale, torch.float32)),
+        (TypeError, "scale_inv", (codes, scale.double(), torch.float32)),
+        (TypeError, "hp_dtype", (codes, scale, torch.float64)),
+        *(
+            (ValueError, "does not fit", (codes, torch.ones(shape), torch.float32))
+            for shape in ((8,), (8, 1), (4, 2), (1, 4, 8))
+        ),
+    ):
+        with pytest.raises(error, match=said):
+            Float8Tensor(*parts)
 
 
 def test_views_in_inference_mode() -> None:

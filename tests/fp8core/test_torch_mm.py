@@ -52,18 +52,6 @@ def test_single_scales_never_reach_onednn_and_the_bits_are_those_without_it(
     assert torch.equal(product, own)
 
 
-def test_eager_products_take_the_same_operators_on_every_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: torch's profiler. Counts of operators are compared between machines."""
-    a, b = operands(32, 16, 48, E4M3FN, E4M3FN)
-    seen = []
-    for has_amx in (True, False):
-        monkeypatch.setattr(torch_mm, "_HAS_AMX", has_amx)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            scaled_mm(a, b, backend="torch")
-        seen.append([event.name for event in profile.events() if event.cpu_parent is None])
-    assert seen[0] == seen[1] == ["aten::_scaled_mm"]
-
-
 def test_onednn_is_off_within_a_product_and_back_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: torch's own switch, read in the call; left alone on other CPUs, and for scales of rows."""
     seen = []

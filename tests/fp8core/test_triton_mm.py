@@ -62,26 +62,23 @@ def test_fast_accumulation_is_the_choice_not_to_promote(monkeypatch: pytest.Monk
 def test_its_rules_are_its_own() -> None:
     """Oracle: by hand: no size is refused, results of any dtype; formats, scales and devices are."""
     rules = BACKENDS["triton"]
-    for M, K, N in ((1, 1, 1), (17, 100, 10), (0, 16, 16)):
+    for size in ((1, 1, 1), (17, 100, 10), (0, 16, 16)):
         for granularity in ("tensorwise", "rowwise", "1x128", "128x128"):
-            assert rules.unsupported(M, K, N, E5M2, E5M2, granularity, torch.float32) is None
+            assert rules.unsupported(*size, E5M2, E5M2, granularity, torch.float32) is None
     for arguments, said in (
-        ((16, 16, 16, E4M3FN, E4M3FN, "1x32"), "backend 'triton' has no kernel for 1x32 scales; emulate it"),
-        ((16, 16, 16, E4M3FNUZ, E4M3FN), "multiplies e4m3fn and e5m2, not e4m3fnuz @ e4m3fn"),
+        ((16, 16, 16, E4M3FN, E4M3FN, "1x32"), "1x32"),
+        ((16, 16, 16, E4M3FNUZ, E4M3FN), "not e4m3fnuz"),
         ((16, -1, 16, E4M3FN, E4M3FN), "K=-1"),
-        ((16, 16, 16, E4M3FN, E4M3FN, "rowwise", torch.float64), "out_dtype torch.float64 is not offered"),
+        ((16, 16, 16, E4M3FN, E4M3FN, "rowwise", torch.float64), "out_dtype"),
     ):
         assert said in str(rules.unsupported(*arguments))
-    assert "device type 'mps'" in str(rules.device_reason("mps", E4M3FN, E4M3FN))
+    assert "mps" in str(rules.device_reason("mps", E4M3FN, E4M3FN))
 
 
 def test_operands_must_lie_as_the_units_read_them() -> None:
     a, b = quantize(torch.randn(32, 64), E4M3FN), quantize(torch.randn(48, 64), E4M3FN).t()
     with pytest.raises(ValueError, match="B must be column-major"):
         scaled_mm(a, Operand(b.qdata.contiguous(), b.scale_inv), backend="triton")
-    mx = quantize(torch.randn(32, 64), E4M3FN, "1x32", dim=1)
-    with pytest.raises(ValueError, match="no kernel for 1x32 scales"):
-        scaled_mm(mx, quantize(torch.randn(48, 64), E4M3FN, "1x32", dim=1).t(), backend="triton")
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise", "delayed", "blockwise"])

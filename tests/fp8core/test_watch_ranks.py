@@ -6,46 +6,22 @@ What ran is in `watch_worker.py`.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import watch_worker
 
-WORKER = Path(__file__).with_name("watch_worker.py")
+from harness.machine import ranks as launched
+
 Ranks = tuple[Path, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """The folder of the files, and what each of the two processes printed."""
+    """The folder of the files, and what each of the two processes found."""
     folder = tmp_path_factory.mktemp("watch")
-    env = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(WORKER.parents[2]),
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), str(folder / "store"), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ended = [process.communicate(timeout=240) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (_, errors) in zip(started, ended, strict=True):
-        assert process.returncode == 0, errors
-    return folder, [json.loads(output.strip().splitlines()[-1]) for output, _ in ended]
+    return folder, launched.run(watch_worker.runs, 2, folder)
 
 
 def test_training_is_the_same_on_every_rank(ranks: Ranks) -> None:
@@ -68,7 +44,7 @@ def test_each_rank_reports_its_own_part_under_its_number(ranks: Ranks) -> None:
             (first,) = (r for r in records if (r["layer"], r["operand"]) == (f"{prefix}0", "input"))
             assert (first["status"], first["amax"]) == ("cast", watched["amax"])
             lines = (folder / f"{kind}.rank{number}.jsonl").read_text().splitlines()
-            assert [json.loads(line) for line in lines[-len(records) :]] == records
+            assert [json.loads(line) for line in lines[-len(records) :]] == json.loads(json.dumps(records))
     amaxes = [rank["runs"]["ddp"][1]["amax"] for rank in printed]
     assert amaxes[0] != amaxes[1]
 

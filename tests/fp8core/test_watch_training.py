@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+import gc
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -91,7 +92,9 @@ def train(recipe: str, kind: str, watch: Callable[[nn.Module], Any] | None) -> T
 @pytest.fixture(autouse=True)
 def nothing_is_left_on() -> Iterator[None]:
     yield
+    gc.collect()
     assert not WATCHED
+    assert stance() == "default"
 
 
 @pytest.mark.parametrize(
@@ -124,19 +127,6 @@ def test_training_is_the_same_bit_by_bit_and_each_pass_counts_once(recipe: str, 
             assert record.elements == record.calls * 16 * width
 
 
-def test_an_unwatched_step_has_nothing_on() -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    before = copy.deepcopy({k: v for k, v in vars(model.first).items() if "hooks" in k})
-    with fp8core.watch(model, every=3) as watcher:
-        for step in range(7):
-            assert bool(WATCHED) == (step % 3 == 0)
-            assert {k: v for k, v in vars(model.first).items() if "hooks" in k} == before
-            model(torch.randn(16, 32)).sum().backward()
-            watcher.step()
-        assert WATCHED == {}
-    watcher.close()  # twice
-
-
 def test_a_resumed_run_counts_on() -> None:
     model = convert_to_float8_training(Model("plain"), config="tensorwise")
     records: list[CastRecord] = []
@@ -159,96 +149,67 @@ def test_json_lines_are_appended(tmp_path: Path) -> None:
     first, *lines = path.read_text().splitlines()
     assert first == "{}"
     rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]  # NaN and Infinity are no JSON
-    names = (
-        "step",
-        "layer",
-        "operand",
-        "dtype",
-        "granularity",
-        "amax",
-        "scale",
-        "saturated_share",
-        "underflow_share",
-    )
-    assert all({*names, "sqnr_db", "elements", "sampled", "rank"} <= row.keys() for row in rows)
-    assert [(row["layer"], row["operand"], tuple(row["gemms"])) for row in rows] == [
-        (r.layer, r.operand, r.gemms) for r in watcher.latest
-    ]
+    assert [row | {"gemms": tuple(row["gemms"])} for row in rows] == [asdict(r) for r in watcher.latest]
 
 
 def test_tensorboard_gets_scalars() -> None:
-    class Writer:
-        """Takes what SummaryWriter takes."""
-
-        def __init__(self) -> None:
-            self.scalars: dict[tuple[str, int], float] = {}
-
-        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-            self.scalars[tag, global_step] = scalar_value
-
     model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    writer = Writer()
+    writer = mock.Mock(spec=["add_scalar"])
     with fp8core.watch(model, every=1, to=writer) as watcher:
         model(torch.randn(16, 32)).sum().backward()
         watcher.step()
     record = next(r for r in watcher.latest if (r.layer, r.operand) == ("first", "weight"))
-    assert writer.scalars["fp8/first/weight/output+grad_input/sqnr_db", 0] == record.sqnr_db
-    assert writer.scalars["fp8/first/weight/output+grad_input/scale", 0] == record.scale
+    for figure in ("sqnr_db", "scale"):
+        writer.add_scalar.assert_any_call(
+            f"fp8/first/weight/output+grad_input/{figure}", getattr(record, figure), 0
+        )
 
 
 def broken(_: CastRecord) -> None:
     raise KeyError("no such dashboard")
 
 
-@pytest.mark.parametrize(
-    ("to", "said"), [(broken, "KeyError: 'no such dashboard'"), ("/dev/full", "No space left on device")]
-)
-def test_a_sink_that_fails_ends_watching_and_not_the_training(to: Any, said: str) -> None:
+@pytest.mark.parametrize("to", [broken, "/dev/full"])
+def test_a_sink_that_fails_ends_watching_and_not_the_training(to: Any) -> None:
     model = convert_to_float8_training(Model("plain"), config="tensorwise")
     watcher = fp8core.watch(model, every=1, to=to)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            model(torch.randn(16, 32)).sum().backward()
-            watcher.step()
-        watcher.close()
-    assert [w.category for w in told] == [RuntimeWarning]
-    assert said in watcher.problem
+    model(torch.randn(16, 32)).sum().backward()
+    with pytest.warns(RuntimeWarning, match="stopped"):
+        watcher.step()
+    for _ in range(2):  # and says no more
+        model(torch.randn(16, 32)).sum().backward()
+        watcher.step()
+    watcher.close()
     assert "step 0" in watcher.problem
-    assert "watching has stopped" in watcher.problem
 
 
 def test_a_compiled_model_is_refused_or_runs_its_watched_steps_eagerly() -> None:
     """Oracle: the model itself, compiled by aot_eager, whose results are those of eager mode bit for bit."""
     torch._dynamo.reset()
-    x = torch.randn(16, 32)
     results = []
     for watched in (False, True):
         model = convert_to_float8_training(Model("plain"), config="tensorwise").eval()
         compiled = torch.compile(model, backend="aot_eager")
+        watcher = None
         if watched:
-            with pytest.raises(ValueError, match="compiled code shows no tensors; pass eager_steps=True"):
+            with pytest.raises(ValueError, match="eager_steps=True"):
                 fp8core.watch(compiled, every=2)
-        watcher = fp8core.watch(compiled, every=2, eager_steps=True) if watched else None
-        steps = []
-        for _ in range(4):
+            watcher = fp8core.watch(compiled, every=2, eager_steps=True)
+        optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for x in torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(1)):
             loss = compiled(x).square().mean()
             loss.backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p -= 0.1 * p.grad
-            model.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             steps.append(loss.item())
             if watcher is not None:
                 watcher.step()
         if watcher is not None:
             watcher.close()
             assert not watcher.problem
-            assert {r.step for r in watcher.latest} == {2}
-            assert {r.status for r in watcher.latest} == {CAST}
-        results.append((steps, torch._dynamo.utils.counters["stats"]["unique_graphs"]))
-    assert results[0][0] == results[1][0]
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
+            assert {(r.step, r.status) for r in watcher.latest} == {(2, CAST)}
+        results.append(steps)
+    assert results[0] == results[1]
     model.compile(backend="aot_eager")
     with pytest.raises(ValueError, match="the model is compiled"):
         fp8core.watch(model)
@@ -267,38 +228,24 @@ def test_a_compiled_function_that_shows_nothing_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error"),
     [
-        ({"every": 0}, ValueError, "every=0: expected a whole number of at least 1"),
-        ({"every": 2.5}, TypeError, "every is a float; expected int"),
-        ({"every": True}, TypeError, "every is a bool; expected int"),
-        ({"samples": 0}, ValueError, "samples=0: expected a whole number of at least 1"),
-        ({"first_step": -1}, ValueError, "first_step=-1: expected a whole number of at least 0"),
-        ({"to": 3}, TypeError, "to is a int; expected a callable, a path, or an object with add_scalar"),
-        ({"to": "/nowhere/casts.jsonl"}, OSError, "No such file or directory: '/nowhere/casts.jsonl'"),
-        ({"model": 3}, TypeError, r"model is a int; expected Module; watch(model, every=50, to=...)"),
-        (
-            {"model": nn.Linear(16, 16)},
-            ValueError,
-            "the model has no FP8 layer to watch; call convert_to_float8_training",
-        ),
+        ({"every": 0}, ValueError),
+        ({"every": 2.5}, TypeError),
+        ({"every": True}, TypeError),
+        ({"samples": 0}, ValueError),
+        ({"first_step": -1}, ValueError),
+        ({"to": 3}, TypeError),
+        ({"to": "/nowhere/casts.jsonl"}, OSError),
+        ({"model": 3}, TypeError),
+        ({"model": nn.Linear(16, 16)}, ValueError),
     ],
+    ids=str,
 )
-def test_bad_input_is_one_line(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_bad_input_is_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
     model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    with pytest.raises(error) as raised:
+    with pytest.raises(error, match=next(iter(arguments))):
         fp8core.watch(**({"model": model} | arguments))
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_two_watchers_of_one_layer_are_refused() -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    with fp8core.watch(model, every=1) as watcher:
-        with pytest.raises(ValueError, match="the model is watched by another watcher"):
-            fp8core.watch(model.first)
-        model(torch.randn(16, 32)).sum().backward()
-        watcher.step()
 
 
 def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,10 +256,96 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "docs/numerics.md", "exec"), {})
     rows = [json.loads(line) for line in (tmp_path / "casts.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["layer"], row["operand"]) for row in rows] == [
-        (step, layer, operand)
-        for step in (0, 50)
-        for layer in ("0", "2")
-        for operand in ("input", "weight", "grad_output")
-    ]
+    assert {row["step"] for row in rows} == {0, 50}
     assert all(row["status"] == "cast" and row["sqnr_db"] > 20 for row in rows)
+
+
+def small(recipe: str = "tensorwise") -> nn.Sequential:
+    torch.manual_seed(0)
+    return convert_to_float8_training(
+        nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16)), config=on_cpu(recipe)
+    )
+
+
+def run(net: nn.Module) -> None:
+    net(torch.randn(16, 32)).square().mean().backward()
+
+
+def stance() -> str:
+    return torch._dynamo.eval_frame._stance.stance
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_eager_mode_lasts_as_long_as_one_watcher_needs_it(order: tuple[int, int]) -> None:
+    nets = small(), small()
+    watchers = [fp8core.watch(net, every=2, eager_steps=True) for net in nets]
+    assert stance() == "force_eager"
+    for net in nets:
+        run(net)
+    watchers[order[0]].step()
+    assert stance() == "force_eager"
+    watchers[order[1]].step()
+    assert stance() == "default"
+    for watcher in watchers:
+        watcher.close()
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_layers_are_held_from_the_first_to_the_last_step(step: int) -> None:
+    net = small()
+    watcher = fp8core.watch(net, every=2)
+    for _ in range(step):
+        run(net)
+        watcher.step()
+    for other in (net, net[1]):
+        with pytest.raises(ValueError, match=r"is watched by another watcher; close\(\) that one first"):
+            fp8core.watch(other)
+    watcher._was_told = True
+    watcher.close()
+    fp8core.watch(net, first_step=1)
+
+
+def test_a_watcher_that_is_dropped_frees_its_layers() -> None:
+    net = small()
+    watcher = fp8core.watch(net, every=2, first_step=1)
+    del watcher
+    gc.collect()
+    fp8core.watch(net)
+
+
+def test_a_scale_that_moves_on_before_the_step_ends_is_the_one_that_was_used() -> None:
+    """What a sample needs is copied when it is taken: update_scales and the optimizer change their tensors in place."""
+    results = []
+    for late in (False, True):
+        net = small("delayed")
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            net(torch.randn(16, 32, generator=generator)).square().mean().backward()
+            fp8core.update_scales(net)
+        with fp8core.watch(net, every=2) as watcher:
+            net(torch.randn(16, 32, generator=generator)).square().mean().backward()
+            if late:
+                optimizer.step()
+                fp8core.update_scales(net)
+            watcher.step()
+        results.append(watcher.latest)
+    assert results[0] == results[1]
+
+
+def test_many_calls_are_those_calls_together() -> None:
+    """More than are kept one by one. Oracle: the same batch once: every mean over equal calls is that of one."""
+    results = []
+    for times in (1, 70):
+        net = small("rowwise")
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
+        with fp8core.watch(net, every=2, samples=100) as watcher:
+            for _ in range(times):
+                net(x).square().mean().backward()
+            watcher.step()
+            assert not watcher.problem
+        results.append(watcher.latest)
+    for one, many in zip(*results, strict=True):
+        assert (many.calls, many.elements, many.sampled) == (70, 70 * one.elements, 70 * one.sampled)
+        for figure in ("amax", "scale", "largest_scale", "saturated_share", "underflow_share", "sqnr_db"):
+            assert getattr(many, figure) == pytest.approx(getattr(one, figure), rel=1e-9), figure

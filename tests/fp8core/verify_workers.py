@@ -59,17 +59,12 @@ def tokens_turned(part: torch.Tensor, like: DTensor) -> torch.Tensor:
 
 # name -> (recipe, style, what is replaced, by what)
 GATHER_FAULTS: dict[str, tuple[str, str, str, Any]] = {
-    "no gather: own tokens for those of all ranks": (
-        "tensorwise",
-        "float8 sp",
-        "_gathered",
-        other_parts_missing,
-    ),
-    "ranks' tokens changed places": ("tensorwise", "float8 sp shared", "_gathered", ranks_changed_places),
-    "ranks' scales changed places": ("rowwise", "float8 sp", "_gathered", scales_changed_places),
-    "one code of another rank changed": ("tensorwise", "float8 sp", "_gathered", one_code_changed),
-    "amax of this rank's tokens alone": ("tensorwise", "float8 sp", "shared_amaxes", amaxes_of_this_rank),
-    "tokens in opposite order": ("rowwise", "float8 sp shared", "_gathered", tokens_turned),
+    "own tokens for all": ("tensorwise", "float8 sp", "_gathered", other_parts_missing),
+    "tokens changed places": ("tensorwise", "float8 sp shared", "_gathered", ranks_changed_places),
+    "scales changed places": ("rowwise", "float8 sp", "_gathered", scales_changed_places),
+    "one code changed": ("tensorwise", "float8 sp", "_gathered", one_code_changed),
+    "amax of own tokens": ("tensorwise", "float8 sp", "shared_amaxes", amaxes_of_this_rank),
+    "opposite order": ("rowwise", "float8 sp shared", "_gathered", tokens_turned),
 }
 
 
@@ -141,21 +136,6 @@ def disproving_rank() -> tuple[bool, str]:
     return proof.ok, proof.line
 
 
-def skipping_rank() -> list[tuple[bool, str]]:
-    """(ok, line) of two calls in place of one another: the last rank skips the first call and makes the second."""
-    store = dist.distributed_c10d._get_default_store()
-    model, x = _model()
-    is_last = dist.get_rank() == dist.get_world_size() - 1
-    if is_last:
-        store.wait([f"{DONE}/first call"])
-    found = []
-    for _ in range(1 if is_last else 2):
-        proof = verify(lambda: model(x).sum().backward(), model, announce=False, rank_timeout_s=0.5)
-        found.append((proof.ok, proof.line))
-        store.set(f"{DONE}/first call", "1")
-    return found
-
-
 def told() -> dict[str, Any]:
     """All of the above in one launch."""
     return {
@@ -164,8 +144,3 @@ def told() -> dict[str, Any]:
         "disproving": disproving_rank(),
         "silent": silent_rank(),  # last: calls of `verify` are numbered on each rank
     }
-
-
-def out_of_step() -> dict[str, Any]:
-    """Calls of `verify` that do not belong together, in one launch."""
-    return {"skipping": skipping_rank()}

@@ -1,12 +1,7 @@
-"""One of two processes that watch a model under DDP and FSDP2 over gloo; prints what `test_watch_ranks.py` judges, as JSON.
-
-Run as `python watch_worker.py RANK STORE FOLDER`.
-"""
+"""Training under DDP and FSDP2 that is watched; what `test_watch_ranks.py` judges."""
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -58,18 +53,13 @@ def train(kind: str, rank: int, path: Path | None) -> dict[str, Any]:
     return {"losses": losses, "weights": weights, "records": records, "amax": inputs}
 
 
-def main() -> None:
-    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+def runs(folder: Path) -> dict[str, Any]:
+    """Each kind of training without and with a watcher; and one that rank 1 alone watches: the other has nothing to wait for."""
+    rank = dist.get_rank()
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    runs = {}
-    for kind in ("ddp", "fsdp", "fsdp8"):
-        runs[kind] = [train(kind, rank, path) for path in (None, folder / f"{kind}.jsonl")]
-    # Rank 1 alone watches: without collectives the other one has nothing to wait for
+    found = {
+        kind: [train(kind, rank, path) for path in (None, folder / f"{kind}.jsonl")]
+        for kind in ("ddp", "fsdp", "fsdp8")
+    }
     alone = train("ddp", rank, folder / "alone.jsonl" if rank else None)
-    print(json.dumps({"runs": runs, "alone": alone["losses"]}))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return {"runs": found, "alone": alone["losses"]}

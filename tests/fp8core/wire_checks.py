@@ -38,10 +38,6 @@ def one_of_each() -> dict[str, tuple[Any, Any]]:
         ),
         "all_reduce": (lambda: dist.all_reduce(wide), [("all_reduce", "int32", 32)]),
         "broadcast": (lambda: dist.broadcast(wide, 0), [("broadcast", "int32", 32)]),
-        "functional": (
-            lambda: functional.all_gather_tensor(x, 0, group).sum(),
-            [("all_gather", "bfloat16", 12)],
-        ),
         "functional all_reduce": (
             lambda: functional.all_reduce(wide, "sum", group).sum(),
             [("all_reduce", "int32", 32)],
@@ -58,7 +54,6 @@ def one_of_each() -> dict[str, tuple[Any, Any]]:
             lambda: sharded.redistribute(mesh, [Replicate()]).to_local().sum(),
             [("all_gather", "float32", 48)],
         ),
-        "an operator of a DTensor": (lambda: sharded.sum().full_tensor(), [("all_reduce", "float32", 4)]),
         "point to point": (pass_on, [("send" if rank == 0 else "recv", "int32", 32)]),
         "nothing": (lambda: x + x, []),
     }
