@@ -10,9 +10,10 @@
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
-# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes, and
-#                   the tests that need a GPU; run it again to continue. ARGS=dry_run=true prints the timetable,
+# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
+#                   run it again to continue. ARGS=dry_run=true prints the timetable,
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
+# make gpu-tests    the tests that need a GPU, some minutes
 # make published    reports/published, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
@@ -35,7 +36,7 @@ GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/kernels tests/harness/train
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-nightly test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published studies setup clean
+.PHONY: quick test test-nightly test-cluster check format coverage bench aot aot-check docs gate canary gpu gpu-tests wheels published studies setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -62,7 +63,7 @@ format: $(READY)
 
 # The CUDA path of these modules runs on fake events and a fake NVML; this holds that it all does.
 coverage: $(READY)
-	$(PY) -m pytest -q tests/harness/timing/test_timing.py tests/harness/timing/test_timing_conditions.py tests/harness/timing/test_timers.py tests/harness/machine/test_environment.py \
+	$(PY) -m pytest -q tests/harness/timing/test_timing.py tests/harness/timing/test_timers.py tests/harness/machine/test_environment.py \
 	  tests/harness/machine/test_gpu_monitor.py --cov=harness.timing.rounds --cov=harness.timing.timers --cov=harness.machine.environment \
 	  --cov=harness.machine.gpu_monitor --cov-report=term-missing --cov-fail-under=95
 
@@ -105,7 +106,9 @@ canary: $(READY)
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
 	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness sweep=gpu $(ARGS)
-	$(if $(findstring =,$(filter device=cpu dry_run=true,$(ARGS))),,$(PY) -m pytest -q -m gpu $(GPU_TESTS))
+
+gpu-tests: $(READY)
+	$(PY) -m pytest -q -m gpu $(GPU_TESTS) $(ARGS)
 
 wheels: $(READY)
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps -c constraints.txt -w wheels \

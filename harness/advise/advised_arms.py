@@ -84,21 +84,6 @@ def advised_arms(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> lis
     return list(found.values())
 
 
-def lines(arms: Sequence[AdvisedArm]) -> list[str]:
-    """A line for each arm that has a ratio, then the summary; no lines without arms.
-
-    Args:
-        arms: of `advised_arms`.
-    """
-    said = [
-        f"advised {a.name} against {a.baseline}: {a.speedup:.3f}x ({a.low:.3f} to {a.high:.3f}), {_predicted(a)}, "
-        f"{a.converted} of {a.layers} layers in FP8: {_words(a)}"
-        for a in arms
-        if a.outcome != "missing"
-    ]
-    return [*said, verdict(arms)] if arms else []
-
-
 def verdict(arms: Sequence[AdvisedArm]) -> str:
     """Whether any advised arm is slower than bf16 allows, in one sentence that names those."""
     count = Counter(a.outcome for a in arms)
@@ -108,17 +93,6 @@ def verdict(arms: Sequence[AdvisedArm]) -> str:
     said += f" ({'; '.join(below)})" if below else ""
     said += f", {count['unclear']} undecided" if count["unclear"] else ""
     return said + (f", {count['missing']} not measured" if count["missing"] else "")
-
-
-def _predicted(arm: AdvisedArm) -> str:
-    return "predicted as its control" if math.isnan(arm.predicted) else f"predicted {arm.predicted:.3f}x"
-
-
-def _words(arm: AdvisedArm) -> str:
-    return {
-        "holds": f"not below {FLOOR:g}",
-        "below": f"BELOW {FLOOR:g}",
-    }.get(arm.outcome, f"can't tell whether below {FLOOR:g}")
 
 
 def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from harness import store
 from harness.cli.resume_alone import load_request
 from harness.engine import run_folder, shards
+from harness.machine.processes import interruptible
 from harness.store import run_files
 from harness.store.errors import UsageError, one_line
 
@@ -34,7 +35,12 @@ class ShardCommand:
 
     def __call__(self, config: DictConfig) -> int:
         command = [sys.executable, "-m", "harness", *self.words, f"shard={config.shard}"]
-        return subprocess.run(command, cwd=self.folder, check=False).returncode
+        with subprocess.Popen(command, cwd=self.folder) as process:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.terminate()
+                raise
 
 
 def main(words: Sequence[str]) -> int:
@@ -44,11 +50,13 @@ def main(words: Sequence[str]) -> int:
         UsageError: the request is refused, or the launcher is not there; nothing was started.
     """
     to_hydra = [word for word in words if word.lstrip("+~").startswith(("hydra/", "hydra."))]
-    asked = [word for word in words if word.startswith("shard=")]
+    asked = [word for word in words if word.lstrip("+").startswith("shard=")]
     own = [word for word in words if word not in to_hydra and word not in asked]
     if len(asked) != 1:
         raise UsageError("a launcher spreads the shards of one run: add shard=0/4,1/4,2/4,3/4")
     chosen = [shards.parse(text) for text in asked[0].partition("=")[2].strip("[]").split(",")]
+    if len({shard.count for shard in chosen}) > 1 or len(set(chosen)) < len(chosen):
+        raise UsageError(f"{asked[0]}: expected different shards of one count, such as shard=0/4,1/4")
     request = load_request(
         own, lambda device: "cpu" if device == "auto" else device
     )  # each shard has its own
@@ -60,10 +68,21 @@ def main(words: Sequence[str]) -> int:
             run_sweep([*own, f"shard={shard}"])
         return 0
     folder = _folder(request.config)
-    named = [] if request.config["resume"] or request.config["run_id"] else [f"run_id={folder.name}"]
-    task = ShardCommand((*own, "quiet=true", *named), str(Path.cwd()))
-    trouble = _launch(task, asked[0], to_hydra, folder)
-    return _outcome(folder, chosen, Path(request.config["reports_dir"]), trouble)
+    if not (request.config["resume"] and folder.exists()):  # of resume=last there may be none
+        own = [word for word in own if word.lstrip("+").partition("=")[0] not in ("resume", "run_id")]
+        own += ["resume=null", f"run_id={folder.name}"]
+    sys.stdout.write(f"{run_folder.opening(folder.name)}\n")
+    sys.stdout.flush()
+    before = _ended(folder, chosen)
+    task = ShardCommand((*own, "quiet=true"), str(Path.cwd()))
+    with interruptible():
+        trouble = _launch(task, f"shard={','.join(map(str, chosen))}", to_hydra, folder)
+    return _outcome(folder, before, Path(request.config["reports_dir"]), trouble)
+
+
+def _ended(folder: Path, chosen: Sequence[shards.Shard]) -> dict[shards.Shard, object]:
+    """When each shard ended last, as it noted it."""
+    return {shard: store.read_about(folder / shard.folder).get("ended_at") for shard in chosen}
 
 
 def _folder(config: dict[str, object]) -> Path:
@@ -108,20 +127,20 @@ def _launch(task: ShardCommand, asked: str, to_hydra: Sequence[str], folder: Pat
     return ""
 
 
-def _outcome(folder: Path, chosen: Sequence[shards.Shard], reports_dir: Path, trouble: str) -> int:
-    """Report what there is, name the shards that are missing; return the exit code."""
+def _outcome(folder: Path, before: dict[shards.Shard, object], reports_dir: Path, trouble: str) -> int:
+    """Name the shards that did not end since `before`, report what there is; return the exit code."""
     from harness.report import write_report
 
-    states = {shard: store.read_about(folder / shard.folder).get("state", "not begun") for shard in chosen}
-    missing = [f"{shard} ({state})" for shard, state in states.items() if state != "finished"]
-    rows = store.read_quietly(folder)[0]
-    sys.stdout.write(f"{len(chosen) - len(missing)} of {len(chosen)} shards finished\nresults  {folder}\n")
-    if len(rows):
-        sys.stdout.write(f"report   {write_report([folder], reports_dir / f'{folder.name}.html').html}\n")
+    states = {shard: store.read_about(folder / shard.folder).get("state", "not begun") for shard in before}
+    now = _ended(folder, list(before))
+    missing = [f"{s} ({states[s]})" for s in before if states[s] != "finished" or now[s] == before[s]]
+    sys.stdout.write(f"{len(before) - len(missing)} of {len(before)} shards finished\nresults  {folder}\n")
     if missing:
         why = f": {trouble}" if trouble else ""
         sys.stderr.write(
             f"error: shards {', '.join(missing)} did not finish{why}; the same command with run_id={folder.name} measures the rest\n"
         )
-        return 2
-    return int((rows["status"] == "failed").any())
+    rows = store.read_quietly(folder)[0]
+    if len(rows):
+        sys.stdout.write(f"report   {write_report([folder], reports_dir / f'{folder.name}.html').html}\n")
+    return 2 if missing else int((rows["status"] == "failed").any())

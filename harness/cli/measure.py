@@ -51,7 +51,7 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
         UsageError: the request is refused; nothing was written.
     """
     config, console = request.config, Console(file=raw_output.stream())
-    with device_lock.held([gpu.uuid for gpu in gpus]):
+    with device_lock.held([gpu.uuid for gpu in gpus], waits=shard is not None):
         if config["bisect"] is not None:
             from harness.cli import bisection  # it trains: not needed by any other command
 

@@ -47,7 +47,11 @@ LEAST_ROUNDS = 3  # an interval needs them
 RESERVE_S = 5.0  # of a slot, to store what there is
 REHEARSED_S = 240.0  # of a part of a rehearsal: a CPU may be busy
 CUT = 124  # exit code of a part that was cut off, as timeout(1) has it
-# Keys of a command line that are not given to every part.
+# Keys of a command line that every part is given as they stand; others belong to the whole, or differ by part.
+PASSED_ON = {
+    "seed", "rounds", "timing", "control", "warm_compile", "isolate", "devices", "workers", "case_timeout_s", "case_wall_s",
+    "case_memory_gib", "resume_anyway", "quiet", "log_level", "config_dir",
+}  # fmt: skip
 OF_THE_WHOLE = {
     "sweep", "device", "parts", "overrides", "small", "data_path", "budget_s", "resume", "run_id", "results_dir",
     "reports_dir", "report", "dry_run",
@@ -350,6 +354,11 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
         UsageError: the request is refused; nothing was written.
     """
     config, parts = request.config, parts_of(request.config)
+    for word in request.overrides:
+        if _key(word) not in PASSED_ON | OF_THE_WHOLE:
+            raise UsageError(
+                f"{word}: sweep {config['name']!r} is made of sweeps; write parts.NAME.overrides.{word}"
+            )
     for part in parts:  # 0.1 s each, before the first one is started
         words = [*part.words(rehearsed=rehearsed(config)), *_passed_on(request.overrides)]
         try:
@@ -421,7 +430,8 @@ def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.Progress
         if config["report"]:
             out.write(f"report   {report.write_report(runs, rows.with_suffix('.html')).html}\n")
         out.writelines(f"{line}\n" for line in summary.lines(store.read(runs)))
-    nothing = f"nothing is left of run {whole.folder.name}; run_id=NAME starts a new one"
+    state = "what is left can't be measured here: see above" if lost or whole.missing else "nothing is left"
+    nothing = f"{state}; run_id=NAME in place of resume= starts another run"
     out.write(f"left: {', '.join(left)}; resume={whole.folder.name} continues\n" if left else f"{nothing}\n")
     out.write(banner)
     if is_interrupted:
@@ -474,7 +484,11 @@ def _text(config: Mapping[str, Any]) -> str:
 
 
 def _passed_on(words: Sequence[str]) -> list[str]:
-    return [w for w in words if w.lstrip("+~").partition("=")[0].split(".")[0] not in OF_THE_WHOLE]
+    return [word for word in words if _key(word) in PASSED_ON]
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0].split(".")[0]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -26,7 +26,7 @@ from harness.engine.rows import is_trial, row, rows_of_others, skipped_rows, unf
 from harness.engine.storable import made_storable, refusal
 from harness.engine.tasks import Task
 from harness.engine.workers import Conditions, Ended, Pool
-from harness.store.cause import Cause
+from harness.store.cause import RETRYABLE, Cause
 from harness.store.run_files import CHECKPOINTS
 from harness.timing.rounds import Timer, TimingConfig, timer_for
 from harness.timing.workload import runs_alone
@@ -225,7 +225,8 @@ class _Run:
                     replace(r, resolved={**r.resolved, "runs_on_this_gpu": places.count(place)}) for r in rows
                 ]
             self.store(rows, task.planned, place)
-            if task.workspace is not None and not end.died:
+            waits = end.died or any(row.cause in RETRYABLE for row in rows)
+            if task.workspace is not None and not waits:
                 shutil.rmtree(task.workspace, ignore_errors=True)
             self.executor.on_end(task)
 

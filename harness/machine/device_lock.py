@@ -25,8 +25,12 @@ _held: set[str] = set()  # by this process: a sweep of sweeps holds the GPUs for
 
 
 @contextmanager
-def held(uuids: Sequence[str]) -> Iterator[None]:
+def held(uuids: Sequence[str], waits: bool = False) -> Iterator[None]:
     """Holds the lock of each GPU; one that this process holds already stays held.
+
+    Args:
+        uuids: of the GPUs.
+        waits: for another process that holds one: shards of one sweep take turns.
 
     Raises:
         UsageError: another process holds one of them.
@@ -36,7 +40,7 @@ def held(uuids: Sequence[str]) -> Iterator[None]:
             file = _opened(uuid)
             stack.callback(os.close, file)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
                 by = _holder(file)
                 raise UsageError(

@@ -14,7 +14,8 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.store.errors import one_line, text_of
+from harness.store.cause import Cause
+from harness.store.errors import OUT_OF_MEMORY, one_line, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +61,8 @@ class RanksError(RuntimeError):
         super().__init__(message)
         self.words = words or message
         self.rank, self.out_of_step, self.differ, self.lost = rank, out_of_step, differ, lost
+        # None: what was under way decides (`harness.store.errors.cause_of`)
+        self.cause = Cause.DIED if lost else Cause.OOM if self.words.startswith(OUT_OF_MEMORY) else None
 
 
 @dataclass(frozen=True, slots=True)

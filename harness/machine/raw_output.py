@@ -11,6 +11,7 @@ read when the block ends with an exception is shown after all: it may say why.
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import sys
@@ -79,12 +80,15 @@ def captured() -> Iterator[None]:
         if not is_own:  # a stream in its place, as in a notebook: it stays that of people
             sys.stderr = io.TextIOWrapper(io.FileIO(STDERR, "w", closefd=False), write_through=True)
         _now.append(_Captured(reader, terminal if is_own else before))
+        crashes = faulthandler.is_enabled()
+        faulthandler.enable(own)
         try:
             yield
         except BaseException:
             say("".join(f"{line}\n" for line in lines()))
             raise
         finally:
+            faulthandler.enable(STDERR) if crashes else faulthandler.disable()
             _now.clear()
             sys.stderr = before
             os.dup2(own, STDERR)

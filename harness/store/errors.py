@@ -59,8 +59,9 @@ def one_line(error: BaseException) -> str:
 
 def cause_of(error: BaseException, otherwise: Cause) -> Cause:
     """The cause that an exception is: memory that ran out wherever it came from, else what was under way."""
-    if isinstance(error, RemoteError):
-        return error.cause
+    own = getattr(error, "cause", None)
+    if isinstance(own, Cause):
+        return own
     return Cause.OOM if out_of_memory(error) else otherwise
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from harness.store.cause import Cause
 from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ KEPT = 2
 _NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})")
 _RUN, _METADATA = "run.pt", ".metadata"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
+
+
+class UnreadableError(UsageError):
+    """A checkpoint that could not be loaded: it stays, and so do those before it."""
+
+    cause = Cause.INTERRUPTED
 
 
 class Checkpoints:
@@ -107,7 +114,11 @@ class Checkpoints:
             os.fsync(file.fileno())
         place.rename(self._folder / f"step-{whole['step']:08d}-{_digest(place / _RUN)}")
         _flush(self._folder)
-        for old in self._names()[KEPT:]:
+        names = (
+            self._names()
+        )  # one of a later step is damaged or another run's: else this run had begun there
+        kept = [name for name in names if name[: len("step-00000000")] <= f"step-{whole['step']:08d}"][:KEPT]
+        for old in set(names) - set(kept):
             shutil.rmtree(self._folder / old, ignore_errors=True)
 
     def load_newest(
@@ -116,8 +127,10 @@ class Checkpoints:
         """Loads the newest checkpoint that is whole: its step and what else it holds; None where there is none.
 
         Raises:
-            UsageError: it is whole and does not fit the model.
+            UnreadableError: it is whole and could not be loaded.
         """
+        for left in self._folder.glob("writing-step-*") if not self._rank else ():
+            shutil.rmtree(left, ignore_errors=True)
         for name in self._gathered(self._names())[0]:  # rank 0's look: another node may see a rename late
             whole, place = dict[str, Any](), self._folder / name
 
@@ -129,7 +142,7 @@ class Checkpoints:
                 continue
             why = self._agreed(functools.partial(self._load, place, model, optimizer))[1]
             if why:  # the model is half loaded
-                raise UsageError(f"{place}: {why}; remove it to continue from the one before")
+                raise UnreadableError(f"{place}: {why}; remove it to continue from the one before")
             cpu, cuda = whole["rng"][self._rank]
             torch.set_rng_state(cpu)
             if cuda is not None and torch.cuda.is_initialized():

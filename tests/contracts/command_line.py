@@ -95,8 +95,8 @@ class Ended:
     folder: Path
 
     def path(self, name: str) -> Path:
-        """The path that a line of the output such as `results  PATH` names."""
-        (line,) = [line for line in self.out if line.split()[:1] == [name]]
+        """The path that the last line of the output such as `results  PATH` names."""
+        line = [line for line in self.out if line.split()[:1] == [name]][-1]
         return self.folder / line.split(maxsplit=1)[1]
 
     def refused(self, code: int = 2) -> str:

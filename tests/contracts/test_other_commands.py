@@ -103,7 +103,10 @@ def test_the_targets_that_the_readme_names_exist_and_begin_what_they_say() -> No
     named = set(re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z][a-z-]+)", code))
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
     assert {"quick", "gpu", "docs"} <= named
-    assert named | {"test", "test-nightly", "gate", "bench", "check", "format", "aot", "published", "studies"} <= targets
+    assert (
+        named | {"test", "test-nightly", "gate", "bench", "check", "format", "aot", "published", "studies"}
+        <= targets
+    )
     done = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "PY=python3", "quick", "ARGS=rounds=3"],
         cwd=ROOT,

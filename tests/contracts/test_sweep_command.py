@@ -288,3 +288,11 @@ def test_a_multirun_measures_every_shard_and_reports_them_as_one(tmp_path: Path)
     assert frame["run_id"].nunique() == 1
     assert frame["case_id"].nunique() == 2
     assert ended.path("report").exists()
+
+
+def test_shards_that_were_refused_did_not_finish_though_an_earlier_command_did(tmp_path: Path) -> None:
+    spread = ["-m", *CAST, *QUICKLY, "run_id=twice", "shard=0/2,1/2", "hydra/launcher=basic", HERE]
+    assert run(tmp_path, *spread, "arms=[eager]").code == 0
+    again = run(tmp_path, *spread, "arms=[eager,copy]")
+    assert again.code == 2
+    assert "shards 0/2" in again.err[-1]

@@ -97,7 +97,9 @@ def read(text: str) -> HfModel:
     path, values = _values(text)
     try:
         transformers = importlib.import_module("transformers")  # without types of its own
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
         raise UsageError(
             f"model={text}: transformers is not installed; pip install 'fp8-harness[hf]'"
         ) from None

@@ -77,7 +77,7 @@ class _Held:
         model = self.trainee.model
         self.trainee.run = forward_of(model, replace(setup, compiled=False), device)
         for block in blocks_of(model) if setup.compiled else ():
-            block.compile()
+            block.compile(fullgraph=True, dynamic=False)
         shard(model, setup.compute)
         self.trainee.optimizer = optimizer_of(self.trainee.model, setup, device)
         self.arm, self.split, self._turn = arm, Split(), 0

@@ -62,9 +62,13 @@ def train_on_ranks(
         found: list[Result] = gang.run(result, timeout_s=TIMEOUT_S)
     finally:
         gang.close()
-    for one in found:
-        if one.facts.get(FIELD, ProofOutcome.PROVED) != ProofOutcome.PROVED:
-            found[0].facts |= {name: one.facts[name] for name in ("verify", FIELD)}
+    for worst in (
+        ProofOutcome.UNPROVEN,
+        ProofOutcome.DISPROVED,
+    ):  # what refutes stands over what could not be compared
+        for one in found:
+            if one.facts.get(FIELD) == worst:
+                found[0].facts |= {name: one.facts[name] for name in ("verify", FIELD)}
     return found[0]
 
 
