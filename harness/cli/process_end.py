@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -11,11 +10,10 @@ import traceback
 from contextlib import suppress
 
 from harness.machine import raw_output
-from harness.machine.processes import kill_children, thread_owner
+from harness.machine.processes import kill_children
 from harness.store.errors import one_line
 
 INTERNAL = 7  # exit code of every command; 2 is a request that cannot be carried out
-POOLS = {"concurrent", "joblib", "multiprocessing", "threading"}  # whose threads end as the interpreter exits
 JOIN_S = 1.0  # for threads that are about to end
 
 
@@ -31,12 +29,9 @@ def leave(code: int) -> int:
     """The exit code; this process ends here where a thread of an arm would keep it alive for ever."""
     deadline = time.monotonic() + JOIN_S
     threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread()]
-    threads = [thread for thread in threads if thread_owner(thread) not in POOLS]
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
-        raw_output.say("warning: a thread that an arm started does not end; the command ends without it\n")
-        atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()

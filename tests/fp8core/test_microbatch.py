@@ -25,7 +25,7 @@ def batches(n: int = 4) -> list[torch.Tensor]:
 
 
 def uses(model: nn.Module) -> list[tuple[int, int]]:
-    """Of each layer's kept casts, and how often they were made."""
+    """Casts that each layer keeps, and how often they were made."""
     return [
         (m.weight_cache.hits, m.weight_cache.misses) for m in model.modules() if isinstance(m, Float8Linear)
     ]

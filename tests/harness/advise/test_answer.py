@@ -85,6 +85,7 @@ def test_a_step_that_does_not_fit_is_the_headline(
         f"model={QWEN} gpu=h100 gpus=1",
     ],
 )
+@pytest.mark.usefixtures("hugging_face")
 def test_each_way_out_fits_when_it_is_taken(words: str) -> None:
     """What the answer promises is what the same command then says; of weights and optimizer alone never that it fits."""
     found = answer(parse(words.split()))

@@ -46,7 +46,8 @@ def case_of(sweep: str, axes: dict[str, Any]) -> Case:
 @pytest.mark.parametrize("arm", ["tensorwise", "tensorwise_bf16_gather"])
 def test_a_sweep_at_scale_and_the_command_say_the_same(sweep: str, axes: dict[str, Any], arm: str) -> None:
     case = case_of(sweep, axes)
-    job, rates = scale._job(case, arm), scale._rates(case)
+    # The command asks for one reduction a step
+    job, rates = replace(scale._job(case, arm), reduce_each=False), scale._rates(case)
     found = predict(job, rates)
     words = {
         "model": job.model,

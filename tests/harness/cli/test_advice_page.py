@@ -30,6 +30,7 @@ def test_the_page_is_what_its_cells_and_the_document_give() -> None:
 
 
 @pytest.mark.parametrize("key", SAMPLE, ids=lambda key: "-".join(map(str, key)))
+@pytest.mark.usefixtures("hugging_face")
 def test_a_cell_is_what_its_command_answers(key: tuple[str, str, str, int]) -> None:
     """Words exactly; figures to 2 %, since another torch may trace a norm as more or fewer operators."""
     committed, now = CELLS[key], answered(words_of(*key))

@@ -84,7 +84,7 @@ def test_the_file_comes_back_as_the_same_times(tmp_path: Path, capsys: pytest.Ca
     rows = {json.loads(r.axes)["test"]: r for r in store.read(tmp_path / "r").itertuples()}
     assert set(rows) == {
         "gemm/1x64x64::fp8/time_ms/isolated",
-        "gemm/1x64x64::bf16_eager/time_ms/isolated",
+        "gemm/1x64x64::bf16/time_ms/isolated",
         "gemm/2x64x64::fp8/time_ms/isolated",
     }
     assert rows["gemm/1x64x64::fp8/time_ms/isolated"].samples.tolist() == pytest.approx([1, 2, 4, 3, 9])
