@@ -71,12 +71,13 @@ def main(words: Sequence[str]) -> int:
     if not (request.config["resume"] and folder.exists()):  # of resume=last there may be none
         own = [word for word in own if word.lstrip("+").partition("=")[0] not in ("resume", "run_id")]
         own += ["resume=null", f"run_id={folder.name}"]
+    _prepare(to_hydra, folder)
     sys.stdout.write(f"{run_folder.opening(folder.name)}\n")
     sys.stdout.flush()
     before = _ended(folder, chosen)
     task = ShardCommand((*own, "quiet=true"), str(Path.cwd()))
     with interruptible():
-        trouble = _launch(task, f"shard={','.join(map(str, chosen))}", to_hydra, folder)
+        trouble = _launch(task, f"shard={','.join(map(str, chosen))}", to_hydra)
     return _outcome(folder, before, Path(request.config["reports_dir"]), trouble)
 
 
@@ -93,29 +94,38 @@ def _folder(config: dict[str, object]) -> Path:
     return folder
 
 
-def _launch(task: ShardCommand, asked: str, to_hydra: Sequence[str], folder: Path) -> str:
-    """Hand the shards to Hydra; return why that ended early, or "".
+def _prepare(to_hydra: Sequence[str], folder: Path) -> None:
+    """Compose what Hydra is to run.
 
     Raises:
-        UsageError: Hydra knows no such launcher.
+        UsageError: Hydra knows no such launcher, or no such key of it.
     """
-    import hydra
+    from hydra import compose, initialize
     from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import ConfigCompositionException
+    from hydra.errors import HydraException
 
     sweep = {"dir": str(folder / run_files.LAUNCH).replace("$", "\\$"), "subdir": "${hydra.job.num}"}
     hydra_node = {"job": {"name": "fp8-harness", "chdir": False}, "output_subdir": None, "sweep": sweep}
     ConfigStore.instance().store(name="shards", node={"shard": "", "hydra": hydra_node})
+    try:
+        with initialize(version_base="1.3", config_path=None):
+            compose("shards", list(to_hydra), return_hydra_config=True)
+    except HydraException as error:
+        raise UsageError(
+            f"{' '.join(to_hydra)}: {one_line(error)}; pip install 'fp8-harness[joblib]', [slurm] or [ray] brings launchers"
+        ) from error
+
+
+def _launch(task: ShardCommand, asked: str, to_hydra: Sequence[str]) -> str:
+    """Hand the shards to Hydra; return why that ended early, or ""."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
     GlobalHydra.instance().clear()
     before, silent = sys.argv, ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     sys.argv = ["fp8-harness", "--multirun", asked, *silent, *to_hydra]
     try:
         hydra.main(version_base="1.3", config_path=None, config_name="shards")(task)()
-    except ConfigCompositionException as error:
-        raise UsageError(
-            f"{' '.join(to_hydra)}: {one_line(error)}; pip install 'fp8-harness[joblib]', [slurm] or [ray] brings launchers"
-        ) from error
     except KeyboardInterrupt:
         return "interrupted"
     except Exception as error:  # noqa: BLE001 -- whatever a launcher raises, the rows say what is done

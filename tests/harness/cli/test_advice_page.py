@@ -30,9 +30,10 @@ def test_the_page_is_what_its_cells_and_the_document_give() -> None:
 
 
 @pytest.mark.parametrize("key", SAMPLE, ids=lambda key: "-".join(map(str, key)))
-@pytest.mark.usefixtures("hugging_face")
 def test_a_cell_is_what_its_command_answers(key: tuple[str, str, str, int]) -> None:
     """Words exactly; figures to 2 %, since another torch may trace a norm as more or fewer operators."""
+    if "/" in key[0]:
+        pytest.importorskip("transformers", reason="the extra hf is not installed")
     committed, now = CELLS[key], answered(words_of(*key))
     assert (now.word, now.recipe, now.command) == (committed.word, committed.recipe, committed.command)
     for one, other in zip((now.ratio, now.interval), (committed.ratio, committed.interval), strict=True):

@@ -230,7 +230,7 @@ def test_the_end_of_a_slot(slots: Slots, capsys: pytest.CaptureFixture[str]) -> 
     assert store.read_about(slots.folder)["state"] == "finished"
     capsys.readouterr()
     assert slots.end() == 0
-    assert "run_id=NAME starts a new one" in capsys.readouterr().out
+    assert "nothing is left" in capsys.readouterr().out
     assert len(slots.begun) == 4
 
 

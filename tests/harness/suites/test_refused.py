@@ -79,8 +79,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("train", ADVISED | {"compute": "fp32"}, "tensorwise_eager", "shape", "axes.convert=all"),
         ("train", ADVISED | MOE, "tensorwise_eager", "shape", "leave experts=hp"),
         ("train", MOE, "torchao_rowwise_eager", "device|shape", "none for experts"),
-        ("train", {"ranks": 2}, "tensorwise_compile", "device|shape", "take bf16_eager and"),
-        ("train", {"ranks": 2, "accumulation": 2}, "bf16_eager", "device|shape", "axes.accumulation=1"),
         ("train", {"ranks": 2, "batch": "max"}, "bf16_eager", "device|shape", "give a number"),
         ("train", {"ranks": 2, "fp8_all_gather": True}, "rowwise_eager", "device|shape", "axes.fp8_all_gather=false"),
     ],
