@@ -1,7 +1,7 @@
 """A training run of several ranks: each takes its part of it (`harness.training.loop`), and this process counts the steps.
 
-The ranks are told to take some steps at a time, so that progress is seen and one that hangs is found. What is over shows in the
-results of rank 0; the proof of FP8 is every rank's.
+The ranks take some steps a command, so that progress is seen and a rank that hangs is found. Curves and facts are those of rank 0;
+the proof of FP8 is the worst of all ranks'.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from harness.engine.plan import make_plan
 from harness.machine import ranks
 from harness.machine.rank_faults import late
 from harness.machine.ranks import RanksError
+from harness.store.cause import RETRYABLE, Cause
+from harness.store.errors import cause_of
 from harness.timing.rounds import TimingConfig
 
 HERE = Path(__file__)
@@ -298,3 +300,19 @@ def test_a_sweep_runs_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
     frame = store.read(tmp_path / "results/allgather/r1")
     assert set(frame["status"]) == {"ok"}
     assert {json.loads(resolved)["hosts"] for resolved in frame["resolved"]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (RanksError("gone", 1, lost=True), Cause.DIED),  # its row waits, and its checkpoints stay
+        (RanksError("full", 1, words="out of memory: 2 GiB"), Cause.OOM),
+        (RanksError("wrong", 1), Cause.RUN),
+    ],
+)
+def test_a_lost_rank_may_come_back_and_a_fault_of_the_arm_is_its_result(
+    fault: RanksError, cause: Cause
+) -> None:
+    """Oracle: which causes `resume=` takes up again."""
+    assert cause_of(fault, Cause.RUN) == cause
+    assert (cause in RETRYABLE) == fault.lost
