@@ -85,7 +85,7 @@ class Fastest(Backend):
             granularity
             for granularity in GRANULARITIES
             for backend in self.candidates.values()
-            if granularity in backend.bf16_only and backend.granularity_reason("cpu", granularity) is None
+            if granularity in backend.bf16_only and backend.granularity_reason("cuda", granularity) is None
         )
         self.grouped_granularities = self.default.grouped_granularities
 
@@ -206,7 +206,7 @@ class Fastest(Backend):
         able = [
             backend
             for backend in self.candidates.values()
-            if backend.granularity_reason("cpu", granularity) is None
+            if backend.granularity_reason("cuda", granularity) is None
             and backend.device_reason("cpu", a_fmt, b_fmt) is None
         ]
         arguments = (M, K, N, a_fmt, b_fmt, granularity, out_dtype)

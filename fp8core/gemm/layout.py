@@ -23,9 +23,13 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from fp8core.formats import E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
 
+CPU_TAKES_ONE_SCALE = (
+    TorchVersion(torch.__version__) < "2.13"
+)  # torch 2.11 asserts internally; 2.12 was not tried
 MULTIPLE = 16  # elements; 16 bytes, the vector that the FP8 units load
 MIN_CAPABILITY = (8, 9)
 OUT_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
@@ -187,14 +191,12 @@ def granularity_reason(device: torch.device | str, granularity: str, nearest: st
         granularity: of the multiplication.
         nearest: a recipe to name as the way out.
     """
-    if granularity in ("tensorwise", "rowwise"):
+    kind = torch.device(device).type
+    taken = {"tensorwise"} if kind == "cpu" and CPU_TAKES_ONE_SCALE else {"tensorwise", "rowwise"}
+    if granularity in taken:
         return None
     instead = "" if granularity == "1x32" else "recipe.with_backend('triton') multiplies these; or "
-    return (
-        f"backend 'torch' has no kernel for {granularity} scales on {torch.device(device).type}; "
-        + instead
-        + way_out(nearest)
-    )
+    return f"backend 'torch' has no kernel for {granularity} scales on {kind}; " + instead + way_out(nearest)
 
 
 def way_out(nearest: str) -> str:

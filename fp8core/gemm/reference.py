@@ -66,12 +66,28 @@ class ShapesAlone(FakeTensorMode):
     """Fake tensors of which nobody asks but sizes and lifetimes: a loop over the blocks of K ends with its second pass.
 
     Only for what is thrown away afterwards: what is traced, or whose operators are counted, needs `FakeTensorMode`.
+
+    Args:
+        kernels: they stand for tensors on a GPU that has fp8core's kernels, whichever device they are made on.
     """
+
+    def __init__(self, *, kernels: bool = False) -> None:
+        super().__init__()
+        self.kernels = kernels
 
 
 def shapes_alone(tensor: torch.Tensor) -> bool:
     """Whether it was made under `ShapesAlone`."""
     return isinstance(tensor, FakeTensor) and isinstance(tensor.fake_mode, ShapesAlone)
+
+
+def stands_for_gpu(tensor: torch.Tensor) -> bool:
+    """Whether it was made under `ShapesAlone(kernels=True)`."""
+    return (
+        isinstance(tensor, FakeTensor)
+        and isinstance(tensor.fake_mode, ShapesAlone)
+        and tensor.fake_mode.kernels
+    )
 
 
 class Reference(Backend):

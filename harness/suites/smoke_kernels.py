@@ -154,7 +154,7 @@ def compare(name: str, got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[i
                     wrong,
                     f"{differ} of {mine.numel()} elements of result {place} differ from the reference, {allowed} allowed",
                 )
-        elif differ and not (decibels := float(metrics.figures(a, b)["sqnr_db"])) >= BOUND_DB:
+        elif differ and not (decibels := metrics.sqnr_db(a, b)) >= BOUND_DB:
             return wrong, f"result {place} is {decibels:.1f} dB from the reference, {BOUND_DB:g} expected"
     return wrong, ""
 

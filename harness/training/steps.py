@@ -2,9 +2,11 @@
 
 A step counts only if it computes what its baseline computes, and in the precision that it claims:
 
-* The loss of its first step lies within `LOSS_BOUND` of the baseline's, from the same weights, on the same batch. At
-  initial weights FP8 moves each logit by about 4 % of the logits' spread, which is about 1; the mean over hundreds of
-  tokens moves far less. Largest seen over all recipes on the small models, fp32 and bf16: 0.0016.
+* The loss of its first step lies within `FirstStep.loss_bound` of the baseline's, from the same weights, on the same
+  batch. At initial weights FP8 moves each logit by about 4 % of the logits' spread; the mean over tokens moves less, but
+  how much less depends on how many different tokens a batch has, so that the whole 4 % is allowed. Largest seen over all
+  recipes on the small models, fp32 and bf16: 0.0016; on 4 Llama-3-8B blocks with bytes as tokens, where logits spread by
+  1.4, 0.035 on an H200, by fp8core and by torchao alike.
 * The norm of its gradients lies within `NORM_BOUND` of the baseline's: a GEMM that vanished, or a scale that was
   forgotten, changes it by factors. Largest seen likewise: 1.2 %.
 * The gradient of each weight points where the baseline's does: their cosine is above `COSINE_BOUND`. A wrong sign or a
@@ -19,6 +21,7 @@ A step counts only if it computes what its baseline computes, and in the precisi
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -47,7 +50,8 @@ if TYPE_CHECKING:
 
     from harness.training.setup import Trainee
 
-LOSS_BOUND = 0.02  # nats
+LOSS_BOUND = 0.02  # nats, where logits hardly spread
+LOGIT_ERROR = 0.04  # of the logits' spread
 NORM_BOUND = 1.1  # ratio
 COSINE_BOUND = 0.5
 _SAMPLED = 4096  # elements of a gradient
@@ -59,11 +63,19 @@ class FirstStep:
     """What the first step of a set-up gives, from its initial weights.
 
     `gradients`: of each weight of two and more dimensions that has one, some elements as float32 [n] in host memory.
+    `even_loss`: of equal odds for every token, ln(vocabulary), in nats; inf where the vocabulary is not known.
     """
 
     loss: float
     grad_norm: float
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    even_loss: float = math.inf
+
+    @property
+    def loss_bound(self) -> float:
+        """How far another precision may move this loss, in nats: normal logits of spread s cost s**2 / 2 over even odds."""
+        spread = math.sqrt(2 * max(0.0, self.loss - self.even_loss))
+        return max(LOSS_BOUND, LOGIT_ERROR * spread)
 
     @classmethod
     def of(cls, loss: Tensor, trainee: Trainee) -> FirstStep:
@@ -72,7 +84,13 @@ class FirstStep:
         weights = {n: p.grad for n, p in trainee.model.named_parameters() if p.dim() >= 2}
         samples = {name: _sampled(grad) for name, grad in weights.items() if grad is not None}
         norm = trainee.grad_norm
-        return cls(float(loss), float(norm.full_tensor() if is_dtensor(norm) else norm), samples)
+        tokens = trainee.setup.vocab_size
+        return cls(
+            float(loss),
+            float(norm.full_tensor() if is_dtensor(norm) else norm),
+            samples,
+            math.log(tokens) if tokens else math.inf,
+        )
 
     def cosines(self, base: FirstStep) -> dict[str, float]:
         """Cosine between the gradients of both steps, by weight; weights without a gradient in the baseline are left out."""
@@ -92,8 +110,8 @@ def _sampled(grad: Tensor) -> Tensor:
 def first_step_fault(mine: FirstStep, base: FirstStep) -> str:
     """Why a first step does not compute what its baseline computes; "" if it does."""
     gap = abs(mine.loss - base.loss)
-    if not gap <= LOSS_BOUND:
-        return f"first loss {mine.loss:.4f}, the baseline's is {base.loss:.4f}: {gap:.4f} apart, {LOSS_BOUND} allowed"
+    if not (gap <= base.loss_bound and math.isfinite(gap)):
+        return f"first loss {mine.loss:.4f}, the baseline's is {base.loss:.4f}: {gap:.4f} apart, {base.loss_bound:.3g} allowed"
     ratio = mine.grad_norm / base.grad_norm if base.grad_norm else float("inf")
     if not 1 / NORM_BOUND <= ratio <= NORM_BOUND:
         return (

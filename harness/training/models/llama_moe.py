@@ -23,6 +23,7 @@ from torch.library import custom_op
 from torch.nn import functional
 
 from fp8core import GroupedMatmul
+from fp8core.arguments import autocast_enabled
 from harness.training.models.common import keep_products_of
 from harness.training.models.llama import Llama, LlamaConfig
 
@@ -119,10 +120,7 @@ class Moe(nn.Module):
 
 def _compute_dtype(x: Tensor) -> Tensor:
     """In autocast's dtype where it is on: it does not know our operators."""
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+    return x.to(torch.get_autocast_dtype(x.device.type)) if autocast_enabled(x) else x
 
 
 @custom_op("harness::grouped_mm", mutates_args=())

@@ -10,6 +10,7 @@ import torch
 
 from fp8core.gemm import BACKENDS
 from fp8core.gemm.fastest import Fastest
+from fp8core.gemm.reference import matmul as reference_matmul
 from fp8core.gemm.triton_mm import Triton
 from fp8core.kernels import ops, reference
 
@@ -54,17 +55,21 @@ def exact(args: tuple[torch.Tensor, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("size", [(17, 63, 48), (130, 252, 400), (64, 16, 63)], ids=str)
 def test_product(scaling: str, size: tuple[int, int, int], promote_every: int, device: torch.device) -> None:
-    """Oracle: float64 on the same codes. All-positive operands, which a bad accumulator cannot hide in.
+    """Oracle: the reference on the same codes, all positive, which a bad accumulator cannot hide in.
 
-    Bound: K float32 additions; on hardware that keeps 14 bits of a sum (Hopper, Ada), 2**-13 for each instruction
-    of 32 elements between promotions.
+    It sums in float64, on a GPU as the model of the accumulator does (`fp8core.gemm.accumulate`), which an H200 follows
+    to the rounding of the scales. Bound: K float32 additions.
     """
     M, N, K = size
     args = operands(scaling, M, N, K)
     got = ops.matmul(*(t.to(device) for t in args), torch.float32, promote_every).cpu().double()
     want = exact(args)
-    instructions = -(-(min(K, promote_every) if promote_every else K) // 32)
-    bound = (K + 4) * 2.0**-24 + (instructions * 2.0**-13 if device.type == "cuda" else 0.0)
+    if device.type == "cuda":
+        a, b_t, scale_a, scale_b = args
+        blocks = scaling.startswith("1x128")  # each block of K leaves the unit by itself
+        mode = "fp22_promote128" if promote_every or blocks else "fp22"
+        want = reference_matmul(a, b_t.t(), scale_a, scale_b.t(), torch.float64, False, mode)
+    bound = (K + 4) * 2.0**-24
     error = ((got - want).abs() / want).max()
     assert error <= bound, f"{float(error)} > {bound}"
 
@@ -81,10 +86,12 @@ def test_output_dtype(out_dtype: torch.dtype, device: torch.device) -> None:
 
 
 def test_gradients_are_e5m2(device: torch.device) -> None:
-    """Oracle: float64. E5M2 on the left, as grad_output."""
-    args = operands("tensorwise", 32, 48, 64, E5M2)
+    """Oracle: float64, on a GPU the model of its accumulator. E5M2 on the left, as grad_output."""
+    a, b_t, scale_a, scale_b = args = operands("tensorwise", 32, 48, 64, E5M2)
     got = ops.matmul(*(t.to(device) for t in args), torch.float32, 128).cpu().double()
-    assert ((got - exact(args)).abs() / exact(args)).max() < (2.0**-12 if device.type == "cuda" else 2.0**-18)
+    mode = "fp22_promote128" if device.type == "cuda" else "exact"
+    want = reference_matmul(a, b_t.t(), scale_a, scale_b, torch.float64, False, mode)
+    assert ((got - want).abs() / want).max() < 2.0**-18
 
 
 def test_several_tiles_for_one_program(device: torch.device) -> None:

@@ -211,6 +211,19 @@ def test_bounds_of_the_first_step() -> None:
         assert (steps.first_step_fault(steps.FirstStep(*mine), base) == "") is fine, mine
 
 
+def test_the_loss_bound_follows_the_logits() -> None:
+    """Oracle: by hand; logits of spread 1.4 over 256 tokens cost 0.985 nats over ln 256, and 4 % of 1.4 is 0.056."""
+    base = steps.FirstStep(math.log(256) + 0.985, 2.0, even_loss=math.log(256))
+    for gap, fine in ((0.055, True), (-0.055, True), (0.057, False), (float("nan"), False)):
+        assert (steps.first_step_fault(steps.FirstStep(base.loss + gap, 2.0), base) == "") is fine, gap
+    assert (
+        steps.FirstStep(5.0, 2.0, even_loss=math.log(256)).loss_bound == steps.LOSS_BOUND
+    )  # below even odds
+    lost = steps.FirstStep(math.inf, 2.0, even_loss=math.log(256))
+    assert steps.first_step_fault(base, lost)
+    assert steps.first_step_fault(lost, lost)
+
+
 def test_bounds_of_the_first_gradients() -> None:
     """By hand: 59 and 61 degrees between two vectors, one that is gone, and one that is not there to be compared."""
     base = steps.FirstStep(5.0, 2.0, {"a": torch.tensor([1.0, 0.0]), "unused": torch.zeros(2)})
