@@ -173,7 +173,10 @@ class Experts:
                     Side(Quantized.of(call.weight[e], gemm.b, 1), 1),
                 )
                 unit = call.unit(gemm, result.dtype)
-                call.proof.compared("output", difference(*sides, result[rows], unit, exact=call.exact(gemm)))
+                call.proof.compared(
+                    "output",
+                    difference(*sides, result[rows], unit, exact=call.exact(gemm), fast=gemm.fast_accum),
+                )
         call.x = None
         if not output.requires_grad:
             return
@@ -212,7 +215,9 @@ class Experts:
                         Side(Quantized.of(call.weight[e], gemm.b, 0), 0),
                     )
                     unit = call.unit(gemm, grad.dtype)
-                    found = difference(*sides, plain(grads[0])[rows], unit, exact=call.exact(gemm))
+                    found = difference(
+                        *sides, plain(grads[0])[rows], unit, exact=call.exact(gemm), fast=gemm.fast_accum
+                    )
                     call.proof.compared("grad_input", found)
                 if call.needs[1] and grads[1] is not None and call.sketches:
                     gemm = recipe.grad_weight

@@ -249,7 +249,10 @@ class Linears:
         bias = None if bias is None else plain(bias).to(result.dtype)
         assert call.sides is not None
         unit = call.unit(gemm, result.dtype)
-        call.proof.compared("output", difference(*call.sides, result, unit, bias, exact=call.exact(gemm)))
+        call.proof.compared(
+            "output",
+            difference(*call.sides, result, unit, bias, exact=call.exact(gemm), fast=gemm.fast_accum),
+        )
 
     def _backward(self, call: Call, grads: tuple[torch.Tensor, ...]) -> None:
         """Before the node of autograd runs: which GEMMs must follow, with which operands."""
@@ -322,7 +325,9 @@ class Linears:
         a = call.side(call.grad, "grad_input", "a", 1, "grad_output")
         b = call.side(weight_of(call.layer), "grad_input", "b", 0, "weight")
         matrix = plain(result).reshape(-1, result.shape[-1])
-        call.proof.compared("grad_input", difference(a, b, matrix, unit, exact=call.exact(gemm)))
+        call.proof.compared(
+            "grad_input", difference(a, b, matrix, unit, exact=call.exact(gemm), fast=gemm.fast_accum)
+        )
 
 
 def _note_gradient(call: Call, grad: torch.Tensor) -> None:

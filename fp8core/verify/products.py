@@ -10,7 +10,10 @@ element is held to a bound of its own:
 
     |result - product| <= u |product| + eps ||a_i|| ||b_j||     u: roundings of the result; eps: 2**-24 (8 sqrt(K) + 16)
 
-and on a GPU, whose FP8 units add with about 14 bits, the whole product and each of its rows are held to decibels.
+and on a GPU, whose FP8 units add with about 14 bits, the whole product and each of its rows are held to decibels. Where
+most products of a sum have one sign, those units lose more (an H200: 34 dB at K = 4096, late in a run that diverges). A
+result that is further away than usual is therefore held to what `fp8core.gemm.accumulate` leaves of a sample of the same
+operands, and where that is no closer than two independent casts, it is not judged.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 
+from fp8core.gemm.accumulate import accumulate
 from fp8core.verify.oracle import Quantized, tiles
 
 TILE = 1024
@@ -28,6 +32,9 @@ AGREEMENT_DB = (
     35.0  # two right results differ by rounding to bf16 (55 dB) and by accumulation (over 50 dB on a GPU)
 )
 ROW_DB = 25.0  # of one row on a GPU; two independent FP8 casts are about that far apart
+ACCUMULATOR_DB = 3.0  # that the units may lose more of the whole than the model does of a sample
+TOLD_DB = 28.0  # below it a right product is not told from one of other casts, which are about 25 dB apart
+SAMPLED_LINES = 64  # of each operand
 BAND_DB = 1.0  # of the SQNR, on top of what agreement allows
 DIRECTIONS = 8  # of a sketch
 
@@ -68,6 +75,7 @@ class Difference:
         count: how many were compared.
         exact: held to bounds of single elements.
         signal: energy of the finite part of the high-precision product; 0 where every element is 0 or NaN, or there is none.
+        allowed_db: agreement that a right result has at least, on a GPU.
     """
 
     agreement_db: float
@@ -78,6 +86,17 @@ class Difference:
     count: int
     exact: bool
     signal: float
+    allowed_db: float = AGREEMENT_DB
+
+    @property
+    def untold(self) -> str:
+        """Why a result without a fault proves nothing; "" where it does."""
+        if self.exact or self.allowed_db >= TOLD_DB or self.agreement_db >= AGREEMENT_DB:
+            return ""
+        return (
+            f"{self.agreement_db:.1f} dB from the product of its operands, as far as short accumulation moves it, which hides "
+            "other casts; verify with fast_accum=False, or at a step with a smaller loss"
+        )
 
     @property
     def fault(self) -> str:
@@ -90,9 +109,11 @@ class Difference:
             )
         if self.exact:
             return ""
-        if not self.agreement_db >= AGREEMENT_DB:
-            return f"{self.agreement_db:.1f} dB from the product of its operands, {AGREEMENT_DB:g} expected"
-        floor = -10 * math.log10(10 ** (-self.expected_db / 10) + 10 ** (-AGREEMENT_DB / 10)) - BAND_DB
+        if not self.agreement_db >= self.allowed_db:
+            return (
+                f"{self.agreement_db:.1f} dB from the product of its operands, {self.allowed_db:.3g} expected"
+            )
+        floor = -10 * math.log10(10 ** (-self.expected_db / 10) + 10 ** (-self.allowed_db / 10)) - BAND_DB
         if not self.sqnr_db >= floor:
             return f"SQNR {self.sqnr_db:.1f} dB, at least {floor:.1f} expected of these operands"
         return ""
@@ -113,7 +134,14 @@ def unit_roundoff(*dtypes: torch.dtype) -> float:
 
 
 def difference(
-    a: Side, b: Side, result: torch.Tensor, u: float, bias: torch.Tensor | None = None, *, exact: bool = True
+    a: Side,
+    b: Side,
+    result: torch.Tensor,
+    u: float,
+    bias: torch.Tensor | None = None,
+    *,
+    exact: bool = True,
+    fast: bool = False,
 ) -> Difference:
     """Compare a result [M, N] with a @ b.T + bias.
 
@@ -124,6 +152,7 @@ def difference(
         u: `unit_roundoff` of what the product is rounded to.
         bias: [N], added after the product.
         exact: addition in float32, else that of FP8 matrix units.
+        fast: which then stay there for all of K.
     """
     M, N, K = a.lines, b.lines, a.length
     device = result.device
@@ -169,14 +198,18 @@ def difference(
                 row[of_i] += part.square().sum(1)
             bound[of_i] += want.square().sum(1)
     size_b = float(norms_b.square().sum().nan_to_num()) ** 0.5
-    if not exact:
-        allowed = 10 ** (-ROW_DB / 20) * bound.sqrt() + 2.0**-11 * norms_a.nan_to_num() * size_b
-        beyond = int((rows[3].sqrt() > allowed).sum())
     signal, implied, off, apart = (float(t.sum()) for t in rows)
+    agreement_db, allowed_db = decibels(float(bound.sum()), apart) if apart else math.inf, AGREEMENT_DB
+    if not exact:
+        if agreement_db < AGREEMENT_DB:
+            allowed_db = min(AGREEMENT_DB, accumulator_db(a, b, fast) - ACCUMULATOR_DB)
+        row_db = ROW_DB - (AGREEMENT_DB - allowed_db)
+        allowed = 10 ** (-row_db / 20) * bound.sqrt() + 2.0**-11 * norms_a.nan_to_num() * size_b
+        beyond = int((rows[3].sqrt() > allowed).sum())
     some = rows[0] > 0
     by_row = 10 * torch.log10(rows[0][some] / rows[2][some])
     return Difference(
-        agreement_db=decibels(float(bound.sum()), apart) if apart else math.inf,
+        agreement_db=agreement_db,
         sqnr_db=decibels(signal, off),
         expected_db=decibels(signal, implied),
         row_db=float(by_row.min()) if by_row.numel() else math.inf,
@@ -184,7 +217,20 @@ def difference(
         count=M * N if exact else M,
         exact=exact,
         signal=signal,
+        allowed_db=allowed_db,
     )
+
+
+def accumulator_db(a: Side, b: Side, fast: bool) -> float:
+    """Agreement that the model of a GPU's accumulator leaves of evenly spaced lines of both operands."""
+    left, right = (
+        side.tile(slice(0, None, -(-side.lines // SAMPLED_LINES)), slice(0, side.length), True)
+        for side in (a, b)
+    )
+    want = left @ right.t()
+    apart = accumulate(left, right.t(), "fp22" if fast else "fp22_promote128") - want
+    finite = apart.isfinite()
+    return decibels(float(want[finite].square().sum()), float(apart[finite].square().sum()))
 
 
 def norms(side: Side) -> torch.Tensor:

@@ -91,6 +91,8 @@ class LayerProof:
             self.agreement_db = min(known, found.agreement_db)
         if found.fault:
             self.fault(f"{gemm} is not the recipe's: {found.fault}")
+        elif found.untold:
+            self.unchecked(f"{gemm}: {found.untold}")
 
     def fault(self, text: str) -> None:
         """Notes what is wrong, each thing once."""

@@ -28,6 +28,8 @@ from fp8core import (
     verify,
 )
 from fp8core.gemm import reference
+from fp8core.gemm.accumulate import accumulate
+from fp8core.recipe import Cast
 from fp8core.verify.oracle import Quantized, block_of
 from fp8core.verify.products import Side, decibels, difference
 
@@ -278,6 +280,29 @@ def test_a_row_on_a_gpu_may_be_25_db_away_and_no_further(apart_db: float, beyond
     result[3] += push * (10 ** (-apart_db / 20) * result[3].norm() / push.norm())
     sides = [Side(Quantized.of(x, None, 1), 1) for x in (a, b)]
     assert difference(*sides, result, 2.0**-9, exact=False).beyond == beyond
+
+
+@pytest.mark.parametrize(
+    ("same_sign", "word"),
+    [(0.0, "proved"), (0.3, "proved"), (3.0, "untold")],
+    ids=["noise", "an H200's", "all of it"],
+)
+def test_short_accumulation_is_no_fault_and_hides_none(same_sign: float, word: str) -> None:
+    """Oracle: `accumulate`, which an H200 follows; a scale that is wrong by a tenth is never proved.
+
+    Weights of one sign relative to noise: at 0.3 sums are as short as verify met them on an H200, 34 dB.
+    """
+    sign, cast, whole = torch.randn(4096).sign(), Cast(E4M3FN, "rowwise"), slice(None)
+    a, b = (
+        Side(Quantized.of(t, cast, 1), 1)
+        for t in (sign + 0.1 * torch.randn(24, 4096), torch.randn(24, 4096) + same_sign * sign)
+    )
+    product = accumulate(a.tile(whole, whole, True), b.tile(whole, whole, True).t(), "fp22")
+    found = difference(a, b, product.bfloat16(), 2.0**-9, exact=False, fast=True)
+    assert not found.fault
+    assert bool(found.untold) == (word == "untold")
+    wrong = difference(a, b, (0.9 * product).bfloat16(), 2.0**-9, exact=False, fast=True)
+    assert wrong.fault or wrong.untold
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import pickle
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -150,9 +150,13 @@ def take(n: int) -> tuple[list[float], list[float]]:
 
 
 def first_step() -> steps.FirstStep:
-    """Takes the first step; gradients are this rank's part."""
+    """Takes the first step; gradients are this rank's part. Logits are looked at in eager mode, which the control has."""
     held = _held[0]
-    return steps.FirstStep.of(held.run(), held.trainee)
+    looked: AbstractContextManager[list[float]] = (
+        nullcontext([]) if held.arm.setup.compiled else steps.spread_of_logits(held.trainee.model)
+    )
+    with looked as spread:
+        return steps.FirstStep.of(held.run(), held.trainee, spread)
 
 
 def prove() -> tuple[str, dict[str, object]]:

@@ -212,16 +212,24 @@ def test_bounds_of_the_first_step() -> None:
 
 
 def test_the_loss_bound_follows_the_logits() -> None:
-    """Oracle: by hand; logits of spread 1.4 over 256 tokens cost 0.985 nats over ln 256, and 4 % of 1.4 is 0.056."""
-    base = steps.FirstStep(math.log(256) + 0.985, 2.0, even_loss=math.log(256))
+    """Oracle: by hand, 4 % of a spread of 1.4 is 0.056; the spread itself by numpy's rule on a known product."""
+    base = steps.FirstStep(6.5, 2.0, logit_spread=1.4)
     for gap, fine in ((0.055, True), (-0.055, True), (0.057, False), (float("nan"), False)):
-        assert (steps.first_step_fault(steps.FirstStep(base.loss + gap, 2.0), base) == "") is fine, gap
-    assert (
-        steps.FirstStep(5.0, 2.0, even_loss=math.log(256)).loss_bound == steps.LOSS_BOUND
-    )  # below even odds
-    lost = steps.FirstStep(math.inf, 2.0, even_loss=math.log(256))
-    assert steps.first_step_fault(base, lost)
-    assert steps.first_step_fault(lost, lost)
+        assert (steps.first_step_fault(steps.FirstStep(6.5 + gap, 2.0), base) == "") is fine, gap
+    assert steps.FirstStep(5.0, 2.0, logit_spread=0.1).loss_bound == steps.LOSS_BOUND
+    for lost in (math.inf, math.nan):
+        broken = steps.FirstStep(lost, 2.0, logit_spread=lost)
+        assert steps.first_step_fault(base, broken)
+        assert steps.first_step_fault(broken, broken)
+    model = torch.nn.Module()
+    model.head = torch.nn.Identity()
+    with steps.spread_of_logits(model) as spread:
+        model.head(torch.tensor([1.0, 3.0]).repeat(2, 700, 1))
+    model.head(torch.zeros(2, 3, 4))
+    assert spread == [pytest.approx(math.sqrt(2))]
+    with steps.spread_of_logits(torch.nn.Module()) as spread:
+        pass
+    assert steps.FirstStep(5.0, 2.0, {}, max(spread, default=0.0)).loss_bound == steps.LOSS_BOUND
 
 
 def test_bounds_of_the_first_gradients() -> None:
