@@ -9,7 +9,8 @@ cut, toward zero, to 13 bits below it; their sum is cut to 13 fraction bits agai
 the sum of all-positive products shrinks with K, while zero-mean data hide it.
 
 Source: DeepSeek-V3, arXiv 2412.19437, section 3.3.2 (about 14 bits; promotion every 128 elements of K). That 32
-products are aligned at once, and where bits are cut, was never compared with hardware.
+products are aligned at once, and where bits are cut, agrees with an H200 to one in the last bit (Triton, K <= 400, all-positive
+operands, 2026-11-27).
 """
 
 from __future__ import annotations
