@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
 from harness.store.errors import UsageError, unknown
 from harness.store.measurement import METRICS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
-RULES: tuple[RuleName, ...] = ("timed", "exact", "numerics", "ignore")
 MATCH_FIELDS = ("suite", "arm", "metric", "regime", "part", "case")
+WORDS = {"on_inconclusive": ("warn", "share", "fail"), "on_slower": ("warn", "fail")}
+COUNTS = ("pairs", "blocks", "confirm_pairs")
 CONDITIONS = ("contended", "throttled")  # under which a row may have been measured
 DEFAULT = Path(__file__).with_name("policy.yaml")
 MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
@@ -92,13 +90,12 @@ class Policy:
 
     def rule_for(self, unit: Mapping[str, str]) -> Rule:
         """The rule of a unit, its group's tolerance included."""
-        metric = METRICS.get(unit["metric"])
-        if unit["metric"] in self.metrics:
-            rule = self.metrics[unit["metric"]]
-        elif metric is None or metric.better == "none":
+        name = unit["metric"]
+        metric = METRICS.get(name)
+        by_unit = None if metric is None or metric.better == "none" else self.units.get(metric.unit)
+        rule = self.metrics.get(name) or by_unit
+        if rule is None:
             return Rule("ignore")
-        else:
-            rule = self.units.get(metric.unit, Rule("ignore"))
         for group in self.groups:
             if group.tolerance is not None and group.match.fits(unit):
                 return replace(rule, tolerance=group.tolerance)
@@ -123,28 +120,19 @@ def load_policy(path: Path | None = None, default: Path = DEFAULT) -> Policy:
         UsageError: the file can't be read, names a key, metric, rule or field that is unknown, or holds a value out
             of range.
     """
-    policy = _over(Policy(), _read(default), default.name)
-    return policy if path is None else _over(policy, _read(path), str(path))
+    policy = _over(Policy(), default, default.name)
+    return policy if path is None else _over(policy, path, str(path))
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _over(policy: Policy, path: Path, where: str) -> Policy:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the policy {path}: {' '.join(str(error).split())}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
+    if not isinstance(content, Mapping | None):
         raise UsageError(f"the policy {path} must be a mapping of keys, it is a {type(content).__name__}")
-    return content
-
-
-def _over(policy: Policy, content: Mapping[str, Any], where: str) -> Policy:
-    known = [f.name for f in fields(Policy)]
     changes: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in known:
-            raise unknown(f"key of the policy {where}", str(key), known)
+    for key, value in _known(content or {}, [f.name for f in fields(Policy)], f"key of the policy {where}"):
         try:
             changes[key] = _value(policy, key, value)
         except UsageError as error:
@@ -153,90 +141,75 @@ def _over(policy: Policy, content: Mapping[str, Any], where: str) -> Policy:
 
 
 def _value(policy: Policy, key: str, value: Any) -> Any:
-    if key in ("metrics", "units"):
-        table = {str(name): _rule(name, rule) for name, rule in _mapping(value).items()}
-        known = METRICS if key == "metrics" else sorted({metric.unit for metric in METRICS.values()})
-        for name in table:
-            if name not in known:
-                raise unknown(key.removesuffix("s"), name, known)
-        return {**getattr(policy, key), **table}
+    if key == "metrics":
+        return {**policy.metrics, **_rules(value, METRICS, "metric")}
+    if key == "units":
+        return {**policy.units, **_rules(value, {metric.unit for metric in METRICS.values()}, "unit")}
     if key == "facts":
-        return {str(name): _better(name, side) for name, side in _mapping(value).items()}
+        return {str(n): _word(v, get_args(Better), f"{n}: ") for n, v in _mapping(value).items()}
     if key == "groups":
         return tuple(_group(entry) for entry in _list(value))
     if key == "allow":
         return tuple(_allowance(entry) for entry in _list(value))
-    if key in ("on_inconclusive", "on_slower"):
-        words = ("warn", "share", "fail") if key == "on_inconclusive" else ("warn", "fail")
-        if value not in words:
-            raise UsageError(f"{value!r} must be {', '.join(words[:-1])} or {words[-1]}")
-        return value
+    if key in WORDS:
+        return _word(value, WORDS[key])
     if key == "exclude":
-        for name in (names := [str(name) for name in _list(value)]):
-            if name not in CONDITIONS:
-                raise unknown("condition", name, CONDITIONS)
-        return tuple(names)
-    if key in ("pairs", "blocks", "confirm_pairs"):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        return tuple(name for name, _ in _known(dict.fromkeys(_list(value)), CONDITIONS, "condition"))
+    if key in COUNTS:
+        if type(value) is not int or value < 1:
             raise UsageError(f"{value!r} must be a whole number of at least 1")
         return value
-    share = _share(value)
-    if key == "budget_s":
-        return share
+    share = _number(value)
     if key.startswith("alpha") and not 0 < share < 0.5:
         raise UsageError(f"{value!r} must lie between 0 and 0.5")
     return share
 
 
-def _better(name: object, value: Any) -> Better:
-    if value == "lower":
-        return "lower"
-    if value == "higher":
-        return "higher"
-    raise UsageError(f"{name}: {value!r} must be lower or higher: the direction that is better")
-
-
-def _rule(name: object, value: Any) -> Rule:
-    entries = _keys(value, ("rule", "tolerance", "absolute"))
-    if entries.get("rule") not in RULES:
-        raise UsageError(f"{name}: rule {entries.get('rule')!r} must be one of {', '.join(RULES)}")
-    return Rule(entries["rule"], _share(entries.get("tolerance", 0.0)), _share(entries.get("absolute", 0.0)))
+def _rules(value: Any, names: Collection[str], kind: str) -> dict[str, Rule]:
+    table = {}
+    for name, entry in _known(value, names, kind):
+        entries = dict(_known(entry, ("rule", "tolerance", "absolute")))
+        if entries.get("rule") not in get_args(RuleName):
+            rules = ", ".join(get_args(RuleName))
+            raise UsageError(f"{name}: rule {entries.get('rule')!r} must be one of {rules}")
+        amounts = (_number(entries.get(amount, 0.0)) for amount in ("tolerance", "absolute"))
+        table[name] = Rule(entries["rule"], *amounts)
+    return table
 
 
 def _group(value: Any) -> Group:
-    entries = _keys(value, ("name", "match", "tolerance", "together"))
+    entries = dict(_known(value, [f.name for f in fields(Group)]))
     tolerance = entries.get("tolerance")
     return Group(
-        name=str(entries.get("name") or "unnamed"),
-        match=_match(entries.get("match")),
-        tolerance=None if tolerance is None else _share(tolerance),
-        together=entries.get("together") is True,
+        str(entries.get("name") or "unnamed"),
+        _match(entries),
+        None if tolerance is None else _number(tolerance),
+        entries.get("together") is True,
     )
 
 
 def _allowance(value: Any) -> Allowance:
-    entries = _keys(value, ("match", "until", "reason"))
-    until, reason = entries.get("until"), entries.get("reason")
-    if not isinstance(until, datetime.date) or isinstance(until, datetime.datetime):
+    entries = dict(_known(value, [f.name for f in fields(Allowance)]))
+    until, reason, match = entries.get("until"), entries.get("reason"), _match(entries)
+    if type(until) is not datetime.date:
         raise UsageError(f"until={until!r} must be a date such as 2027-01-31; an allowance needs an end date")
     if not isinstance(reason, str) or not reason.strip():
         raise UsageError(f"an allowance until {until} needs a reason")
-    match = _match(entries.get("match"))
     if not match.globs:
         raise UsageError(f"the allowance until {until} matches everything; restrict it with match")
     return Allowance(match, until, reason.strip())
 
 
-def _match(value: Any) -> Match:
-    return Match(tuple((name, str(glob)) for name, glob in _keys(value or {}, MATCH_FIELDS).items()))
+def _match(entries: Mapping[str, Any]) -> Match:
+    return Match(tuple((name, str(glob)) for name, glob in _known(entries.get("match") or {}, MATCH_FIELDS)))
 
 
-def _keys(value: Any, known: Iterable[str]) -> dict[str, Any]:
-    entries = _mapping(value)
-    for key in entries:
-        if key not in known:
-            raise unknown("key", str(key), known)
-    return dict(entries)
+def _known(value: Any, names: Iterable[str], kind: str = "key") -> Iterable[tuple[str, Any]]:
+    """The entries of a mapping; a name that is not known is refused."""
+    for name, entry in _mapping(value).items():
+        if name not in names:
+            raise unknown(kind, str(name), names)
+        yield str(name), entry
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:
@@ -251,7 +224,13 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _share(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+def _word(value: Any, words: Sequence[str], where: str = "") -> str:
+    if value not in words:
+        raise UsageError(f"{where}{value!r} must be {', '.join(words[:-1])} or {words[-1]}")
+    return str(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise UsageError(f"{value!r} must be a number of at least 0")
     return float(value)

@@ -10,9 +10,9 @@ import pytest
 from gate_fixtures import Times, time_row, write
 
 from harness import store
-from harness.gate.cause import Cause, cause_of, cycle_ratio
-from harness.gate.judged_metric import Unit
+from harness.gate.cause import cause_of, cycle_ratio
 from harness.gate.policy import Rule
+from harness.gate.unit import Cause, Key, Unit
 
 SLOWER = math.log(1.10)
 AT = [1980.0] * 10
@@ -27,8 +27,8 @@ def unit_of(tmp: Path, before: dict[str, Any], after: dict[str, Any], metric: st
             1, said.get("times") or times(factor), **{k: v for k, v in said.items() if k != "times"}
         )
         sides.append(list(store.read(write(tmp / name, [row])).itertuples(index=False)))
-    of = ("gemm", "id", "1x64x64", "fp8", metric, "isolated", "", "ms", "lower", Rule("timed", 0.03))
-    return Unit(*of, rows=tuple(sides))
+    key = Key("gemm", "id", "fp8", metric, "isolated", "")
+    return Unit(key, "1x64x64", "ms", "lower", Rule("timed", 0.03), rows=tuple(sides))
 
 
 def facts(**resolved: Any) -> dict[str, Any]:
@@ -94,5 +94,5 @@ def test_where_nothing_was_counted_no_kernel_is_blamed(tmp_path: Path) -> None:
     unit = unit_of(tmp_path, {"clocks": [*AT[:9], math.nan]}, {"clocks": AT})
     assert cycle_ratio(*unit.rows) is None
     assert cause_of(unit, SLOWER, 0.0) is None
-    group = Unit("group", "", "g", "all", "mean", "", "", "", "lower", Rule("timed", 0.03))
+    group = Unit(Key("group", "", "all", "mean", "", ""), "g", "", "lower", Rule("timed", 0.03))
     assert cause_of(group, SLOWER, math.nan) is None

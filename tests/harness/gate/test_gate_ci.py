@@ -17,7 +17,7 @@ from gate_fixtures import time_row, write
 from harness import gate, store
 from harness.gate.judge import judge
 from harness.gate.policy import load_policy
-from harness.gate.render import terminal
+from harness.gate.render import Answer, terminal
 from harness.gate.sides import load_side
 
 ROOT = Path(gate.__file__).resolve().parents[2]
@@ -95,9 +95,9 @@ def test_the_committed_baseline_can_be_judged() -> None:
     found = judge(before, after, policy, machine_free=True)
     assert found.code == 0
     assert not any(f.unit.trouble for f in found.findings)
-    assert {f.unit.suite for f in found.findings} == {"linear", "gemm", "cast", "recipes", "train"}
-    assert {f.unit.regime for f in found.findings} >= {"ratio"}
-    judged = {f.unit.metric for f in found.findings}
+    assert {f.unit.key.suite for f in found.findings} == {"linear", "gemm", "cast", "recipes", "train"}
+    assert {f.unit.key.regime for f in found.findings} >= {"ratio"}
+    judged = {f.unit.key.metric for f in found.findings}
     assert judged >= {
         "sqnr_db", "mismatches", "bytes_moved", "operator_calls", "compile_graph_breaks", "compile_graphs", "fp8_gemms",
         "fp8_layers", "saved_bytes_per_elem", "predicted_memory_bytes",
@@ -122,5 +122,9 @@ def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
     ]
     found = judge(*sides, policy, machine_free=True)
     assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
-    assert "REGRESSED, only reported" in terminal(found)
-    assert terminal(found).splitlines()[-1].startswith("OK, no time judged, 1 slower (exit 0): 1 REGRESSED")
+    assert "REGRESSED, only reported" in terminal(Answer.of(found))
+    assert (
+        terminal(Answer.of(found))
+        .splitlines()[-1]
+        .startswith("OK, no time judged, 1 slower (exit 0): 1 REGRESSED")
+    )

@@ -33,7 +33,8 @@ from command_repo import (
 )  # fmt: skip
 
 from harness.__main__ import main
-from harness.gate import command_session, drive
+from harness.gate import command as command_module
+from harness.gate.runner import Request
 from harness.gate.shell import run_shell
 
 SOURCE = "src/pkg/__init__.py"
@@ -310,10 +311,10 @@ def walls(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, flo
         seconds["runs"] += 1
         return seconds[side], None
 
-    monkeypatch.setattr(command_session, "run_shell", run)
-    opened = drive.open_session
+    monkeypatch.setattr(command_module, "run_shell", run)
+    opened = Request.session
     clock = lambda: seconds["clock"]  # noqa: E731
-    monkeypatch.setattr(drive, "open_session", lambda *a: dataclasses.replace(opened(*a), clock=clock))
+    monkeypatch.setattr(Request, "session", lambda *a: dataclasses.replace(opened(*a), clock=clock))
     monkeypatch.chdir(root)
     return seconds
 
@@ -376,7 +377,7 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     pids = tmp_path / "pids"
     line = f"setsid {sys.executable} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)' > {pids}.new"
     command = f"({line}) & while ! [ -s {pids}.new ]; do :; done; mv {pids}.new {pids}; wait"
-    here = Path(command_session.__file__).resolve().parents[2]
+    here = Path(command_module.__file__).resolve().parents[2]
     started = subprocess.Popen(
         [sys.executable, "-c", HEEDS_CTRL_C, "gate", "--against", "main", "--command", command],
         cwd=root, env={**os.environ, "PYTHONPATH": str(here), "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,

@@ -97,7 +97,7 @@ def test_swapping_the_sides_mirrors_everything(first: np.ndarray, second: np.nda
     mirror = {Verdict.REGRESSED: Verdict.IMPROVED, Verdict.IMPROVED: Verdict.REGRESSED}
     if a.verdict in mirror or b.verdict in mirror:
         assert mirror[a.verdict] == b.verdict
-    assert (a.mean, a.low, a.high) == pytest.approx((-b.mean, -b.high, -b.low), abs=1e-12)
+    assert (a.effect.log, a.low, a.high) == pytest.approx((-b.effect.log, -b.high, -b.low), abs=1e-12)
     assert a.flagged == b.flagged
 
 
