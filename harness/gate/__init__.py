@@ -12,7 +12,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.gate.exit_code import Exit, GateError
 from harness.store.errors import UsageError
@@ -29,6 +29,54 @@ if TYPE_CHECKING:
     from harness.gate.sides import Side
 
 SWEEP = "sweep=gate"
+KINDS: dict[str, dict[str, Any]] = {  # how the value of an option is read
+    "runs": {"nargs": "+", "default": [], "metavar": "RUN"},
+    "text": {"metavar": "TEXT"},
+    "flag": {"action": "store_true"},
+    "file": {"type": Path, "metavar": "FILE"},
+    "folder": {"type": Path, "default": Path("results")},
+    "count": {"type": int},
+    "seconds": {"type": float},
+    "answer": {"choices": ("refuse", "ok")},
+}
+OPTIONS = {
+    "baseline": (
+        "runs",
+        "a stored run (folder, Parquet file or run id), or pytest-benchmark files of as many processes",
+    ),
+    "candidate": ("runs", "a stored run, or as many files, to be judged"),
+    "against": (
+        "text",
+        "a git revision: measure this work tree and the commit where it left that one (their merge base), paired",
+    ),
+    "tip": ("flag", "compare with the revision itself, not the merge base"),
+    "command": (
+        "text",
+        "with --against, in any repository: a shell line that writes pytest-benchmark JSON to {out}, or, without {out}, "
+        "whose wall time is judged",
+    ),
+    "setup": ("text", "with --command: a shell line that is run once in each work tree before"),
+    "unproven-tree": (
+        "answer",
+        "with --command, where no Python process imports a file of its work tree (default: refuse)",
+    ),
+    "dry-run": ("flag", "print how many rounds a decision takes; measure nothing"),
+    "measure": ("flag", "measure this work tree alone; judge by --baseline"),
+    "machine-free": ("flag", "judge no times but ratios, numerics and counts"),
+    "policy": ("file", "YAML; the default documents its keys"),
+    "pairs": ("count", "rounds: pairs of fresh processes (policy: pairs)"),
+    "confirm-pairs": ("count", "rounds of the confirmation (policy: confirm_pairs)"),
+    "blocks": ("count", "blocks of each arm in a round (policy: blocks)"),
+    "budget-s": ("seconds", "seconds that measuring may take, 0: no limit (policy: budget_s)"),
+    "alone": ("flag", "one process at a time: where two do not fit into the device's memory"),
+    "even-if-equal": ("flag", "measure though no measured file differs"),
+    "json": ("file", "write the verdicts as JSON"),
+    "markdown": ("file", "write them as markdown"),
+    "junit": ("file", "write them as JUnit XML"),
+    "comment": ("file", "write the body of a comment on a pull request"),
+    "annotations": ("flag", "print GitHub's ::error and ::warning lines too"),
+    "results-dir": ("folder", "where sessions are stored, and runs looked for (default: results)"),
+}
 OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run", "command")  # where two sides are measured
 OF_A_COMMAND = ("setup", "unproven_tree")
 NOT_OF_A_COMMAND = {
@@ -71,55 +119,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "missing, 6 could not judge: too little of the times was decided, 7 internal error",
     )
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=f"what to measure (default: {SWEEP})")
-    for name, what in (
-        (
-            "baseline",
-            "a stored run (folder, Parquet file or run id), or pytest-benchmark files of as many processes",
-        ),
-        ("candidate", "a stored run, or as many files, to be judged"),
-    ):
-        parser.add_argument(f"--{name}", nargs="+", default=[], metavar="RUN", help=what)
-    for name, metavar, what in (
-        ("against", "GIT_REV", "measure this work tree and the commit where it left that one (their merge base), paired"),
-        (
-            "command", "CMD",
-            "with --against, in any repository: a shell line that writes pytest-benchmark JSON to {out}, or, without {out}, "
-            "whose wall time is judged",
-        ),
-        ("setup", "CMD", "with --command: run once in each work tree before"),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", metavar=metavar, help=what)
-    parser.add_argument(
-        "--unproven-tree",
-        choices=("refuse", "ok"),
-        help="with --command, where no Python process imports a file of its work tree (default: refuse)",
-    )
-    for name, what in (
-        ("tip", "compare with GIT_REV itself, not the merge base"),
-        ("dry-run", "print how many rounds a decision takes; measure nothing"),
-        ("measure", "measure this work tree alone; judge by --baseline"),
-        ("machine-free", "judge no times but ratios, numerics and counts"),
-        ("alone", "one process at a time: where two do not fit into the device's memory"),
-        ("even-if-equal", "measure though no measured file differs"),
-        ("annotations", "print GitHub's ::error and ::warning lines too"),
-    ):
-        parser.add_argument(f"--{name}", action="store_true", help=what)
-    for name, what in (
-        ("policy", "YAML; the default documents its keys"),
-        ("json", "write the verdicts as JSON"),
-        ("markdown", "write them as markdown"),
-        ("junit", "write them as JUnit XML"),
-        ("comment", "write the body of a comment on a pull request"),
-    ):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
-    for name, what in (
-        ("pairs", "rounds: pairs of fresh processes (policy: pairs)"),
-        ("confirm-pairs", "rounds of the confirmation (policy: confirm_pairs)"),
-        ("blocks", "blocks of each arm in a round (policy: blocks)"),
-        ("budget-s", "seconds that measuring may take, 0: no limit (policy: budget_s)"),
-    ):
-        parser.add_argument(f"--{name}", type=float if name == "budget-s" else int, help=what)
-    parser.add_argument("--results-dir", type=Path, default=Path("results"))
+    for name, (kind, what) in OPTIONS.items():
+        parser.add_argument(f"--{name}", help=what, **KINDS[kind])
     options = parser.parse_intermixed_args(list(argv))
     for name in ("baseline", "candidate"):  # what to measure may follow a run
         given = getattr(options, name)

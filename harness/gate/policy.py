@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,8 +18,10 @@ from harness.store.measurement import METRICS
 
 Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
+Open = Literal["warn", "share", "fail"]
+Slower = Literal["warn", "fail"]
+LITERALS = {"RuleName": RuleName, "Open": Open, "Slower": Slower}
 MATCH_FIELDS = ("suite", "arm", "metric", "regime", "part", "case")
-WORDS = {"on_inconclusive": ("warn", "share", "fail"), "on_slower": ("warn", "fail")}
 COUNTS = ("pairs", "blocks", "confirm_pairs")
 CONDITIONS = ("contended", "throttled")  # under which a row may have been measured
 DEFAULT = Path(__file__).with_name("policy.yaml")
@@ -49,8 +52,8 @@ class Match:
 class Group:
     """Cases with a tolerance of their own; `together` judges their mean as well."""
 
-    name: str
-    match: Match
+    name: str = "unnamed"
+    match: Match = Match()
     tolerance: float | None = None
     together: bool = False
 
@@ -62,6 +65,10 @@ class Allowance:
     match: Match
     until: datetime.date
     reason: str
+
+    def __post_init__(self) -> None:
+        if not self.match.globs:
+            raise UsageError(f"the allowance until {self.until} matches everything; restrict it with match")
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,11 @@ class Policy:
     control: float = 0.015
     session_spread: float = 0.02
     scatter: float = 0.04
-    on_inconclusive: Literal["warn", "share", "fail"] = "share"
+    on_inconclusive: Open = "share"
     undecided_share: float = 0.2
     clock_stray: float = 0.05
     exclude: tuple[str, ...] = ("contended", "throttled")
-    on_slower: Literal["warn", "fail"] = "fail"
+    on_slower: Slower = "fail"
     pairs: int = 10
     blocks: int = 12
     confirm_pairs: int = 10
@@ -131,106 +138,81 @@ def _over(policy: Policy, path: Path, where: str) -> Policy:
         raise UsageError(f"cannot read the policy {path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping | None):
         raise UsageError(f"the policy {path} must be a mapping of keys, it is a {type(content).__name__}")
-    changes: dict[str, Any] = {}
-    for key, value in _known(content or {}, [f.name for f in fields(Policy)], f"key of the policy {where}"):
-        try:
-            changes[key] = _value(policy, key, value)
-        except UsageError as error:
-            raise UsageError(f"policy {where}, {key}: {error}") from error
+    try:
+        changes = _fields(Policy, content or {}, f"key of the policy {where}")
+    except UsageError as error:
+        raise UsageError(f"policy {where}: {error}") from error
+    for table in ("metrics", "units"):
+        changes[table] = {**getattr(policy, table), **changes.get(table, {})}
     return replace(policy, **changes)
 
 
-def _value(policy: Policy, key: str, value: Any) -> Any:
-    if key == "metrics":
-        return {**policy.metrics, **_rules(value, METRICS, "metric")}
-    if key == "units":
-        return {**policy.units, **_rules(value, {metric.unit for metric in METRICS.values()}, "unit")}
-    if key == "facts":
-        return {str(n): _word(v, get_args(Better), f"{n}: ") for n, v in _mapping(value).items()}
-    if key == "groups":
-        return tuple(_group(entry) for entry in _list(value))
-    if key == "allow":
-        return tuple(_allowance(entry) for entry in _list(value))
-    if key in WORDS:
-        return _word(value, WORDS[key])
-    if key == "exclude":
-        return tuple(name for name, _ in _known(dict.fromkeys(_list(value)), CONDITIONS, "condition"))
-    if key in COUNTS:
-        if type(value) is not int or value < 1:
-            raise UsageError(f"{value!r} must be a whole number of at least 1")
-        return value
-    share = _number(value)
-    if key.startswith("alpha") and not 0 < share < 0.5:
-        raise UsageError(f"{value!r} must lie between 0 and 0.5")
-    return share
+def _fields(kind: type, value: Any, what: str = "key") -> dict[str, Any]:
+    """The entries of a mapping as fields of a dataclass, each read by its annotation."""
+    types = {f.name: str(f.type) for f in fields(kind)}
+    found = {}
+    for name, entry in _known(value, types, what):
+        try:
+            found[name] = _read(name, types[name], entry)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+    return found
 
 
-def _rules(value: Any, names: Collection[str], kind: str) -> dict[str, Rule]:
-    table = {}
-    for name, entry in _known(value, names, kind):
-        entries = dict(_known(entry, ("rule", "tolerance", "absolute")))
-        if entries.get("rule") not in get_args(RuleName):
-            rules = ", ".join(get_args(RuleName))
-            raise UsageError(f"{name}: rule {entries.get('rule')!r} must be one of {rules}")
-        amounts = (_number(entries.get(amount, 0.0)) for amount in ("tolerance", "absolute"))
-        table[name] = Rule(entries["rule"], *amounts)
-    return table
+def _record(kind: type, value: Any) -> Any:
+    given = _fields(kind, value)
+    for f in fields(kind):
+        if f.default is MISSING and f.name not in given:
+            raise UsageError(f"an entry lacks {f.name!r}: {value!r}")
+    return kind(**given)
 
 
-def _group(value: Any) -> Group:
-    entries = dict(_known(value, [f.name for f in fields(Group)]))
-    tolerance = entries.get("tolerance")
-    return Group(
-        str(entries.get("name") or "unnamed"),
-        _match(entries),
-        None if tolerance is None else _number(tolerance),
-        entries.get("together") is True,
-    )
+def _read(name: str, kind: str, value: Any) -> Any:
+    """A value of a policy, by the annotation of its field."""
+    if kind.startswith("Mapping"):
+        known = {"metrics": METRICS, "units": {metric.unit for metric in METRICS.values()}}.get(name)
+        read = partial(_record, Rule) if known else partial(_word, Better)
+        return {key: read(entry) for key, entry in _known(value, known, name.removesuffix("s"))}
+    if kind.startswith("tuple"):
+        if not isinstance(value, list):
+            raise UsageError(f"{value!r} must be a list")
+        if name == "exclude":
+            return tuple(key for key, _ in _known(dict.fromkeys(value), CONDITIONS, "condition"))
+        return tuple(_record(Group if name == "groups" else Allowance, entry) for entry in value)
+    if kind == "Match":
+        return Match(tuple((key, str(glob)) for key, glob in _known(value, MATCH_FIELDS)))
+    if kind in LITERALS:
+        return _word(LITERALS[kind], value)
+    wrong = ""
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if kind == "int" and not (type(value) is int and value >= 1):
+        wrong = "a whole number of at least 1"
+    elif kind.startswith("float") and not (number and 0 <= value < math.inf):
+        wrong = "a number of at least 0"
+    elif name.startswith("alpha") and not 0 < value < 0.5:
+        wrong = "a number between 0 and 0.5"
+    elif kind == "datetime.date" and type(value) is not datetime.date:
+        wrong = "a date such as 2027-01-31"
+    elif kind == "str" and not (isinstance(value, str) and value.strip()):
+        wrong = "a text"
+    elif kind == "bool" and not isinstance(value, bool):
+        wrong = "true or false"
+    if wrong:
+        raise UsageError(f"{value!r} must be {wrong}")
+    return value
 
 
-def _allowance(value: Any) -> Allowance:
-    entries = dict(_known(value, [f.name for f in fields(Allowance)]))
-    until, reason, match = entries.get("until"), entries.get("reason"), _match(entries)
-    if type(until) is not datetime.date:
-        raise UsageError(f"until={until!r} must be a date such as 2027-01-31; an allowance needs an end date")
-    if not isinstance(reason, str) or not reason.strip():
-        raise UsageError(f"an allowance until {until} needs a reason")
-    if not match.globs:
-        raise UsageError(f"the allowance until {until} matches everything; restrict it with match")
-    return Allowance(match, until, reason.strip())
-
-
-def _match(entries: Mapping[str, Any]) -> Match:
-    return Match(tuple((name, str(glob)) for name, glob in _known(entries.get("match") or {}, MATCH_FIELDS)))
-
-
-def _known(value: Any, names: Iterable[str], kind: str = "key") -> Iterable[tuple[str, Any]]:
+def _known(value: Any, names: Collection[str] | None, kind: str = "key") -> Iterator[tuple[str, Any]]:
     """The entries of a mapping; a name that is not known is refused."""
-    for name, entry in _mapping(value).items():
-        if name not in names:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{value!r} must be a mapping")
+    for name, entry in value.items():
+        if names is not None and name not in names:
             raise unknown(kind, str(name), names)
         yield str(name), entry
 
 
-def _mapping(value: Any) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{value!r} must be a mapping")
+def _word(words: Any, value: Any) -> Any:
+    if value not in get_args(words):
+        raise UsageError(f"{value!r} must be one of {', '.join(get_args(words))}")
     return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageError(f"{value!r} must be a list")
-    return value
-
-
-def _word(value: Any, words: Sequence[str], where: str = "") -> str:
-    if value not in words:
-        raise UsageError(f"{where}{value!r} must be {', '.join(words[:-1])} or {words[-1]}")
-    return str(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise UsageError(f"{value!r} must be a number of at least 0")
-    return float(value)

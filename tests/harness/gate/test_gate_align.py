@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from gate_fixtures import Times, run, time_row
-from harness.gate.align import fill_rounds
-from harness.gate.judged_metric import Unit
 
 from harness.gate.exit_code import Exit
-from harness.gate.policy import Rule
-from harness.gate.sides import FIRST
+from harness.gate.matching import log_ratios
+from harness.gate.unit import State
 
 
 def test_rounds_are_paired_by_number_or_by_order() -> None:
