@@ -126,17 +126,17 @@ class Collected:
 
     def time(self, number: int, case_id: str, block: Mapping[str, Any]) -> None:
         """Adds one block of every arm."""
-        for name, samples in block["samples"].items():
+        for name, said in block.items():
             row = self._row(CONTROL_ROW, timed=True) if name == CONTROL else self._timed(case_id, name)
             assert row is not None, f"{name} of {case_id} was timed without having been prepared"
-            row.add(number, samples, block["clocks"][name])
-            row.late += block["late"][name]
-            timing = block["timing"][name]
-            # What struck one block, struck the row.
-            row.timing = {**timing, **{n: True for n in CONDITIONS if row.timing.get(n) or timing.get(n)}}
-        for name, fault in block["faults"].items():
-            if (row := self._timed(case_id, name)) is not None:
-                row.fail(f"{fault} (round {number})", known(block.get("causes", {}).get(name, Cause.RUN)))
+            if "samples" in said:
+                row.add(number, said["samples"], said["clocks"])
+                row.late += said["late"]
+                # What struck one block, struck the row.
+                struck = (n for n in CONDITIONS if row.timing.get(n) or said["timing"].get(n))
+                row.timing = {**said["timing"], **dict.fromkeys(struck, True)}
+            elif name != CONTROL:
+                row.fail(f"{said['fault']} (round {number})", known(said["cause"]))
 
     def died(self, number: int, case: Mapping[str, Any], why: str) -> None:
         """The process of a round was lost: every arm of the case under way fails, if it was heard of or not."""

@@ -316,12 +316,12 @@ def clocks_of(row: Any) -> Vector:
 def _stray_samples(row: Any, share: float) -> int:
     """Samples of a row whose SM clock is further than a share from the median clock of their round."""
     clocks = clocks_of(row)
-    known = np.isfinite(clocks)
-    count = 0
-    for number in set(row.rounds) if known.any() else ():
-        these = clocks[known & (np.asarray(row.rounds) == number)]
-        count += int(np.sum(np.abs(these / np.median(these) - 1) > share)) if these.size else 0
-    return count
+    known = clocks > 0
+    if not known.any():
+        return 0
+    clocks, rounds = clocks[known], np.asarray(row.rounds)[known]
+    middles = stats.round_medians(clocks, rounds)
+    return sum(abs(clock / middles[number] - 1) > share for clock, number in zip(clocks, rounds, strict=True))
 
 
 def _check_times(unit: Unit, *stages: Pair) -> None:
@@ -340,27 +340,30 @@ def _check_times(unit: Unit, *stages: Pair) -> None:
 def _invalid_sample(rows: Sequence[Any], unit: str) -> str:
     """The first sample that is not above 0 or not finite, with its round; "" where all are times."""
     for row in rows:
-        if min(row.samples) > 0 and max(row.samples) < math.inf:
-            continue
-        place = next(i for i, sample in enumerate(row.samples) if not 0 < sample < math.inf)
-        where = f" of round {row.rounds[place]}" if len(row.rounds) == len(row.samples) else ""
-        return f"sample{where} is {row.samples[place]:g} {unit}"
+        samples = np.asarray(row.samples)
+        for place in np.flatnonzero((samples <= 0) | np.isinf(samples)):
+            where = f" of round {row.rounds[place]}" if len(row.rounds) else ""
+            return f"sample{where} is {samples[place]:g} {unit}"
     return ""
 
 
 def log_ratios(before: Sequence[Any], after: Sequence[Any], *, by_number: bool) -> Vector:
     """log(median after / median before) of each round: of rounds of one number, or of the n-th of each side."""
-    sides: list[dict[tuple[int, int], float]] = []
-    for rows in (before, after):
-        numbers = (
-            (run, r, r.rounds if len(r.rounds) else [0] * len(r.samples)) for run, r in enumerate(rows)
-        )
-        medians = ((run, stats.round_medians(row.samples, rounds)) for run, row, rounds in numbers)
-        sides.append({(run, number): math.log(m) for run, found in medians for number, m in found.items()})
-    a, b = sides
+    a, b = _log_medians(before), _log_medians(after)
     if by_number:
         return np.array([b[place] - a[place] for place in a if place in b])
     return np.array([y - x for x, y in zip(a.values(), b.values(), strict=False)])
+
+
+def _log_medians(rows: Sequence[Any]) -> dict[tuple[int, int], float]:
+    """By run and round; samples without rounds are one."""
+    return {
+        (run, number): math.log(median)
+        for run, row in enumerate(rows)
+        for number, median in stats.round_medians(
+            row.samples, row.rounds if len(row.rounds) else np.zeros(len(row.samples))
+        ).items()
+    }
 
 
 def _ratios(timed: Sequence[Unit]) -> list[Unit]:

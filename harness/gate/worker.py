@@ -6,7 +6,7 @@ standard input and output:
 
     {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "cases": [{"case_id", ...}]}
     {"do": "prepare", "case": ID}       -> {"rows": [...], "arms": [...]}   builds, compiles, checks
-    {"do": "block"}                     -> {"samples": {ARM: [...]}, "clocks": {ARM: mhz}, ...}   one block an arm
+    {"do": "block"}                     -> {ARM: {"samples": [...], "clocks": [mhz], ...} or {"fault": ..., "cause": ...}}
     {"do": "quit"}
 
 Every block holds the control case too: a fixed bf16 product that PyTorch alone computes.
@@ -204,27 +204,24 @@ class Worker:
             resident = self.resident if arms is self.arms else None
             timings |= measure(arms, timer, config, self.blocks, self.monitor, resident=resident)
         fault = self.watch.steady_fault() if self.compiled else ""
-        out: dict[str, Any] = {
-            "samples": {},
-            "clocks": {},
-            "late": {},
-            "faults": {},
-            "causes": {},
-            "timing": {},
-        }
+        out: dict[str, Any] = {}
         for name, timing in timings.items():
             if timing.failure or (fault and name in self.compiled):
-                out["faults"][name] = timing.failure or fault
-                out["causes"][name] = "run" if timing.failure else "compile"
+                out[name] = {
+                    "fault": timing.failure or fault,
+                    "cause": "run" if timing.failure else "compile",
+                }
                 continue
-            out["samples"][name] = list(timing.samples_ms)
-            out["clocks"][name] = list(timing.sample_clock_mhz)
-            out["late"][name] = timing.late_samples
-            out["timing"][name] = {
-                "method": timing.method,
-                "l2": timing.l2,
-                "throttled": timing.throttled,
-                "contended": bool(getattr(timing, "contended", False)),
+            out[name] = {
+                "samples": list(timing.samples_ms),
+                "clocks": list(timing.sample_clock_mhz),
+                "late": timing.late_samples,
+                "timing": {
+                    "method": timing.method,
+                    "l2": timing.l2,
+                    "throttled": timing.throttled,
+                    "contended": bool(getattr(timing, "contended", False)),
+                },
             }
         return out
 

@@ -62,15 +62,15 @@ PREPARE = {
     "arms": ["fp8"],
 }  # fmt: skip
 TIMED = {"method": "m", "l2": "cold"}
+CONTROL = {"samples": [0.5], "clocks": [], "late": 0, "timing": TIMED}
 BLOCK = {
-    "samples": {"fp8": [1.0, 2.0], "control": [0.5]}, "clocks": {"fp8": [1980.0, 1980.0], "control": []},
-    "late": {"fp8": 1, "control": 0}, "timing": {"fp8": TIMED, "control": TIMED}, "faults": {},
+    "fp8": {"samples": [1.0, 2.0], "clocks": [1980.0, 1980.0], "late": 1, "timing": TIMED}, "control": CONTROL
 }  # fmt: skip
 SCRIPT: dict[str, Any] = {"plan": PLAN, "prepare": PREPARE, "block": BLOCK}
 
 
 def block(ms: float) -> dict[str, Any]:
-    return {**BLOCK, "samples": {"fp8": [ms, ms], "control": [0.5]}}
+    return {"fp8": {"samples": [ms, ms], "clocks": [], "late": 0, "timing": TIMED}, "control": CONTROL}
 
 
 def script(ms: float) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def test_alone_means_one_process_at_a_time(
         ({"prepare": "die"}, "ended with code 1: no memory left (round 0)"),
         ({"block2": "die"}, "ended with code 1: no memory left (round 0)"),
         ({"block": {"error": "RuntimeError: device lost"}}, "device lost"),
-        ({"block2": {**BLOCK, "samples": {}, "faults": {"fp8": "recompiled"}}}, "recompiled (round 0)"),
+        ({"block2": {"fp8": {"fault": "recompiled", "cause": "compile"}}}, "recompiled (round 0)"),
     ],
 )
 def test_a_worker_that_dies_fails_its_case_and_no_other_side(
