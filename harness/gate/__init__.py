@@ -314,6 +314,9 @@ def _commanded(
     sides = {"baseline": baseline, "candidate": candidate}
     files = {name: trees.files_of(tree, written) for name, tree in {**sides, "original": root}.items()}
     return Commanded(
+        sides,
+        ("--command", options.command),
+        1,
         options.command,
         Trees(sides, root, files),
         inside=str(Path.cwd().resolve().relative_to(root)),

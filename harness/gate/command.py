@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_document, row_of
-from harness.gate.broken import one_sided
 from harness.gate.collect import Collected
 from harness.gate.exit_code import Exit, GateError
-from harness.gate.runner import OutOfTimeError, SideError
+from harness.gate.runner import Instrument, OutOfTimeError, SideError
 from harness.gate.shell import Fault, Kind, last_line, run_shell
 from harness.gate.tree_proof import RECORDER, VARIABLE, Proof, Trees, read_modules, unproven
 from harness.gate.trees import restore
@@ -56,8 +55,8 @@ class Run:
 
 
 @dataclass
-class Commanded:
-    """The instrument of a command; see `Instrument`.
+class Commanded(Instrument):
+    """The instrument of a command.
 
     Attributes:
         line: the shell line, with or without `{out}`.
@@ -80,21 +79,10 @@ class Commanded:
     commits: Mapping[str, Mapping[str, Any]]
     setup: str | None = None
     unproven_ok: bool = False
-    blocks: int = 1
     proven: dict[str, Proof] = field(default_factory=dict)
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
     failed: tuple[str, str] = ("", COMMAND)
-
-    @property
-    def trees(self) -> Mapping[str, Path]:
-        """Work tree by side."""
-        return self.proof.trees
-
-    @property
-    def words(self) -> Sequence[str]:
-        """What was asked for, as it was typed."""
-        return ("--command", self.line)
 
     def set_up(self, tell: Report) -> None:
         """Runs the set-up once in each tree; once more in a fresh tree where it fails on the baseline alone.
@@ -188,7 +176,7 @@ class Commanded:
             self._require_proof(["candidate"])
             self._require_base_paths(error.reason)
         note = f"the {name} fails on the {error.side}; no time was judged"
-        return one_sided(self.trees, (name, what, "runs"), error.side, broken, mends, note)
+        return self.one_sided(name, what, "runs", float(error.side == "candidate"), broken, mends, note)
 
     def notes(self) -> list[str]:
         """What the verdict has to say about how the command was run."""

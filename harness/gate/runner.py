@@ -19,20 +19,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.gate.collect import Collected
-from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG
+from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, Verdict
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.judge import judge
-from harness.gate.sides import load_side
+from harness.gate.policy import Rule
+from harness.gate.sides import Side, load_side
+from harness.gate.unit import Cause, Control, Finding, Judgement, Key, State, Unit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.gate.policy import Policy
-    from harness.gate.unit import Judgement
 
 JUDGING_S = 5.0  # reading the store, twice, and writing the verdicts
 MARGIN = 1.2  # of the budget that is advised: rounds differ
@@ -77,7 +78,8 @@ class Round:
         self.said[side].append(lambda collected: what(collected, *about))
 
 
-class Instrument(Protocol):
+@dataclass
+class Instrument:
     """What is measured in a round, and how.
 
     Attributes:
@@ -86,13 +88,9 @@ class Instrument(Protocol):
         blocks: of each arm in a round.
     """
 
+    trees: Mapping[str, Path]
+    words: Sequence[str]
     blocks: int
-
-    @property
-    def trees(self) -> Mapping[str, Path]: ...
-
-    @property
-    def words(self) -> Sequence[str]: ...
 
     def set_up(self, tell: Report) -> None:
         """Makes the trees ready; takes none of the time allowed.
@@ -111,16 +109,51 @@ class Instrument(Protocol):
             SideError: a side could not even begin.
             OutOfTimeError: the time is over.
         """
+        raise NotImplementedError
 
     def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:
-        """The judgement where one side could not begin.
+        """The judgement where one side could not begin: a candidate that does not import is a finding, not a crash.
 
         Raises:
             OutOfTimeError: the other one was tried, and the time is over.
         """
+        raise NotImplementedError
 
     def notes(self) -> Sequence[str]:
         """What the verdict has to say about how it was measured."""
+        return ()
+
+    def one_sided(
+        self, suite: str, case: str, metric: str, before: float, broken: str, mends: str, note: str
+    ) -> Judgement:
+        """One finding: REGRESSED where the candidate is broken, IMPROVED where it mends the baseline.
+
+        Args:
+            suite: of the one unit.
+            case: likewise.
+            metric: likewise.
+            before: whether the baseline works: 0, 1, or NaN where it was not tried.
+            broken: why the candidate does not; "" where it does.
+            mends: what is said where it does.
+            note: what is said in any case.
+        """
+        unit = Unit(
+            Key(suite, "", "", metric, "", ""), case, "", "higher", Rule("exact"), before, float(not broken)
+        )
+        finding = Finding(unit, Verdict.IMPROVED, mends)
+        if broken:
+            unit.set_aside(State.LOST, broken)
+            finding = Finding(unit, Verdict.REGRESSED, broken, cause=Cause(suite))
+        return Judgement(
+            Side(str(self.trees.get("baseline")), {}, {}, ""),
+            Side(str(self.trees.get("candidate")), {}, {}, ""),
+            "broken",
+            (finding,),
+            Control(False, "no control case was measured"),
+            (note,),
+            Exit.REGRESSED if broken else Exit.OK,
+            datetime.now(UTC).date(),
+        )
 
 
 @dataclass

@@ -17,19 +17,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.broken import one_sided
 from harness.gate.collect import Collected
 from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, rounds_for
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.process import Process, WorkerError
-from harness.gate.runner import OutOfTimeError, SideError
+from harness.gate.runner import Instrument, OutOfTimeError, SideError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from harness.gate.policy import Policy
-    from harness.gate.runner import Report, Round
+    from harness.gate.runner import Round
     from harness.gate.unit import Judgement
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
@@ -41,29 +40,16 @@ PLANNED_AWAY = math.log1p(0.03)
 
 
 @dataclass
-class Sweeping:
-    """The instrument of a sweep; see `Instrument`.
+class Sweeping(Instrument):
+    """The instrument of a sweep.
 
     Attributes:
         alone: one process at a time, where both would not fit into the device's memory; a drift then cancels less.
         clock_tree: the work tree whose `harness/timing` both sides measure with; each with its own where there is none.
     """
 
-    trees: Mapping[str, Path]
-    words: Sequence[str]
-    blocks: int
     alone: bool = False
     clock_tree: Path | None = None
-
-    def set_up(self, tell: Report) -> None:
-        """Nothing."""
-
-    def warm(self, left: Callable[[], float]) -> None:
-        """Nothing: each process warms up by itself."""
-
-    def notes(self) -> Sequence[str]:
-        """Nothing."""
-        return ()
 
     def measure(self, this: Round) -> None:
         """One round of all sides, together or in the order given."""
@@ -130,14 +116,12 @@ class Sweeping:
             except WorkerError as other:
                 reason = str(other)
                 self._require_crash("candidate", reason)
-        return one_sided(
-            self.trees,
-            ("import", "harness and fp8core", "imports"),
-            error.side,
+        return self.one_sided(
+            *("import", "harness and fp8core", "imports"),
+            0.0 if error.side == "baseline" else math.nan,
             f"the candidate does not import or plan: {reason}" if reason else "",
             "the baseline did not import, and the candidate does",
             f"the {error.side} does not import or plan: {error.reason}; nothing was measured",
-            before_known=False,
         )
 
     def _require_crash(self, side: str, reason: str, kind: str = "") -> None:

@@ -411,17 +411,6 @@ def test_a_real_suite_of_pytest_benchmark_is_read_and_proven(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.2, 1)])
-def test_a_real_suite_with_a_spin_is_judged(tmp_path: Path, factor: float, code: int) -> None:
-    """A spin by processor time, timed by processor time: it takes so long whatever the load."""
-    root = spinning(tmp_path / "repo")
-    commit(root, {"pkg.py": SPIN.format(factor=factor), **WORDS})
-    ended, said, document = gate(root, "--command", PYTEST, *FEW)
-    assert ended == code, said
-    assert set(verdicts(document).values()) == {"REGRESSED" if code else "OK"}, said
-
-
-@pytest.mark.slow
 def test_a_real_editable_install_is_refused_and_an_environment_a_tree_is_measured(tmp_path: Path) -> None:
     """A `.pth` file, which is what an editable install of this layout leaves, in an environment that both sides share."""
     import pytest_benchmark

@@ -199,7 +199,6 @@ def test_the_command_writes_them_and_appends_to_the_step_summary(
     [
         ("no baseline", 5, "no run 'no-such-run'"),
         ("bad policy", 2, "no_such_key"),
-        ("no benchmark", 2, "contains no benchmark"),
         ("no time", 2, "not a positive number"),
     ],
 )
@@ -212,7 +211,6 @@ def test_without_a_verdict_every_output_says_so(
     words = {
         "no baseline": sides(tmp_path, "no-such-run"),
         "bad policy": [*sides(tmp_path), "--policy", str(tmp_path / "bad.yaml")],
-        "no benchmark": sides(tmp_path, benchmark(tmp_path, "none.json"), good),
         "no time": sides(tmp_path, good, benchmark(tmp_path, "zero.json", 0.0)),
     }[case]
     assert main([*words, *outputs(tmp_path)]) == code
