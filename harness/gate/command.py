@@ -247,8 +247,7 @@ class Commanded(Instrument):
         self._require_own(side, fault)
         if side == "candidate":
             return True
-        second = again()
-        if second is not None:
+        if (second := again()) is not None:
             self._require_own(side, second)
         return second is not None
 

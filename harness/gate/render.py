@@ -27,7 +27,6 @@ from harness.store.measurement import to_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.gate.sides import Side
     from harness.gate.unit import Finding, Judgement
 
 FORMAT = 1  # of the JSON
@@ -185,18 +184,16 @@ def as_json(answer: Answer) -> str:
             "date": j.date.isoformat(),
             "mode": j.mode,
             "session": j.baseline.session if j.mode == "paired" else "",
-            "baseline": _side(j.baseline),
-            "candidate": _side(j.candidate),
+            **{
+                name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
+                for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
+            },
             "control": {name: getattr(j.control, name) for name in j.control.__slots__},
             "counts": {str(v): j.counted[v] for v in ORDER},
             "notes": list(j.notes),
             "findings": [_finding(f) for f in j.findings],
         }
     return json.dumps(json.loads(to_json(document)), indent=1) + "\n"
-
-
-def _side(side: Side) -> dict[str, Any]:
-    return {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
 
 
 def _finding(f: Finding) -> dict[str, Any]:

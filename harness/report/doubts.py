@@ -84,7 +84,7 @@ def doubts(machine: Machine, standing: Standing) -> list[str]:
 def throttled(machine: Machine, standing: Standing) -> str:
     """In how many cases both sides were throttled, in words; "" for none.
 
-    That is no doubt: products limited by power are throttled on both sides of every round (see `harness.gate.matching`).
+    That is no doubt: products limited by power are throttled on both sides of every round (see `harness.gate.conditions`).
     """
     sides = _sides(machine, standing)
     both = sum(all(_throttled(pair)) for pair in sides)

@@ -135,7 +135,7 @@ def test_steps_that_all_failed_are_named_beside_the_speed_of_layers(tmp_path: Pa
     ],
 )
 def test_a_time_under_bad_conditions_says_so(struck: Any, says: str, tmp_path: Path) -> None:
-    """Oracle: `harness.gate.matching`, by which throttling of one side alone decides nothing."""
+    """Oracle: `harness.gate.conditions`, by which throttling of one side alone decides nothing."""
     assert lead_of(machine(write_run(tmp_path, layers(FAST, timing=struck)))).verdict.endswith(says)
 
 
