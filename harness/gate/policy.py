@@ -180,7 +180,9 @@ def _read(name: str, kind: str, value: Any) -> Any:
             return tuple(key for key, _ in _known(dict.fromkeys(value), CONDITIONS, "condition"))
         return tuple(_record(Group if name == "groups" else Allowance, entry) for entry in value)
     if kind == "Match":
-        return Match(tuple((key, str(glob)) for key, glob in _known(value, MATCH_FIELDS)))
+        return Match(tuple((key, str(glob)) for key, glob in _known(value or {}, MATCH_FIELDS)))
+    if value is None and kind.endswith("None"):
+        return value
     if kind in LITERALS:
         return _word(LITERALS[kind], value)
     wrong = ""
