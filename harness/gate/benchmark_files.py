@@ -39,19 +39,29 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
         UsageError: a file can't be read or is not of pytest-benchmark, one is named twice, or the files are of several
             machines.
     """
-    digests = _digests(paths)
-    documents = [read_document(path) for path in paths]
-    envs = [environment_of(document) for document in documents]
-    for path, env in zip(paths, envs, strict=True):
-        if env_id(env) != env_id(envs[0]):
+    seen: dict[str, Path] = {}
+    tests: dict[str, list[tuple[int, Measurement]]] = {}
+    envs = []
+    for number, path in enumerate(paths):
+        document = read_document(path)
+        first = seen.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), path)
+        if len(seen) == number:
+            raise UsageError(f"{path} and {first} are the same file, which is one round and not two")
+        envs.append(environment_of(document))
+        if env_id(envs[-1]) != env_id(envs[0]):
             raise UsageError(
                 f"{path} was measured elsewhere than {paths[0]}; name the files of one machine a side"
             )
-    tests: dict[str, list[Measurement]] = {}
-    for path, document in zip(paths, documents, strict=True):
         for row in (row_of(test, path) for test in document["benchmarks"]):
-            tests.setdefault(row.case_id, []).append(row)
-    rows = [_together(parts) for parts in tests.values()]
+            tests.setdefault(row.case_id, []).append((number, row))
+    rows = [
+        replace(
+            parts[0][1],
+            samples=tuple(x for _, row in parts for x in row.samples),
+            rounds=tuple(number for number, row in parts for _ in row.samples),
+        )
+        for parts in tests.values()
+    ]
     with tempfile.TemporaryDirectory() as folder:
         writer = store.RunWriter(
             Path(folder), run_id=role, sweep=SUITE, env_id=env_id(envs[0]), env=envs[0], about={}
@@ -59,31 +69,11 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
         writer.append(rows)
         writer.close("finished")
         side = load_side(folder, role, "")
-    notes = (*side.notes, *notes_on_files(role, len(paths), len(rows)))
+    notes = (*side.notes, *notes_on_files(role, len(paths), len(tests)))
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     return replace(
-        side, name=name, notes=notes, runs=tuple(f"file sha256 {digest[:12]}" for digest in digests)
+        side, name=name, notes=notes, runs=tuple(f"file sha256 {digest[:12]}" for digest in sorted(seen))
     )
-
-
-def _digests(paths: Sequence[Path]) -> list[str]:
-    """Hashes of the files' content, sorted; one content named twice is refused."""
-    seen: dict[str, Path] = {}
-    for path in paths:
-        try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        if digest in seen:
-            raise UsageError(f"{path} and {seen[digest]} are the same file, which is one round and not two")
-        seen[digest] = path
-    return sorted(seen)
-
-
-def _together(parts: Sequence[Measurement]) -> Measurement:
-    samples = tuple(x for part in parts for x in part.samples)
-    rounds = tuple(number for number, part in enumerate(parts) for _ in part.samples)
-    return replace(parts[0], samples=samples, rounds=rounds)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -103,14 +93,16 @@ def read_document(path: Path) -> dict[str, Any]:
     if not document["benchmarks"]:
         raise UsageError(f"{path} contains no benchmark; did pytest run any test with the benchmark fixture?")
     for name in ("machine_info", "commit_info"):
-        _check_object(document.get(name), name, path)
-    _check_object((document.get("machine_info") or {}).get("cpu"), "machine_info.cpu", path)
+        _require(document.get(name) or {}, dict, name, path)
+    _require((document.get("machine_info") or {}).get("cpu") or {}, dict, "machine_info.cpu", path)
     return document
 
 
-def _check_object(value: Any, name: str, path: Path) -> None:
-    if value is not None and not isinstance(value, dict):
-        raise UsageError(f"{path}: {name} is {value!r:.60}; expected an object as pytest-benchmark writes it")
+def _require(value: Any, kind: type, what: str, path: Path) -> Any:
+    if not isinstance(value, kind):
+        named = "an object" if kind is dict else "a text" if kind is str else "a list"
+        raise UsageError(f"{path}: {what} is {value!r:.60}; expected {named} as pytest-benchmark writes it")
+    return value
 
 
 def row_of(test: Any, path: Path) -> Measurement:
@@ -119,29 +111,19 @@ def row_of(test: Any, path: Path) -> Measurement:
     Raises:
         UsageError: it lacks a name or times, or holds a time that is none.
     """
-    if not isinstance(test, dict):
-        raise UsageError(f"{path}: a benchmark is {test!r:.60}; expected an object with fullname and stats")
-    for field, kind, expected in (("fullname", str, "a text"), ("stats", dict, "an object")):
-        if not isinstance(test.get(field), kind):
-            raise UsageError(
-                f"{path}: a benchmark without {field!r} (it is {test.get(field)!r:.60}); expected {expected} as "
-                "pytest-benchmark writes it"
-            )
-    name, stats = test["fullname"], test["stats"]
+    _require(test, dict, "a benchmark", path)
+    name = _require(test.get("fullname"), str, "'fullname' of a benchmark", path)
+    stats = _require(test.get("stats"), dict, f"'stats' of {name}", path)
+    extra = _require(test.get("extra_info") or {}, dict, f"extra_info of {name}", path)
     if not stats.get("data") and "median" not in stats:
         raise UsageError(f"{path}: a benchmark without 'median' and without 'data': {name}")
-    data = stats.get("data") or [stats["median"]]
-    if not isinstance(data, list) or not all(_is_number(x) for x in data):
+    data = _require(stats.get("data") or [stats["median"]], list, f"stats.data of {name}", path)
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in data):
+        raise UsageError(f"{path}: {name} has the times {data!r:.60}; expected seconds")
+    if not all(math.isfinite(s) and s > 0 for s in data):
         raise UsageError(
-            f"{path}: {name} has the times {data!r:.60}; expected stats.data, a list of seconds, or stats.median"
+            f"{path}: {name} holds a time that is not a positive number: {min(data):g} s among {len(data)}"
         )
-    _check_object(test.get("extra_info"), f"extra_info of {name}", path)
-    seconds = [float(x) for x in data]
-    if not all(math.isfinite(s) and s > 0 for s in seconds):
-        raise UsageError(
-            f"{path}: {name} holds a time that is not a positive number: {min(seconds):g} s among {len(seconds)}"
-        )
-    raw = bool(stats.get("data"))
     case = Case.of(SUITE, {"test": name, "group": str(test.get("group") or "")})
     return Measurement(
         suite=SUITE,
@@ -152,20 +134,18 @@ def row_of(test: Any, path: Path) -> Measurement:
         metric="time_ms",
         status="ok",
         regime="isolated",
-        resolved={"timed": "one call of the test's function, by pytest-benchmark", **_extra(test)},
-        samples=tuple(1e3 * s for s in seconds),
-        rounds=(0,) * len(seconds),
-        timing={"method": "pytest-benchmark", "raw": raw, "iterations": stats.get("iterations")},
+        resolved={
+            "timed": "one call of the test's function, by pytest-benchmark",
+            **({"extra_info": extra} if extra else {}),
+        },
+        samples=tuple(1e3 * s for s in data),
+        rounds=(0,) * len(data),
+        timing={
+            "method": "pytest-benchmark",
+            "raw": bool(stats.get("data")),
+            "iterations": stats.get("iterations"),
+        },
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _extra(test: Any) -> dict[str, Any]:
-    extra = test.get("extra_info")
-    return {"extra_info": extra} if extra else {}
 
 
 def environment_of(document: dict[str, Any]) -> dict[str, Any]:

@@ -15,33 +15,23 @@ Only a GPU row carries a clock; on a CPU a slow clock shows in the control case 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.gate.judged_metric import OPERATORS as CALLS
-from harness.gate.judged_metric import facts_of
+from harness.gate.matching import OPERATORS, clocks_of, number
+from harness.gate.unit import Cause
 from harness.store import stats
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from harness.gate.judged_metric import Unit
-    from harness.store.stats import Vector
+    from harness.gate.unit import Unit
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")
 # A share of samples that waited for the host which grew by this much is no accident of one block.
 LATE_SHARE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One word and what speaks for it."""
-
-    name: str
-    evidence: str
 
 
 def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
@@ -55,65 +45,51 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
     before, after = unit.rows
     if not before or not after:
         return None
-    if not math.isnan(control) and change > 0 and control >= change / 2:
+    if change > 0 and control >= change / 2:
         return Cause("control", f"the control case is {_percent(control)} slower too")
     cycles = cycle_ratio(before, after)
     if cycles is not None and change > 0 and cycles < change / 2:
         return Cause("clock", f"time {_percent(change)}, cycles {_percent(cycles)}, so the clock fell")
     counted = "" if cycles is None else f"; cycles {_percent(cycles)}"
-    if unit.metric == "compile_s":
+    if unit.key.metric == "compile_s":
         return Cause("compile", f"compile time {_percent(change)}")
-    old, new = facts_of(before[0]), facts_of(after[0])
-    for name in COMPILE_FACTS:
-        if _more(old, new, name):
-            return Cause("compile", f"{name} {old[name]} -> {new[name]}")
-    if _more(old, new, CALLS):
-        return Cause("host", f"operators called {old[CALLS]} -> {new[CALLS]}{counted}")
-    late = _late(after) - _late(before)
-    if unit.metric == "launch_us":
+    old, new = (parse(rows[0].resolved) for rows in unit.rows)
+    counts = {name: (number(old.get(name)), number(new.get(name))) for name in (*COMPILE_FACTS, OPERATORS)}
+    for name, (was, now) in counts.items():
+        if now > was and name == OPERATORS:
+            return Cause("host", f"operators called {was:g} -> {now:g}{counted}")
+        if now > was:
+            return Cause("compile", f"{name} {was:g} -> {now:g}")
+    if unit.key.metric == "launch_us":
         return Cause("host", f"launching kernels takes longer{counted}")
-    if late > LATE_SHARE:
+    if (late := _late(after) - _late(before)) > LATE_SHARE:
         return Cause("host", f"{late:.0%} more samples waited for the host{counted}")
-    known = CALLS in old and CALLS in new
+    known = not any(map(math.isnan, counts[OPERATORS]))
     if not known and cycles is None:
         return None  # nothing was counted, so nothing speaks for the kernel
     same = "the same operators were called" if known else "calls were not counted"
-    kernels = ""
-    if old.get("kernels") != new.get("kernels"):
-        kernels = "; other kernels ran"
-    return Cause("kernel", same + counted + kernels)
+    others = "; other kernels ran" if old.get("kernels") != new.get("kernels") else ""
+    return Cause("kernel", same + counted + others)
 
 
-def cycle_ratio(before: list[Any], after: list[Any]) -> float | None:
+def cycle_ratio(before: Sequence[Any], after: Sequence[Any]) -> float | None:
     """Mean over rounds of log(cycles after / cycles before); None where a clock was not read for every sample."""
-    logs: list[Vector] = []
-    for a, b in zip(before, after, strict=False):
-        if not (_clocked(a) and _clocked(b)) or not set(a.rounds) & set(b.rounds):
+    logs = []
+    for pair in zip(before, after, strict=False):
+        clocks = [clocks_of(row) for row in pair]
+        if not all(c.size and (c > 0).all() and np.isfinite(c).all() for c in clocks):
             return None
-        cycles = [np.asarray(r.samples) * np.asarray(r.sample_clock_mhz) for r in (a, b)]
-        logs.append(stats.paired_log_ratios(cycles[0], a.rounds, cycles[1], b.rounds))
+        if not set(pair[0].rounds) & set(pair[1].rounds):
+            return None
+        cycles = [(np.asarray(r.samples) * c, r.rounds) for r, c in zip(pair, clocks, strict=True)]
+        logs.append(stats.paired_log_ratios(*cycles[0], *cycles[1]))
     return float(np.concatenate(logs).mean()) if logs else None
 
 
-def _clocked(row: Any) -> bool:
-    clocks = np.asarray(row.sample_clock_mhz if row.sample_clock_mhz is not None else [], dtype=np.float64)
-    return (
-        clocks.size == len(row.samples) > 0 and bool(np.isfinite(clocks).all()) and bool((clocks > 0).all())
-    )
-
-
-def _more(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> bool:
-    a, b = old.get(name), new.get(name)
-    return isinstance(a, int | float) and isinstance(b, int | float) and b > a
-
-
-def _late(rows: list[Any]) -> float:
+def _late(rows: Sequence[Any]) -> float:
     """Share of samples that could not be queued before the device reached them."""
-    late = count = 0.0
-    for row in rows:
-        late += float(parse(row.timing).get("late_samples") or 0)
-        count += len(row.samples)
-    return late / count if count else 0.0
+    late = sum(float(parse(row.timing).get("late_samples") or 0) for row in rows)
+    return late / max(sum(len(row.samples) for row in rows), 1)
 
 
 def _percent(log_ratio: float) -> str:

@@ -1,4 +1,4 @@
-"""Decide: from rounds to a verdict. Arrays in, arrays out; the judge and the self-test both call this and nothing else.
+"""Decide: from rounds to a verdict. Arrays in, verdicts out; the judge and the study of error rates both call this and nothing else.
 
 A positive log ratio is worse. `limit` is log(1 + tolerance). With r the rounds of the first stage and s those of the
 confirmation, for the direction d in which r leans:
@@ -29,10 +29,10 @@ import bisect
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import ndtri, stdtr, stdtrit
 
 from harness.store import stats
 from harness.store.effect import MIN_ROUNDS, Effect, all_paired
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 FEWEST_TO_FLAG, FEWEST_TO_CLAIM = 5, 8  # rounds
 # Standard deviation of a round's log ratio that no machine undercuts: eight lucky rounds are no evidence of less.
 LEAST_SPREAD = 0.002
-TENTH, TENTH_Z = 0.1, 1.2816  # a quantile of the normal distribution
+TENTH = 0.1
 SCATTER_DEGREES = 5  # of freedom: processes have heavier tails than a normal distribution
 POWER = 0.95  # with which `rounds_for` finds a slowdown
+_NAN = math.nan
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
 
@@ -60,7 +61,7 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The verdict on one unit and the figures behind it, in logarithms; positive is worse.
 
@@ -74,20 +75,15 @@ class Decision:
     p: float  # of the first stage, in the direction in which it leans; 1 where it is within the limit
     p_confirm: float  # Holm-adjusted; NaN where nothing was measured again
     flagged: bool
-    fresh: int = 0  # rounds of the confirmation, which `rounds` holds too
+    fresh: int = 0  # rounds of the confirmation, which the effect's rounds hold too
     more: int | None = None  # rounds that would settle an INCONCLUSIVE one; None: no reasonable number
     apart: bool = False  # why there is none: the sides are one process each, which no rounds change
     suspect: bool = False  # whatever the verdict: flagged as slower, or its interval lies beyond the limit
 
-    @property
-    def mean(self) -> float:
-        """Mean log ratio of the effect."""
-        return self.effect.log
 
-    @property
-    def rounds(self) -> int:
-        """Number of rounds of the effect."""
-        return self.effect.rounds
+NOTHING = Decision(  # of what has no rounds
+    Verdict.INCONCLUSIVE, Effect(_NAN, _NAN, _NAN, 0), _NAN, _NAN, _NAN, _NAN, flagged=False
+)
 
 
 def decide(
@@ -121,54 +117,56 @@ def decide(
         groups: how many of the last units are means over others: quieter than each by nature, so no unit is held to them
             nor they to the units.
     """
-    members = first[: len(first) - groups] if one_run else []
-    quiet = [spread_floor(members, control)] * (len(first) - groups) + [LEAST_SPREAD] * groups
+    own = len(first) - groups
+    members = first[:own] if one_run else []
+    quiet = [spread_floor(members, control)] * own + [LEAST_SPREAD] * groups
     known = scatter_of(members)
     apart = min(scatter, known) if known is not None else 0.0 if fresh else scatter
-    directions, p_values = _one_sided(first, limits, quiet, apart)
-    flagged = p_values <= alpha
-    confirming = bool(any(len(s) for s in second))
+    leans = [-1.0 if len(r) and r.mean() < 0 else 1.0 for r in first]
+    confirming = any(map(len, second))
+
+    def p_values(stage: Sequence[Vector]) -> Vector:
+        each = zip(leans, stage, limits, quiet, strict=True)
+        return np.array([_p(lean * r - limit, least, apart) for lean, r, limit, least in each])
+
+    p = p_values(first)
+    flagged = p <= alpha
     # With a confirmation, the family is what was flagged; without one, it is everything that was tested.
-    candidates = [
-        i for i in range(len(first)) if (flagged[i] and len(second[i]) if confirming else len(first[i]))
+    family = [
+        i for i, r in enumerate(second if confirming else first) if len(r) and (flagged[i] or not confirming)
     ]
-    adjusted = np.full(len(first), np.nan)
-    raw = [
-        _p(directions[i] * second[i] - limits[i], quiet[i], apart) if confirming else float(p_values[i])
-        for i in candidates
-    ]
-    adjusted[candidates] = stats.holm(raw) if one_run else raw
+    adjusted = np.full(len(first), math.nan)
+    raw = (p_values(second) if confirming else p)[family]
+    adjusted[family] = stats.holm(raw) if one_run else raw
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-    effects = all_paired(pooled, floors)
     out = []
-    for i, rounds in enumerate(map(len, pooled)):
+    for i, effect in enumerate(all_paired(pooled, floors)):
+        low, high = _interval(pooled[i], effect, apart)
         verdict = Verdict.INCONCLUSIVE
-        enough = len(second[i] if confirming else first[i]) >= FEWEST_TO_CLAIM
+        enough = len((second if confirming else first)[i]) >= FEWEST_TO_CLAIM
         if flagged[i] and enough and adjusted[i] <= alpha_confirm:
-            verdict = Verdict.REGRESSED if directions[i] > 0 else Verdict.IMPROVED
-        low, high = _interval(pooled[i], effects[i], apart)
-        if verdict is Verdict.INCONCLUSIVE and rounds >= MIN_ROUNDS and high < limits[i]:
+            verdict = Verdict.REGRESSED if leans[i] > 0 else Verdict.IMPROVED
+        elif effect.rounds >= MIN_ROUNDS and high < limits[i]:
             verdict = Verdict.OK
-        decision = Decision(
-            verdict,
-            effects[i],
-            low,
-            high,
-            p=float(p_values[i]),
-            p_confirm=float(adjusted[i]) if confirming else math.nan,
-            flagged=bool(flagged[i]),
-            fresh=len(second[i]),
-            suspect=low > limits[i] or bool(flagged[i] and directions[i] > 0),
-        )
+        more = None
         if verdict is Verdict.INCONCLUSIVE:
-            family = max(len(candidates), 1) if one_run else 1
-            decision.more = _more(pooled[i], limits[i], quiet[i], apart, alpha_confirm / family)
-            decision.apart = (
-                decision.more is None
-                and apart > 0
-                and _more(pooled[i], limits[i], quiet[i], 0.0, alpha_confirm / family) is not None
+            level = alpha_confirm / (len(family) or 1) if one_run else alpha_confirm
+            more = _more(pooled[i], limits[i], quiet[i], apart, level)
+        out.append(
+            Decision(
+                verdict,
+                effect,
+                low,
+                high,
+                p=float(p[i]),
+                p_confirm=float(adjusted[i]) if confirming else math.nan,
+                flagged=bool(flagged[i]),
+                fresh=len(second[i]),
+                more=more,
+                apart=verdict is Verdict.INCONCLUSIVE and more is None and apart > 0,
+                suspect=low > limits[i] or bool(flagged[i] and leans[i] > 0),
             )
-        out.append(decision)
+        )
     return out
 
 
@@ -179,7 +177,7 @@ def spread_floor(units: Sequence[Vector], control: Vector | None = None) -> floa
     those that are noisy by nature do not raise it.
     """
     rows = [*units, *([control] if control is not None else [])]
-    spreads = [float(np.std(r, ddof=1)) for r in rows if len(r) >= FEWEST_TO_FLAG]
+    spreads = [r.std(ddof=1) for r in rows if len(r) >= FEWEST_TO_FLAG]
     return max(LEAST_SPREAD, float(np.quantile(spreads, 0.25))) if spreads else LEAST_SPREAD
 
 
@@ -192,37 +190,19 @@ def scatter_of(units: Sequence[Vector]) -> float | None:
     rows = [r for r in units if len(r) >= FEWEST_TO_FLAG]
     if len(rows) < FEWEST_TO_CLAIM:
         return None
-    means = [float(r.mean()) for r in rows]
-    low, middle, high = np.quantile(means, (TENTH, 0.5, 1 - TENTH))
-    apart = min(middle - low, high - middle) / TENTH_Z
-    own = [float(np.var(r, ddof=1)) / len(r) for r in rows]
-    return math.sqrt(max(0.0, apart**2 - float(np.median(own))))
-
-
-def _one_sided(
-    rounds: Sequence[Vector], limits: Sequence[float], quiet: Sequence[float], apart: float
-) -> tuple[Vector, Vector]:
-    """Direction in which each unit leans, and the p-value of leaning further than the limit."""
-    directions, p_values = np.ones(len(rounds)), np.ones(len(rounds))
-    for i, logs in enumerate(rounds):
-        if not len(logs):
-            continue
-        mean = float(logs.mean())
-        directions[i] = -1.0 if mean < 0 else 1.0
-        # Within the limit the p-value is above one half, whatever it is; it need not be counted.
-        if abs(mean) > limits[i]:
-            p_values[i] = _p(directions[i] * logs - limits[i], quiet[i], apart)
-    return directions, p_values
+    low, middle, high = np.quantile([r.mean() for r in rows], (TENTH, 0.5, 1 - TENTH))
+    apart = min(middle - low, high - middle) / -ndtri(TENTH)
+    own = np.median([r.var(ddof=1) / len(r) for r in rows])
+    return math.sqrt(max(0.0, apart**2 - own))
 
 
 def _p(excess: Vector, quiet: float, apart: float) -> float:
-    """One-sided p-value of "the mean is above 0", 1 where a guard speaks against it."""
+    """One-sided p-value of "the mean is above 0", 1 where it is not or a guard speaks against it."""
     rounds = len(excess)
-    against = int(np.count_nonzero(excess <= 0))
-    if rounds < FEWEST_TO_FLAG or against > rounds // 3:
+    if rounds < FEWEST_TO_FLAG or np.count_nonzero(excess <= 0) > rounds // 3 or excess.mean() <= 0:
         return 1.0
-    error, degrees = _error(max(float(excess.std(ddof=1)), quiet), rounds, apart)
-    return stats.t_upper_tail(float(excess.mean()) / error, degrees)
+    error, degrees = _error(max(excess.std(ddof=1), quiet), rounds, apart)
+    return float(stdtr(degrees, -excess.mean() / error))
 
 
 def _error(spread: float, rounds: int, apart: float) -> tuple[float, int]:
@@ -236,8 +216,8 @@ def _interval(logs: Vector, effect: Effect, apart: float) -> tuple[float, float]
     """The 95 % interval of the mean: that of the effect where processes are not known to differ."""
     if not apart or len(logs) < 2:
         return effect.log_low, effect.log_high
-    error, degrees = _error(float(logs.std(ddof=1)), len(logs), apart)
-    half = stats.t_quantile(0.975, degrees) * error
+    error, degrees = _error(logs.std(ddof=1), len(logs), apart)
+    half = float(stdtrit(degrees, 0.975)) * error
     return effect.log - half, effect.log + half
 
 
@@ -256,13 +236,12 @@ def rounds_for(units: int, spread: float, away: float, alpha: float = 0.01) -> i
     >>> rounds_for(1, 0.01, 0.03), rounds_for(50, 0.01, 0.03), rounds_for(50, 0.05, 0.03)
     (8, 9, 82)
     """
-    spread, sure = max(spread, LEAST_SPREAD), NormalDist().inv_cdf(POWER)
-    for rounds in range(FEWEST_TO_CLAIM, MOST_ROUNDS + 1):
-        t = stats.t_quantile(1 - alpha / units, rounds - 1)
-        # Noncentral t by its normal approximation: the spread that is measured differs too (Johnson and Welch 1940).
-        if away * math.sqrt(rounds) >= spread * (t + sure * math.sqrt(1 + t * t / (2 * (rounds - 1)))):
-            return rounds
-    return None
+    rounds = np.arange(FEWEST_TO_CLAIM, MOST_ROUNDS + 1)
+    t = stdtrit(rounds - 1, 1 - alpha / units)
+    # Noncentral t by its normal approximation: the spread that is measured differs too (Johnson and Welch 1940).
+    needed = max(spread, LEAST_SPREAD) * (t + ndtri(POWER) * np.sqrt(1 + t * t / (2 * (rounds - 1))))
+    enough = away * np.sqrt(rounds) >= needed
+    return int(rounds[enough.argmax()]) if enough.any() else None
 
 
 def _more(logs: Vector, limit: float, quiet: float, apart: float, alpha: float) -> int | None:
@@ -273,15 +252,13 @@ def _more(logs: Vector, limit: float, quiet: float, apart: float, alpha: float) 
     rounds = len(logs)
     if rounds < MIN_ROUNDS:
         return FEWEST_TO_CLAIM - rounds
-    mean, spread = float(logs.mean()), max(float(logs.std(ddof=1)), quiet)
+    mean, spread = logs.mean(), max(logs.std(ddof=1), quiet)
     wanted = 0.025 if mean < limit else alpha
 
-    def open_with(count: int) -> bool:
+    def settled(count: int) -> bool:
         error, degrees = _error(spread, count, apart)
-        return stats.t_upper_tail(abs(mean - limit) / error, degrees) > wanted
+        return bool(stdtr(degrees, -abs(mean - limit) / error) <= wanted)
 
-    least = max(FEWEST_TO_CLAIM, rounds + 1)
-    if open_with(max(MOST_ROUNDS, least)):
-        return None
-    needed = bisect.bisect_left(range(least, max(MOST_ROUNDS, least)), True, key=lambda n: not open_with(n))
-    return least + needed - rounds
+    counts = range(max(FEWEST_TO_CLAIM, rounds + 1), max(MOST_ROUNDS, rounds + 1) + 1)
+    place = bisect.bisect_left(counts, True, key=settled)
+    return counts[place] - rounds if place < len(counts) else None

@@ -4,144 +4,33 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.gate.cause import Cause, cause_of
+from harness.gate.cause import cause_of
 from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
 from harness.gate.exit_code import Exit, GateError
-from harness.gate.judged_metric import Unit
 from harness.gate.loss import outcomes
 from harness.gate.matching import match
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
+from harness.gate.unit import GROUP, Cause, Control, Finding, Judgement, Key, State, Unit
 from harness.store import stats
 from harness.store.compare import noise_floors
 from harness.store.effect import MIN_ROUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from harness.gate.decide import Decision
-    from harness.gate.policy import Allowance, Policy
-    from harness.gate.sides import Mode, Side
-    from harness.store.effect import Effect
+    from harness.gate.policy import Policy
+    from harness.gate.sides import Side
     from harness.store.stats import Vector
 
 # Of the interval by which the control case is judged: it may invalidate a run in vain once in a hundred.
 CONTROL_CONFIDENCE = 0.99
-GROUP = "group"  # suite of the units that a policy's groups add
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The verdict on one unit. `change`, `low`, `high` are ratios after / before of a timed one, > 1 = worse."""
-
-    unit: Unit
-    verdict: Verdict
-    reason: str
-    change: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    limit: float = 0.0
-    rounds: int = 0
-    p: float = math.nan
-    p_confirm: float = math.nan
-    flagged: bool = False
-    more: int | None = None
-    cause: Cause | None = None
-    allowed: Allowance | None = None
-    expired: bool = False
-    told_only: bool = False  # the policy has on_slower: warn
-    looks_slower: bool = False  # undecided, and what was measured speaks against it
-    effect: Effect | None = None  # of a timed unit: what the rounds show before any policy
-
-    @property
-    def policy(self) -> str:
-        """In words, the policy of the gate that made a verdict of the effect; "" of what is not timed."""
-        if self.effect is None:
-            return ""
-        return (
-            f"policy of the gate: changes up to {self.limit:.1%} are tolerated (tolerance and, of stored runs, the spread "
-            "between sessions), beyond that a t test over the rounds decides"
-        )
-
-    @property
-    def is_time(self) -> bool:
-        """Whether the verdict is one on a time, also one that was to be measured and is undecided without it."""
-        return self.effect is not None or (self.unit.rule.rule == "timed" and bool(self.unit.undecided))
-
-    @property
-    def counts(self) -> bool:
-        """Whether a regression speaks through the exit code."""
-        return self.verdict is Verdict.REGRESSED and not self.held
-
-    @property
-    def suspect(self) -> bool:
-        """Whether it is undecided and looks slower, so that silence about it would be approval."""
-        return self.looks_slower and not self.held
-
-    @property
-    def held(self) -> bool:
-        """Whether the policy keeps it from the exit code."""
-        return self.told_only or (self.allowed is not None and not self.expired)
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """What the control case says about the run."""
-
-    moved: bool
-    reason: str
-    change: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    rounds: int = 0
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Everything that the gate found."""
-
-    baseline: Side
-    candidate: Side
-    mode: Mode
-    findings: tuple[Finding, ...]
-    control: Control
-    notes: tuple[str, ...]
-    code: Exit
-    date: datetime.date
-    could_not_judge: bool = False  # see `_could_not_judge`
-
-    @property
-    def counted(self) -> Counter[str]:
-        """How many units got each verdict."""
-        return Counter(str(f.verdict) for f in self.findings)
-
-    @property
-    def to_confirm(self) -> tuple[str, ...]:
-        """Ids of the cases that must be measured again before they are reported."""
-        return tuple(sorted({i for f in self.findings if f.flagged for i in f.unit.cases}))
-
-    @property
-    def times(self) -> tuple[Finding, ...]:
-        """Findings about times that speak through the exit code; none where only exact rules are judged."""
-        if self.mode == "machine-free":
-            return ()
-        return tuple(f for f in self.findings if f.is_time and not f.told_only)
-
-    @property
-    def undecided(self) -> tuple[Finding, ...]:
-        """Those of `times` that are INCONCLUSIVE."""
-        return tuple(f for f in self.times if f.verdict is Verdict.INCONCLUSIVE)
-
-    @property
-    def suspects(self) -> tuple[Finding, ...]:
-        """Findings that are undecided and look slower; the slowest first."""
-        return tuple(sorted((f for f in self.findings if f.suspect), key=lambda f: -f.change))
 
 
 def judge(
@@ -169,15 +58,16 @@ def judge(
     date = today or datetime.datetime.now(datetime.UTC).date()
     mode = mode_of(baseline, candidate, machine_free=machine_free)
     matched = match(baseline, candidate, mode, policy)
-    notes = list(matched.notes)
+    notes = matched.notes
     if not matched.control.size and mode == "stored":
         notes.append("no control case in both runs: a slow machine cannot be distinguished from slow code")
     control = _judge_control(matched.control, policy)
     timed = [u for u in matched.units if u.is_sound_time]
-    groups = _group_units(timed, policy)
+    groups = list(_group_units(timed, policy))
     timed += groups
-    spread = 0.0 if mode == "paired" else policy.session_spread
-    limits = [math.log1p(u.rule.tolerance) + math.log1p(spread) for u in timed]
+    apart = mode != "paired"
+    spread = math.log1p(policy.session_spread) if apart else 0.0
+    limits = [math.log1p(u.rule.tolerance) + spread for u in timed]
     floors = [noise_floors(side.first) for side in (baseline, candidate)]
     decisions = decide(
         [u.first for u in timed],
@@ -186,37 +76,28 @@ def judge(
         policy.alpha,
         policy.alpha_confirm,
         control=matched.control if np.isfinite(matched.control).all() else None,
-        scatter=policy.scatter if mode != "paired" else 0.0,
+        scatter=policy.scatter if apart else 0.0,
         fresh=baseline.fresh and candidate.fresh,
         groups=len(groups),
-        floors=[max((f[u.case_id] for f in floors if u.case_id in f), default=math.nan) for u in timed],
+        floors=[max((f[i] for f in floors if (i := u.key.case_id) in f), default=math.nan) for u in timed],
     )
-    findings = [
-        replace(_timed(unit, decision, limit, control), told_only=policy.on_slower == "warn")
-        for unit, decision, limit in zip(timed, decisions, limits, strict=True)
-    ]
-    findings += [
-        _missing(u, policy) if u.trouble or u.undecided else _exact(u)
-        for u in matched.units
-        if not u.is_sound_time
-    ]
-    findings += [
-        Finding(o.unit, o.verdict, o.reason) for o in outcomes(baseline.first, candidate.first, policy)
-    ]
-    if all(f.unit.failed_twice for f in findings):
+    findings = [_timed(*one, control) for one in zip(timed, decisions, limits, strict=True)]
+    findings += [_exact(u) for u in matched.units if not u.is_sound_time]
+    findings += outcomes(baseline.first, candidate.first, policy)
+    if all(f.unit.state is State.FAILED_TWICE for f in findings):
         why = "; ".join(notes) or "the policy ignores every metric that both hold"
         raise GateError(
             Exit.NO_BASELINE,
             f"nothing in {baseline.name} and {candidate.name} can be judged, which is no pass: {why}",
         )
-    findings = [_with_allowance(f, policy, date) for f in findings]
+    findings = [_held(finding, policy, date) for finding in findings]
     notes += [
-        f"the allowance for {f.unit.case}, {f.unit.arm} ended on {f.allowed.until}: {f.allowed.reason}"
+        f"the allowance for {f.unit.case}, {f.unit.key.arm} ended on {f.allowed.until}: {f.allowed.reason}"
         for f in findings
         if f.expired and f.allowed is not None
     ]
     better = sum(f.unit.rule.rule == "exact" and f.verdict is Verdict.IMPROVED for f in findings)
-    if better and mode != "paired":  # of two commits measured here, the next base is this one
+    if better and apart:  # of two commits measured here, the next base is this one
         notes.append(
             f"{better} exact counts improved; a new baseline holds them (in this repository: make gate ARGS=update), and "
             "from then on a return is a regression"
@@ -230,147 +111,120 @@ def _judge_control(logs: Vector, policy: Policy) -> Control:
     if not np.isfinite(logs).all():
         return Control(True, "the control case has an invalid time, so no time is judged; measure again")
     if logs.size < MIN_ROUNDS:
-        return Control(False, f"{logs.size} rounds of a control case: not judged", rounds=int(logs.size))
-    mean, (low, high) = float(logs.mean()), stats.t_interval(logs, CONTROL_CONFIDENCE)
-    figures = (math.exp(mean), math.exp(low), math.exp(high), int(logs.size))
+        return Control(False, f"{logs.size} rounds of a control case: not judged", rounds=logs.size)
+    mean, (low, high) = logs.mean(), stats.t_interval(logs, CONTROL_CONFIDENCE)
     # Noise alone may carry the mean over the line; a machine that moved does so beyond its own noise.
-    moved = abs(mean) > math.log1p(policy.control) and not low <= 0 <= high
+    moved = bool(abs(mean) > math.log1p(policy.control)) and not low <= 0 <= high
     where = f"{math.expm1(mean):+.1%} ({math.expm1(low):+.1%} to {math.expm1(high):+.1%})"
+    reason = f"the control case stayed: {where}"
     if moved:
-        return Control(
-            True,
+        reason = (
             f"the control case moved by {where}, more than {policy.control:.1%}: the machine changed between the "
-            "two sides, so no time is judged; measure again",
-            *figures,
+            "two sides, so no time is judged; measure again"
         )
-    return Control(False, f"the control case stayed: {where}", *figures)
+    return Control(moved, reason, math.exp(mean), math.exp(low), math.exp(high), logs.size)
 
 
-def _group_units(units: Sequence[Unit], policy: Policy) -> list[Unit]:
+def _group_units(units: Sequence[Unit], policy: Policy) -> Iterator[Unit]:
     """One unit a group that is judged together: round by round, the mean of its members."""
-    out = []
     for group in policy.groups:
         members = [
             u
             for u in units
-            if group.together and group.match.fits(u.fields) and u.first.size and not u.excluded
+            if group.together and group.match.fits(u.fields) and u.first.size and u.state is State.SOUND
         ]
+        whole = [u for u in members if u.first.size == members[0].first.size]
         if len(members) < 2:
             continue
-        whole = [u for u in members if u.first.size == members[0].first.size]
-        again = [u.second for u in whole if u.second.size]
         tolerance = group.tolerance if group.tolerance is not None else min(u.rule.tolerance for u in whole)
-        unit = Unit(
-            *(GROUP, "", f"{group.name} ({len(whole)} units)", "all", "mean", "", ""),
+        yield Unit(
+            Key(GROUP, "", "all", "mean", "", ""),
+            f"{group.name} ({len(whole)} units)",
             unit="",
             better="lower",
             rule=Rule("timed", tolerance),
             first=np.mean([u.first for u in whole], axis=0),
-            members=tuple(sorted({u.case_id for u in whole})),
+            second=np.mean([u.second for u in whole], axis=0)
+            if len({u.second.size for u in whole}) == 1
+            else np.empty(0),
+            members=tuple(sorted({u.key.case_id for u in whole})),
         )
-        if len(again) == len(whole) and len({len(s) for s in again}) == 1:
-            unit.second = np.mean(again, axis=0)
-        out.append(unit)
-    return out
 
 
 def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Finding:
-    verdict = decision.verdict
-    reason = _why(decision, limit)
-    cause = None
-    if unit.excluded:
-        verdict, reason = Verdict.INCONCLUSIVE, unit.excluded
+    verdict, reason = decision.verdict, _why(decision, limit)
+    if unit.state is State.EXCLUDED:
+        verdict, reason = Verdict.INCONCLUSIVE, unit.why
     if unit.strayed:
         reason += f"; {unit.strayed} samples were taken at another clock than their round"
+    cause = None
+    if decision.verdict is Verdict.REGRESSED and (control.moved or verdict is Verdict.REGRESSED):
+        moved_by = math.log(control.change) if control.change > 0 else math.nan
+        cause = cause_of(unit, decision.effect.log, moved_by)
     if control.moved:
         verdict, reason = Verdict.INCONCLUSIVE, "the control case moved"
-    if verdict is Verdict.REGRESSED or (control.moved and decision.verdict is Verdict.REGRESSED):
-        cause = cause_of(unit, decision.mean, math.log(control.change) if control.change > 0 else math.nan)
-    return Finding(
-        unit,
-        verdict,
-        reason,
-        change=math.exp(decision.mean),
-        low=math.exp(decision.low),
-        high=math.exp(decision.high),
-        limit=math.expm1(limit),
-        rounds=decision.rounds,
-        p=decision.p,
-        p_confirm=decision.p_confirm,
-        flagged=decision.flagged and not unit.excluded,
-        more=decision.more,
-        cause=cause,
-        effect=decision.effect,
-        looks_slower=verdict is Verdict.INCONCLUSIVE and not control.moved and decision.suspect,
-    )
+    suspect = verdict is Verdict.INCONCLUSIVE and not control.moved and decision.suspect
+    return Finding(unit, verdict, reason, decision, math.expm1(limit), cause, looks_slower=suspect)
 
 
 def _why(d: Decision, limit: float) -> str:
     """What decided, or what would."""
-    bar = f"{math.expm1(limit):.1%}"
-    if d.rounds < MIN_ROUNDS:
-        return f"{d.rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
-    if d.verdict is Verdict.INCONCLUSIVE and d.low > limit and d.rounds < FEWEST_TO_CLAIM:
-        return (
-            f"slower by more than {bar} in {d.rounds} rounds; to call it a regression takes {FEWEST_TO_CLAIM}"
-        )
+    bar, rounds = f"{math.expm1(limit):.1%}", d.effect.rounds
+    if rounds < MIN_ROUNDS:
+        return f"{rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
+    confirmed = not math.isnan(d.p_confirm)
     if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
-        test = f"p {d.p:.3g}" + (
-            "" if math.isnan(d.p_confirm) else f", confirmed on fresh data p {d.p_confirm:.2g}"
-        )
-        return f"{'slower' if d.mean > 0 else 'faster'} by more than {bar}: {test}"
+        test = f"p {d.p:.3g}" + (f", confirmed on fresh data p {d.p_confirm:.2g}" if confirmed else "")
+        return f"{'slower' if d.effect.log > 0 else 'faster'} by more than {bar}: {test}"
     if d.verdict is Verdict.OK:
         slower = "slower, and tolerated: " if d.effect.direction == "slower" else ""
         return f"{slower}at most {math.expm1(d.high):+.1%}, below {bar}"
-    again = ""
-    if d.flagged and not math.isnan(d.p_confirm):
-        again = f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
-    if d.apart:
+    if d.low > limit and rounds < FEWEST_TO_CLAIM:
         return (
-            "one process a side cannot tell a change from how it was born, in however many rounds: measure both "
-            f"together (--against){again}"
+            f"slower by more than {bar} in {rounds} rounds; to call it a regression takes {FEWEST_TO_CLAIM}"
         )
-    if d.more is None:
-        return f"the difference between change and tolerance is below the noise: over {MOST_ROUNDS} rounds{again}"
-    return f"about {d.more} more rounds would settle it{again}"
-
-
-def _missing(unit: Unit, policy: Policy) -> Finding:
-    if unit.undecided:
-        told_only = unit.rule.rule == "timed" and policy.on_slower == "warn"
-        return Finding(unit, Verdict.INCONCLUSIVE, unit.undecided, told_only=told_only)
-    return Finding(
-        unit,
-        Verdict.REGRESSED,
-        f"{unit.trouble}: what cannot be compared is no pass",
-        cause=None if unit.invalid else Cause("missing", ""),
-    )
+    if d.apart:
+        why = (
+            "one process a side cannot tell a change from how it was born, in however many rounds: measure both "
+            "together (--against)"
+        )
+    elif d.more is None:
+        why = f"the difference between change and tolerance is below the noise: over {MOST_ROUNDS} rounds"
+    else:
+        why = f"about {d.more} more rounds would settle it"
+    if d.flagged and confirmed:
+        why += f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
+    return why
 
 
 def _exact(unit: Unit) -> Finding:
-    """One number against another; no statistics."""
+    """One number against another, without statistics; or why there are not two."""
+    if unit.is_open:
+        return Finding(unit, Verdict.INCONCLUSIVE, unit.why)
+    if unit.trouble:
+        cause = None if unit.state is State.NO_TIME else Cause("missing")
+        return Finding(
+            unit, Verdict.REGRESSED, f"{unit.why}: what cannot be compared is no pass", cause=cause
+        )
     allowed = unit.rule.tolerance * abs(unit.before) + unit.rule.absolute
-    if unit.before == unit.after:
-        worse = 0.0
-    elif math.isinf(unit.before) or math.isinf(unit.after):
-        worse, allowed = unit.worse * (unit.after - unit.before), 0.0
-    else:
-        worse = unit.worse * (unit.after - unit.before)
+    worse = 0.0 if unit.before == unit.after else unit.worse * (unit.after - unit.before)
+    if math.isinf(worse):
+        allowed = 0.0
     figures = f"{unit.before:.6g} -> {unit.after:.6g} {unit.unit}"
     if worse > allowed:
         return Finding(unit, Verdict.REGRESSED, f"{figures}; {allowed:.3g} is tolerated")
-    if worse < -allowed:
-        return Finding(unit, Verdict.IMPROVED, figures)
-    return Finding(unit, Verdict.OK, figures)
+    return Finding(unit, Verdict.IMPROVED if worse < -allowed else Verdict.OK, figures)
 
 
-def _with_allowance(finding: Finding, policy: Policy, date: datetime.date) -> Finding:
-    if finding.verdict is not Verdict.REGRESSED and not finding.looks_slower:
-        return finding
-    allowed = policy.allowance(finding.unit.fields)
-    if allowed is None:
-        return finding
-    return replace(finding, allowed=allowed, expired=allowed.until < date)
+def _held(finding: Finding, policy: Policy, date: datetime.date) -> Finding:
+    """The finding with what the policy says of it: slower times that are told only, an allowance."""
+    unit = finding.unit
+    told_only = policy.on_slower == "warn" and unit.is_time
+    allowed = None
+    if finding.verdict is Verdict.REGRESSED or finding.looks_slower:
+        allowed = policy.allowance(unit.fields)
+    expired = allowed is not None and allowed.until < date
+    return replace(finding, told_only=told_only, allowed=allowed, expired=expired)
 
 
 def _could_not_judge(found: Judgement, policy: Policy) -> bool:
@@ -380,8 +234,8 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
     open, or more arms failed on both sides, than the policy puts up with.
     """
     open_times, times = len(found.undecided), len(found.times)
-    arms = {(f.unit.case_id, f.unit.arm) for f in found.findings if f.unit.suite != GROUP}
-    failed = sum(f.unit.failed_twice for f in found.findings)
+    arms = {f.unit.key[1:3] for f in found.findings if f.unit.key.suite != GROUP}
+    failed = sum(f.unit.state is State.FAILED_TWICE for f in found.findings)
     return (
         bool(found.suspects)
         or failed > policy.undecided_share * len(arms)
@@ -392,23 +246,20 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
 
 def _code(found: Judgement, policy: Policy) -> Exit:
     """What is certain speaks first: numerics, then what was counted, then the machine, then the clock."""
-    regressed = [f for f in found.findings if f.counts]
-    if any(_is_numerics(f) for f in regressed):
+    regressed = [f.unit for f in found.findings if f.counts]
+    if any(u.state is State.WRONG or (u.rule.rule == "numerics" and not u.trouble) for u in regressed):
         return Exit.NUMERICS
-    if any(f.unit.rule.rule == "exact" or f.unit.trouble for f in regressed):
+    if any(u.rule.rule == "exact" or u.trouble for u in regressed):
         return Exit.REGRESSED
     if found.control.moved:
         return Exit.INVALID
     if regressed:
         return Exit.REGRESSED
-    if found.suspects:  # a policy may put up with what is open, not with what speaks against the change
-        return Exit.INCONCLUSIVE
     undecided = any(f.verdict is Verdict.INCONCLUSIVE for f in found.findings)
-    if undecided and policy.on_inconclusive == "fail":
+    if (
+        found.suspects  # a policy may put up with what is open, not with what speaks against the change
+        or (undecided and policy.on_inconclusive == "fail")
+        or (found.could_not_judge and policy.on_inconclusive == "share")
+    ):
         return Exit.INCONCLUSIVE
-    return Exit.INCONCLUSIVE if found.could_not_judge and policy.on_inconclusive == "share" else Exit.OK
-
-
-def _is_numerics(finding: Finding) -> bool:
-    unit = finding.unit
-    return unit.wrong if unit.trouble else unit.rule.rule == "numerics"
+    return Exit.OK

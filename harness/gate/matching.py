@@ -1,50 +1,61 @@
-"""Units: which rows of two sides belong together, and what is to be judged about them."""
+"""Matching: which rows of two sides belong together, and one logarithm of a ratio a round of each time.
+
+How rounds are paired depends on the mode:
+
+- paired: by their number. Round r of both sides is one pair of processes that ran together.
+- stored: by their order. Rounds of one run are exchangeable, so any fixed pairing is valid within the runs; what no
+  pairing can cancel is the session itself, so the policy widens the tolerance by `session_spread`.
+- machine-free: an arm over its own baseline within each run, then as stored.
+
+Nothing is dropped in silence: what cannot be compared is a unit with a `State` and a reason.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.gate.align import (
-    confirmation,
-    control_rounds,
-    fill_confirmation,
-    fill_rounds,
-    judge_again,
-    mark_invalid,
-    only_ok,
-    ratio_units,
-    rows_by_key,
-)
-from harness.gate.conditions import mark_conditions
 from harness.gate.exit_code import Exit, GateError, Loud
-from harness.gate.failed_arms import failed_arms
-from harness.gate.judged_metric import KEY, LOSS, OPERATORS, Unit, arm_names, facts_of
 from harness.gate.policy import Rule
-from harness.gate.sides import CONTROL_SUITE, FIRST, same_class
+from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
+from harness.gate.unit import RATIO, Key, Pair, State, Unit
+from harness.store import stats
+from harness.store.arm import controls
 from harness.store.cause import REFUTED
+from harness.store.json_columns import parse
 from harness.store.measurement import METRICS
-from harness.store.text import axes_of, case_label
+from harness.store.text import axes_of, case_label, some
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Sequence
 
     import pandas as pd
 
-    from harness.gate.policy import Better, Policy
+    from harness.gate.policy import Policy
     from harness.gate.sides import Mode, Side
     from harness.store.stats import Vector
+
+Table = dict[Key, list[Any]]  # the stored rows of each key, one a run
+LOSS = "loss"  # the metric by which training is judged: not its value, but what the loss verdict says
+OPERATORS = "operator_calls"  # the fact that depends on the version of PyTorch
+REASON = 160  # characters of a reason that a note shows
+CONDITIONS = {
+    "contended": "beside another process on the device",
+    "throttled": "while the device was throttled",
+}
+EMPTY: Pair = ([], [])
 
 
 @dataclass(frozen=True)
 class Matched:
-    """All units of two sides, the control's rounds, and what is only on the candidate's side."""
+    """All units of two sides, the control's rounds, and what has to be told of them."""
 
-    units: tuple[Unit, ...]
-    control: Vector
-    notes: tuple[str, ...]
+    units: list[Unit]
+    control: Vector  # empty where there is none or no time is judged, NaN where it is no time
+    notes: list[str]
 
 
 def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matched:
@@ -53,140 +64,351 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     Raises:
         GateError: not one case is on both sides (exit 5).
     """
-    before, after = baseline.first, candidate.first
-    common = set(before["case_id"]) & set(after["case_id"]) - _control_ids(before)
-    if not common:
+    sides = baseline, candidate
+    mine, theirs = (by_key(side.first) for side in sides)
+    old, new = ({key.case_id for key in table} for table in (mine, theirs))
+    if not old & new:
         raise GateError(
             Exit.NO_BASELINE,
             f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
         )
     notes = [*baseline.notes, *candidate.notes]
-    failed, told = failed_arms(before, after, policy)
-    notes += told
-    if new := set(after["case_id"]) - set(before["case_id"]) - _control_ids(after):
-        notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
-    units = (
-        _units(before, after, policy, policy.facts, elsewhere=baseline.env_id != candidate.env_id) + failed
-    )
-    notes += _of_another_torch(units, baseline, candidate)
-    again = confirmation(baseline, candidate)
-    judge_again(again, units)
-    timed = [u for u in units if u.is_sound_time]
+    units = _units(mine, theirs, policy, notes, elsewhere=baseline.env_id != candidate.env_id)
+    if new - old:
+        notes.append(f"{len(new - old)} cases are new in the candidate and have nothing to be compared with")
+    _leave_to_one_torch(units, baseline, candidate, notes)
+    if CONFIRMATION in candidate.stages:
+        # A stored baseline has none of its own: fresh data of the candidate meet its first.
+        again = [by_key(side.stages.get(CONFIRMATION, side.first)) for side in sides]
+        _judge_again(units, again[0], again[1])
+    timed = [unit for unit in units if unit.is_sound_time]
     if mode == "machine-free":
-        ok = only_ok(again[0]), only_ok(again[1])
-        mark_invalid([(u, u.rows) for u in timed])
-        mark_invalid([(u, (ok[0].get(u.key, []), ok[1].get(u.key, []))) for u in timed if u.is_sound_time])
-        timed = [u for u in timed if u.is_sound_time]
-        ratios = ratio_units(timed, ok) if same_class(baseline, candidate) else []
-        units = [u for u in units if not u.is_sound_time] + ratios
+        for unit in timed:
+            _check_times(unit, unit.rows, unit.again)
+        timed = [unit for unit in timed if unit.is_sound_time]
+        ratios = _ratios(timed) if same_class(baseline, candidate) else []
+        units = [unit for unit in units if not unit.is_sound_time] + ratios
         if timed and not ratios:
             notes.append(f"{len(timed)} times were not judged: ratios need one kind of device on both sides")
     else:
-        notes += mark_conditions(timed, policy)
-        fill_rounds(timed, FIRST, by_number=mode == "paired")
-        if spoilt := fill_confirmation(again, timed, policy, by_number=mode == "paired"):
-            notes.append(f"{spoilt} confirmations decide nothing, by exclude in the policy")
-    return Matched(tuple(units), control_rounds(before, after, mode), tuple(notes))
+        _fill(timed, policy, notes, paired=mode == "paired")
+    return Matched(units, _control(baseline, candidate, mode), notes)
 
 
-def _control_ids(frame: pd.DataFrame) -> set[str]:
-    return set(frame.loc[frame["suite"] == CONTROL_SUITE, "case_id"])
+def by_key(frame: pd.DataFrame) -> Table:
+    """The rows of each key, the controls of the A/A floor and of the gate left out."""
+    table: Table = {}
+    keep = frame[~controls(frame) & (frame["suite"] != CONTROL_SUITE)]
+    for row in keep.itertuples(index=False):
+        table.setdefault(_key(row), []).append(row)
+    return table
 
 
-def _release(side: Side) -> str:
-    """The version of torch without its build: "2.13.0+cpu" and "2.13.0+cu130" hold the same Python."""
-    return str(side.env.get("torch")).partition("+")[0]
+def _key(row: Any) -> Key:
+    return Key(*(getattr(row, name) or "" for name in Key._fields))
 
 
-def _of_another_torch(units: list[Unit], baseline: Side, candidate: Side) -> list[str]:
-    """Leaves the counts open that depend on the release of PyTorch, where the sides have two; says which and what to do."""
-    was, now = _release(baseline), _release(candidate)
-    found = [u for u in units if u.metric == OPERATORS and not u.trouble and not u.undecided]
+def _units(mine: Table, theirs: Table, policy: Policy, notes: list[str], *, elsewhere: bool) -> list[Unit]:
+    arms: dict[tuple[str, str], list[Any]] = {}  # what was not measured stands under another regime or metric
+    for key, rows in theirs.items():
+        arms.setdefault((key.case_id, key.arm), []).extend(rows)
+    measured = {
+        (row.case_id, row.arm, row.metric) for rows in mine.values() for row in rows if row.status == "ok"
+    }
+    labels = {row.axes: case_label(axes_of(row.axes)) for rows in mine.values() for row in rows}
+    units: list[Unit] = []
+    broken: dict[tuple[str, str], Unit | None] = {}
+    mended: list[str] = []
+    for key, rows in mine.items():
+        row, arm = rows[0], (key.case_id, key.arm)
+        fields = {**key._asdict(), "case": labels[row.axes]}
+        unit = Unit(key, labels[row.axes], row.unit, row.better, policy.rule_for(fields), before=row.value)
+        if row.status == "failed" and (*arm, row.metric) not in measured and arm not in broken:
+            others = arms.get(arm, [])
+            failed = [other for other in others if other.status == "failed"]
+            if not failed and any(other.status == "ok" for other in others):
+                mended.append(row.reason)
+                broken[arm] = None
+            else:
+                unit.set_aside(State.FAILED_TWICE, _failed_twice(row, (failed or others or [None])[0]))
+                broken[arm] = unit
+        if row.status != "ok" or unit.rule.rule == "ignore" or _is_curve(row):
+            continue  # no number that can have become worse
+        units.append(unit)
+        found = theirs.get(key, [])
+        if found and found[0].status == "ok":
+            unit.after, unit.rows = found[0].value, (rows, found)
+            units += _declared(unit, policy)
+            continue
+        there = (found or [other for other in arms.get(arm, []) if other.status != "ok"] or [None])[0]
+        unit.set_aside(*_lost(there))
+        if elsewhere and there is not None and there.status == "skipped":
+            # Another machine may lack a compiler or a kernel, whatever the code.
+            unit.set_aside(State.OPEN, f"{unit.why}; the baseline's machine is another")
+    if failed_twice := [unit for unit in broken.values() if unit]:
+        notes.append(
+            Loud(
+                f"NOT JUDGED: {len(failed_twice)} arms failed on both sides or are gone ({_arms(failed_twice)}); the first "
+                f"{failed_twice[0].why[:REASON]}"
+            )
+        )
+    if mended:
+        notes.append(
+            f"{len(mended)} arms failed in the baseline and have nothing to fall behind; the first: {mended[0][:REASON]}"
+        )
+    return units + failed_twice
+
+
+def _is_curve(row: Any) -> bool:
+    """Whether it is a curve over training steps, which `loss` judges."""
+    return row.metric == LOSS or (
+        len(row.samples) > 1 and row.metric in METRICS and METRICS[row.metric].series
+    )
+
+
+def _lost(row: Any, when: str = "") -> tuple[State, str]:
+    """How a row without a number, or none at all, is called."""
+    if row is None:
+        return State.LOST, "not in the candidate"
+    wrong = row.status == "failed" and row.cause in REFUTED
+    return State.WRONG if wrong else State.LOST, f"{row.status}{when}: {row.reason}"
+
+
+def _failed_twice(row: Any, other: Any) -> str:
+    if other is None:
+        return f"failed in the baseline: {row.reason}; not in the candidate"
+    if other.status == "failed":
+        more = "" if other.reason == row.reason else f"; in the candidate: {other.reason}"
+        return f"failed on both sides: {row.reason}{more}"
+    return f"failed in the baseline: {row.reason}; in the candidate {other.status}: {other.reason}"
+
+
+def _arms(units: Sequence[Unit]) -> str:
+    return some(list(dict.fromkeys(f"{unit.key.suite}/{unit.key.arm}" for unit in units)), 6)
+
+
+def _declared(timed: Unit, policy: Policy) -> Iterator[Unit]:
+    """Units for what two rows of a time state about themselves: bytes, calls, graph breaks."""
+    if timed.rule.rule != "timed":
+        return
+    stated = [{**parse(rows[0].resolved), "bytes_moved": rows[0].bytes_moved} for rows in timed.rows]
+    for name, better in {"bytes_moved": "lower", **policy.facts}.items():
+        before, after = (number(said.get(name)) for said in stated)
+        if not before >= 0:
+            continue
+        unit = Unit(
+            timed.key._replace(metric=name), timed.case, "byte" if name == "bytes_moved" else "count", better, Rule("exact"),
+            before, after,
+        )  # fmt: skip
+        if math.isnan(after):
+            unit.set_aside(State.OPEN, "the candidate's row does not state it")
+        yield unit
+
+
+def number(value: Any) -> float:
+    """What a row states as a figure; NaN where it does not."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _leave_to_one_torch(units: Sequence[Unit], baseline: Side, candidate: Side, notes: list[str]) -> None:
+    """Leaves the counts open that depend on the release of PyTorch, where the sides have two; its build is no other."""
+    was, now = (str(side.env.get("torch")).partition("+")[0] for side in (baseline, candidate))
+    found = [unit for unit in units if unit.key.metric == OPERATORS and not unit.trouble and not unit.is_open]
     if was == now or not found:
-        return []
+        return
     for unit in found:
-        unit.undecided = f"torch {now} may take an operator apart otherwise than the baseline's {was}"
-    return [
+        unit.set_aside(
+            State.OPEN, f"torch {now} may take an operator apart otherwise than the baseline's {was}"
+        )
+    notes.append(
         Loud(
-            f"NOT JUDGED: {OPERATORS} of {len(found)} units ({arm_names(found)}), as torch {was} became {now}; "
+            f"NOT JUDGED: {OPERATORS} of {len(found)} units ({_arms(found)}), as torch {was} became {now}; "
             f"measure the baseline {baseline.commit} anew with torch {now}: python -m harness gate --measure --machine-free "
             "(in this repository: make gate ARGS=update)"
         )
+    )
+
+
+def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
+    """What the confirmation shows: an arm that no longer runs is lost, and of two numbers that are no times the worse stands."""
+    sound = [
+        {k: ok for k, rows in t.items() if (ok := [r for r in rows if r.status == "ok"])}
+        for t in (before, after)
     ]
-
-
-def _units(
-    before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: Mapping[str, Better], *, elsewhere: bool
-) -> list[Unit]:
-    mine, theirs = rows_by_key(before), rows_by_key(after)
-    # What was not measured has no regime and may stand under another metric: it is looked up by case and arm.
-    absent = {(k[1], k[2]): rows[0] for k, rows in theirs.items() if rows[0].status != "ok"}
-    labels = {axes: case_label(axes_of(axes)) for axes in before["axes"].unique()}
-    units = []
-    for key, rows in mine.items():
-        row = rows[0]
-        if row.status != "ok":  # the baseline itself has no number: nothing can have become worse
+    lost = {(k.case_id, k.arm): rows[0] for k, rows in after.items() if rows[0].status != "ok"}
+    for unit in units:
+        if unit.trouble or unit.is_open:
             continue
-        if row.metric == LOSS or (
-            row.metric in METRICS and METRICS[row.metric].series and len(row.samples) > 1
-        ):
-            continue  # a curve over training steps; `loss` judges those
-        unit = Unit(
-            *(
-                row.suite,
-                row.case_id,
-                labels[row.axes],
-                row.arm,
-                row.metric,
-                row.regime or "",
-                row.part or "",
-            ),
-            unit=row.unit,
-            better=row.better,
-            rule=policy.rule_for({**dict(zip(KEY, key, strict=True)), "case": labels[row.axes]}),
-            before=row.value,
-        )
-        if unit.rule.rule == "ignore":
+        key = unit.key
+        was, now = (table.get(key, []) for table in sound)
+        row = (after.get(key) or [lost.get((key.case_id, key.arm))])[0]
+        if unit.rows[1] and row is not None and not now:
+            unit.set_aside(*_lost(row, " in the confirmation"))
+        elif unit.rule.rule == "timed":
+            unit.again = (was, now)
+        elif now:
+            worst = max if unit.better == "lower" else min
+            unit.after = worst([unit.after, *(r.value for r in now)])
+            unit.before = worst([unit.before, *(r.value for r in was)])
+
+
+def _fill(timed: Sequence[Unit], policy: Policy, notes: list[str], *, paired: bool) -> None:
+    """Puts log ratios into the units, as far as the conditions of their measurement let them decide."""
+    counts = dict.fromkeys(CONDITIONS, 0)
+    unconfirmed = 0
+    for unit in timed:
+        for name in CONDITIONS:
+            counts[name] += any(_struck(unit.rows, name))
+        excluded = _excluded(unit.rows, policy)
+        again = unit.again if all(unit.again) else EMPTY
+        if why := _excluded(again, policy):
+            again = EMPTY
+        unit.strayed = sum(_stray_samples(r, policy.clock_stray) for rows in unit.rows for r in rows)
+        _check_times(unit, unit.rows, again)
+        if unit.is_sound_time:
+            unconfirmed += bool(why)
+            unit.first = unit.worse * log_ratios(*unit.rows, by_number=paired)
+            unit.second = unit.worse * log_ratios(*again, by_number=paired)
+            if excluded:
+                unit.set_aside(State.EXCLUDED, excluded)
+    notes += [f"{count} times were measured {CONDITIONS[name]}" for name, count in counts.items() if count]
+    for count, what in (
+        (
+            sum(unit.state is State.EXCLUDED for unit in timed),
+            "times decide nothing, by exclude in the policy",
+        ),
+        (
+            sum(unit.strayed for unit in timed),
+            f"samples were taken at a clock more than {policy.clock_stray:.0%} from the median of their round",
+        ),
+        (unconfirmed, "confirmations decide nothing, by exclude in the policy"),
+    ):
+        if count:
+            notes.append(f"{count} {what}")
+
+
+def _excluded(sides: Pair, policy: Policy) -> str:
+    """Why the policy lets the times of these rows decide nothing; "" where it does not.
+
+    Throttling excludes where it struck one side alone: products limited by power are throttled on both sides of every
+    round, and are compared.
+    """
+    for name, words in CONDITIONS.items():
+        struck = _struck(sides, name)
+        if name in policy.exclude and any(struck) and (name != "throttled" or not all(struck)):
+            pairs = zip(("baseline", "candidate"), struck, strict=True)
+            which = " and the ".join(side for side, hit in pairs if hit)
+            alone = " and the other side was not" if name == "throttled" else ""
+            return f"the {which} was measured {words}{alone}; measure again, or see exclude in the policy"
+    return ""
+
+
+def _struck(sides: Pair, name: str) -> list[bool]:
+    return [any(parse(row.timing).get(name) for row in rows) for rows in sides]
+
+
+def clocks_of(row: Any) -> Vector:
+    """The SM clock of each sample; empty where the row, as that of a CPU, has none."""
+    clocks = np.asarray([] if row.sample_clock_mhz is None else row.sample_clock_mhz, dtype=np.float64)
+    return clocks if clocks.size == len(row.samples) == len(row.rounds) else np.empty(0)
+
+
+def _stray_samples(row: Any, share: float) -> int:
+    """Samples of a row whose SM clock is further than a share from the median clock of their round."""
+    clocks = clocks_of(row)
+    known = clocks > 0
+    if not known.any():
+        return 0
+    clocks, rounds = clocks[known], np.asarray(row.rounds)[known]
+    middles = stats.round_medians(clocks, rounds)
+    return sum(abs(clock / middles[number] - 1) > share for clock, number in zip(clocks, rounds, strict=True))
+
+
+def _check_times(unit: Unit, *stages: Pair) -> None:
+    """Sets a unit aside that has a sample which is no time: it is open where it is the baseline's, else in trouble."""
+    for stage in stages:
+        before, after = (_invalid_sample(rows, unit.unit) for rows in stage)
+        if before:
+            also = f"; the candidate's {after} too" if after else ""
+            unit.set_aside(State.OPEN, f"the baseline's {before}, which is no time{also}: measure it again")
+        elif after:
+            unit.set_aside(State.NO_TIME, f"the candidate's {after}, which is no time")
+        if before or after:
+            return
+
+
+def _invalid_sample(rows: Sequence[Any], unit: str) -> str:
+    """The first sample that is not above 0 or not finite, with its round; "" where all are times."""
+    for row in rows:
+        samples = np.asarray(row.samples)
+        for place in np.flatnonzero((samples <= 0) | np.isinf(samples)):
+            where = f" of round {row.rounds[place]}" if len(row.rounds) else ""
+            return f"sample{where} is {samples[place]:g} {unit}"
+    return ""
+
+
+def log_ratios(before: Sequence[Any], after: Sequence[Any], *, by_number: bool) -> Vector:
+    """log(median after / median before) of each round: of rounds of one number, or of the n-th of each side."""
+    a, b = _log_medians(before), _log_medians(after)
+    if by_number:
+        return np.array([b[place] - a[place] for place in a if place in b])
+    return np.array([y - x for x, y in zip(a.values(), b.values(), strict=False)])
+
+
+def _log_medians(rows: Sequence[Any]) -> dict[tuple[int, int], float]:
+    """By run and round; samples without rounds are one."""
+    return {
+        (run, number): math.log(median)
+        for run, row in enumerate(rows)
+        for number, median in stats.round_medians(
+            row.samples, row.rounds if len(row.rounds) else np.zeros(len(row.samples))
+        ).items()
+    }
+
+
+def _ratios(timed: Sequence[Unit]) -> list[Unit]:
+    """Each arm over the baseline that its suite declares, within each run; then one run against the other."""
+    by_key = {unit.key: unit for unit in timed}
+    found = []
+    for unit in timed:
+        reference = by_key.get(unit.key._replace(arm=unit.rows[0][0].baseline or ""))
+        if reference is None:
             continue
-        found = theirs.get(key, [])
-        if found and found[0].status == "ok":
-            unit.after = found[0].value
-            unit.rows = (rows, found)
-            units += _declared(unit, facts)
-        else:
-            there = found[0] if found else absent.get((row.case_id, row.arm))
-            unit.wrong = there is not None and there.status == "failed" and there.cause in REFUTED
-            unit.trouble = f"{there.status}: {there.reason}" if there is not None else "not in the candidate"
-            if elsewhere and there is not None and there.status == "skipped":
-                # Another machine may lack a compiler or a kernel, whatever the code.
-                unit.undecided = f"{unit.trouble}; the baseline's machine is another"
-        units.append(unit)
-    return units
+
+        def within(arm: Pair, base: Pair) -> list[Vector]:
+            return [log_ratios(b, a, by_number=True) for a, b in zip(arm, base, strict=True)]
+
+        first, again = within(unit.rows, reference.rows), within(unit.again, reference.again)
+        before, after = (math.exp(logs.mean()) if logs.size else math.nan for logs in first)
+        found.append(
+            Unit(
+                unit.key._replace(regime=RATIO), unit.case, f"x {reference.key.arm}", unit.better, unit.rule, before, after,
+                first=unit.worse * _difference(*first), second=unit.worse * _difference(*again), rows=unit.rows,
+            )
+        )  # fmt: skip
+    return found
 
 
-def _declared(timed: Unit, facts: Mapping[str, Better]) -> list[Unit]:
-    """Units for what two rows of a time state about themselves: bytes, calls, graph breaks."""
-    if timed.rule.rule != "timed":
-        return []
-    a, b = timed.rows[0][0], timed.rows[1][0]
-    pairs = {"bytes_moved": (a.bytes_moved, b.bytes_moved)}
-    one = facts_of(a)
-    other = one if a.resolved == b.resolved else facts_of(b)
-    pairs |= {name: (one.get(name), other.get(name)) for name in facts}
-    return [
-        Unit(
-            *(timed.suite, timed.case_id, timed.case, timed.arm, name, timed.regime, timed.part),
-            unit="byte" if name == "bytes_moved" else "count",
-            better=facts.get(name, "lower"),
-            rule=Rule("exact"),
-            before=float(before),
-            after=float(after) if _is_number(after) else np.nan,
-            undecided="" if _is_number(after) else "the candidate's row does not state it",
-        )
-        for name, (before, after) in pairs.items()
-        if _is_number(before) and before >= 0
-    ]
+def _difference(before: Vector, after: Vector) -> Vector:
+    rounds = min(before.size, after.size)
+    return after[:rounds] - before[:rounds]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not np.isnan(value)
+def _control(baseline: Side, candidate: Side, mode: Mode) -> Vector:
+    """Log ratios of the control case by round."""
+    if mode == "machine-free":
+        return np.empty(0)
+    frames = [side.first[side.first["status"] == "ok"] for side in (baseline, candidate)]
+    sides = [frame[frame["suite"] == CONTROL_SUITE] for frame in frames]
+    if any(side.empty for side in sides):
+        # A stored run of a plain sweep: the product that PyTorch alone computes stands in.
+        sides = [
+            f[(f["suite"] == "gemm") & (f["arm"] == "bf16_eager") & (f["metric"] == "time_ms")]
+            for f in frames
+        ]
+        shared = sorted(set(sides[0]["case_id"]) & set(sides[1]["case_id"]))[:1]
+        sides = [side[side["case_id"].isin(shared)] for side in sides]
+    before, after = (list(side.itertuples(index=False)) for side in sides)
+    if _invalid_sample([*before, *after], ""):
+        return np.full(1, np.nan)
+    return log_ratios(before, after, by_number=mode == "paired")

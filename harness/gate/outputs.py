@@ -1,14 +1,12 @@
-"""Outputs: the files that a gate writes. None of an earlier gate outlives the start of the next, whatever comes of that."""
+"""Outputs: where an answer is told. No file of an earlier gate outlives the start of the next, whatever comes of that."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.exit_code import Exit
 from harness.store import run_files
 from harness.store.errors import UsageError
 from harness.store.parquet import find_run
@@ -17,10 +15,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from harness.gate.judge import Judgement
+    from harness.gate.render import Answer
 
 OUTPUTS = ("json", "markdown", "junit", "comment")
-INPUTS = ("baseline", "candidate")  # each a list of runs or files
 
 
 def clear_outputs(options: argparse.Namespace) -> None:
@@ -47,22 +44,20 @@ def clear_outputs(options: argparse.Namespace) -> None:
             except OSError as error:
                 raise UsageError(f"cannot replace {path} of an earlier gate ({error.strerror})") from error
     for path in paths.values():
-        if not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: {path.parent} is no folder")
-        if path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder")
+        if path.is_dir() or not path.parent.is_dir():
+            why = "it is a folder" if path.is_dir() else f"{path.parent} is no folder"
+            raise UsageError(f"cannot write {path}: {why}")
 
 
 def _inputs(options: argparse.Namespace) -> Iterator[Path]:
     """Every file and folder that the gate is to read."""
     if options.policy is not None:
         yield options.policy.resolve()
-    for names in (getattr(options, kind) for kind in INPUTS):
-        for name in names or []:
-            try:
-                yield find_run(name, options.results_dir).resolve()
-            except UsageError:  # it is refused where it is read
-                continue
+    for name in (*(options.baseline or ()), *(options.candidate or ())):
+        try:
+            yield find_run(name, options.results_dir).resolve()
+        except UsageError:  # it is refused where it is read
+            continue
 
 
 def _is_stored(place: Path, run: Path) -> bool:
@@ -75,59 +70,34 @@ def _is_device(path: Path) -> bool:
     return path.absolute().is_relative_to("/dev")
 
 
-def write_judgement(judgement: Judgement, options: argparse.Namespace) -> None:
-    """Writes the verdicts in every form that was asked for.
+def tell(answer: Answer, options: argparse.Namespace) -> None:
+    """Says the answer in every form that was asked for; a refusal itself is said by the caller.
 
     Raises:
-        UsageError: a file can't be written.
+        UsageError: a file of a judgement can't be written.
     """
-    from harness.gate import publish, render
+    from harness.gate import render
 
-    _summarise(render.markdown(judgement))
+    judged = answer.judgement is not None
+    if options.annotations:
+        sys.stdout.write(render.github_lines(answer))
+    if judged or not answer.code:
+        sys.stdout.write(render.terminal(answer))
+        sys.stdout.flush()
     for path, form in (
+        (os.environ.get("GITHUB_STEP_SUMMARY"), render.markdown),
         (options.json, render.as_json),
         (options.markdown, render.markdown),
-        (options.junit, publish.junit),
-        (options.comment, publish.comment),
+        (options.junit, render.junit),
+        (options.comment, render.comment),
     ):
+        summary = isinstance(path, str)  # of a GitHub job: appended to
         try:
-            if path is not None:
-                path.write_text(form(judgement), encoding="utf-8")
+            if path:
+                with Path(path).open("a" if summary else "w", encoding="utf-8") as file:
+                    file.write(form(answer) + "\n" * summary)
         except OSError as error:
-            raise UsageError(
-                f"cannot write {path} ({error.strerror}); the verdict is printed above"
-            ) from error
-
-
-def write_without_units(code: Exit, head: str, text: str, options: argparse.Namespace) -> None:
-    """Writes into every output that no unit was judged, and why."""
-    from harness.gate import publish, render
-
-    words = f"### Gate: {head}\n\n{' '.join(text.split())}\n"
-    _summarise(words)
-    if options.annotations and code is not Exit.OK:
-        sys.stdout.write(publish.annotation_of(code, text))
-    document = {"format": render.FORMAT, "verdict": head, "exit_code": int(code), "reason": text}
-    for path, form in (
-        (options.json, json.dumps(document, indent=1) + "\n"),
-        (options.markdown, words),
-        (options.junit, publish.junit_of(code, f"{head}: {text}")),
-        (options.comment, publish.comment_of(head, text)),
-    ):
-        try:
-            if path is not None:
-                path.write_text(form, encoding="utf-8")
-        except OSError as error:
-            sys.stderr.write(f"warning: cannot write {path} ({error.strerror})\n")
-
-
-def _summarise(markdown: str) -> None:
-    """Appends to the step summary of a GitHub job; elsewhere there is none."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not summary:
-        return
-    try:
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown + "\n")
-    except OSError as error:  # no verdict is worth less because a page could not show it
-        sys.stderr.write(f"warning: cannot write the step summary {summary} ({error.strerror})\n")
+            said = f"cannot write {path} ({error.strerror})"
+            if judged and not summary:  # no verdict is worth less because a page could not show it
+                raise UsageError(f"{said}; the verdict is printed above") from error
+            sys.stderr.write(f"warning: {said}\n")

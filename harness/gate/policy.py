@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
 from harness.store.errors import UsageError, unknown
 from harness.store.measurement import METRICS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
-RULES: tuple[RuleName, ...] = ("timed", "exact", "numerics", "ignore")
+Open = Literal["warn", "share", "fail"]
+Slower = Literal["warn", "fail"]
+LITERALS = {"RuleName": RuleName, "Open": Open, "Slower": Slower}
 MATCH_FIELDS = ("suite", "arm", "metric", "regime", "part", "case")
+COUNTS = ("pairs", "blocks", "confirm_pairs")
 CONDITIONS = ("contended", "throttled")  # under which a row may have been measured
 DEFAULT = Path(__file__).with_name("policy.yaml")
 MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
@@ -51,8 +52,8 @@ class Match:
 class Group:
     """Cases with a tolerance of their own; `together` judges their mean as well."""
 
-    name: str
-    match: Match
+    name: str = "unnamed"
+    match: Match = Match()
     tolerance: float | None = None
     together: bool = False
 
@@ -64,6 +65,10 @@ class Allowance:
     match: Match
     until: datetime.date
     reason: str
+
+    def __post_init__(self) -> None:
+        if not self.match.globs:
+            raise UsageError(f"the allowance until {self.until} matches everything; restrict it with match")
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,11 @@ class Policy:
     control: float = 0.015
     session_spread: float = 0.02
     scatter: float = 0.04
-    on_inconclusive: Literal["warn", "share", "fail"] = "share"
+    on_inconclusive: Open = "share"
     undecided_share: float = 0.2
     clock_stray: float = 0.05
     exclude: tuple[str, ...] = ("contended", "throttled")
-    on_slower: Literal["warn", "fail"] = "fail"
+    on_slower: Slower = "fail"
     pairs: int = 10
     blocks: int = 12
     confirm_pairs: int = 10
@@ -92,13 +97,12 @@ class Policy:
 
     def rule_for(self, unit: Mapping[str, str]) -> Rule:
         """The rule of a unit, its group's tolerance included."""
-        metric = METRICS.get(unit["metric"])
-        if unit["metric"] in self.metrics:
-            rule = self.metrics[unit["metric"]]
-        elif metric is None or metric.better == "none":
+        name = unit["metric"]
+        metric = METRICS.get(name)
+        by_unit = None if metric is None or metric.better == "none" else self.units.get(metric.unit)
+        rule = self.metrics.get(name) or by_unit
+        if rule is None:
             return Rule("ignore")
-        else:
-            rule = self.units.get(metric.unit, Rule("ignore"))
         for group in self.groups:
             if group.tolerance is not None and group.match.fits(unit):
                 return replace(rule, tolerance=group.tolerance)
@@ -123,135 +127,94 @@ def load_policy(path: Path | None = None, default: Path = DEFAULT) -> Policy:
         UsageError: the file can't be read, names a key, metric, rule or field that is unknown, or holds a value out
             of range.
     """
-    policy = _over(Policy(), _read(default), default.name)
-    return policy if path is None else _over(policy, _read(path), str(path))
+    policy = _over(Policy(), default, default.name)
+    return policy if path is None else _over(policy, path, str(path))
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _over(policy: Policy, path: Path, where: str) -> Policy:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the policy {path}: {' '.join(str(error).split())}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
+    if not isinstance(content, Mapping | None):
         raise UsageError(f"the policy {path} must be a mapping of keys, it is a {type(content).__name__}")
-    return content
-
-
-def _over(policy: Policy, content: Mapping[str, Any], where: str) -> Policy:
-    known = [f.name for f in fields(Policy)]
-    changes: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in known:
-            raise unknown(f"key of the policy {where}", str(key), known)
-        try:
-            changes[key] = _value(policy, key, value)
-        except UsageError as error:
-            raise UsageError(f"policy {where}, {key}: {error}") from error
+    try:
+        changes = _fields(Policy, content or {}, f"key of the policy {where}")
+    except UsageError as error:
+        raise UsageError(f"policy {where}: {error}") from error
+    for table in ("metrics", "units"):
+        changes[table] = {**getattr(policy, table), **changes.get(table, {})}
     return replace(policy, **changes)
 
 
-def _value(policy: Policy, key: str, value: Any) -> Any:
-    if key in ("metrics", "units"):
-        table = {str(name): _rule(name, rule) for name, rule in _mapping(value).items()}
-        known = METRICS if key == "metrics" else sorted({metric.unit for metric in METRICS.values()})
-        for name in table:
-            if name not in known:
-                raise unknown(key.removesuffix("s"), name, known)
-        return {**getattr(policy, key), **table}
-    if key == "facts":
-        return {str(name): _better(name, side) for name, side in _mapping(value).items()}
-    if key == "groups":
-        return tuple(_group(entry) for entry in _list(value))
-    if key == "allow":
-        return tuple(_allowance(entry) for entry in _list(value))
-    if key in ("on_inconclusive", "on_slower"):
-        words = ("warn", "share", "fail") if key == "on_inconclusive" else ("warn", "fail")
-        if value not in words:
-            raise UsageError(f"{value!r} must be {', '.join(words[:-1])} or {words[-1]}")
+def _fields(kind: type, value: Any, what: str = "key") -> dict[str, Any]:
+    """The entries of a mapping as fields of a dataclass, each read by its annotation."""
+    types = {f.name: str(f.type) for f in fields(kind)}
+    found = {}
+    for name, entry in _known(value, types, what):
+        try:
+            found[name] = _read(name, types[name], entry)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+    return found
+
+
+def _record(kind: type, value: Any) -> Any:
+    given = _fields(kind, value)
+    for f in fields(kind):
+        if f.default is MISSING and f.name not in given:
+            raise UsageError(f"an entry lacks {f.name!r}: {value!r}")
+    return kind(**given)
+
+
+def _read(name: str, kind: str, value: Any) -> Any:
+    """A value of a policy, by the annotation of its field."""
+    if kind.startswith("Mapping"):
+        known = {"metrics": METRICS, "units": {metric.unit for metric in METRICS.values()}}.get(name)
+        read = partial(_record, Rule) if known else partial(_word, Better)
+        return {key: read(entry) for key, entry in _known(value, known, name.removesuffix("s"))}
+    if kind.startswith("tuple"):
+        if not isinstance(value, list):
+            raise UsageError(f"{value!r} must be a list")
+        if name == "exclude":
+            return tuple(key for key, _ in _known(dict.fromkeys(value), CONDITIONS, "condition"))
+        return tuple(_record(Group if name == "groups" else Allowance, entry) for entry in value)
+    if kind == "Match":
+        return Match(tuple((key, str(glob)) for key, glob in _known(value or {}, MATCH_FIELDS)))
+    if value is None and kind.endswith("None"):
         return value
-    if key == "exclude":
-        for name in (names := [str(name) for name in _list(value)]):
-            if name not in CONDITIONS:
-                raise unknown("condition", name, CONDITIONS)
-        return tuple(names)
-    if key in ("pairs", "blocks", "confirm_pairs"):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{value!r} must be a whole number of at least 1")
-        return value
-    share = _share(value)
-    if key == "budget_s":
-        return share
-    if key.startswith("alpha") and not 0 < share < 0.5:
-        raise UsageError(f"{value!r} must lie between 0 and 0.5")
-    return share
+    if kind in LITERALS:
+        return _word(LITERALS[kind], value)
+    wrong = ""
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if kind == "int" and not (type(value) is int and value >= 1):
+        wrong = "a whole number of at least 1"
+    elif kind.startswith("float") and not (number and 0 <= value < math.inf):
+        wrong = "a number of at least 0"
+    elif name.startswith("alpha") and not 0 < value < 0.5:
+        wrong = "a number between 0 and 0.5"
+    elif kind == "datetime.date" and type(value) is not datetime.date:
+        wrong = "a date such as 2027-01-31"
+    elif kind == "str" and not (isinstance(value, str) and value.strip()):
+        wrong = "a text"
+    elif kind == "bool" and not isinstance(value, bool):
+        wrong = "true or false"
+    if wrong:
+        raise UsageError(f"{value!r} must be {wrong}")
+    return value
 
 
-def _better(name: object, value: Any) -> Better:
-    if value == "lower":
-        return "lower"
-    if value == "higher":
-        return "higher"
-    raise UsageError(f"{name}: {value!r} must be lower or higher: the direction that is better")
-
-
-def _rule(name: object, value: Any) -> Rule:
-    entries = _keys(value, ("rule", "tolerance", "absolute"))
-    if entries.get("rule") not in RULES:
-        raise UsageError(f"{name}: rule {entries.get('rule')!r} must be one of {', '.join(RULES)}")
-    return Rule(entries["rule"], _share(entries.get("tolerance", 0.0)), _share(entries.get("absolute", 0.0)))
-
-
-def _group(value: Any) -> Group:
-    entries = _keys(value, ("name", "match", "tolerance", "together"))
-    tolerance = entries.get("tolerance")
-    return Group(
-        name=str(entries.get("name") or "unnamed"),
-        match=_match(entries.get("match")),
-        tolerance=None if tolerance is None else _share(tolerance),
-        together=entries.get("together") is True,
-    )
-
-
-def _allowance(value: Any) -> Allowance:
-    entries = _keys(value, ("match", "until", "reason"))
-    until, reason = entries.get("until"), entries.get("reason")
-    if not isinstance(until, datetime.date) or isinstance(until, datetime.datetime):
-        raise UsageError(f"until={until!r} must be a date such as 2027-01-31; an allowance needs an end date")
-    if not isinstance(reason, str) or not reason.strip():
-        raise UsageError(f"an allowance until {until} needs a reason")
-    match = _match(entries.get("match"))
-    if not match.globs:
-        raise UsageError(f"the allowance until {until} matches everything; restrict it with match")
-    return Allowance(match, until, reason.strip())
-
-
-def _match(value: Any) -> Match:
-    return Match(tuple((name, str(glob)) for name, glob in _keys(value or {}, MATCH_FIELDS).items()))
-
-
-def _keys(value: Any, known: Iterable[str]) -> dict[str, Any]:
-    entries = _mapping(value)
-    for key in entries:
-        if key not in known:
-            raise unknown("key", str(key), known)
-    return dict(entries)
-
-
-def _mapping(value: Any) -> Mapping[Any, Any]:
+def _known(value: Any, names: Collection[str] | None, kind: str = "key") -> Iterator[tuple[str, Any]]:
+    """The entries of a mapping; a name that is not known is refused."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{value!r} must be a mapping")
+    for name, entry in value.items():
+        if names is not None and name not in names:
+            raise unknown(kind, str(name), names)
+        yield str(name), entry
+
+
+def _word(words: Any, value: Any) -> Any:
+    if value not in get_args(words):
+        raise UsageError(f"{value!r} must be one of {', '.join(get_args(words))}")
     return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageError(f"{value!r} must be a list")
-    return value
-
-
-def _share(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{value!r} must be a number of at least 0")
-    return float(value)

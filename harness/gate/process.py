@@ -9,9 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GOODBYE_S = 10.0
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -43,6 +48,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            bufsize=0,
             cwd=tree,
             env={**os.environ, "PYTHONPATH": str(tree)},
         )
@@ -52,9 +58,8 @@ class Process:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
         except OSError as error:
-            raise WorkerError(self._last_words("ended")) from error
+            raise WorkerError(self._last_words()) from error
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """The answer to the oldest command that has none yet.
@@ -65,13 +70,12 @@ class Process:
         assert self._process.stdout is not None
         ends = time.monotonic() + timeout_s
         while b"\n" not in self._pending:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(ends - time.monotonic(), 0))
-            if not ready:
+            if not select.select([self._process.stdout], [], [], max(ends - time.monotonic(), 0))[0]:
                 self._process.kill()
                 raise WorkerError(f"no answer within {timeout_s:.0f} s")
-            piece = os.read(self._process.stdout.fileno(), 1 << 16)
+            piece = self._process.stdout.read(1 << 16)
             if not piece:
-                raise WorkerError(self._last_words("ended"))
+                raise WorkerError(self._last_words())
             self._pending += piece
         line, _, self._pending = self._pending.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -84,29 +88,21 @@ class Process:
         self.tell(command)
         return self.answer(timeout_s)
 
-    def kill(self) -> None:
-        """Ends the process at once."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Ends the process; it has ten seconds to go by itself."""
-        if self._process.poll() is None and self._process.stdin is not None:
-            try:
+    def close(self, left: Callable[[], float] = lambda: GOODBYE_S) -> None:
+        """Ends the process; it has some seconds to go by itself, if there are any left."""
+        with suppress(WorkerError, subprocess.TimeoutExpired):
+            if left() > 0 and self._process.poll() is None:
                 self.tell({"do": "quit"})
-                self._process.wait(10)
-            except (WorkerError, subprocess.TimeoutExpired):
-                self._process.kill()
+                self._process.wait(GOODBYE_S)
+        self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None and not stream.closed:
-                try:
-                    stream.close()
-                except OSError:  # a broken pipe has nothing left to flush
-                    continue
-        self._errors.close()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
 
-    def _last_words(self, what: str) -> str:
+    def _last_words(self) -> str:
         self._process.wait(10)
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"{what} with code {self._process.returncode}" + (f": {lines[-1][:300]}" if lines else "")
+        said = f": {lines[-1][:300]}" if lines else ""
+        return f"ended with code {self._process.returncode}{said}"

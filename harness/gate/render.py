@@ -1,24 +1,39 @@
-"""Render: a judgement as a terminal table, as JSON, and as markdown for a pull request."""
+"""Render: an answer of the gate as a terminal table, JSON, markdown, JUnit XML, a comment and GitHub's annotations.
+
+A form says of everything what the exit code says: what failed the gate is a failure, what was not decided is skipped
+and never passed, and where there is no verdict the form says so, so that none of an earlier gate is taken for it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import jinja2
+import markupsafe
 
 from harness.gate.decide import Verdict
 from harness.gate.exit_code import Exit, Loud
 from harness.gate.sides import differing_fields
+from harness.gate.unit import RATIO, State
 from harness.store.measurement import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from harness.gate.judge import Finding, Judgement
+    from harness.gate.unit import Finding, Judgement
 
 FORMAT = 1  # of the JSON
 ORDER = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK)
 SHOWN = 60  # rows of a table; the JSON holds all
+MOST_COMMENT = 60_000  # characters; GitHub takes 65,536
+MOST_ANNOTATIONS = 10  # errors that GitHub shows of a step; the last one says how many more there are
 HEADLINE = {
     Exit.OK: "OK",
     Exit.REGRESSED: "REGRESSED",
@@ -32,20 +47,51 @@ MODES = {
     "machine-free": "what no machine changes, and ratios within each run",
     "broken": "one side does not run, so nothing was measured",
 }
+_FILE = re.compile(r"([\w./-]+\.py)::")
+_UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in no XML document
+_HEAD = ("verdict", "case", "arm", "metric", "change", "why")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the gate says: a judgement, or why no unit was judged."""
+
+    code: Exit
+    head: str
+    text: str = ""
+    judgement: Judgement | None = None
+
+    @staticmethod
+    def of(judgement: Judgement) -> Answer:
+        """The answer that a judgement is."""
+        return Answer(judgement.code, headline(judgement), judgement=judgement)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was judged."""
+        return self.judgement.findings if self.judgement else ()
+
+    @property
+    def tally(self) -> str:
+        """How many units got each verdict."""
+        counts = Counter(f.verdict for f in self.findings)
+        counted = ", ".join(f"{counts[v]} {v}" for v in ORDER if counts[v])
+        reported = sum(f.verdict is Verdict.REGRESSED and f.held for f in self.findings)
+        return counted + (
+            f" ({reported} of the regressions are allowed or only reported)" if reported else ""
+        )
 
 
 def headline(judgement: Judgement) -> str:
     """The whole answer in a few words; OK only of what was judged."""
     slower = sum(f.told_only and f.verdict is Verdict.REGRESSED for f in judgement.findings)
-    undecided = judgement.counted[str(Verdict.INCONCLUSIVE)]
     if judgement.could_not_judge and judgement.code in (Exit.OK, Exit.INCONCLUSIVE):
         return _open(judgement)
     if judgement.code is not Exit.OK:
         return HEADLINE[judgement.code]
-    words = ["OK"]
-    words += [] if judgement.times else ["no time judged"]
-    words += [f"{slower} slower"] if slower else []
-    words += [f"{undecided} undecided"] if undecided else []
+    words = ["OK"] if judgement.times else ["OK", "no time judged"]
+    undecided = judgement.counted[Verdict.INCONCLUSIVE]
+    words += [f"{count} {what}" for count, what in ((slower, "slower"), (undecided, "undecided")) if count]
     return ", ".join(words)
 
 
@@ -55,150 +101,179 @@ def _open(judgement: Judgement) -> str:
     count = sum(f.verdict is Verdict.INCONCLUSIVE for f in times)
     words = f"COULD NOT JUDGE {count} of {len(times)}"
     if suspects := judgement.suspects:
-        first = suspects[0]
         words += f", {len(suspects)} of them look{'s' * (len(suspects) == 1)} slower: "
-        words += " ".join(filter(None, (_case(first), first.unit.arm, _metric(first), _change(first))))
+        words += " ".join(filter(None, _row(suspects[0])[1:5]))
         words += f" and {len(suspects) - 1} more" if len(suspects) > 1 else ""
     return words
 
 
-def terminal(judgement: Judgement) -> str:
+def terminal(answer: Answer) -> str:
     """A table of what matters first, then what it rests on; the last line is the verdict."""
-    shown, hidden = _shown(judgement)
-    head = ("verdict", "case", "arm", "metric", "change", "why")
-    rows = _rows(shown)
-    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head) - 1)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in [head, *rows]
-    ]
+    last = f"{answer.head} (exit {int(answer.code)}): {answer.text or answer.tally}"
+    if answer.judgement is None:
+        return last + "\n"
+    rows, hidden = _table(answer)
+    rows = [_HEAD, *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
     if hidden:
-        lines.append(f"... and {_more(hidden)} (--json FILE holds them)")
-    return "\n".join([*lines, "", *_conditions(judgement), _last_line(judgement)]) + "\n"
+        lines.append(f"... and {hidden} (--json FILE holds them)")
+    return "\n".join([*lines, "", *_conditions(answer.judgement), last]) + "\n"
 
 
-def markdown(judgement: Judgement) -> str:
+def markdown(answer: Answer) -> str:
     """The same for a pull request."""
-    shown, hidden = _shown(judgement)
-    lines = [
-        f"### Gate: {headline(judgement)}",
-        "",
-        _tally(judgement),
-        "",
-        "| verdict | case | arm | metric | change (95 % interval) | why |",
-        "|---|---|---|---|---|---|",
-        *("| " + " | ".join(map(_cell, row)) + " |" for row in _rows(shown)),
-    ]
-    if hidden:
-        lines += ["", f"And {_more(hidden)}."]
-    lines += ["", *(f"- {_cell(line)}" for line in _conditions(judgement)), ""]
-    return "\n".join(lines)
+    lines = _conditions(answer.judgement) if answer.judgement else []
+    return str(_forms().markdown(answer, *_table(answer), lines))
 
 
-def as_json(judgement: Judgement) -> str:
+def comment(answer: Answer) -> str:
+    """The body of a comment on a pull request, with the table folded in; its first line finds the one that it replaces."""
+    head, _, rest = markdown(answer).partition("\n")
+    if len(rest) > MOST_COMMENT:
+        rest = rest[:MOST_COMMENT].rpartition("\n")[0] + "\n\nThe rest is in the job's summary.\n"
+    return str(_forms().comment(answer, head, rest, list(_loud(answer))))
+
+
+def junit(answer: Answer) -> str:
+    """JUnit XML: one test a unit, and one for the whole."""
+    cases = []
+    for f in answer.findings:
+        result = ""
+        if f.verdict in (
+            Verdict.REGRESSED,
+            Verdict.INCONCLUSIVE,
+        ):  # what does not count is reported, allowed, or open
+            result = "failure" if f.counts else "skipped"
+        where = f"{f.unit.key.suite}.{f.unit.case}"
+        cases.append((where, _name(f), result, f"{f.verdict}: {f.reason}", str(f.verdict)))
+    result = "failure" if answer.code in (Exit.REGRESSED, Exit.NUMERICS) else "error"
+    text = f"{answer.head}: {answer.text}" if answer.text else answer.head
+    cases.append(("gate", "verdict", result if answer.code else "system-out", text, answer.code.name))
+    return str(_forms().junit(answer, cases, Counter(case[2] for case in cases)))
+
+
+def github_lines(answer: Answer) -> str:
+    """Workflow commands of GitHub: an error for what fails the gate, a warning for what is open, a line each."""
+    worst = [f for f in answer.findings if f.counts]
+    told = []
+    for f in worst[: MOST_ANNOTATIONS - 1]:
+        file = _FILE.search(
+            f.unit.case
+        )  # of a pytest-benchmark test; of other units no file is known to be at fault
+        words = f"{f.unit.key.suite} {f.unit.case}: {_name(f)}: {f.reason}"
+        told.append(("error", f"Gate: {f.verdict}", words, file[1] if file else ""))
+    if len(worst) >= MOST_ANNOTATIONS:
+        told.append(("error", "Gate", f"{len(worst) - MOST_ANNOTATIONS + 1} more regressions", ""))
+    elif answer.code is not Exit.OK and not worst:
+        title = f"exit {int(answer.code)}" if answer.judgement else answer.head
+        told.append(("error", f"Gate: {title}", answer.text or answer.head, ""))
+    told += [("warning", "Gate", note, "") for note in _loud(answer)]
+    if answer.code is Exit.OK and (j := answer.judgement) and j.undecided:
+        told.append(("warning", "Gate", f"{len(j.undecided)} of {len(j.times)} times are undecided", ""))
+    return str(_forms().annotations(told))
+
+
+def as_json(answer: Answer) -> str:
     """Everything, for a program; infinities and NaN are the strings "inf" and "nan"."""
-    return json.dumps(json.loads(to_json(_document(judgement))), indent=1) + "\n"
-
-
-def _document(j: Judgement) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "verdict": headline(j),
-        "exit_code": int(j.code),
-        "date": j.date.isoformat(),
-        "mode": j.mode,
-        "session": j.baseline.session if j.mode == "paired" else "",
-        "baseline": {
-            "name": j.baseline.name,
-            "commit": j.baseline.env.get("git_commit"),
-            "env_id": j.baseline.env_id,
-        },
-        "candidate": {
-            "name": j.candidate.name,
-            "commit": j.candidate.env.get("git_commit"),
-            "env_id": j.candidate.env_id,
-        },
-        "control": {
-            "moved": j.control.moved,
-            "change": j.control.change,
-            "low": j.control.low,
-            "high": j.control.high,
-            "rounds": j.control.rounds,
-            "reason": j.control.reason,
-        },
-        "counts": {str(v): j.counted[str(v)] for v in ORDER},
-        "notes": list(j.notes),
-        "findings": [_finding(f) for f in j.findings],
-    }
+    document: dict[str, Any] = {"format": FORMAT, "verdict": answer.head, "exit_code": int(answer.code)}
+    if (j := answer.judgement) is None:
+        document["reason"] = answer.text
+    else:
+        document |= {
+            "date": j.date.isoformat(),
+            "mode": j.mode,
+            "session": j.baseline.session if j.mode == "paired" else "",
+            **{
+                name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
+                for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
+            },
+            "control": {name: getattr(j.control, name) for name in j.control.__slots__},
+            "counts": {str(v): j.counted[v] for v in ORDER},
+            "notes": list(j.notes),
+            "findings": [_finding(f) for f in j.findings],
+        }
+    return json.dumps(json.loads(to_json(document)), indent=1) + "\n"
 
 
 def _finding(f: Finding) -> dict[str, Any]:
+    timed = f.unit.is_sound_time
+    policy = (
+        f"policy of the gate: changes up to {f.limit:.1%} are tolerated (tolerance and, of stored runs, the spread "
+        "between sessions), beyond that a t test over the rounds decides"
+    )
     return {
         **f.unit.fields,
-        "case_id": f.unit.case_id,
+        "case_id": f.unit.key.case_id,
         "rule": f.unit.rule.rule,
         "verdict": str(f.verdict),
-        "reason": f.reason,
-        "unit": f.unit.unit,
-        "before": f.unit.before,
-        "after": f.unit.after,
-        "change": f.change,
-        "low": f.low,
-        "high": f.high,
-        "limit": f.limit,
-        "rounds": f.rounds,
-        "direction": f.effect.direction if f.effect is not None else "",
-        "noise_floor": f.effect.floor if f.effect is not None else math.nan,
-        "policy": f.policy,
-        "p": f.p,
-        "p_confirm": f.p_confirm,
-        "flagged": f.flagged,
-        "more_rounds": f.more,
-        "cause": None if f.cause is None else {"name": f.cause.name, "evidence": f.cause.evidence},
-        "allowed_until": None if f.allowed is None else f.allowed.until.isoformat(),
-        "counts": f.counts,
+        **{
+            name: getattr(f, name)
+            for name in ("reason", "change", "low", "high", "limit", "rounds", "flagged", "counts")
+        },
+        **{name: getattr(f.unit, name) for name in ("unit", "before", "after")},
+        "direction": f.decision.effect.direction if timed else "",
+        "noise_floor": f.decision.effect.floor,
+        "policy": policy if timed else "",
+        "p": f.decision.p,
+        "p_confirm": f.decision.p_confirm,
+        "more_rounds": f.decision.more,
+        "cause": f.cause and f.cause._asdict(),
+        "allowed_until": f.allowed and f.allowed.until.isoformat(),
         "stray_clock_samples": f.unit.strayed,
     }
 
 
-def _shown(judgement: Judgement) -> tuple[list[Finding], list[Finding]]:
-    """What a table holds, and what not: all that is not OK, then the timed ones, the largest change first."""
-    ranked = sorted(
-        judgement.findings,
-        key=lambda f: (
-            ORDER.index(f.verdict),
-            math.isnan(f.change),
-            -f.change if not math.isnan(f.change) else 0.0,
-        ),
-    )
+def _table(answer: Answer) -> tuple[list[tuple[str, ...]], str]:
+    """Rows of a table, and how many findings are left out of it: all that is not OK, then the timed ones, the largest change first.
+
+    What an arm lost because it was not measured, or is wrong, is one row and not one a metric.
+    """
+
+    def rank(f: Finding) -> tuple[int, float]:
+        return ORDER.index(f.verdict), math.inf if math.isnan(f.change) else -f.change
+
+    ranked = sorted(answer.findings, key=rank)
     first = [f for f in ranked if f.verdict is not Verdict.OK or f.unit.rule.rule == "timed"]
-    last = [f for f in ranked if f.verdict is Verdict.OK and f.unit.rule.rule != "timed"]
-    return first[:SHOWN], [*first[SHOWN:], *last]
-
-
-def _more(hidden: Sequence[Finding]) -> str:
+    last = [f for f in ranked if f not in first]
+    groups: dict[object, list[Finding]] = {}
+    for f in first[:SHOWN]:
+        groups.setdefault(_row(f)[:3] if f.unit.trouble else id(f), []).append(f)
+    rows = []
+    for group in groups.values():
+        # A check's own line says what is wrong; those of its figures begin with the figure.
+        checks = [f for f in group if f.unit.state is State.WRONG and f.unit.rule.rule == "timed"]
+        row = _row(group[0])
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        rows.append((*row[:3], row[3] + more, row[4], _row((checks or group)[0])[5]))
+    hidden = [*first[SHOWN:], *last]
     bad = sum(f.verdict is not Verdict.OK for f in hidden)
-    return f"{len(hidden)} more" + (f", {bad} of them not OK" if bad else " that are OK")
+    what = f", {bad} of them not OK" if bad else " that are OK"
+    return rows, f"{len(hidden)} more{what}" if hidden else ""
 
 
-def _rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
-    """Cells of a table. What an arm lost because it was not measured, or is wrong, is one row and not one a metric."""
-    troubled: dict[tuple[str, ...], list[Finding]] = {}
-    for f in findings:
-        if f.unit.trouble:
-            troubled.setdefault((_word(f), _case(f), f.unit.arm), []).append(f)
-    rows: list[tuple[str, ...]] = []
-    for f in findings:
-        metric, reason = _metric(f), _reason(f)
-        if f.unit.trouble:
-            group = troubled.pop((_word(f), _case(f), f.unit.arm), [])
-            if not group:
-                continue
-            metric += f" and {len(group) - 1} more" if len(group) > 1 else ""
-            # A check's own line says what is wrong; those of its figures begin with the figure.
-            reason = next((_reason(g) for g in group if g.unit.wrong and g.unit.rule.rule == "timed"), reason)
-        rows.append((_word(f), _case(f), f.unit.arm, metric, _change(f), reason))
-    return rows
+def _row(f: Finding) -> tuple[str, ...]:
+    """The cells of a finding."""
+    key, word = f.unit.key, str(f.verdict)
+    if f.verdict is Verdict.REGRESSED and f.held:
+        word += ", only reported" if f.told_only else ", allowed"
+    change = "" if math.isnan(f.change) else f"{f.change - 1:+.1%}"
+    if change and f.rounds > 1:
+        change += f" ({f.low - 1:+.1%} to {f.high - 1:+.1%})"
+    why = [f.reason]
+    if f.cause is not None:
+        why.append(f"cause: {f.cause.name}" + (f" ({f.cause.evidence})" if f.cause.evidence else ""))
+    if f.allowed is not None:
+        until = "the allowance ended on" if f.expired else "allowed until"
+        why.append(f"{until} {f.allowed.until}: {f.allowed.reason}")
+    case = " ".join(filter(None, (key.suite, f.unit.case, key.part)))
+    metric = f"{key.metric} {f.unit.unit}" if key.regime == RATIO else key.metric
+    return word, case, key.arm, metric, change, "; ".join(why)
+
+
+def _name(f: Finding) -> str:
+    key = f.unit.key
+    return " ".join(filter(None, (key.arm, key.metric, key.regime, key.part)))
 
 
 def _conditions(j: Judgement) -> list[str]:
@@ -218,48 +293,26 @@ def _conditions(j: Judgement) -> list[str]:
     return lines + sorted(j.notes, key=lambda note: isinstance(note, Loud))  # nearest to the verdict
 
 
-def _tally(j: Judgement) -> str:
-    counted = ", ".join(f"{j.counted[str(v)]} {v}" for v in ORDER if j.counted[str(v)])
-    reported = sum(f.verdict is Verdict.REGRESSED and not f.counts for f in j.findings)
-    return counted + (f" ({reported} of the regressions are allowed or only reported)" if reported else "")
+def _loud(answer: Answer) -> Iterator[str]:
+    return (note for note in (answer.judgement.notes if answer.judgement else ()) if isinstance(note, Loud))
 
 
-def _last_line(j: Judgement) -> str:
-    return f"{headline(j)} (exit {int(j.code)}): {_tally(j)}"
+@cache
+def _forms() -> Any:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    env = jinja2.Environment(
+        loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    env.filters |= {
+        "flat": lambda text: " ".join(text.split()),
+        "cell": lambda text: " ".join(text.replace("|", "\\|").split()),
+        "xml": lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
+        "data": lambda text: _escaped(text, "%\r\n"),
+        "property": lambda text: _escaped(text, "%\r\n:,"),
+    }
+    return env.get_template("forms.j2").module
 
 
-def _word(f: Finding) -> str:
-    if f.counts or f.verdict is not Verdict.REGRESSED:
-        return str(f.verdict)
-    return f"{f.verdict}, {'only reported' if f.told_only else 'allowed'}"
-
-
-def _case(f: Finding) -> str:
-    return " ".join(filter(None, (f.unit.suite, f.unit.case, f.unit.part)))
-
-
-def _metric(f: Finding) -> str:
-    return f.unit.metric + (f" {f.unit.unit}" if f.unit.regime == "ratio" else "")
-
-
-def _change(f: Finding) -> str:
-    if math.isnan(f.change):
-        return ""
-    if f.rounds < 2:
-        return f"{f.change - 1:+.1%}"
-    return f"{f.change - 1:+.1%} ({f.low - 1:+.1%} to {f.high - 1:+.1%})"
-
-
-def _reason(f: Finding) -> str:
-    parts = [f.reason]
-    if f.cause is not None:
-        parts.append(f"cause: {f.cause.name}" + (f" ({f.cause.evidence})" if f.cause.evidence else ""))
-    if f.allowed is not None:
-        parts.append(
-            f"{'the allowance ended on' if f.expired else 'allowed until'} {f.allowed.until}: {f.allowed.reason}"
-        )
-    return "; ".join(parts)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+def _escaped(text: str, characters: Sequence[str]) -> str:
+    """A value of a workflow command."""
+    return "".join(f"%{ord(c):02X}" if c in characters else c for c in text)

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.machine.processes import MARK, interruptible, marked
 
@@ -24,41 +23,23 @@ KILLER = "import sys\nfrom harness.machine.processes import kill_marked\nsys.std
 ORDINARY = range(1, 126)
 
 
-class Ran(StrEnum):
-    """What was run."""
-
-    SET_UP = "set-up"
-    COMMAND = "command"
-
-
-class Kind(StrEnum):
+class Kind(Enum):
     """Kinds of fault: only one that the program reports itself says that its code is broken."""
 
-    FAILED = "failed"  # an exit code of its own, or it wrote no benchmark
-    ENDED = "ended"  # by a signal, or it could not be started
-    NO_FOLDER = "no folder"
+    FAILED = auto()  # an exit code of its own, or it wrote no benchmark
+    ENDED = auto()  # by a signal, or it could not be started
+    NO_FOLDER = auto()
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """Why a run did not work."""
 
     reason: str
     kind: Kind = Kind.FAILED
-    ran: Ran = Ran.COMMAND
-
-    def __str__(self) -> str:
-        """The reason, with what was run where that is not the command."""
-        return self.reason if self.ran is Ran.COMMAND else f"--setup: {self.reason}"
 
 
 def run_shell(
-    line: str,
-    folder: Path,
-    timeout_s: float | None,
-    output: Path,
-    env: dict[str, str],
-    ran: Ran = Ran.COMMAND,
+    line: str, folder: Path, timeout_s: float | None, output: Path, env: dict[str, str]
 ) -> tuple[float, Fault | None]:
     """Runs a shell line in a group of its own; returns its seconds and its fault, None where it worked.
 
@@ -66,7 +47,7 @@ def run_shell(
         subprocess.TimeoutExpired: it was ended as the time was over.
     """
     if not folder.is_dir():
-        return 0.0, Fault(f"the commit has no folder {folder.name}", Kind.NO_FOLDER, ran)
+        return 0.0, Fault(f"the commit has no folder {folder.name}", Kind.NO_FOLDER)
     if timeout_s is not None and timeout_s <= 0:
         raise subprocess.TimeoutExpired(line, timeout_s)
     with output.open("wb") as file:
@@ -85,7 +66,7 @@ def run_shell(
     if code == 0:
         return seconds, None
     kind = Kind.FAILED if code in ORDINARY else Kind.ENDED
-    return seconds, Fault(f"exit code {code}; {last_line(output)}", kind, ran)
+    return seconds, Fault(f"exit code {code}; {last_line(output)}", kind)
 
 
 @contextmanager
@@ -106,9 +87,7 @@ def contained() -> Iterator[None]:
         try:
             yield
         finally:
-            assert killer.stdin is not None
-            killer.stdin.close()
-            killer.wait()
+            killer.communicate()
 
 
 def last_line(output: Path) -> str:

@@ -24,6 +24,8 @@ from harness.store.json_columns import parse
 from harness.store.measurement import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
 
 Mode = Literal["paired", "stored", "machine-free", "broken"]  # broken: one side does not run
@@ -80,19 +82,17 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
     if frame.empty:
         raise GateError(absent, f"{role}: no rows in {path}; measure first: python -m harness sweep=NAME")
     _refuse_unsound(frame, role)
-    ids = sorted(frame["env_id"].dropna().unique())
-    if len(ids) > 1:
-        envs = [_env(frame[frame["env_id"] == i]) for i in ids[:2]]
-        raise GateError(
-            Exit.INVALID, f"{role}: rows of several environments ({differing_fields(*envs)}); name one run"
-        )
-    stage_of, sessions = {}, set()
-    files = []
+    by_id = frame.drop_duplicates("env_id").sort_values("env_id")
+    envs = dict(zip(by_id["env_id"], map(parse, by_id["env"]), strict=True))
+    if len(envs) > 1:
+        fields = differing_fields(*list(envs.values())[:2])
+        raise GateError(Exit.INVALID, f"{role}: rows of several environments ({fields}); name one run")
+    ((env_id, env),) = envs.items()
+    stage_of, sessions, files = {}, set(), 0
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)
         gate = about.get("gate") or {}
-        if run_state.made_by(about) == "import":
-            files.append(about.get("run_id"))
+        files += run_state.made_by(about) == "import"
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
         planned = int(gate.get("pairs", 0))
@@ -102,16 +102,16 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
                 f"the time allowed held {done} of {planned} rounds of stage {gate['stage']}; --budget-s gives more"
             )
     if files:
-        notes += notes_on_files(role, len(files), frame["case_id"].nunique())
-    stage = frame["run_id"].map(lambda run: stage_of.get(run, FIRST))
-    stages = {int(number): rows.reset_index(drop=True) for number, rows in frame.groupby(stage)}
+        notes += notes_on_files(role, files, frame["case_id"].nunique())
+    by_stage = frame.groupby(frame["run_id"].map(lambda run: stage_of.get(run, FIRST)))
+    stages = {int(number): rows.reset_index(drop=True) for number, rows in by_stage}
     if FIRST not in stages:
         raise GateError(Exit.USAGE, f"{role}: {path} holds a confirmation without its first stage")
     return Side(
         name=str(name),
         stages=stages,
-        env=_env(frame),
-        env_id=ids[0] if ids else "",
+        env=dict(env),
+        env_id=env_id,
         session=sessions.pop() if len(sessions) == 1 else "",
         notes=tuple(notes),
         runs=tuple(sorted(frame["run_id"].dropna().unique())),
@@ -168,13 +168,9 @@ def same_class(baseline: Side, candidate: Side) -> bool:
     return all(baseline.env.get(name) == candidate.env.get(name) for name in fields)
 
 
-def differing_fields(one: dict[str, Any], other: dict[str, Any]) -> str:
+def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The fields of the fingerprint in which two environments differ: "driver: 570.1 != 575.3"."""
     return in_words(comparable(one, other)) or "of unknown fields"
-
-
-def _env(frame: pd.DataFrame) -> dict[str, Any]:
-    return dict(parse(frame["env"].iloc[0]))
 
 
 def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:
@@ -183,32 +179,23 @@ def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:
     Raises:
         GateError: the first of them is named, with what is wrong (exit 2).
     """
-    for name in IDENTITY:
-        if (absent := frame[name].isna()).any():
-            raise _unsound(frame[absent].iloc[0], role, f"lacks {name!r}")
-    if (strange := ~frame["status"].isin(get_args(Status))).any():
-        raise _unsound(frame[strange].iloc[0], role, f"has the status {frame[strange]['status'].iloc[0]!r}")
-    sound = frame[frame["status"] == "ok"]
-    sizes, rounds = (sound[name].map(_length) for name in ("samples", "rounds"))
-    for wrong, what in (
-        (sizes <= 0, "holds no samples"),
-        ((rounds != 0) & (rounds != sizes), "does not record the rounds of its samples"),
-    ):
-        if wrong.any():
-            raise _unsound(sound[wrong].iloc[0], role, what)
-    lists = [np.asarray(s, dtype=np.float64) for s in sound["samples"]]
-    if sound["value"].isna().any() or (lists and np.isnan(np.concatenate(lists)).any()):
-        bad = next(i for i, v in enumerate(lists) if np.isnan(v).any() or np.isnan(sound["value"].iloc[i]))
-        raise _unsound(sound.iloc[bad], role, "holds NaN")
-
-
-def _length(values: Any) -> int:
-    return -1 if values is None else len(values)
-
-
-def _unsound(row: Any, role: str, what: str) -> GateError:
-    return GateError(
-        Exit.USAGE,
-        f"{role}: the row {row['metric']} of {row['suite']}/{row['arm']}, case {row['case_id']}, {what}, which this "
-        "harness never writes; measure it again",
+    ok = frame["status"] == "ok"
+    samples, rounds = (
+        frame[name].map(lambda x: np.asarray([] if x is None else x, np.float64))
+        for name in ("samples", "rounds")
     )
+    counts, sizes = samples.map(len), rounds.map(len)
+    faults = {f"lacks {name!r}": frame[name].isna() for name in IDENTITY} | {
+        "has the status {status!r}": ~frame["status"].isin(get_args(Status)),
+        "holds no samples": ok & (counts == 0),
+        "does not record the rounds of its samples": ok & (sizes > 0) & (sizes != counts),
+        "holds NaN": ok & (frame["value"].isna() | samples.map(lambda x: np.isnan(x).any())),
+    }
+    for what, wrong in faults.items():
+        if wrong.any():
+            row = frame[wrong].iloc[0]
+            raise GateError(
+                Exit.USAGE,
+                f"{role}: the row {row['metric']} of {row['suite']}/{row['arm']}, case {row['case_id']}, "
+                f"{what.format(status=row['status'])}, which this harness never writes; measure it again",
+            )

@@ -6,7 +6,7 @@ standard input and output:
 
     {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "cases": [{"case_id", ...}]}
     {"do": "prepare", "case": ID}       -> {"rows": [...], "arms": [...]}   builds, compiles, checks
-    {"do": "block"}                     -> {"samples": {ARM: [...]}, "clocks": {ARM: mhz}, ...}   one block an arm
+    {"do": "block"}                     -> {ARM: {"samples": [...], "clocks": [mhz], ...} or {"fault": ..., "cause": ...}}
     {"do": "quit"}
 
 Every block holds the control case too: a fixed bf16 product that PyTorch alone computes.
@@ -94,14 +94,8 @@ class Worker:
             "env": env,
             "env_id": environment.env_id(env),
             "cases": [
-                {
-                    "case_id": i,
-                    "suite": c.case.suite,
-                    "axes": c.case.axes_json,
-                    "seed": c.case.seed,
-                    "arms": {arm: c.suite.ARMS[arm].baseline for arm in c.runnable},
-                }
-                for i, c in self.cases.items()
+                _about(c) | {"arms": {arm: c.suite.ARMS[arm].baseline for arm in c.runnable}}
+                for c in self.cases.values()
             ],
         }
 
@@ -116,17 +110,8 @@ class Worker:
         rows: list[dict[str, Any]] = []
         for arm in planned.arms:
             info = planned.suite.ARMS[arm]
-            base = {
-                "suite": planned.case.suite,
-                "case_id": case_id,
-                "arm": arm,
-                "arm_fields": info.record(arm).as_json
-                if hasattr(info, "record")
-                else None,  # not in an older commit
-                "baseline": info.baseline,
-                "axes": planned.case.axes_json,
-                "seed": planned.case.seed,
-            }
+            record = info.record(arm).as_json if hasattr(info, "record") else None  # not in an older commit
+            base = _about(planned) | {"arm": arm, "arm_fields": record, "baseline": info.baseline}
             if arm in planned.unsupported:
                 why = planned.unsupported[arm]
                 cause = getattr(why, "cause", "unsupported")  # of another commit's harness, which may lack it
@@ -170,12 +155,11 @@ class Worker:
         refuted = str(getattr(numerics, "cause", "numerics"))
         figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
         for (metric, part), value in figures.items():
-            about = {"part": part, "resolved": resolved}
-            if numerics.ok:
-                rows.append(_row(metric, "ok", **about, samples=[float(value)]))
-            else:
-                why = f"{value:.6g}; {numerics.reason}"
-                rows.append(_row(metric, "failed", **about, reason=why, cause=refuted))
+            said: dict[str, Any] = {"samples": [float(value)]}
+            if not numerics.ok:
+                said = {"reason": f"{value:.6g}; {numerics.reason}", "cause": refuted}
+            status = "ok" if numerics.ok else "failed"
+            rows.append(_row(metric, status, part=part, resolved=resolved, **said))
         for metric, why in numerics.skipped.items():
             rows.append(_row(metric, "skipped", resolved=resolved, reason=why))
         if not numerics.ok:
@@ -204,27 +188,24 @@ class Worker:
             resident = self.resident if arms is self.arms else None
             timings |= measure(arms, timer, config, self.blocks, self.monitor, resident=resident)
         fault = self.watch.steady_fault() if self.compiled else ""
-        out: dict[str, Any] = {
-            "samples": {},
-            "clocks": {},
-            "late": {},
-            "faults": {},
-            "causes": {},
-            "timing": {},
-        }
+        out: dict[str, Any] = {}
         for name, timing in timings.items():
             if timing.failure or (fault and name in self.compiled):
-                out["faults"][name] = timing.failure or fault
-                out["causes"][name] = "run" if timing.failure else "compile"
+                out[name] = {
+                    "fault": timing.failure or fault,
+                    "cause": "run" if timing.failure else "compile",
+                }
                 continue
-            out["samples"][name] = list(timing.samples_ms)
-            out["clocks"][name] = list(timing.sample_clock_mhz)
-            out["late"][name] = timing.late_samples
-            out["timing"][name] = {
-                "method": timing.method,
-                "l2": timing.l2,
-                "throttled": timing.throttled,
-                "contended": bool(getattr(timing, "contended", False)),
+            out[name] = {
+                "samples": list(timing.samples_ms),
+                "clocks": list(timing.sample_clock_mhz),
+                "late": timing.late_samples,
+                "timing": {
+                    "method": timing.method,
+                    "l2": timing.l2,
+                    "throttled": timing.throttled,
+                    "contended": bool(getattr(timing, "contended", False)),
+                },
             }
         return out
 
@@ -255,6 +236,11 @@ def _lend(clock: Path) -> None:
     sys.modules["harness.timing"] = module
     setattr(harness, "timing", module)  # noqa: B010 - a submodule is an attribute of its package
     spec.loader.exec_module(module)
+
+
+def _about(planned: Any) -> dict[str, Any]:
+    case = planned.case
+    return {"case_id": case.case_id, "suite": case.suite, "axes": case.axes_json, "seed": case.seed}
 
 
 def _row(metric: str, status: str, **more: Any) -> dict[str, Any]:
@@ -298,12 +284,8 @@ def serve(worker: Worker, answers: TextIO) -> None:
         if command["do"] == "quit":
             return
         try:
-            if command["do"] == "plan":
-                answer = worker.plan(command["words"])
-            elif command["do"] == "prepare":
-                answer = worker.prepare(command["case"])
-            else:
-                answer = worker.block()
+            about = [command[name] for name in ("words", "case") if name in command]
+            answer = getattr(worker, command["do"])(*about)
         except Exception as error:  # noqa: BLE001 - the parent decides what becomes of it
             answer = {
                 "error": f"{type(error).__name__}: {' '.join(str(error).split())[:800]}",

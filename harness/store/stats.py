@@ -161,29 +161,6 @@ def round_medians(samples: ArrayLike, rounds: ArrayLike) -> dict[int, float]:
     return {i: statistics.median(members[i]) for i in sorted(members)}
 
 
-def group_medians(values: ArrayLike, groups: ArrayLike) -> tuple[NDArray[np.int64], Vector]:
-    """Median of the values of each group, all groups at once.
-
-    Args:
-        values: finite numbers, flat.
-        groups: the group of each value, as integers.
-
-    Returns:
-        The groups in rising order, and their medians.
-
-    >>> [x.tolist() for x in group_medians([1.0, 5.0, 3.0, 2.0], [7, 4, 7, 7])]
-    [[4, 7], [5.0, 2.0]]
-    """
-    x, g = _vector(values), np.asarray(groups, dtype=np.int64).reshape(-1)
-    if g.shape != x.shape:
-        raise ValueError(f"{x.size} values but {g.size} groups")
-    order = np.lexsort((x, g))
-    x, g = x[order], g[order]
-    first = np.flatnonzero(np.concatenate(([True], g[1:] != g[:-1])))
-    count = np.diff(np.append(first, x.size))
-    return g[first], (x[first + (count - 1) // 2] + x[first + count // 2]) / 2
-
-
 def t_intervals(rows: ArrayLike, confidence: float = 0.95) -> tuple[Vector, Vector, Vector]:
     """Mean and t interval of each row of a matrix [units, rounds]; unbounded where there is one round only."""
     x = np.asarray(rows, dtype=np.float64)

@@ -26,7 +26,7 @@ from gate_fixtures import (
 from situations import Place, situation
 
 from harness.__main__ import main
-from harness.gate import against
+from harness.gate import trees as work_trees
 from harness.gate.exit_code import GateError
 from harness.gate.tree_proof import Trees
 from harness.machine.environment import env_id
@@ -234,7 +234,7 @@ def uncommitted_change(place: Place, planted: bool) -> object:
         subprocess.run(["git", *words], check=True, cwd=place.folder)
     if planted:
         file.write_text("a = 2\n")
-    return against.same_code(place.folder, "HEAD")
+    return work_trees.same_code(place.folder, "HEAD")
 
 
 @situation(

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from harness import store
-from harness.gate.judge import Judgement, judge
+from harness.gate.judge import judge
 from harness.gate.policy import Policy, load_policy
 from harness.gate.sides import CONTROL_SUITE, load_side
+from harness.gate.unit import Judgement
 from harness.machine.environment import env_id
 from harness.store.case import Case
 from harness.store.cause import Cause

@@ -112,7 +112,7 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
         ("{", "cannot read"),
         ("[1]", "no pytest-benchmark file"),
         ({"benchmarks": []}, "contains no benchmark"),
-        ({"benchmarks": [{"fullname": "t"}]}, "a benchmark without 'stats'"),
+        ({"benchmarks": [{"fullname": "t"}]}, "'stats' of t is None"),
         ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),
         ({"benchmarks": [3]}, "a benchmark is 3; expected an object"),
         (

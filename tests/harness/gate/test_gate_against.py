@@ -11,7 +11,7 @@ import pytest
 from command_repo import git
 
 from harness.__main__ import main
-from harness.gate import against
+from harness.gate import trees
 from harness.gate.exit_code import Exit, GateError
 
 
@@ -46,8 +46,8 @@ def test_a_file_that_became_a_folder_or_a_link_is_copied_as_it_is(root: Path, tm
     (root / "folder").write_text("a file")
     (root / "linked").symlink_to(elsewhere)
     git(root, "add", "linked")
-    with against.work_tree(root, against.resolve(root, "HEAD")) as tree:
-        against.copy_changes(root, tree)
+    with trees.work_tree(root, git(root, "rev-parse", "HEAD")) as tree:
+        trees.copy_changes(root, tree)
         assert (tree / "plain" / "new").read_text() == "new"
         assert (tree / "folder").read_text() == "a file"
         assert (tree / "linked").is_symlink()
@@ -61,27 +61,27 @@ def test_a_git_that_fails_is_no_unchanged_tree(
 ) -> None:
     """Silence would be: nothing is uncommitted, so nothing of it is judged."""
     (root / "new.py").write_text("")
-    real = against._git
+    real = trees._git
 
     def failing(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
         if words[0] == what:
             return subprocess.CompletedProcess(words, 128, "", "fatal: index file corrupt")
         return real(where, *words)
 
-    monkeypatch.setattr(against, "_git", failing)
+    monkeypatch.setattr(trees, "_git", failing)
     with pytest.raises(GateError, match=f"git {what} failed.*index file corrupt"):
-        against.copy_changes(root, tmp_path)
+        trees.copy_changes(root, tmp_path)
     with pytest.raises(GateError, match=f"git {what} failed"):
-        against.same_code(root, "HEAD", (".",))
+        trees.same_code(root, "HEAD", (".",))
 
 
 def test_an_unknown_revision_is_a_missing_baseline(root: Path, tmp_path: Path) -> None:
     with pytest.raises(GateError, match="no commit 'nope'") as caught:
-        against.resolve(root, "nope")
+        trees.commit_to_compare(root, "nope", tip=True)
     assert caught.value.code is Exit.NO_BASELINE
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{root}", "shallow")
     with pytest.raises(GateError, match="git fetch --unshallow"):
-        against.resolve(tmp_path / "shallow", "HEAD~1")
+        trees.commit_to_compare(tmp_path / "shallow", "HEAD~1", tip=True)
 
 
 def test_what_the_other_branch_has_added_is_not_judged(
@@ -94,15 +94,14 @@ def test_what_the_other_branch_has_added_is_not_judged(
     git(root, "commit", "-qm", "an arm")
     git(root, "branch", "trunk")
     git(root, "checkout", "-q", "docs")
-    tip = against.resolve(root, "trunk")
-    base = against.merge_base(root, tip)
+    tip, base = (trees.commit_to_compare(root, "trunk", tip=tip) for tip in (True, False))
     assert base == git(root, "rev-parse", "docs")
-    assert against.same_code(root, base)
-    assert not against.same_code(root, tip)
-    monkeypatch.setattr(against, "project_root", lambda: root)
+    assert trees.same_code(root, base)
+    assert not trees.same_code(root, tip)
+    monkeypatch.setattr(trees, "project_root", lambda: root)
     assert main(["gate", "--against", "trunk"]) == 0
     assert f"the same in {base[:10]}" in capsys.readouterr().out
-    monkeypatch.setattr(against, "same_code", lambda _, commit: commit == tip)
+    monkeypatch.setattr(trees, "same_code", lambda _, commit, *more: commit == tip)
     assert main(["gate", "--against", "trunk", "--tip"]) == 0
     assert f"the same in {tip[:10]}" in capsys.readouterr().out
 
@@ -114,14 +113,14 @@ def test_histories_that_never_met_are_a_missing_baseline(root: Path) -> None:
     git(root, "branch", "-q", "elsewhere")
     git(root, "checkout", "-q", trunk)
     with pytest.raises(GateError, match="no common ancestor; --tip") as caught:
-        against.merge_base(root, against.resolve(root, "elsewhere"))
+        trees.commit_to_compare(root, "elsewhere", tip=False)
     assert caught.value.code is Exit.NO_BASELINE
 
 
 @pytest.mark.slow
 def test_two_gates_at_once_take_nothing_from_each_other(tmp_path: Path) -> None:
     """The whole command twice, into one folder: two verdicts, two sessions of both sides, no tree left."""
-    here = Path(against.__file__).resolve().parents[2]
+    here = Path(trees.__file__).resolve().parents[2]
     if not (here / ".git").exists():
         pytest.skip("needs a git checkout of this project")
     words = [
@@ -139,11 +138,4 @@ def test_two_gates_at_once_take_nothing_from_each_other(tmp_path: Path) -> None:
     said = [gate.communicate()[0] for gate in gates]
     assert [gate.returncode for gate in gates] == [6, 6], said  # one round decides nothing
     assert len(list(tmp_path.glob("gate/*/*/stage1/_run.json"))) == 4
-    assert not list(tmp_path.glob(against.PREFIX + "*"))
-
-
-def test_outside_of_git_there_is_no_other_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(against, "__file__", str(tmp_path / "a" / "b" / "c.py"))
-    with pytest.raises(GateError, match="no git checkout") as caught:
-        against.project_root()
-    assert caught.value.code is Exit.NO_BASELINE
+    assert not list(tmp_path.glob(trees.PREFIX + "*"))

@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 from gate_fixtures import Times, run, time_row
 
-from harness.gate.align import fill_rounds
 from harness.gate.exit_code import Exit
-from harness.gate.judged_metric import Unit
-from harness.gate.policy import Rule
-from harness.gate.sides import FIRST
+from harness.gate.matching import log_ratios
+from harness.gate.unit import State
 
 
-@pytest.mark.parametrize(("better", "sign"), [("lower", 1.0), ("higher", -1.0)])
-def test_a_positive_log_ratio_is_worse_whatever_is_better(better: str, sign: float) -> None:
-    before = SimpleNamespace(samples=[1.0, 2.0, 3.0, 8.0], rounds=[1, 1, 2, 2])
-    after = SimpleNamespace(samples=[3.0, 3.0, 11.0, 11.0], rounds=[1, 1, 2, 2])
-    unit = Unit("s", "c", "c", "a", "m", "", "", "1", better, Rule("timed", 0.05), rows=([before], [after]))
-    fill_rounds([unit], FIRST, by_number=True)
-    np.testing.assert_allclose(unit.first, sign * np.log([3.0 / 1.5, 11.0 / 5.5]))
+def test_rounds_are_paired_by_number_or_by_order() -> None:
+    before = [SimpleNamespace(samples=[1.0, 2.0, 3.0, 8.0], rounds=[1, 1, 2, 2])]
+    after = [SimpleNamespace(samples=[3.0, 3.0, 11.0, 11.0], rounds=[2, 2, 3, 3])]
+    np.testing.assert_allclose(log_ratios(before, after, by_number=True), np.log([3.0 / 5.5]))
+    by_order = log_ratios(before, after, by_number=False)
+    np.testing.assert_allclose(by_order, np.log([3.0 / 1.5, 11.0 / 5.5]))
 
 
 @pytest.mark.parametrize("stage", ["first", "confirmation"])
@@ -45,8 +42,9 @@ def test_a_sample_that_is_no_time_counts_against_its_own_side(
     found = run(
         tmp_path, *(stages if stage == "first" else (sound, sound)), machine_free=machine_free, **more
     )
-    (finding,) = [f for f in found.findings if f.unit.arm == "other"]
-    assert (str(finding.verdict), finding.cause, finding.unit.invalid) == (verdict, None, sides == "b")
+    (finding,) = [f for f in found.findings if f.unit.key.arm == "other"]
+    assert (str(finding.verdict), finding.cause) == (verdict, None)
+    assert finding.unit.state is (State.NO_TIME if sides == "b" else State.OPEN)
     assert f"sample of round {round_} is {bad:g} ms" in finding.reason
     assert ("measure it again" in finding.reason) == ("a" in sides)
     assert found.code is (Exit.REGRESSED if sides == "b" else Exit.OK if machine_free else Exit.INCONCLUSIVE)

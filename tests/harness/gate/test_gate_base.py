@@ -10,10 +10,12 @@ import pytest
 from command_repo import git
 
 from harness.__main__ import main
-from harness.gate import against, base, drive, process
-from harness.gate.base import base_of
+from harness.gate import process, runner
+from harness.gate import trees as work_trees
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.process import Process
+from harness.gate.sweeping import Sweeping
+from harness.gate.trees import POLICY, Base
 
 ROOT = Path(process.__file__).resolve().parents[2]
 WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
@@ -29,7 +31,7 @@ def trees(tmp_path: Path) -> tuple[Path, Path]:
     (root / "harness" / "timing").mkdir()
     (root / "harness" / "timing" / "rounds.py").write_text("def measure(): ...\n")
     (root / "harness" / "user.py").write_text("from harness.timing.rounds import measure\n")
-    shutil.copy(ROOT / base.POLICY, root / base.POLICY)
+    shutil.copy(ROOT / POLICY, root / POLICY)
     (root / "ci.yaml").write_text("pairs: 5\n")
     git(tmp_path, "init", "-q", "root")
     git(root, "add", "-A")
@@ -38,13 +40,17 @@ def trees(tmp_path: Path) -> tuple[Path, Path]:
     return root, tmp_path / "base"
 
 
+def base_of(root: Path, tree: Path, named: Path | None) -> Base:
+    return work_trees.base_of(root, tree, named, root / POLICY, work_trees.JUDGES)
+
+
 def loosen(path: Path) -> None:
     text = path.read_text()
     assert "  ms: {rule: timed, tolerance: " in text
     path.write_text(text.replace("  ms: {rule: timed, tolerance: ", "  ms: {rule: timed, tolerance: 9"))
 
 
-def tolerance(found: base.Base) -> float:
+def tolerance(found: Base) -> float:
     return found.policy.units["ms"].tolerance
 
 
@@ -55,11 +61,11 @@ def test_an_unchanged_judge_is_not_mentioned(trees: tuple[Path, Path]) -> None:
 
 def test_a_loosened_tolerance_does_not_judge_and_is_told(trees: tuple[Path, Path]) -> None:
     before = tolerance(base_of(*trees, None))
-    loosen(trees[0] / base.POLICY)
+    loosen(trees[0] / POLICY)
     found = base_of(*trees, None)
     assert tolerance(found) == before
     (note,) = found.notes
-    assert note.startswith(f"JUDGE CHANGED: this change touches what judges it ({base.POLICY});")
+    assert note.startswith(f"JUDGE CHANGED: this change touches what judges it ({POLICY});")
 
 
 def test_the_policy_of_the_command_line_is_the_base_commits_too(trees: tuple[Path, Path]) -> None:
@@ -74,7 +80,7 @@ def test_the_policy_of_the_command_line_is_the_base_commits_too(trees: tuple[Pat
 
 
 def test_a_policy_that_this_gate_cannot_read_is_no_baseline(trees: tuple[Path, Path]) -> None:
-    (trees[1] / base.POLICY).write_text("a_key_of_before: 1\n")
+    (trees[1] / POLICY).write_text("a_key_of_before: 1\n")
     with pytest.raises(
         GateError, match=r"cannot read the policy of the base commit.*land that change"
     ) as caught:
@@ -101,10 +107,10 @@ def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(tmp_path: 
         try:
             plan = worker.ask({"do": "plan", "words": WORDS}, 180)
             worker.ask({"do": "prepare", "case": plan["cases"][0]["case_id"]}, 180)
-            samples = worker.ask({"do": "block"}, 60)["samples"]
+            samples = worker.ask({"do": "block"}, 60)
         finally:
             worker.close()
-        fastest[name] = min(min(times) for times in samples.values())
+        fastest[name] = min(min(said["samples"]) for said in samples.values())
     assert fastest["own"] == 1e-9  # the lie is seen where each side brings its own clock
     assert fastest["base"] > 1e-4  # ms: no product is faster
 
@@ -117,16 +123,16 @@ def test_the_verdict_tells_it(
 ) -> None:
     """Through the command: sides that cannot be measured here still come with the note, and the clock is handed on."""
     (trees[0] / "harness" / "timing" / "rounds.py").write_text("def measure(): return 0\n")
-    loosen(trees[0] / base.POLICY)
+    loosen(trees[0] / POLICY)
     (trees[0] / "harness" / "__init__.py").write_text("raise ImportError('no')\n")
-    monkeypatch.setattr(against, "project_root", lambda: trees[0])
+    monkeypatch.setattr(work_trees, "project_root", lambda: trees[0])
     asked = []
 
-    def broken(session: drive.PairedMeasurement, *args: object, **options: object) -> int:
-        asked.append(session.clock_tree)
-        raise drive.SideError("candidate", "ImportError: no")
+    def broken(sweeping: Sweeping, *args: object) -> None:
+        asked.append(sweeping.clock_tree)
+        raise runner.SideError("candidate", "ImportError: no")
 
-    monkeypatch.setattr(drive.PairedMeasurement, "stage", broken)
+    monkeypatch.setattr(Sweeping, "measure", broken)
     xml = tmp_path / "gate.xml"
     words = [
         "gate",
@@ -141,7 +147,7 @@ def test_the_verdict_tells_it(
     assert main(words) == 1
     out = capsys.readouterr().out
     assert (
-        "\nJUDGE CHANGED: this change touches what judges it (harness/gate/policy.yaml, harness/timing/"
+        "\nJUDGE CHANGED: this change touches what judges it (harness/gate/policy.yaml; harness/timing/"
         in out
     )
     assert "::warning title=Gate::JUDGE CHANGED" in out

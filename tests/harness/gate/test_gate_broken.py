@@ -11,8 +11,12 @@ import pytest
 
 from harness import gate
 from harness.__main__ import main
-from harness.gate import broken, judge, render
+from harness.gate import render, sweeping
 from harness.gate.exit_code import Exit, GateError
+from harness.gate.render import Answer
+from harness.gate.runner import SideError
+from harness.gate.sweeping import Sweeping
+from harness.gate.unit import Judgement
 
 ROOT = Path(gate.__file__).resolve().parents[2]
 WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "device=cpu", "arms=[eager]"]
@@ -28,8 +32,11 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"sound": ROOT, "broken": copy}
 
 
-def judged(baseline: Path, candidate: Path, side: str) -> judge.Judgement:
-    return broken.judge_broken({"baseline": baseline, "candidate": candidate}, WORDS, side, "SyntaxError: x")
+def judged(
+    baseline: Path, candidate: Path, side: str, why: str = "SyntaxError: x", kind: str = "", *words: str
+) -> Judgement:
+    instrument = Sweeping({"baseline": baseline, "candidate": candidate}, words or WORDS, 1)
+    return instrument.judge_broken(SideError(side, why, kind), lambda: math.inf)
 
 
 def test_a_candidate_that_does_not_import_is_a_finding_and_one_that_mends_it_passes(
@@ -43,8 +50,8 @@ def test_a_candidate_that_does_not_import_is_a_finding_and_one_that_mends_it_pas
         True,
     )
     assert math.isnan(finding.unit.before)  # nothing is claimed of a baseline that was not tried
-    assert "REGRESSED (exit 1)" in render.terminal(found)
-    assert '"exit_code": 1' in render.as_json(found)
+    assert "REGRESSED (exit 1)" in render.terminal(Answer.of(found))
+    assert '"exit_code": 1' in render.as_json(Answer.of(found))
     found = judged(trees["broken"], trees["sound"], "baseline")
     (finding,) = found.findings
     assert (found.code, str(finding.verdict), render.headline(found)) == (
@@ -66,7 +73,7 @@ def test_a_candidate_that_does_not_import_is_a_finding_and_one_that_mends_it_pas
 )
 def test_a_side_that_works_and_lacks_the_sweep_is_a_refusal(side: str, kind: str, code: Exit) -> None:
     with pytest.raises(GateError, match="lacks it") as caught:
-        broken.judge_broken({side: ROOT}, ["sweep=no_such"], side, "lacks it", kind)
+        judged(ROOT, ROOT, side, "lacks it", kind, "sweep=no_such")
     assert caught.value.code is code
 
 
@@ -81,9 +88,9 @@ def test_a_side_that_was_killed_or_did_not_end_is_not_broken(
             raise subprocess.TimeoutExpired(command, options["timeout"])
         return subprocess.CompletedProcess(command, how)
 
-    monkeypatch.setattr(broken.subprocess, "run", probe)
+    monkeypatch.setattr(sweeping.subprocess, "run", probe)
     with pytest.raises(GateError, match=rf"{side} .*{how or 'did not end'}") as caught:
-        broken.judge_broken({"baseline": ROOT, "candidate": ROOT}, WORDS, side, "no answer")
+        judged(ROOT, ROOT, side, "no answer")
     assert caught.value.code is Exit.INCONCLUSIVE
 
 
@@ -91,7 +98,7 @@ def test_a_crash_of_the_gate_is_exit_7_and_reaches_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    monkeypatch.setattr(gate, "_gate", lambda *_: 1 // 0)
+    monkeypatch.setattr(gate, "_answer", lambda *_: 1 // 0)
     assert main(["gate", "--baseline", "a", "--candidate", "b"]) == Exit.INTERNAL
     assert "internal error (exit 7)" in (tmp_path / "summary.md").read_text()
 

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from gate_fixtures import time_row, write
 
 from harness import gate, store
 from harness.gate.judge import judge
 from harness.gate.policy import load_policy
-from harness.gate.render import terminal
 from harness.gate.sides import load_side
 
 ROOT = Path(gate.__file__).resolve().parents[2]
@@ -90,37 +88,17 @@ def test_the_committed_baseline_can_be_judged() -> None:
     """It is small, of the current schema, holds the gate's sweep, and is its own equal."""
     assert sum(p.stat().st_size for p in BASELINE.rglob("*")) < 200_000
     policy = load_policy(ROOT / ".ci" / "gate-policy.yaml")
+    assert policy.on_slower == "warn"  # no ratio can fail it: what depends on the machine is told
     before, after = (load_side(BASELINE, role, "") for role in ("baseline", "candidate"))
     after = replace(after, runs=("measured again",))  # one run on both sides is refused
     found = judge(before, after, policy, machine_free=True)
     assert found.code == 0
     assert not any(f.unit.trouble for f in found.findings)
-    assert {f.unit.suite for f in found.findings} == {"linear", "gemm", "cast", "recipes", "train"}
-    assert {f.unit.regime for f in found.findings} >= {"ratio"}
-    judged = {f.unit.metric for f in found.findings}
+    assert {f.unit.key.suite for f in found.findings} == {"linear", "gemm", "cast", "recipes", "train"}
+    assert {f.unit.key.regime for f in found.findings} >= {"ratio"}
+    judged = {f.unit.key.metric for f in found.findings}
     assert judged >= {
         "sqnr_db", "mismatches", "bytes_moved", "operator_calls", "compile_graph_breaks", "compile_graphs", "fp8_gemms",
         "fp8_layers", "saved_bytes_per_elem", "predicted_memory_bytes",
     }  # fmt: skip
     assert set(store.read(BASELINE)["status"]) == {"ok", "skipped"}  # a CPU keeps no peak of memory
-
-
-def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
-    """What depends on the machine is told; the rest is exact."""
-    policy = load_policy(ROOT / ".ci" / "gate-policy.yaml")
-    assert policy.on_slower == "warn"
-    rows = (
-        [time_row(1, [0.7] * 10), time_row(1, [1.0] * 10, "bf16")],
-        [
-            time_row(1, [7.0] * 10),
-            time_row(1, [1.0] * 10, "bf16"),
-        ],
-    )
-    sides = [
-        load_side(write(tmp_path / name, side), name, "")
-        for name, side in zip(("baseline", "candidate"), rows, strict=True)
-    ]
-    found = judge(*sides, policy, machine_free=True)
-    assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
-    assert "REGRESSED, only reported" in terminal(found)
-    assert terminal(found).splitlines()[-1].startswith("OK, no time judged, 1 slower (exit 0): 1 REGRESSED")

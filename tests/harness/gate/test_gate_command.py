@@ -33,7 +33,8 @@ from command_repo import (
 )  # fmt: skip
 
 from harness.__main__ import main
-from harness.gate import command_session, drive
+from harness.gate import command as command_module
+from harness.gate.runner import Request
 from harness.gate.shell import run_shell
 
 SOURCE = "src/pkg/__init__.py"
@@ -310,10 +311,10 @@ def walls(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, flo
         seconds["runs"] += 1
         return seconds[side], None
 
-    monkeypatch.setattr(command_session, "run_shell", run)
-    opened = drive.open_session
+    monkeypatch.setattr(command_module, "run_shell", run)
+    opened = Request.session
     clock = lambda: seconds["clock"]  # noqa: E731
-    monkeypatch.setattr(drive, "open_session", lambda *a: dataclasses.replace(opened(*a), clock=clock))
+    monkeypatch.setattr(Request, "session", lambda *a: dataclasses.replace(opened(*a), clock=clock))
     monkeypatch.chdir(root)
     return seconds
 
@@ -376,7 +377,7 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     pids = tmp_path / "pids"
     line = f"setsid {sys.executable} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)' > {pids}.new"
     command = f"({line}) & while ! [ -s {pids}.new ]; do :; done; mv {pids}.new {pids}; wait"
-    here = Path(command_session.__file__).resolve().parents[2]
+    here = Path(command_module.__file__).resolve().parents[2]
     started = subprocess.Popen(
         [sys.executable, "-c", HEEDS_CTRL_C, "gate", "--against", "main", "--command", command],
         cwd=root, env={**os.environ, "PYTHONPATH": str(here), "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,
@@ -407,17 +408,6 @@ def test_a_real_suite_of_pytest_benchmark_is_read_and_proven(tmp_path: Path) -> 
     assert (code, document.get("verdict")) == (6, "COULD NOT JUDGE 2 of 2"), said
     assert set(verdicts(document)) == {f"bench/test_bench.py::test_work[{n}]" for n in (20, 40)}
     assert any(note.startswith("each side imported modules") for note in document["notes"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.2, 1)])
-def test_a_real_suite_with_a_spin_is_judged(tmp_path: Path, factor: float, code: int) -> None:
-    """A spin by processor time, timed by processor time: it takes so long whatever the load."""
-    root = spinning(tmp_path / "repo")
-    commit(root, {"pkg.py": SPIN.format(factor=factor), **WORDS})
-    ended, said, document = gate(root, "--command", PYTEST, *FEW)
-    assert ended == code, said
-    assert set(verdicts(document).values()) == {"REGRESSED" if code else "OK"}, said
 
 
 @pytest.mark.slow

@@ -45,20 +45,6 @@ def test_the_first_stage_is_students_test_against_the_limit(logs: np.ndarray) ->
     assert decision.p == pytest.approx(scipy.stats.t.sf(t, len(x) - 1), rel=1e-6, abs=1e-300)
 
 
-def test_fifty_units_ten_percent_slower_are_found_in_eight_rounds() -> None:
-    """Stored rounds that differ by 1 %; a sign-flip test finds none. One slower unit of 50 likewise."""
-    random = np.random.default_rng(0)
-    stored = LIMIT + math.log1p(0.02)
-    for slow in (50, 1):
-        found = 0
-        for _ in range(100):
-            means = np.where(np.arange(50) < slow, math.log1p(0.1), 0.0)
-            rows = list(random.normal(means[:, None], 0.01, (50, 8)))
-            decisions = decide(rows, [NONE] * 50, [stored] * 50, scatter=0.04)
-            found += sum(d.verdict is Verdict.REGRESSED for d in decisions)
-        assert found >= 0.95 * 100 * slow
-
-
 def test_a_lucky_quiet_unit_is_held_to_the_spread_of_the_others() -> None:
     """Eight rounds of one unit agree to a thousandth, 6 % up; the other 20 units differ by 5 % from round to round."""
     random = np.random.default_rng(1)
@@ -97,7 +83,7 @@ def test_swapping_the_sides_mirrors_everything(first: np.ndarray, second: np.nda
     mirror = {Verdict.REGRESSED: Verdict.IMPROVED, Verdict.IMPROVED: Verdict.REGRESSED}
     if a.verdict in mirror or b.verdict in mirror:
         assert mirror[a.verdict] == b.verdict
-    assert (a.mean, a.low, a.high) == pytest.approx((-b.mean, -b.high, -b.low), abs=1e-12)
+    assert (a.effect.log, a.low, a.high) == pytest.approx((-b.effect.log, -b.high, -b.low), abs=1e-12)
     assert a.flagged == b.flagged
 
 
@@ -135,25 +121,6 @@ def test_too_few_rounds_decide_nothing() -> None:
         assert decision.verdict is Verdict.INCONCLUSIVE
         assert decision.more is not None
         assert decision.more + count >= MIN_ROUNDS
-
-
-def test_what_sits_at_the_limit_is_settled_by_no_number_of_rounds() -> None:
-    assert one(LIMIT + np.array([-1, 1] * 5) * 0.05).more is None
-
-
-def test_intervals_and_medians_against_scipy_and_numpy() -> None:
-    scipy = pytest.importorskip("scipy.stats")
-    random = np.random.default_rng(0)
-    rows = random.standard_normal((20, 7))
-    mean, low, high = stats.t_intervals(rows)
-    expected = scipy.t.interval(0.95, 6, rows.mean(1), scipy.sem(rows, axis=1))
-    np.testing.assert_allclose((low, high), expected, rtol=1e-9)
-    np.testing.assert_allclose(mean, rows.mean(1))
-    groups = random.integers(0, 9, 200)
-    values = random.standard_normal(200)
-    names, medians = stats.group_medians(values, groups)
-    np.testing.assert_array_equal(names, np.unique(groups))
-    np.testing.assert_allclose(medians, [np.median(values[groups == g]) for g in names])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from gate_fixtures import (
-    ENV,
     POLICY,
     TODAY,
     Rows,
@@ -25,8 +24,8 @@ from gate_fixtures import (
 
 from harness.gate import render
 from harness.gate.exit_code import Exit
-from harness.gate.judge import Judgement
 from harness.gate.policy import Allowance, Group, Match, Policy
+from harness.gate.unit import Judgement
 
 INF = float("inf")
 NOISY = Times(0.2, seed=3)
@@ -53,7 +52,7 @@ def test_swapped_arguments_mirror_a_confirmed_verdict(tmp_path: Path) -> None:
     a, b = one.findings[0], other.findings[0]
     assert a.change == pytest.approx(1.10, abs=0.01)
     assert (a.change * b.change, a.low * b.high) == pytest.approx((1, 1))
-    assert (a.p, a.p_confirm) == (b.p, b.p_confirm)
+    assert (a.decision.p, a.decision.p_confirm) == (b.decision.p, b.decision.p_confirm)
 
 
 def test_what_fresh_data_do_not_confirm_is_not_regressed(tmp_path: Path) -> None:
@@ -61,12 +60,6 @@ def test_what_fresh_data_do_not_confirm_is_not_regressed(tmp_path: Path) -> None
     assert verdict(judgement) == "INCONCLUSIVE"
     assert judgement.findings[0].rounds == 20  # retries add data, they do not replace it
     assert judgement.to_confirm == (case(1).case_id,)
-
-
-def test_a_noisy_machine_is_inconclusive_and_says_how_many_rounds_would_settle_it(tmp_path: Path) -> None:
-    judgement = run(tmp_path, *slowed(1.0, spread=0.08))
-    assert (verdict(judgement), judgement.code) == ("INCONCLUSIVE", Exit.INCONCLUSIVE)
-    assert f"about {judgement.findings[0].more} more rounds" in judgement.findings[0].reason
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
@@ -100,9 +93,9 @@ def test_numerics_are_exact_and_speak_first(tmp_path: Path) -> None:
     after = [time_row(1, times(1.2)), value_row(1, "sqnr_db", 22.5), control_row(times(1.2))]
     judgement = run(tmp_path, before, after)
     assert judgement.code is Exit.NUMERICS
-    finding = next(f for f in judgement.findings if f.unit.metric == "sqnr_db")
+    finding = next(f for f in judgement.findings if f.unit.key.metric == "sqnr_db")
     assert "28.5 -> 22.5 dB" in finding.reason
-    cause = next(f for f in judgement.findings if f.unit.metric == "time_ms").cause
+    cause = next(f for f in judgement.findings if f.unit.key.metric == "time_ms").cause
     assert cause is not None
     assert cause.name == "control"
 
@@ -126,7 +119,7 @@ def test_numerics_are_exact_and_speak_first(tmp_path: Path) -> None:
 def test_exact_rules(tmp_path: Path, metric: str, before: float, after: float, expected: str) -> None:
     frozen = time_row(1, Times()())
     rows = [[frozen, value_row(1, metric, before)], [frozen, value_row(1, metric, after)]]
-    found = {f.unit.metric: str(f.verdict) for f in run(tmp_path, *rows).findings}
+    found = {f.unit.key.metric: str(f.verdict) for f in run(tmp_path, *rows).findings}
     assert found[metric] == expected
 
 
@@ -138,11 +131,6 @@ def test_where_slower_only_warns_numerics_and_lost_cases_still_fail(tmp_path: Pa
     worse = [*before, value_row(1, "sqnr_db", 28.5)], [*after, value_row(1, "sqnr_db", 20.0)]
     assert run(tmp_path / "2", *worse, policy=warn).code is Exit.NUMERICS
     assert run(tmp_path / "3", [*before, time_row(2, Times()())], after, policy=warn).code is Exit.REGRESSED
-
-
-def test_a_commit_or_a_host_is_no_difference(tmp_path: Path) -> None:
-    other = {**ENV, "git_commit": "f" * 40, "host_hash": "else", "numpy": "9"}
-    assert run(tmp_path, *slowed(1.0), envs=(ENV, other)).code is Exit.OK
 
 
 def test_two_stored_runs_are_not_pairs(tmp_path: Path) -> None:
@@ -180,7 +168,7 @@ def test_a_group_sees_what_no_member_shows(tmp_path: Path) -> None:
     confirm = rows(again, 1), rows(again, 1.05)
     judgement = run(tmp_path, rows(first, 1), rows(first, 1.05), policy=TOGETHER, confirm=confirm)
     group = judgement.findings[30]
-    assert (group.unit.suite, str(group.verdict)) == ("group", "REGRESSED")
+    assert (group.unit.key.suite, str(group.verdict)) == ("group", "REGRESSED")
     assert judgement.counted["REGRESSED"] < 15
     assert set(judgement.to_confirm) == {case(n).case_id for n in range(30)}
 
@@ -192,7 +180,9 @@ def test_a_group_leaves_out_what_is_excluded(tmp_path: Path) -> None:
     after = [time_row(n, times(1.3 if n < 2 else 1.0)) for n in range(5)]
     timing = {"method": "cuda_events", "contended": True}
     after = [dataclasses.replace(r, timing=timing) if n < 2 else r for n, r in enumerate(after)]
-    (group,) = [f for f in run(tmp_path, before, after, policy=TOGETHER).findings if f.unit.suite == "group"]
+    (group,) = [
+        f for f in run(tmp_path, before, after, policy=TOGETHER).findings if f.unit.key.suite == "group"
+    ]
     members = tuple(sorted(case(n).case_id for n in (2, 3, 4)))
     assert (str(group.verdict), group.unit.members) == ("OK", members)
 
@@ -242,7 +232,7 @@ def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -
     before, after = units(10.0, spread=0.001, rounds=rounds)
     found = run(tmp_path / "1", before, after)
     assert render.headline(found).startswith("COULD NOT JUDGE 1 of 10, 1 of them looks slower: gemm ")
-    assert [f.unit.case_id for f in found.suspects] == [case(4).case_id]
+    assert [f.unit.key.case_id for f in found.suspects] == [case(4).case_id]
     assert found.suspects[0].change == pytest.approx(10, rel=0.02)
     match = Match((("case", found.suspects[0].unit.case),))
     for name, policy, code in (

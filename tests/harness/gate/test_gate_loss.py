@@ -10,9 +10,10 @@ from curves_for_tests import control, rows_of_runs, shifted
 from gate_fixtures import Times, time_row, write
 
 from harness.gate.exit_code import Exit
-from harness.gate.judge import Finding, Judgement, judge
+from harness.gate.judge import judge
 from harness.gate.policy import load_policy
 from harness.gate.sides import load_side
+from harness.gate.unit import Finding, Judgement
 from harness.judge.verdict import Run
 from harness.store.measurement import Measurement
 
@@ -38,7 +39,7 @@ def run(tmp: Path, before: Rows, after: Rows, policy: str = "", *, machine_free:
 
 
 def of(judgement: Judgement, arm: str = "tensorwise") -> Finding:
-    (finding,) = [f for f in judgement.findings if f.unit.arm == arm]
+    (finding,) = [f for f in judgement.findings if f.unit.key.arm == arm]
     return finding
 
 
@@ -56,7 +57,7 @@ def test_a_loss_that_fails_is_exit_4(
 ) -> None:
     judgement = run(tmp_path, trained(before), trained(after))
     finding = of(judgement)
-    assert (str(finding.verdict), judgement.code, finding.unit.metric) == (verdict, code, "loss")
+    assert (str(finding.verdict), judgement.code, finding.unit.key.metric) == (verdict, code, "loss")
     assert finding.reason.startswith(says)
 
 
@@ -90,7 +91,11 @@ def test_runs_that_are_lost_are_no_pass(tmp_path: Path, kept: Sequence[int], sai
         ]
     judgement = run(tmp_path, trained(GOOD), after)
     (lost,) = [f for f in judgement.findings if f.unit.trouble]
-    assert (lost.unit.arm, str(lost.verdict), judgement.code) == ("tensorwise", "REGRESSED", Exit.REGRESSED)
+    assert (lost.unit.key.arm, str(lost.verdict), judgement.code) == (
+        "tensorwise",
+        "REGRESSED",
+        Exit.REGRESSED,
+    )
     assert said in lost.reason
 
 
@@ -113,6 +118,6 @@ def test_the_policy_can_ignore_it_or_allow_it_for_a_while(
     time = time_row(1, Times()())
     found = run(tmp_path, [time, *trained(GOOD)], [time, *trained(BAD)], policy, machine_free=machine_free)
     assert found.code is code
-    assert [str(f.verdict) for f in found.findings if f.unit.metric == "loss"] == (
+    assert [str(f.verdict) for f in found.findings if f.unit.key.metric == "loss"] == (
         [verdict] if verdict else []
     )

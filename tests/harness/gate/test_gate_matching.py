@@ -11,9 +11,9 @@ from gate_fixtures import ENV, POLICY, Rows, Times, case, failed_row, run, time_
 
 from harness.gate.exit_code import Exit
 from harness.gate.judge import judge
-from harness.gate.publish import github_lines, junit
-from harness.gate.render import headline, terminal
+from harness.gate.render import Answer, github_lines, headline, junit, terminal
 from harness.gate.sides import load_side
+from harness.gate.unit import State
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
 
@@ -46,7 +46,7 @@ def test_an_arm_that_no_longer_runs_is_no_pass(
     else:
         found = run(tmp_path, *ten(1.1), confirm=([time_row(1, Times(seed=1)())], [lost]))
         assert found.counted["REGRESSED"] == 1
-    finding = next(f for f in found.findings if f.unit.case_id == case(1).case_id)
+    finding = next(f for f in found.findings if f.unit.key.case_id == case(1).case_id)
     assert (str(finding.verdict), found.code) == ("REGRESSED", code)
     assert lost.reason in finding.reason
 
@@ -86,9 +86,9 @@ def test_arms_that_fail_on_both_sides_are_no_pass(tmp_path: Path, broken: int, m
     bad = [failed_row(n, f"AttributeError: no prime, {n}") for n in range(broken)]
     found = run(tmp_path, [*good, *bad], [*good, *bad], machine_free=machine_free)
     assert found.code is (Exit.OK if broken <= 2 else Exit.INCONCLUSIVE)
-    failed = [f for f in found.findings if f.unit.failed_twice]
+    failed = [f for f in found.findings if f.unit.state is State.FAILED_TWICE]
     assert {str(f.verdict) for f in failed} == {"INCONCLUSIVE"}
-    assert [f.unit.case_id for f in failed] == [case(n).case_id for n in range(broken)]
+    assert [f.unit.key.case_id for f in failed] == [case(n).case_id for n in range(broken)]
     assert "no prime, 0" in failed[0].reason
     words = "OK, no time judged" if machine_free else "OK"
     if broken <= 2:
@@ -96,8 +96,8 @@ def test_arms_that_fail_on_both_sides_are_no_pass(tmp_path: Path, broken: int, m
     else:
         assert headline(found).startswith(f"COULD NOT JUDGE {broken} of ")
     (note,) = [n for n in found.notes if n.startswith(f"NOT JUDGED: {broken} arms failed on both sides")]
-    assert note in github_lines(found)
-    assert junit(found).count('<skipped message="INCONCLUSIVE: failed on both sides') == broken
+    assert note in github_lines(Answer.of(found))
+    assert junit(Answer.of(found)).count('<skipped message="INCONCLUSIVE: failed on both sides') == broken
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_curve_is_left_to_the_loss_verdict(tmp_path: Path) -> None:
     frozen = time_row(1, Times()())
     curve = dataclasses.replace(value_row(1, "sqnr_db", 30.0), samples=(30.0, 20.0), rounds=(0, 100))
     judgement = run(tmp_path, [frozen, value_row(1, "loss", 3.0), curve], [frozen])
-    assert [f.unit.metric for f in judgement.findings] == ["time_ms"]
+    assert [f.unit.key.metric for f in judgement.findings] == ["time_ms"]
 
 
 STATED = {"compile_graph_breaks": 0, "operator_calls": 10, "fp8_layers": 9}
@@ -144,7 +144,7 @@ def test_what_a_row_states_about_itself_is_judged(
     other = time_row(1, times(), bytes_moved=bytes_moved, resolved=resolved)
     found = run(tmp_path, [one], [other])
     names = ("bytes_moved", "compile_graph_breaks", "operator_calls", "fp8_layers")
-    assert {f.unit.metric: str(f.verdict) for f in found.findings} == {
+    assert {f.unit.key.metric: str(f.verdict) for f in found.findings} == {
         "time_ms": "OK", **dict(zip(names, verdicts, strict=True)),
     }  # fmt: skip
     assert int(found.code) == code
@@ -218,9 +218,9 @@ def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path, now: str
     assert found.code is (Exit.REGRESSED if judged else Exit.OK)
     if not judged:
         (note,) = [n for n in found.notes if n.startswith("NOT JUDGED: operator_calls of 1 units (gemm/fp8)")]
-        assert terminal(found).splitlines()[-2] == note
+        assert terminal(Answer.of(found)).splitlines()[-2] == note
         assert headline(found) == "OK, no time judged, 1 undecided"
-        assert github_lines(found) == f"::warning title=Gate::{note}\n"
+        assert github_lines(Answer.of(found)) == f"::warning title=Gate::{note}\n"
 
 
 def test_exact_counts_ratchet(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_machine_free_rules_hold_across_machines(tmp_path: Path, error: float, c
     after = [time_row(1, times(5.0), bytes_moved=1e6), value_row(1, "rel_err_max", error)]
     found = run(tmp_path, before, after, envs=LAPTOP, machine_free=True)
     assert found.code is code
-    assert {f.unit.metric for f in found.findings} == {"rel_err_max", "bytes_moved"}
+    assert {f.unit.key.metric for f in found.findings} == {"rel_err_max", "bytes_moved"}
     assert any("times were not judged" in note for note in found.notes)
 
 
@@ -257,14 +257,14 @@ def test_ratios_within_a_run_are_judged_on_one_kind_of_device(tmp_path: Path) ->
     before = [time_row(1, one(), "bf16"), time_row(1, one(0.7), "fp8"), value_row(1, "sqnr_db", 30.0)]
     after = [time_row(1, other(1.3), "bf16"), time_row(1, other(1.3 * 0.7 * 1.2), "fp8"), before[2]]
     found = run(tmp_path, before, after, envs=NEWER, machine_free=True)
-    (finding,) = [f for f in found.findings if f.unit.regime == "ratio"]
-    assert (finding.unit.arm, str(finding.verdict)) == ("fp8", "REGRESSED")
+    (finding,) = [f for f in found.findings if f.unit.key.regime == "ratio"]
+    assert (finding.unit.key.arm, str(finding.verdict)) == ("fp8", "REGRESSED")
     assert (finding.unit.before, finding.unit.after) == pytest.approx((0.7, 0.84), rel=0.01)
     assert finding.change == pytest.approx(1.2, rel=0.01)
     assert run(tmp_path / "2", before, before, envs=NEWER, machine_free=True).code is Exit.OK
     limits = ENV, {**ENV, "power_limit_w": 350.0}
     found = run(tmp_path / "3", before, after, envs=limits, machine_free=True)
-    assert [f.unit.metric for f in found.findings] == ["sqnr_db"]
+    assert [f.unit.key.metric for f in found.findings] == ["sqnr_db"]
 
 
 @pytest.mark.parametrize(("again", "expected"), [(1.2, "REGRESSED"), (1.0, "INCONCLUSIVE")])
@@ -282,4 +282,4 @@ def test_ratios_are_confirmed_on_fresh_data_of_the_candidate(
     write(after, rows(again), stage=2)
     sides: Any = (load_side(before, "baseline", ""), load_side(after, "candidate", ""))
     (finding,) = judge(*sides, POLICY, machine_free=True).findings
-    assert (finding.unit.regime, str(finding.verdict), finding.rounds) == ("ratio", expected, 20)
+    assert (finding.unit.key.regime, str(finding.verdict), finding.rounds) == ("ratio", expected, 20)

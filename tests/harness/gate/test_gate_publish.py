@@ -13,13 +13,15 @@ import pytest
 from gate_fixtures import Rows, Times, control_row, failed_row, run, time_row, value_row, write
 
 from harness.__main__ import main
-from harness.gate import publish, render
+from harness.gate import render
 from harness.gate.exit_code import Exit, Loud
-from harness.gate.judge import Judgement
+from harness.gate.render import Answer
+from harness.gate.unit import Judgement
 
 COMMAND = re.compile(
     r"^::(error|warning) (?:file=([^,:]+),)?title=([^,:]+)::(.*)$"
 )  # :: , % escaped in properties
+MARKER = "<!-- harness gate -->"  # by which a later comment finds the one that it replaces
 OLD = '{"verdict": "OK", "exit_code": 0}'
 
 
@@ -42,7 +44,7 @@ def errors(tmp: Path, count: int, before: float = 0.1, after: float = 0.5) -> tu
 
 
 def test_the_terminal_shows_the_worst_first_and_ends_with_the_verdict(judgement: Judgement) -> None:
-    lines = render.terminal(judgement).splitlines()
+    lines = render.terminal(Answer.of(judgement)).splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["REGRESSED", "INCONCLUSIVE", "IMPROVED"]
     assert "+20." in lines[1]
     assert "cause:" not in lines[1]  # neither calls nor cycles were counted
@@ -55,7 +57,7 @@ def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
     def no_constant(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
-    document = json.loads(render.as_json(judgement), parse_constant=no_constant)
+    document = json.loads(render.as_json(Answer.of(judgement)), parse_constant=no_constant)
     assert (document["exit_code"], document["verdict"], document["mode"]) == (1, "REGRESSED", "paired")
     assert document["counts"] == {"REGRESSED": 1, "INCONCLUSIVE": 1, "IMPROVED": 1, "OK": 1}
     by_metric = {(f["metric"], f["case"]): f for f in document["findings"]}
@@ -67,28 +69,28 @@ def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
 def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
     before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5), value_row(1, "rel_err_max", 0.1)]
     found = run(tmp_path, before, [failed_row(1, "Unsupported: graph break"), time_row(2, Times()())])
-    for text in (render.terminal(found), render.markdown(found)):
+    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
         assert (text.count("graph break"), " and 2 more" in text) == (1, True)
-    assert render.as_json(found).count("Unsupported: graph break: what cannot be compared") == 3
+    assert render.as_json(Answer.of(found)).count("Unsupported: graph break: what cannot be compared") == 3
 
 
 def test_no_regression_is_hidden_among_what_is_ok_and_none_is_too_many(tmp_path: Path) -> None:
     found = run(tmp_path, *errors(tmp_path, render.SHOWN + 5))
-    assert "... and 5 more, 5 of them not OK" in render.terminal(found)
-    assert "And 5 more, 5 of them not OK." in render.markdown(found)
-    lines = publish.github_lines(found).splitlines()
+    assert "... and 5 more, 5 of them not OK" in render.terminal(Answer.of(found))
+    assert "And 5 more, 5 of them not OK." in render.markdown(Answer.of(found))
+    lines = render.github_lines(Answer.of(found)).splitlines()
     assert (len(lines), f"{render.SHOWN - 4} more regressions" in lines[-1]) == (10, True)
 
 
 def test_no_name_breaks_a_table_the_xml_or_a_workflow_command(judgement: Judgement) -> None:
     for finding in judgement.findings:
         finding.unit.case = 'bench/a.py::t[<&"|\x00\x1b[31m%,:]\n::error::no'
-    lines = render.markdown(judgement).splitlines()
+    lines = render.markdown(Answer.of(judgement)).splitlines()
     assert lines[0] == "### Gate: REGRESSED"
     table = [line for line in lines if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1
-    ET.fromstring(publish.junit(judgement))
-    matched = [COMMAND.match(line) for line in publish.github_lines(judgement).splitlines()]
+    ET.fromstring(render.junit(Answer.of(judgement)))
+    matched = [COMMAND.match(line) for line in render.github_lines(Answer.of(judgement)).splitlines()]
     assert [m and m[2] for m in matched] == ["bench/a.py"]
 
 
@@ -96,7 +98,7 @@ def test_no_name_breaks_a_table_the_xml_or_a_workflow_command(judgement: Judgeme
 
 
 def test_junit_counts_what_the_exit_code_counts(judgement: Judgement) -> None:
-    (suite,) = ET.fromstring(publish.junit(judgement))
+    (suite,) = ET.fromstring(render.junit(Answer.of(judgement)))
     counts = {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")}
     assert counts == {
         "tests": "5",
@@ -112,36 +114,43 @@ def test_junit_counts_what_the_exit_code_counts(judgement: Judgement) -> None:
 def test_only_exit_0_is_without_failure_or_error(tmp_path: Path, code: Exit) -> None:
     """A judgement whose units are all well may still have no verdict: the machine moved, nothing was decided."""
     found = replace(run(tmp_path, *errors(tmp_path, 1, 0.1, 0.1)), code=code)
-    of_units = [publish.junit(found)] if code in render.HEADLINE else []  # the others come with no judgement
-    for text in (*of_units, publish.junit_of(code, "why")):
+    of_units = (
+        [render.junit(Answer.of(found))] if code in render.HEADLINE else []
+    )  # the others come with no judgement
+    for text in (*of_units, render.junit(Answer(code, "no verdict", "why"))):
         (suite,) = ET.fromstring(text)
         bad = int(suite.get("failures", "")) + int(suite.get("errors", ""))
         assert (bad == 0) == (code is Exit.OK)
     if of_units:
-        assert bool(publish.github_lines(found)) == (code is not Exit.OK)
+        assert bool(render.github_lines(Answer.of(found))) == (code is not Exit.OK)
 
 
 def test_an_allowed_regression_is_neither_failure_nor_annotation(judgement: Judgement) -> None:
     held = tuple(replace(f, told_only=True) for f in judgement.findings)
     found = replace(judgement, findings=held, code=Exit.OK)
-    assert "<failure" not in publish.junit(found)
-    assert publish.github_lines(found) == ""
+    assert "<failure" not in render.junit(Answer.of(found))
+    assert render.github_lines(Answer.of(found)) == ""
 
 
 def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(judgement: Judgement) -> None:
     found = replace(judgement, notes=(Loud("read this"), "NOT JUDGED: so begins an arm's own name"))
-    warnings = [line for line in publish.github_lines(found).splitlines() if line.startswith("::warning")]
+    warnings = [
+        line for line in render.github_lines(Answer.of(found)).splitlines() if line.startswith("::warning")
+    ]
     assert warnings == ["::warning title=Gate::read this"]
-    assert ("> **read this**" in publish.comment(found), "> **NOT" in publish.comment(found)) == (True, False)
-    assert render.terminal(found).splitlines()[-2] == "read this"
-    assert json.loads(render.as_json(found))["notes"] == list(found.notes)
+    assert (
+        "> **read this**" in render.comment(Answer.of(found)),
+        "> **NOT" in render.comment(Answer.of(found)),
+    ) == (True, False)
+    assert render.terminal(Answer.of(found)).splitlines()[-2] == "read this"
+    assert json.loads(render.as_json(Answer.of(found)))["notes"] == list(found.notes)
 
 
 def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:
     rows = [[failed_row(n, "w" * 3000) if v else time_row(n, [1.0] * 5) for n in range(50)] for v in (0, 1)]
-    body = publish.comment(run(tmp_path, *rows))
+    body = render.comment(Answer.of(run(tmp_path, *rows)))
     assert len(body) < 65_536
-    assert body.startswith(f"{publish.MARKER}\n### Gate: REGRESSED\n")
+    assert body.startswith(f"{MARKER}\n### Gate: REGRESSED\n")
     assert "The rest is in the job's summary." in body
     assert body.endswith("</details>\n")
 
@@ -180,7 +189,7 @@ def test_the_command_writes_them_and_appends_to_the_step_summary(
     assert out.startswith("::error title=Gate%3A REGRESSED::gemm 1x64x64: fp8 rel_err_max")
     assert out.splitlines()[-1].startswith("NUMERICS FAIL (exit 4)")
     assert [s.get("failures") for s in ET.parse(tmp_path / "j.xml").iter("testsuite")] == ["2"]
-    assert (tmp_path / "c.md").read_text().startswith(publish.MARKER)
+    assert (tmp_path / "c.md").read_text().startswith(MARKER)
     assert json.loads((tmp_path / "v.json").read_text())["exit_code"] == 4
     assert (tmp_path / "summary.md").read_text() == "before\n" + (tmp_path / "v.md").read_text() + "\n"
 
@@ -190,7 +199,6 @@ def test_the_command_writes_them_and_appends_to_the_step_summary(
     [
         ("no baseline", 5, "no run 'no-such-run'"),
         ("bad policy", 2, "no_such_key"),
-        ("no benchmark", 2, "contains no benchmark"),
         ("no time", 2, "not a positive number"),
     ],
 )
@@ -203,7 +211,6 @@ def test_without_a_verdict_every_output_says_so(
     words = {
         "no baseline": sides(tmp_path, "no-such-run"),
         "bad policy": [*sides(tmp_path), "--policy", str(tmp_path / "bad.yaml")],
-        "no benchmark": sides(tmp_path, benchmark(tmp_path, "none.json"), good),
         "no time": sides(tmp_path, good, benchmark(tmp_path, "zero.json", 0.0)),
     }[case]
     assert main([*words, *outputs(tmp_path)]) == code

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.gate import tree_proof
-from harness.gate.command_session import recording
+from harness.gate.command import recording
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.tree_proof import Proof, Trees, read_modules
 

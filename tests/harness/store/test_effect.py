@@ -11,7 +11,7 @@ import pytest
 from gate_fixtures import run, time_row
 
 from harness import store
-from harness.gate.render import as_json
+from harness.gate.render import Answer, as_json
 from harness.judge.diff import as_dict
 from harness.judge.diff.changes import changes
 from harness.store import effect
@@ -54,12 +54,14 @@ def test_report_diff_and_gate_see_the_same_effect_and_say_whose_policy_decides(
     ]
     run_of = run(tmp_path / "one", both, both, session="")
     (pair,) = paired_ratios(run_of.baseline.first).to_dict("records")
-    finding = next(f for f in judgement.findings if f.effect is not None)
-    assert finding.effect is not None
-    assert [pair["verdict"], moved.verdict, finding.effect.direction] == [direction] * 3
-    assert [1 / pair["speedup"], moved.ratio, finding.effect.ratio] == pytest.approx([factor] * 3, rel=1e-9)
+    finding = next(f for f in judgement.findings if f.rounds)
+    assert finding.decision.effect is not None
+    assert [pair["verdict"], moved.verdict, finding.decision.effect.direction] == [direction] * 3
+    assert [1 / pair["speedup"], moved.ratio, finding.decision.effect.ratio] == pytest.approx(
+        [factor] * 3, rel=1e-9
+    )
     assert str(finding.verdict) == verdict
-    told = json.loads(as_json(judgement))["findings"][0]
+    told = json.loads(as_json(Answer.of(judgement)))["findings"][0]
     assert told["direction"] == direction
     assert told["policy"].startswith("policy of the gate: changes up to ")
     assert as_dict(changes(*frames))["policy"].startswith("policy of diff: ")

@@ -137,3 +137,10 @@ def test_far_t_quantiles_agree_with_scipy(degrees: int) -> None:
 def test_what_has_no_answer_is_refused(call: Any, values: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"no values|finite|needs 0|between 0 and 1|logarithm|empty|round"):
         call(*values)
+
+
+def test_intervals_of_many_rows_agree_with_scipy() -> None:
+    rows = np.random.default_rng(0).standard_normal((20, 7))
+    _, low, high = stats.t_intervals(rows)
+    expected = scipy.stats.t.interval(0.95, 6, rows.mean(1), scipy.stats.sem(rows, axis=1))
+    np.testing.assert_allclose((low, high), expected, rtol=1e-9)

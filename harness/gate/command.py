@@ -1,0 +1,340 @@
+"""Command: rounds of a user's benchmark command in two work trees, one fresh process after the other.
+
+The command is a shell line. Where it holds `{out}`, it writes pytest-benchmark JSON there and each benchmark is a unit by
+its fullname; without `{out}` its wall time is the only unit. A round runs the command once a side, in random order. Each
+run has to prove which tree it ran (`harness.gate.tree_proof`). Neither tree is the user's checkout itself, so that an
+import from the checkout shows.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import posixpath
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_document, row_of
+from harness.gate.collect import Collected
+from harness.gate.exit_code import Exit, GateError
+from harness.gate.runner import Instrument, OutOfTimeError, SideError
+from harness.gate.shell import Fault, Kind, last_line, run_shell
+from harness.gate.tree_proof import RECORDER, VARIABLE, Proof, Trees, read_modules, unproven
+from harness.gate.trees import restore
+from harness.machine.environment import env_id
+from harness.store.arm import Arm
+from harness.store.case import Case
+from harness.store.errors import UsageError
+from harness.store.text import some
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.gate.runner import Report, Round
+    from harness.gate.unit import Judgement
+
+OUT = "{out}"
+WALL = "wall time"
+SET_UP, COMMAND = "set-up", "command"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the command on one side. `fault` is None where it worked."""
+
+    seconds: float
+    fault: Fault | None
+    document: dict[str, Any]
+    out: Path
+
+
+@dataclass
+class Commanded(Instrument):
+    """The instrument of a command.
+
+    Attributes:
+        line: the shell line, with or without `{out}`.
+        proof: the work trees, and what proves that each was run.
+        inside: folder below a tree that is current while the command runs.
+        scratch: temporary folder for what the command writes.
+        commits: commit of each tree, as a fingerprint names it.
+        setup: another shell line, run once in each tree before.
+        unproven_ok: a side need not prove that it ran its own tree.
+        proven: of the run of a side that shows the least.
+        written: names of the benchmarks of a side.
+        rounds: complete ones.
+        failed: what a `SideError` is about, and how it is called: the command, or the set-up.
+    """
+
+    line: str
+    proof: Trees
+    inside: str
+    scratch: Path
+    commits: Mapping[str, Mapping[str, Any]]
+    setup: str | None = None
+    unproven_ok: bool = False
+    proven: dict[str, Proof] = field(default_factory=dict)
+    written: dict[str, frozenset[str]] = field(default_factory=dict)
+    rounds: int = 0
+    failed: tuple[str, str] = ("", COMMAND)
+
+    def set_up(self, tell: Report) -> None:
+        """Runs the set-up once in each tree; once more in a fresh tree where it fails on the baseline alone.
+
+        Raises:
+            SideError: it fails on one side.
+            GateError: it fails on both (exit 2), or it is not known that the side's code is why; see `_require_own`.
+        """
+
+        command = self.setup
+        if command is None:
+            return
+
+        def run(side: str) -> Fault | None:
+            output = self.scratch / f"setup-{side}"
+            seconds, fault = run_shell(
+                command, self.trees[side] / self.inside, None, output, dict(os.environ)
+            )
+            tell(f"set up the {side} in {seconds:.0f} s" + (f": {fault.reason}" if fault else ""))
+            return fault
+
+        faults = {side: fault for side in sorted(self.trees) if (fault := run(side))}
+        if len(faults) > 1:
+            raise GateError(
+                Exit.USAGE, f"the set-up fails on both sides ({faults['candidate'].reason}): {command}"
+            )
+        self.failed = command, SET_UP
+
+        def again() -> Fault | None:
+            restore(self.trees["baseline"])
+            return run("baseline")
+
+        for side, fault in faults.items():
+            if self._is_own(side, fault, again):
+                raise SideError(side, fault.reason)
+        self.failed = self.line, COMMAND
+
+    def warm(self, left: Callable[[], float]) -> None:
+        """Where the wall time is judged, runs each tree once: it writes its byte code then."""
+        if OUT not in self.line:
+            self._check({side: self._run(side, left) for side in sorted(self.trees)}, left)
+
+    def measure(self, this: Round) -> None:
+        """Runs the command once on each side.
+
+        Raises:
+            SideError: it fails on one side in the first round.
+            GateError: it fails on both, or on one that had worked; or a side did not run its own tree.
+            OutOfTimeError: the time is over.
+        """
+        runs = {side: self._run(side, this.left) for side in this.sides}
+        self._check(runs, this.left)
+        rows = {side: self._rows(run) for side, run in runs.items()}
+        before, after = rows["baseline"], rows["candidate"]
+        if not before.keys() & after.keys():
+            only = "; ".join(f"only on the {side}: {some(list(rows[side]), 5)}" for side in rows)
+            raise GateError(Exit.NO_BASELINE, f"the two sides have no benchmark in common, {only}")
+        for side, found in rows.items():
+            names = frozenset(found)
+            if odd := self.written.setdefault(side, names) ^ names:
+                raise GateError(
+                    Exit.INCONCLUSIVE,
+                    f"the {side} does not write the same benchmarks each time, so rounds are no repetitions: "
+                    f"{some(sorted(odd), 5)}",
+                )
+            env = self._env(side, runs[side])
+            this.say(side, Collected.plan, env, env_id(env))
+            wanted = [row for row in found.values() if not this.only or row["case_id"] in this.only]
+            this.say(side, Collected.take, this.number, wanted)
+        self.rounds += 1
+
+    def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:
+        """The judgement where the command, or its set-up, works on one side alone.
+
+        A set-up is mended only by a candidate on which the command works too.
+
+        Raises:
+            GateError: the candidate does not work either (exit 2), or is not proven to run its own tree (6).
+            OutOfTimeError: it does not end.
+        """
+        what, name = self.failed
+        mends = f"the {name} failed on the {error.side}, twice, and the candidate works: {error.reason}"
+        broken = ""
+        if error.side == "candidate":
+            broken = f"the {name} fails on the candidate and works on the baseline: {error.reason}"
+        elif name == SET_UP:
+            run = self._run("candidate", left)
+            if run.fault is not None:
+                both = f"baseline: {error.reason}; candidate: {run.fault.reason}"
+                raise GateError(Exit.USAGE, f"neither side works ({both}): {self.line}")
+            self._require_proof(["candidate"])
+            self._require_base_paths(error.reason)
+        note = f"the {name} fails on the {error.side}; no time was judged"
+        return self.one_sided(name, what, "runs", float(error.side == "candidate"), broken, mends, note)
+
+    def notes(self) -> list[str]:
+        """What the verdict has to say about how the command was run."""
+        lines = [f"the command, in fresh processes, one side after the other: {self.line}"]
+        if self.proven and all(proof.count for proof in self.proven.values()):
+            counted = "; ".join(f"{s} {p.count}: {some(p.names)}" for s, p in sorted(self.proven.items()))
+            sides = "each side" if len(self.proven) > 1 else f"the {next(iter(self.proven))}"
+            lines.append(f"{sides} imported modules of its own work tree ({counted}) and none of another")
+        else:
+            tests = any(proof.tests for proof in self.proven.values())
+            seen = "; of its tree only tests were seen" if tests else ""
+            lines.append(f"not proven that each side ran its own tree (--unproven-tree ok){seen}")
+        before, after = (self.written.get(side, frozenset()) for side in ("baseline", "candidate"))
+        for side, judged, names in (
+            ("baseline", "lost", before - after),
+            ("candidate", "new, and not judged", after - before),
+        ):
+            if names:
+                lines.append(f"only on the {side} ({judged}): {some(sorted(names), 5)}")
+        return lines
+
+    def _run(self, side: str, left: Callable[[], float]) -> Run:
+        """One run of the command in a side's tree, and the proof of what it ran."""
+        folder = self.scratch / f"{side}-{time.monotonic_ns()}"
+        (folder / "modules").mkdir(parents=True)
+        out, output = folder / "benchmarks.json", folder / "output"
+        line = self.line.replace(OUT, shlex.quote(str(out)))
+        env = recording(self.scratch, folder / "modules")
+        try:
+            seconds, fault = run_shell(line, self.trees[side] / self.inside, left(), output, env)
+        except subprocess.TimeoutExpired as error:
+            raise OutOfTimeError from error
+        proven = self.proof.check(side, read_modules(folder / "modules"))
+        shutil.rmtree(folder / "modules")
+        document: dict[str, Any] = {}
+        if OUT in self.line:
+            try:
+                document = read_document(out)
+            except UsageError as error:
+                what = str(error) if out.exists() else "it wrote no benchmark to {out}"
+                fault = fault or Fault(f"{what}; {last_line(output)}")
+        if fault is None:
+            self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
+        return Run(seconds, fault, document, out)
+
+    def _check(self, runs: Mapping[str, Run], left: Callable[[], float]) -> None:
+        """Refuses a round in which the command failed, or a side did not run its tree."""
+        bad = {side: run.fault for side, run in sorted(runs.items()) if run.fault is not None}
+        if len(bad) == len(runs):
+            reasons = "; ".join(f"{side}: {fault.reason}" for side, fault in bad.items())
+            raise GateError(Exit.USAGE, f"the command works on neither side ({reasons}): {self.line}")
+        self._require_proof([side for side in runs if side not in bad])
+        for side, fault in bad.items():
+            if side in self.proven:  # it worked before: in a round, or when it was run to fill the caches
+                raise GateError(
+                    Exit.INCONCLUSIVE,
+                    f"the command failed on the {side} after it had worked there ({self.rounds} rounds): {fault.reason}",
+                )
+            if not self._is_own(side, fault, lambda: self._run("baseline", left).fault):
+                raise GateError(
+                    Exit.INCONCLUSIVE,
+                    f"the command failed on the baseline and worked there when it was run again: {fault.reason}",
+                )
+            raise SideError(side, fault.reason)
+
+    def _is_own(self, side: str, fault: Fault, again: Callable[[], Fault | None]) -> bool:
+        """Whether a fault says that a side's code is broken; of the baseline it has to show twice, as a pass would rest on it."""
+        self._require_own(side, fault)
+        if side == "candidate":
+            return True
+        if (second := again()) is not None:
+            self._require_own(side, second)
+        return second is not None
+
+    def _require_own(self, side: str, fault: Fault) -> None:
+        """Refuses a fault that does not say that a side's code is broken.
+
+        Raises:
+            GateError: the run was ended by a signal or could not be started (exit 6); or what the command names is not in
+                the base commit (5).
+        """
+        if fault.kind is Kind.ENDED:
+            raise GateError(
+                Exit.INCONCLUSIVE,
+                f"the {self.failed[1]} on the {side}: {fault.reason}; ended by a signal or not started (126, 127 and above), "
+                "which need not be its code's doing",
+            )
+        if side == "baseline" and fault.kind is Kind.NO_FOLDER:
+            raise _not_in_base(self.inside, fault.reason)
+        if side == "baseline" and self.failed[1] == COMMAND:
+            self._require_base_paths(fault.reason)
+
+    def _require_base_paths(self, reason: str) -> None:
+        """Refuses a command that names a path which only the candidate's tree has: no baseline could have run it."""
+        try:
+            words = shlex.split(self.line)
+        except ValueError:
+            words = self.line.split()
+        held = [
+            {folder for file in self.proof.files[side] for folder in (file, *map(str, Path(file).parents))}
+            for side in ("candidate", "baseline")
+        ]
+        for name in (name for word in words for name in re.split("[=:]+", word) if name):
+            path = posixpath.normpath(posixpath.join(self.inside, name))
+            if path in held[0] - held[1]:
+                raise _not_in_base(name, reason)
+
+    def _require_proof(self, sides: Sequence[str]) -> None:
+        idle = {s: proof for s in sides if not (proof := self.proven.get(s, Proof())).count}
+        if idle and not self.unproven_ok:
+            raise unproven(sorted(idle), sorted({test for proof in idle.values() for test in proof.tests}))
+
+    def _rows(self, run: Run) -> dict[str, dict[str, Any]]:
+        """Rows by benchmark, as `Collected.take` reads them."""
+        if OUT not in self.line:
+            return {WALL: _row(WALL, (1e3 * run.seconds,), {"timed": "the whole command"})}
+        rows: dict[str, dict[str, Any]] = {}
+        for test in run.document["benchmarks"]:
+            measured = row_of(test, run.out)
+            name = str(test["fullname"])
+            if name in rows:
+                raise GateError(
+                    Exit.USAGE, f"two benchmarks are named {name}; a name decides which ones are compared"
+                )
+            rows[name] = _row(name, measured.samples, measured.resolved)
+        return rows
+
+    def _env(self, side: str, run: Run) -> dict[str, Any]:
+        """The environment as the benchmark file states it, with the commit of the work tree."""
+        here = {
+            "machine_info": {
+                "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
+                "node": platform.node(), "cpu": {"count": os.cpu_count()},
+            }
+        }  # fmt: skip
+        return {**environment_of(run.document or here), **self.commits[side], "imported_from": None}
+
+
+def _not_in_base(path: str, reason: str) -> GateError:
+    return GateError(
+        Exit.NO_BASELINE, f"{path} is not in the base commit, so there is nothing to compare with: {reason}"
+    )
+
+
+def recording(scratch: Path, folder: Path) -> dict[str, str]:
+    """The environment in which Python processes record into `folder` what they imported."""
+    site = scratch / "site"
+    if not site.exists():
+        site.mkdir()
+        shutil.copy(RECORDER, site / "sitecustomize.py")
+    path = filter(None, (str(site), os.environ.get("PYTHONPATH")))
+    return {**os.environ, VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _row(name: str, samples: Sequence[float], resolved: object) -> dict[str, Any]:
+    case = Case.of(SUITE, {"test": name})
+    return {
+        "suite": SUITE, "case_id": case.case_id, "axes": case.axes_json, "seed": case.seed, "arm": ARM, "baseline": "",
+        "arm_fields": Arm(variant=ARM).as_json, "metric": "time_ms", "status": "ok", "samples": samples,
+        "resolved": resolved,
+    }  # fmt: skip

@@ -1,0 +1,229 @@
+"""Unit: what is judged one by one, one metric of one arm of one case on both sides; and what is found about it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from harness.gate.decide import NOTHING, Verdict
+
+if TYPE_CHECKING:
+    import datetime
+
+    from harness.gate.decide import Decision
+    from harness.gate.exit_code import Exit
+    from harness.gate.policy import Allowance, Rule
+    from harness.gate.sides import Mode, Side
+    from harness.store.stats import Vector
+
+Pair = tuple[list[Any], list[Any]]  # stored rows of a unit: the baseline's, the candidate's
+RATIO = "ratio"  # regime of units that are ratios of two arms of one run
+GROUP = "group"  # suite of the units that a policy's groups add
+
+
+class State(StrEnum):
+    """What stands in the way of comparing a unit; `Unit.why` says it in words."""
+
+    SOUND = ""
+    LOST = "lost"  # the candidate has no number
+    WRONG = "wrong"  # the candidate's check refuted its result
+    NO_TIME = "no time"  # a sample of the candidate is no time
+    OPEN = "open"  # the code need not be why
+    FAILED_TWICE = (
+        "failed twice"  # the whole arm failed in the baseline and gave nothing in the candidate either
+    )
+    EXCLUDED = "excluded"  # there are times, and the policy lets them decide nothing
+
+
+class Key(NamedTuple):
+    """Which rows of a store belong to a unit."""
+
+    suite: str
+    case_id: str
+    arm: str
+    metric: str
+    regime: str
+    part: str
+
+
+@dataclass(slots=True)
+class Unit:
+    """One metric of one arm of one case.
+
+    Attributes:
+        case: the case for people.
+        before, after: the two values, in `unit`.
+        first, second: log(candidate / baseline) by round of the first stage and of the confirmation, positive = worse.
+        strayed: samples at a clock that is not their round's.
+        rows, again: the stored rows of the first stage and of the confirmation.
+        members: of a group: the ids of its cases.
+    """
+
+    key: Key
+    case: str
+    unit: str
+    better: str
+    rule: Rule
+    before: float = math.nan
+    after: float = math.nan
+    first: Vector = field(default_factory=lambda: np.empty(0))
+    second: Vector = field(default_factory=lambda: np.empty(0))
+    state: State = State.SOUND
+    why: str = ""
+    strayed: int = 0
+    rows: Pair = field(default_factory=lambda: ([], []))
+    again: Pair = field(default_factory=lambda: ([], []))
+    members: tuple[str, ...] = ()
+
+    def set_aside(self, state: State, why: str) -> None:
+        """Notes what stands in the way."""
+        self.state, self.why = state, why
+
+    @property
+    def trouble(self) -> bool:
+        """Whether the candidate gave nothing that can be compared, which is no pass."""
+        return self.state in (State.LOST, State.WRONG, State.NO_TIME)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is nothing to compare, and the code need not be why."""
+        return self.state in (State.OPEN, State.FAILED_TWICE)
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the verdict is one on a time, also one that is undecided without it."""
+        return self.rule.rule == "timed" and not self.trouble
+
+    @property
+    def is_sound_time(self) -> bool:
+        """Whether it is judged by its rounds, and both sides have some."""
+        return self.is_time and not self.is_open
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What a policy's globs are matched against."""
+        return {**self.key._asdict(), "case": self.case}
+
+    @property
+    def worse(self) -> float:
+        """+1 where more is worse, -1 where less is."""
+        return -1.0 if self.better == "higher" else 1.0
+
+
+class Cause(NamedTuple):
+    """Why a unit became worse: one word and what speaks for it."""
+
+    name: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The verdict on one unit. `change`, `low`, `high` are ratios after / before of a timed one, > 1 = worse."""
+
+    unit: Unit
+    verdict: Verdict
+    reason: str
+    decision: Decision = NOTHING
+    limit: float = 0.0
+    cause: Cause | None = None
+    allowed: Allowance | None = None
+    expired: bool = False
+    told_only: bool = False  # the policy has on_slower: warn
+    looks_slower: bool = False  # undecided, and what was measured speaks against it
+
+    @property
+    def change(self) -> float:
+        """The mean ratio; NaN of what is not timed."""
+        return math.exp(self.decision.effect.log)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval that decides."""
+        return math.exp(self.decision.low)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval that decides."""
+        return math.exp(self.decision.high)
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of both stages."""
+        return self.decision.effect.rounds
+
+    @property
+    def flagged(self) -> bool:
+        """Whether it has to be measured again before it is reported."""
+        return self.decision.flagged and self.unit.state is not State.EXCLUDED
+
+    @property
+    def held(self) -> bool:
+        """Whether the policy keeps it from the exit code."""
+        return self.told_only or (self.allowed is not None and not self.expired)
+
+    @property
+    def counts(self) -> bool:
+        """Whether a regression speaks through the exit code."""
+        return self.verdict is Verdict.REGRESSED and not self.held
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the control case says about the run."""
+
+    moved: bool
+    reason: str
+    change: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Everything that the gate found."""
+
+    baseline: Side
+    candidate: Side
+    mode: Mode
+    findings: tuple[Finding, ...]
+    control: Control
+    notes: tuple[str, ...]
+    code: Exit
+    date: datetime.date
+    could_not_judge: bool = False  # silence would read as approval
+
+    @property
+    def counted(self) -> Counter[str]:
+        """How many units got each verdict."""
+        return Counter(str(f.verdict) for f in self.findings)
+
+    @property
+    def to_confirm(self) -> tuple[str, ...]:
+        """Ids of the cases that must be measured again before they are reported."""
+        cases = (f.unit.members or (f.unit.key.case_id,) for f in self.findings if f.flagged)
+        return tuple(sorted({i for ids in cases for i in ids}))
+
+    @property
+    def times(self) -> tuple[Finding, ...]:
+        """Findings about times that speak through the exit code; none where only exact rules are judged."""
+        if self.mode == "machine-free":
+            return ()
+        return tuple(f for f in self.findings if f.unit.is_time and not f.told_only)
+
+    @property
+    def undecided(self) -> tuple[Finding, ...]:
+        """Those of `times` that are INCONCLUSIVE."""
+        return tuple(f for f in self.times if f.verdict is Verdict.INCONCLUSIVE)
+
+    @property
+    def suspects(self) -> tuple[Finding, ...]:
+        """Findings whose silence would be approval: undecided, and they look slower; the slowest first."""
+        found = (f for f in self.findings if f.looks_slower and not f.held)
+        return tuple(sorted(found, key=lambda f: -f.change))
