@@ -71,3 +71,13 @@ class RecipeCost:
     fuses_gathers: bool = True
     gathered_weight: CastCost | None = None
     source: str = ""
+
+    @property
+    def cast_bytes(self) -> dict[str, float]:
+        """Bytes of an element of each tensor."""
+        return {tensor: self.casts[tensor].total for tensor in TENSORS}
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean over the three tensors."""
+        return sum(self.cast_bytes.values()) / len(TENSORS)

@@ -20,10 +20,10 @@ from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.scale.asked import cannot_send, job_of, step_seconds
 from harness.advise.scale.layout import SCHEDULES
-from harness.advise.show import WIDTH, as_dict, show
 from harness.advise.trace import trace
 from harness.advise.training import plan_of as plan_of_case
 from harness.advise.training import traced
+from harness.advise.views import WIDTH, as_dict, show
 from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console, printable
 from harness.store.errors import UsageError, unknown

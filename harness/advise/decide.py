@@ -38,6 +38,7 @@ LAYER_GAIN = 1.03
 STEP_GAIN = 1.02
 ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"
 POSITIVE = (ON, SOME)
+_COARSE = ("tensorwise", "delayed")
 _SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
 EXPOSED = 0.05  # of the step: communication that matters
@@ -107,18 +108,32 @@ class RecipeAdvice:
         return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
 
     @property
-    def why_off(self) -> str:
-        """Why the recipe is not on although this GPU runs it: what products gain and casts take; "" otherwise."""
+    def is_coarse(self) -> bool:
+        """One scale a tensor."""
+        return self.recipe.name in _COARSE
+
+    @property
+    def narrowest(self) -> LayerAdvice | None:
+        """The layer that gains least."""
+        return min(self.layers, key=lambda one: one.ratio.value, default=None)
+
+    @property
+    def gains(self) -> str:
+        """What products gain and casts take, of the layers that can run the recipe; "" where none can."""
         runs = [a for a in self.layers if not barred(a.layer, self.recipe)]
-        if self.verdict in POSITIVE or self.unavailable or not runs:
-            return ""
         bf16, fp8, casts = (
             sum(sum(getattr(a.cost, part).values()) for a in runs) for part in ("bf16", "fp8", "casts")
         )
-        gains = f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x"
+        return f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x" if runs else ""
+
+    @property
+    def why_off(self) -> str:
+        """Why the recipe is not on although this GPU runs it; "" otherwise."""
+        if self.verdict in POSITIVE or self.unavailable or not self.gains:
+            return ""
         slow = self.recipe.product_share
         slower = f", as they run at {slow:.0%} of tensorwise's rate" if slow < _SLOW else ""
-        return f"{self.verdict}: {gains}{slower}"
+        return f"{self.verdict}: {self.gains}{slower}"
 
 
 def verdict(step: Ratio) -> str:
@@ -247,9 +262,7 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
     """
     usable = [o for o in options if not o.unavailable] or list(options)
     if careful:
-        usable = [
-            o for o in usable if o.recipe.name not in ("tensorwise", "delayed") and o.verdict != OFF
-        ] or usable
+        usable = [o for o in usable if not o.is_coarse and o.verdict != OFF] or usable
     for words in (POSITIVE, (UNDECIDED,)):
         if found := [o for o in usable if o.verdict in words]:
             usable = found

@@ -10,7 +10,7 @@ each is moved by one standard error up and down, and the effects are added as in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from harness.advise.gemm import BF16, FLOOR_S, product_seconds
@@ -47,6 +47,11 @@ class Parts:
     def total(self) -> float:
         """Seconds of the whole step."""
         return sum(getattr(self, part.name) for part in fields(self))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By name, with the total."""
+        return asdict(self) | {"total": self.total}
 
 
 @dataclass(frozen=True, slots=True)

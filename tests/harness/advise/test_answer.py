@@ -14,7 +14,7 @@ from harness.__main__ import main
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
-from harness.advise.show import lines, show
+from harness.advise.views import lines, show
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
     find_spec("transformers") is None, reason="the extra hf is not installed"
@@ -143,7 +143,7 @@ def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -
         assert memory is not None
         assert memory.needed / GIB == pytest.approx(size, abs=0.05)
         assert memory.word == word
-        assert "activations are not predicted for a pipeline" in memory.said
+        assert memory.unknown == "a pipeline"
     assert advice["a pipeline that does not fit"].answer == TOO_LARGE
 
 

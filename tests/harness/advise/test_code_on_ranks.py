@@ -8,9 +8,8 @@ import code_on_ranks
 from code_on_ranks import FSDP
 
 from harness.advise.command import answer, parse
-from harness.advise.library_names import TORCHAO
-from harness.advise.printed_code import Setup, as_code
-from harness.advise.show import lines
+from harness.advise.library_names import FP8CORE, TORCHAO
+from harness.advise.views import as_code, lines
 from harness.machine import ranks
 
 ASKED = "model=llama3_1b gpu=h100 dp=2 recipe=tensorwise checkpointing=full"
@@ -43,17 +42,14 @@ def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
 
 def test_where_layers_are_split_the_code_says_by_what() -> None:
     """Tensor parallelism comes before FSDP (docs/distributed.md); in FP8 by the styles that gather in FP8."""
-    both = Setup(sharded=True, fp8_all_gather=True, split=True, tp_fp8_all_gather=True)
-    for setup in (
-        both,
-        Setup(TORCHAO, sharded=True, fp8_all_gather=True, split=True, tp_fp8_all_gather=True),
-    ):
-        code = as_code("tensorwise", ALL, setup).splitlines()
+    both = dict.fromkeys(("sharded", "fp8_all_gather", "split", "tp_fp8_all_gather"), True)
+    for library in (FP8CORE, TORCHAO):
+        code = as_code("tensorwise", ALL, library=library, **both).splitlines()
         split = next(i for i, line in enumerate(code) if line.startswith("# TP: "))
         assert "Float8ColwiseParallel" in code[split]
         assert split < code.index(FSDP)
         assert max(map(len, code)) <= 78
-    plain = as_code("rowwise", ALL, Setup(split=True))
+    plain = as_code("rowwise", ALL, split=True)
     assert "# TP: " in plain
     assert "Float8ColwiseParallel" not in plain
-    assert "# TP: " not in as_code("rowwise", ALL, Setup(sharded=True))
+    assert "# TP: " not in as_code("rowwise", ALL, sharded=True)

@@ -9,10 +9,10 @@ from torch import nn
 
 from fp8core import audit
 from harness.advise import decide
-from harness.advise.printed_code import as_code
 from harness.advise.recipes import candidates
 from harness.advise.step import Plan
 from harness.advise.trace import trace
+from harness.advise.views import as_code
 from harness.training.models import resolve
 
 RATES = round_h200()

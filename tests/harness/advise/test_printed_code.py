@@ -17,8 +17,8 @@ from fp8core import Float8Linear, verify
 from fp8core.distributed.gather_reasons import gathered_as
 from harness.advise.libraries import candidates
 from harness.advise.library_names import ENGINE, TORCHAO
-from harness.advise.printed_code import Setup, as_code, is_executed
 from harness.advise.recipes import candidates as our_candidates
+from harness.advise.views import as_code
 
 if TYPE_CHECKING:
     from fp8core import Proof
@@ -87,7 +87,7 @@ def test_without_its_sync_of_scales_or_its_filter_it_does_not(eager_backend: lis
 
 
 def test_compiled_where_the_advice_is(eager_backend: list[Any]) -> None:
-    proof, converted = run(as_code("tensorwise", HEAD, Setup(compiled=True)))
+    proof, converted = run(as_code("tensorwise", HEAD, compiled=True))
     assert proof.ok, proof.line
     assert proof.compiled
     assert converted == CHOSEN
@@ -96,7 +96,7 @@ def test_compiled_where_the_advice_is(eager_backend: list[Any]) -> None:
 
 def test_a_schedule_holds_layers_back_at_the_end() -> None:
     """Ends in bf16: of 100 steps the last ten, in which FP8 must not run."""
-    code = as_code("rowwise", HEAD, Setup(schedule="cooldown_bf16:0.1"))
+    code = as_code("rowwise", HEAD, schedule="cooldown_bf16:0.1")
     proof, converted = run(code, recipe="rowwise")
     assert proof.ok, proof.line
     assert converted == CHOSEN
@@ -108,7 +108,7 @@ def test_a_schedule_holds_layers_back_at_the_end() -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_fp8_all_gather_is_switched_on_where_it_is_advised(wanted: bool) -> None:
     """Oracle: what fp8core says that FSDP2 will gather, of each converted layer, before anything is sharded."""
-    code = as_code("tensorwise", HEAD, Setup(sharded=True, fp8_all_gather=wanted))
+    code = as_code("tensorwise", HEAD, sharded=True, fp8_all_gather=wanted)
     model = Tiny().to(torch.bfloat16)
     exec(code, {"model": model})
     gathered = {name: gathered_as(m) for name, m in model.named_modules() if isinstance(m, Float8Linear)}
@@ -121,7 +121,7 @@ def test_fp8_all_gather_is_switched_on_where_it_is_advised(wanted: bool) -> None
 def test_torchaos_code_runs_in_torchao(recipe: str) -> None:
     """In a process of its own: torchao's conversion changes settings of Inductor for the whole process."""
     pytest.importorskip("torchao.float8")
-    code = as_code(recipe, HEAD, Setup(TORCHAO, sharded=True))
+    code = as_code(recipe, HEAD, library=TORCHAO, sharded=True)
     program = f"""
 import sys
 sys.path.insert(0, {code_on_ranks.__file__.rpartition("/")[0]!r})
@@ -145,8 +145,7 @@ assert in_fp8 == 3 * {3 if recipe != "rowwise_with_gw_hp" else 2}, in_fp8
 @pytest.mark.parametrize("recipe", list(candidates(ENGINE, compiled=False)))
 def test_transformer_engines_code_is_python_and_marked_as_not_run(recipe: str) -> None:
     """The library is absent."""
-    code = as_code(recipe, HEAD, Setup(ENGINE))
+    code = as_code(recipe, HEAD, library=ENGINE)
     compile(code, recipe, "exec")
     assert "'head'" in code
     assert "'layers.1.up'" in code
-    assert not is_executed(ENGINE)
