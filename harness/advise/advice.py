@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.advise import decide
+from harness.advise.casts import ENGINE, FP8CORE, not_by_default, provenance
 from harness.advise.fits import TOO_LARGE
-from harness.advise.library_names import ENGINE, FP8CORE, not_by_default, provenance
-from harness.advise.measured import spread
 from harness.advise.rates import MEASURED
+from harness.advise.step import Ratio, both_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.advise.decide import LayerAdvice, RecipeAdvice
     from harness.advise.fits import Memory
-    from harness.advise.measured import Check
     from harness.advise.model import Model
+    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
-    from harness.advise.step import Parts, Plan, Ratio
+    from harness.advise.step import Parts
     from harness.machine.hardware import Device
 
+TRUSTED = (0.8, 1.25)
 _END_IN_BF16 = "cooldown_bf16:0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One prediction and its measurement.
+
+    Attributes:
+        what: "product" (milliseconds), "layer" or "step" (speedups).
+        case: sizes or model.
+        arm: what ran.
+        predicted, measured: in the same unit.
+        run_id: of the measurement.
+    """
+
+    what: str
+    case: str
+    arm: str
+    predicted: float
+    measured: float
+    run_id: str
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def trusted(self) -> bool:
+        """The prediction lies within `TRUSTED` of the measurement."""
+        return TRUSTED[0] <= self.predicted / self.measured <= TRUSTED[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +222,13 @@ class Advice:
 
     @property
     def check_spreads(self) -> list[tuple[int, str, Ratio]]:
-        """How many checks of a kind, which, and how far they are off; of three and more."""
+        """How many checks of a kind, which, and predicted over measured with the range that holds 95 %; of three and more."""
         found = []
         for what in ("product", "layer", "step"):
-            own = [check for check in self.checks if check.what == what]
-            if (ratio := spread(own)) is not None:
-                found.append((len(own), what, ratio))
+            logs = [math.log(check.predicted / check.measured) for check in self.checks if check.what == what]
+            if len(logs) >= 3:
+                mean, spread = statistics.fmean(logs), 2 * statistics.stdev(logs)
+                found.append((len(logs), what, Ratio(*map(math.exp, (mean, mean - spread, mean + spread)))))
         return found
 
 
@@ -220,7 +253,7 @@ def advice(
         plan=plan,
         options=tuple(options),
         chosen=chosen,
-        parts=decide.parts_of(model, rates, plan, chosen),
+        parts=both_steps(model, rates, chosen.plan, chosen.recipe, chosen.converted),
         pays_from=None if chosen.unavailable else decide.pays_from(model, rates, plan, chosen.recipe),
         gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
         careful=careful,

@@ -1,4 +1,4 @@
-"""Whether a step fits into a GPU: the figures and the word for them. No torch; `harness.advise.need` predicts them."""
+"""Whether a step fits into a GPU: the figures and the word for them. No torch; `harness.advise.scale.need` predicts them."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.advise import recipes
-from harness.advise.casts import TENSORS, CastCost, RecipeCost
-from harness.advise.library_names import ENGINE, FP8CORE, TORCHAO
+from harness.advise.casts import ENGINE, FP8CORE, TENSORS, TORCHAO, CastCost, RecipeCost
 from harness.machine.ceilings import ROWWISE
 from harness.store.errors import UsageError
 

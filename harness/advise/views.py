@@ -14,10 +14,10 @@ import jinja2
 from rich.text import Text
 
 from harness.advise import decide
+from harness.advise.casts import not_by_default
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
-from harness.advise.library_names import not_by_default
+from harness.advise.layer import gemm_sizes
 from harness.advise.rates import FIGURES
-from harness.advise.step import gemm_sizes
 from harness.machine.terminal import printable, say, table
 from harness.store.text import number
 

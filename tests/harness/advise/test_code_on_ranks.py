@@ -7,8 +7,8 @@ import functools
 import code_on_ranks
 from code_on_ranks import FSDP
 
+from harness.advise.casts import FP8CORE, TORCHAO
 from harness.advise.command import answer, parse
-from harness.advise.library_names import FP8CORE, TORCHAO
 from harness.advise.views import as_code, lines
 from harness.machine import ranks
 

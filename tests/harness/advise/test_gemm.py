@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.advise.gemm import FLOOR_S, closed_form, product_seconds
+from harness.advise.layer import FLOOR_S, closed_form, product_seconds
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
 from harness.machine.ceilings import BF16, ROWWISE, TENSORWISE, Product
 from harness.machine.hardware import named

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fp8core import Float8Linear, verify
 from fp8core.distributed.gather_reasons import gathered_as
+from harness.advise.casts import ENGINE, TORCHAO
 from harness.advise.libraries import candidates
-from harness.advise.library_names import ENGINE, TORCHAO
 from harness.advise.recipes import candidates as our_candidates
 from harness.advise.views import as_code
 

@@ -9,8 +9,7 @@ import pytest
 
 from fp8core.recipe import RECIPES
 from harness.advise.casts import GEMMS, TENSORS
-from harness.advise.compiled_bytes import COUNTED
-from harness.advise.recipes import candidates, unavailable
+from harness.advise.recipes import COUNTED, candidates, unavailable
 from harness.machine.hardware import DEVICES
 
 if TYPE_CHECKING:

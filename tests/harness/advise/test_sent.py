@@ -9,10 +9,10 @@ from advise_fixtures import SIX, model, round_h200
 
 from harness.advise import decide
 from harness.advise.casts import CastCost
-from harness.advise.plan import Exchange, Plan
+from harness.advise.model import Exchange
+from harness.advise.plan import Plan
 from harness.advise.rates import rates_of
-from harness.advise.sent import Pass, as_sent, pipeline, sharding
-from harness.advise.step import step_cost
+from harness.advise.step import Pass, as_sent, pipeline, sharding, step_cost
 from harness.machine.hardware import named
 
 RATES = round_h200()
@@ -24,7 +24,7 @@ REDUCE = 2e9 * 7 / 8 / RATES["link"] + 11 * HOPS
 
 
 def exposed(busy: Pass, plan: Plan = PLAN) -> float:
-    return sharding(ONE, RATES, plan, None, 0.0, busy)
+    return sharding(ONE, RATES, plan, busy)
 
 
 def test_each_pass_hides_its_own_sends_and_no_other() -> None:

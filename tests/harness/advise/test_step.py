@@ -8,17 +8,16 @@ import pytest
 from advise_fixtures import NOTHING, SIX, model, round_h200
 
 from harness.advise.casts import CastCost, RecipeCost
-from harness.advise.model import Linear, Traffic
+from harness.advise.layer import layer_cost
+from harness.advise.model import Exchange, Linear, Traffic
+from harness.advise.plan import Recompute
 from harness.advise.rates import rates_of
 from harness.advise.step import (
-    Exchange,
     Plan,
-    Recompute,
-    layer_cost,
+    both_steps,
     speedup,
     step_cost,
     step_ratio,
-    unexplained,
     with_interval,
 )
 from harness.machine.hardware import named
@@ -235,7 +234,7 @@ def test_what_a_measured_step_has_beyond_its_parts_is_kept() -> None:
     anchored = replace(BARE, bf16_step_s=2 * bf16)
     assert step_ratio(one, RATES, anchored, SIX, ["x"]) == pytest.approx(2 * bf16 / (fp8 + bf16))
     faster = replace(BARE, bf16_step_s=bf16 / 2)
-    assert unexplained(faster, step_cost(one, RATES, BARE, None)) == 0
+    assert both_steps(one, RATES, faster, SIX, ["x"])[0].unexplained == 0
 
 
 def test_the_interval_follows_from_the_rates() -> None:
@@ -243,7 +242,7 @@ def test_the_interval_follows_from_the_rates() -> None:
     from harness.advise.rates import PUBLISHED, Figure, Rates
 
     rates = Rates("two", {"a": Figure(2.0, 0.10, PUBLISHED, ""), "b": Figure(1.0, 0.05, PUBLISHED, "")})
-    found = with_interval(lambda r: r["a"] / r["b"], rates, rates.figures)
+    found = with_interval(lambda r: r["a"] / r["b"], rates)
     assert found.value == 2
     assert found.high / found.value == pytest.approx(1.234, abs=0.01)
     assert found.value / found.low == pytest.approx(found.high / found.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from advise_fixtures import model
 
-from harness.advise.tensor_parallel import COLUMNS, ROWS, split
+from harness.advise.model import COLUMNS, ROWS, split
 from harness.advise.trace import trace
 from harness.store.errors import UsageError
 from harness.training.models import MODELS, resolve
