@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.advise import decide
-from harness.advise.casts import ENGINE, FP8CORE, not_by_default, provenance
+from harness.advise.casts import ENGINE, FP8CORE, provenance
 from harness.advise.fits import TOO_LARGE
 from harness.advise.rates import MEASURED
-from harness.advise.step import Ratio, both_steps
+from harness.advise.step import Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,20 +140,14 @@ class Advice:
         )
 
     @property
-    def linear_share(self) -> float:
-        """Share of the Linear layers' products in the bf16 step."""
-        return self.parts[0].linear / self.parts[0].total if self.parts[0].total else 0.0
-
-    @property
-    def flops(self) -> tuple[float, float, float]:
+    def flops(self) -> tuple[float, ...]:
         """Shares of the FLOPs in Linear layers, grouped experts and attention."""
         parts = (
             sum(layer.flops for layer in self.model.layers),
             3 * self.model.other,
             3 * self.model.attention,
         )
-        linear, experts, attention = (part / (sum(parts) or 1.0) for part in parts)
-        return linear, experts, attention
+        return tuple(part / (sum(parts) or 1.0) for part in parts)
 
     @property
     def exposed(self) -> float:
@@ -230,36 +224,6 @@ class Advice:
                 mean, spread = statistics.fmean(logs), 2 * statistics.stdev(logs)
                 found.append((len(logs), what, Ratio(*map(math.exp, (mean, mean - spread, mean + spread)))))
         return found
-
-
-def advice(
-    model: Model,
-    device: Device,
-    rates: Rates,
-    plan: Plan,
-    options: Sequence[RecipeAdvice],
-    *,
-    careful: bool,
-    checks: Sequence[Check] = (),
-    library: str = FP8CORE,
-) -> Advice:
-    """Puts an advice together, see `Advice`."""
-    by_default = [o for o in options if len(options) == 1 or not not_by_default(library, o.recipe.name)]
-    chosen = decide.best(by_default, careful)
-    return Advice(
-        model=model,
-        device=device,
-        rates=rates,
-        plan=plan,
-        options=tuple(options),
-        chosen=chosen,
-        parts=both_steps(model, rates, chosen.plan, chosen.recipe, chosen.converted),
-        pays_from=None if chosen.unavailable else decide.pays_from(model, rates, plan, chosen.recipe),
-        gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
-        careful=careful,
-        checks=tuple(checks),
-        library=library,
-    )
 
 
 def _name(members: Sequence[LayerAdvice]) -> str:

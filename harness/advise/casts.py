@@ -59,7 +59,6 @@ class RecipeCost:
         product_share: rate of its products over those of `kind`.
         gathered_weight: the weight's cast where FSDP sends it in FP8: in order what the shard alone is charged, across what
             the whole is; None where FSDP can't send it so.
-        source: where the bytes are from.
     """
 
     name: str
@@ -72,7 +71,6 @@ class RecipeCost:
     rescaled: float = 0.0
     fuses_gathers: bool = True
     gathered_weight: CastCost | None = None
-    source: str = ""
 
     @property
     def cast_bytes(self) -> dict[str, float]:

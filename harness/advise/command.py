@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.advise import libraries, measured
-from harness.advise.advice import advice
+from harness.advise.advice import Advice
 from harness.advise.asked_model import model_of, sizes
-from harness.advise.casts import ENGINE, LIBRARIES
-from harness.advise.decide import POSITIVE, advise
+from harness.advise.casts import ENGINE, LIBRARIES, not_by_default
+from harness.advise.decide import POSITIVE, advise, best, gather_matters_from, pays_from
 from harness.advise.gpu import gpu_and_rows
 from harness.advise.plan import BYTES, CHECKPOINTING
 from harness.advise.rates import rates_of
 from harness.advise.scale.job import SCHEDULES, ClusterJob, layout
 from harness.advise.scale.need import memory_of
+from harness.advise.step import both_steps
 from harness.advise.training import plan_of, traced
 from harness.advise.views import WIDTH, as_dict, show
 from harness.machine.ceilings import ceilings
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.advise.advice import Advice, Check
+    from harness.advise.advice import Check
     from harness.advise.casts import RecipeCost
     from harness.advise.model import Model
     from harness.advise.plan import Plan
@@ -185,18 +186,16 @@ def answer(question: Question) -> Advice:
     batch, seq = 1, max(1, whole.tokens)  # all of a forward pass, however many sequences they are
     if isinstance(q.model, str) and q.model in MODELS:
         batch, seq = sizes(q.model, MODELS[q.model].max_seq, q.tokens, q.batch, q.seq)
+    same = ["checkpointing", "replicas", "node", "weights"]
     job = ClusterJob(
+        **{name: getattr(q, name) for name in same},
+        **split,
         model=whole.name,
         gpu=device.key,
         batch=batch,
         seq=seq,
-        checkpointing=q.checkpointing,
-        replicas=q.replicas,
-        node=q.node,
-        weights=q.weights,
         reduce=q.reduce or q.weights,
         compiled=q.mode == "compile",
-        **split,
     )
     model, plan = job.on_a_gpu(whole)
     if q.bf16_tokens_per_s is not None:
@@ -220,11 +219,28 @@ def answer(question: Question) -> Advice:
         options.append(advise(model, rates, plan, recipe, why, GATHERS[q.fp8_all_gather]))
     checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
     careful = q.priority == "loss"
-    found = advice(model, device, rates, plan, options, careful=careful, checks=checks, library=q.library)
-    recipe_name = found.chosen.recipe.name if found.decision in POSITIVE else ""
+    usual = [o for o in options if len(options) == 1 or not not_by_default(q.library, o.recipe.name)]
+    chosen = best(usual, careful)
+    found = Advice(
+        model,
+        device,
+        rates,
+        plan,
+        tuple(options),
+        chosen,
+        both_steps(model, rates, chosen.plan, chosen.recipe, chosen.converted),
+        None if chosen.unavailable else pays_from(model, rates, plan, chosen.recipe),
+        gather_matters_from(model, rates, replace(plan, accumulation=1)),
+        careful,
+        tuple(checks),
+        q.library,
+        made_up=made_up,
+        warnings=(said,) if said else (),
+    )
+    recipe_name = chosen.recipe.name if found.decision in POSITIVE else ""
     asked = replace(job, recipe=recipe_name, gather_fp8=found.fp8_all_gather)
     memory = memory_of(model, int(device.memory_gib * 2**30), asked, q.gpus is not None, q.reduce)
-    return replace(found, memory=memory, made_up=made_up, warnings=(said,) if said else ())
+    return replace(found, memory=memory)
 
 
 def _cannot_send(recipe: RecipeCost, question: Question) -> str:

@@ -100,7 +100,6 @@ def described(recipe: CoreRecipe, compiled: bool) -> RecipeCost:
         product_share=_PRODUCT_SHARE[granularity],
         fuses_gathers=granularity == "tensorwise",  # pytorch issue 149990
         gathered_weight=CastCost(3.0 + 2.0 * _whole(first), 2.0) if gathers else None,
-        source="docs/kernels.md" if compiled else "fp8core.kernels.traffic",
     )
 
 

@@ -192,19 +192,15 @@ def _predicted(setup: Setup, world: int, device: str, gpu: Device | None) -> dic
             raise UsageError(f"{name} has no FP8 matrix units")
         if lacking := unavailable(recipe.name, known.capability, setup.compiled):
             raise UsageError(lacking)
+    same = ["model", "batch", "seq", "accumulation", "checkpointing", "compiled"]
     job = ClusterJob(
-        model=setup.model,
+        **{name: getattr(setup, name) for name in same},
         gpu=known.key,
         world=world,
-        batch=setup.batch,
-        seq=setup.seq,
-        accumulation=setup.accumulation,
-        checkpointing=setup.checkpointing,
         node=max(1, world // hosts(world)),
         reduce_each=setup.accumulation > 1,
         gather_fp8=setup.recipe is not None and setup.recipe.fp8_all_gather,
         weights=_masters(setup.compute),
-        compiled=setup.compiled,
     )
     model, plan = job.on_a_gpu(_model(setup))
     converted = able(model, recipe) if recipe is not None else ()

@@ -74,18 +74,9 @@ def code_of(found: Advice) -> str:
     """The code that does what was advised; "" where FP8 is off or nobody can tell."""
     if found.decision not in decide.POSITIVE:
         return ""
-    plan = found.plan
-    return as_code(
-        found.chosen.recipe.name,
-        found.left_out,
-        library=found.library,
-        compiled=plan.compiled,
-        sharded=plan.dp > 1,
-        fp8_all_gather=found.fp8_all_gather,
-        split=plan.tp > 1,
-        tp_fp8_all_gather=found.tp_fp8_all_gather,
-        schedule=found.schedule,
-    )
+    plan, gathers = found.plan, _picked(found, "library fp8_all_gather tp_fp8_all_gather schedule")
+    gathers |= {"compiled": plan.compiled, "sharded": plan.dp > 1, "split": plan.tp > 1}
+    return as_code(found.chosen.recipe.name, found.left_out, **gathers)
 
 
 def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) -> str:
@@ -112,7 +103,7 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) ->
         fp8core.update_scales(model)
         optimizer.zero_grad()
     """
-    known = ("compiled", "sharded", "fp8_all_gather", "split", "tp_fp8_all_gather", "schedule")
+    known = ["compiled", "sharded", "fp8_all_gather", "split", "tp_fp8_all_gather", "schedule"]
     asked = {"library": "fp8core", **dict.fromkeys(known), **setup}
     template = _templates().overlay(finalize=None).get_template("code.py.j2")
     code = template.render(recipe=recipe, s=asked, words=left_out["words"], names=left_out["names"])
@@ -121,27 +112,21 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) ->
 
 def as_dict(found: Advice) -> dict[str, Any]:
     """The same as plain values; times in milliseconds, infinities as null."""
-    memory = found.memory
+    memory, chosen = found.memory, found.chosen
+    about = "library fp8_all_gather tp_fp8_all_gather schedule reasons plan"
     return _plain(
         {
             "model": found.model.name,
             "gpu": found.device.key,
             "tokens": found.model.tokens,
-            "plan": found.plan,
             "decision": found.answer,
             "decision_by_time": found.decision,
-            "library": found.library,
-            "recipe": found.chosen.recipe.name,
-            "fp8_all_gather": found.fp8_all_gather,
-            "tp_fp8_all_gather": found.tp_fp8_all_gather,
-            "schedule": found.schedule,
+            "recipe": chosen.recipe.name,
+            **_picked(found, about),
             "not_measured": "; ".join(found.not_measured),
-            "memory": None if memory is None else {**asdict(memory), "word": memory.word, "margin": MARGIN},
-            "step_speedup": found.chosen.step,
-            "step_ms": {
-                name: _ms(parts.seconds) for name, parts in zip(("bf16", "fp8"), found.parts, strict=True)
-            },
-            "reasons": found.reasons,
+            "memory": memory and asdict(memory) | {"word": memory.word, "margin": MARGIN},
+            "step_speedup": chosen.step,
+            "step_ms": {n: _ms(parts.seconds) for n, parts in zip(("bf16", "fp8"), found.parts, strict=True)},
             "recipes": [
                 {
                     "name": option.recipe.name,
@@ -149,23 +134,19 @@ def as_dict(found: Advice) -> dict[str, Any]:
                     "layers": len(option.converted),
                     "step_speedup": option.step,
                     "step_speedup_all_layers": option.everything,
-                    **{
-                        n: getattr(option, n) for n in ("fp8_all_gather", "unavailable", "verdict", "why_off")
-                    },
+                    **_picked(option, "fp8_all_gather unavailable verdict why_off"),
                 }
                 for option in found.options
             ],
             "layers": [
                 {
-                    **{name: getattr(one.layer, name) for name in ("fqn", "K", "N", "tokens")},
-                    "converted": one.converted,
-                    "reason": one.reason,
+                    **_picked(one.layer, "fqn K N tokens"),
+                    **_picked(one, "converted reason"),
                     "speedup": one.ratio,
-                    "bf16_ms": _ms(one.cost.bf16),
-                    "fp8_ms": _ms(one.cost.fp8),
+                    **{f"{n}_ms": _ms(getattr(one.cost, n)) for n in ("bf16", "fp8")},
                     "cast_ms": _ms(one.cost.casts),
                 }
-                for one in found.chosen.layers
+                for one in chosen.layers
             ],
             "filter": {"left_out": found.left_out, "code": code_of(found) or None},
             "pays_from_tokens": found.pays_from,
@@ -175,6 +156,10 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "warnings": [*filter(None, [found.made_up]), *found.warnings],
         }
     )
+
+
+def _picked(of: object, names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names.split()}
 
 
 def _show_tables(found: Advice, where: Console) -> None:

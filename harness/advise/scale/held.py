@@ -119,15 +119,9 @@ def _activations(job: ClusterJob) -> dict[str, int]:
 
 def setup_of(job: ClusterJob) -> Setup:
     """How one GPU would train the job's model alone; products run in bf16."""
-    return Setup(
-        model=job.model,
-        batch=job.batch,
-        seq=job.seq,
-        recipe=RECIPES[job.recipe] if job.recipe else None,
-        checkpointing=job.checkpointing,
-        accumulation=job.accumulation,
-        compute="bf16",
-    )
+    same = ["model", "batch", "seq", "checkpointing", "accumulation"]
+    recipe = RECIPES[job.recipe] if job.recipe else None
+    return Setup(**{name: getattr(job, name) for name in same}, recipe=recipe, compute="bf16")
 
 
 def _unsplit(rest: Sequence[Weight], job: ClusterJob) -> tuple[Weight, ...]:

@@ -129,19 +129,22 @@ class ClusterJob:
         Raises:
             UsageError: layers that `tp` does not divide, or whose split is not known.
         """
+        same = [
+            "compiled",
+            "accumulation",
+            "dp",
+            "replicas",
+            "tp",
+            "pp",
+            "virtual",
+            "node",
+            "gather_fp8",
+            "reduce_each",
+        ]
         plan = Plan(
-            compiled=self.compiled,
+            **{name: getattr(self, name) for name in same},
             again=CHECKPOINTING[self.checkpointing],
-            accumulation=self.accumulation,
-            dp=self.dp,
-            replicas=self.replicas,
-            tp=self.tp,
-            pp=self.pp,
-            virtual=self.virtual,
-            node=self.node,
-            gather_fp8=self.gather_fp8,
             tp_gather_fp8=self.gather_fp8 and self.tp > 1,
-            reduce_each=self.reduce_each,
             update_bytes=UPDATE_BYTES[self.weights],
             gradient_bytes=float(BYTES[self.reduce]),
         )

@@ -147,14 +147,6 @@ def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -
     assert advice["a pipeline that does not fit"].answer == TOO_LARGE
 
 
-def test_copies_of_the_weights_are_in_the_memory(advice: dict[str, Advice]) -> None:
-    """4 of 16 GPUs hold one copy: four times the states of FSDP over all, 16 bytes of 8.03e9 parameters over 4."""
-    memory = advice["copies"].memory
-    assert memory is not None
-    states = sum((memory.fp8 or memory.bf16)[part] for part in ("weights", "gradients", "optimizer"))
-    assert states == pytest.approx(16 * 8_030_261_248 / 4, rel=1e-3)
-
-
 def test_delayed_is_no_default_while_its_kernels_ran_on_no_gpu() -> None:
     """It is the fastest of the table here, and is taken where it is asked for."""
     found = answer(parse(["model=llama3_8b", "gpu=h200", "mode=eager", "dp=8", "checkpointing=full"]))

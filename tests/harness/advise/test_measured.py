@@ -7,56 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from advise_fixtures import model, round_h200
-from report_cases import gemm_cases, linear_cases
 from report_fixtures import H200, Invented, frame
 
 from harness.advise import measured
 from harness.advise.advice import Check
 from harness.advise.command import answer, parse
-from harness.advise.layer import layer_cost
-from harness.advise.measured import alone
-from harness.advise.model import Linear
 from harness.advise.plan import Plan
-from harness.advise.rates import rates_of
-from harness.advise.recipes import candidates
-from harness.machine.ceilings import ceilings
-from harness.machine.hardware import named
 from harness.store.case import Case
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RATES = round_h200()
-
-
-def test_products_are_held_against_the_closed_form_not_against_themselves(tmp_path: Path) -> None:
-    rows = frame(tmp_path, [r for case in gemm_cases(Invented(1), 780.0) for r in case])
-    checks = measured.products(rows, rates_of(named("h200"), ceilings(rows)))
-    assert len(checks) == 5 * 3 * 3, "layers, roles, kinds"
-    assert any(abs(check.error) > 0.01 for check in checks)
-    assert all(0.5 < check.predicted / check.measured < 2 for check in checks)
-    assert checks[0].what == "product"
-
-
-def test_layers_by_recipe_and_mode(tmp_path: Path) -> None:
-    rows = frame(tmp_path, [r for case in linear_cases(Invented(1), 780.0) for r in case])
-    checks = measured.layers(rows, RATES)
-    assert {check.arm for check in checks} == {
-        f"{name}_{mode}"
-        for name in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-        for mode in ("eager", "compile")
-    }
-    one = next(c for c in checks if c.arm == "tensorwise_eager" and c.case == "8192x4096x4096")
-    recipe = candidates(False)["tensorwise"]
-    assert one.predicted == layer_cost(Linear("", 4096, 4096, 8192, 0), recipe, RATES).speedup
-    assert one.measured == pytest.approx(1.1, abs=0.4)
-
-
-def test_a_layer_alone_takes_the_amax_of_its_input_itself() -> None:
-    compiled = candidates(True)["tensorwise"]
-    assert alone(compiled).casts["input"].streamed == compiled.casts["input"].streamed + 2
-    assert alone(candidates(False)["tensorwise"]) == candidates(False)["tensorwise"]
-    assert alone(candidates(True)["rowwise"]) == candidates(True)["rowwise"], "a row is at hand"
 
 
 def test_an_advised_step_is_predicted_with_its_own_layers(tmp_path: Path) -> None:
