@@ -125,7 +125,7 @@ class Advice:
 
     @property
     def schedule(self) -> str:
-        """Of precisions, which goes with the recipe; "" for none."""
+        """Schedule of precisions that goes with the recipe; "" for none."""
         return (
             _END_IN_BF16
             if self.careful and self.library == FP8CORE and self.decision in decide.POSITIVE

@@ -172,7 +172,7 @@ def long_rate(tflops: float, size: tuple[int, int, int], bandwidth: float) -> fl
 
 
 def _product_rate(rate: str, device: Device, measured: Ceilings | None, bandwidth: float) -> Figure | None:
-    """Of long products: the best measured one, a published one, from the other rate, or a share of the peak."""
+    """Rate of long products: the best measured one, a published one, from the other rate, or a share of the peak."""
     own = [p for p in measured.products if (p.kind == BF16) == (rate == "bf16")] if measured else []
     if own := [p for p in own if p.kind in (BF16, TENSORWISE)] or own:
         best = max(own, key=lambda p: p.tflops)
