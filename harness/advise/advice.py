@@ -1,29 +1,61 @@
-"""The whole of an advice: recipes, decision, reasons in the words of those who ask, filter, thresholds."""
+"""The whole of an advice, one record: recipes, decision, reasons, filter, thresholds. `harness.advise.views` shows it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+import statistics
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.advise import decide
-from harness.advise.casts import TENSORS
+from harness.advise.casts import ENGINE, FP8CORE, provenance
 from harness.advise.fits import TOO_LARGE
-from harness.advise.library_names import FP8CORE, not_by_default
-from harness.store.text import number
+from harness.advise.rates import MEASURED
+from harness.advise.step import Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.advise.decide import RecipeAdvice
+    from harness.advise.decide import LayerAdvice, RecipeAdvice
     from harness.advise.fits import Memory
-    from harness.advise.measured import Check
     from harness.advise.model import Model
+    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
-    from harness.advise.step import Parts, Plan
+    from harness.advise.step import Parts
     from harness.machine.hardware import Device
 
+TRUSTED = (0.8, 1.25)
 _END_IN_BF16 = "cooldown_bf16:0.1"
-_COARSE = ("tensorwise", "delayed")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One prediction and its measurement.
+
+    Attributes:
+        what: "product" (milliseconds), "layer" or "step" (speedups).
+        case: sizes or model.
+        arm: what ran.
+        predicted, measured: in the same unit.
+        run_id: of the measurement.
+    """
+
+    what: str
+    case: str
+    arm: str
+    predicted: float
+    measured: float
+    run_id: str
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def trusted(self) -> bool:
+        """The prediction lies within `TRUSTED` of the measurement."""
+        return TRUSTED[0] <= self.predicted / self.measured <= TRUSTED[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +78,12 @@ class Advice:
         parts: of the step in bf16, and with the chosen layers in FP8.
         pays_from: tokens of a pass; None: never.
         gather_from: GPUs at which FSDP's communication adds more than 5 % to the bf16 step; None: never.
-        reasons: why.
-        warnings: what a reader must know before believing it.
+        careful: the last of the evaluation loss counts more than speed.
         checks: predictions beside stored measurements of this GPU.
         library: whose kernels are assumed.
-        schedule: of precisions, which goes with the recipe; "" for none.
         memory: what the step takes; None where it was not asked.
         made_up: batches that nobody named, and what stands for them; "" where none are.
+        warnings: what a reader must know before believing it.
     """
 
     model: Model
@@ -64,10 +95,9 @@ class Advice:
     parts: tuple[Parts, Parts]
     pays_from: int | None
     gather_from: int | None
-    reasons: tuple[Reason, ...]
+    careful: bool = False
     checks: tuple[Check, ...] = ()
     library: str = FP8CORE
-    schedule: str = ""
     memory: Memory | None = None
     made_up: str = ""
     warnings: tuple[str, ...] = ()
@@ -94,161 +124,111 @@ class Advice:
         return self.decision in decide.POSITIVE and self.chosen.tp_fp8_all_gather
 
     @property
+    def schedule(self) -> str:
+        """Schedule of precisions that goes with the recipe; "" for none."""
+        return (
+            _END_IN_BF16
+            if self.careful and self.library == FP8CORE and self.decision in decide.POSITIVE
+            else ""
+        )
+
+    @property
     def left_out(self) -> Mapping[str, tuple[str, ...]]:
         """What the filter leaves in bf16: last words of names, and whole names."""
         return decide.module_filter(
             self.model, self.chosen.converted if self.decision in decide.POSITIVE else frozenset()
         )
 
-
-def advice(
-    model: Model,
-    device: Device,
-    rates: Rates,
-    plan: Plan,
-    options: Sequence[RecipeAdvice],
-    *,
-    careful: bool,
-    checks: Sequence[Check] = (),
-    library: str = FP8CORE,
-) -> Advice:
-    """Puts an advice together; `careful`: the last of the evaluation loss counts more than speed."""
-    by_default = [o for o in options if len(options) == 1 or not not_by_default(library, o.recipe.name)]
-    chosen = decide.best(by_default, careful)
-    pays = decide.pays_from(model, rates, plan, chosen.recipe) if not chosen.unavailable else None
-    return Advice(
-        model=model,
-        device=device,
-        rates=rates,
-        plan=plan,
-        options=tuple(options),
-        chosen=chosen,
-        parts=decide.parts_of(model, rates, plan, chosen),
-        pays_from=pays,
-        gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
-        reasons=_reasons(model, device, rates, plan, chosen, careful),
-        checks=tuple(checks),
-        library=library,
-        schedule=_END_IN_BF16 if careful and library == FP8CORE and chosen.verdict in decide.POSITIVE else "",
-    )
-
-
-def _reasons(
-    model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice, careful: bool
-) -> tuple[Reason, ...]:
-    return (
-        _generation(device, rates),
-        _width(model, rates, chosen),
-        _dense(model),
-        _split(model, plan, chosen),
-        _communication(model, rates, plan, chosen),
-        _loss(chosen, careful),
-    )
-
-
-def _generation(device: Device, rates: Rates) -> Reason:
-    if not rates.has_fp8:
-        return Reason(
-            "GPU generation",
-            f"{device.key} has no FP8 matrix units: FP8 would be emulated, and slower",
-            "off",
+    @property
+    def flops(self) -> tuple[float, ...]:
+        """Shares of the FLOPs in Linear layers, grouped experts and attention."""
+        parts = (
+            sum(layer.flops for layer in self.model.layers),
+            3 * self.model.other,
+            3 * self.model.attention,
         )
-    ratio = rates["fp8"] / rates["bf16"]
-    kind = ", ".join(dict.fromkeys(rates.figures[rate].kind for rate in ("fp8", "bf16")))
-    return Reason(
-        "GPU generation",
-        f"{device.key} multiplies FP8 {ratio:.2f} times as fast as bf16 ({kind}); its data sheet says "
-        f"{device.tflops.get('fp8', 0) / device.tflops['bf16']:.2f}",
-        "on",
-    )
+        return tuple(part / (sum(parts) or 1.0) for part in parts)
+
+    @property
+    def exposed(self) -> float:
+        """Share of the bf16 step in which it waits for communication."""
+        return self.parts[0].communication / self.parts[0].total
+
+    @property
+    def break_even(self) -> float:
+        """Width from which a layer pays for the mean bytes of its casts."""
+        return decide.break_even_width(self.rates, self.model.tokens, self.chosen.recipe.mean_bytes)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """The questions that decide, in the words of those who ask."""
+        from harness.advise.views import sentence  # it shows the record that this is
+
+        narrow, one_gpu = self.chosen.narrowest, self.plan.dp == self.plan.tp == self.plan.pp == 1
+        coded = bool(self.chosen.converted) and self.chosen.fp8_all_gather
+        speaks: dict[str, bool | None] = {
+            "GPU generation": self.rates.has_fp8,
+            "dim": self.model.width > self.break_even,
+            "dense or MoE": self.flops[0] > 0.5 if self.model.whole else None,
+            "TP": narrow.ratio.value > 1 if narrow is not None and self.plan.tp > 1 else None,
+            "communication": coded if not one_gpu and (coded or self.exposed > decide.EXPOSED) else None,
+            "eval loss": False if self.careful and self.chosen.is_coarse else None,
+        }
+        words = {True: "on", False: "off", None: ""}
+        return tuple(Reason(name, sentence(name, self), words[side]) for name, side in speaks.items())
+
+    def finding(self, question: str) -> str:
+        """What is found of one of the questions."""
+        return next(reason.finding for reason in self.reasons if reason.question == question)
+
+    @property
+    def not_measured(self) -> list[str]:
+        """What the gain rests on and nobody measured."""
+        parts = [provenance(self.library)] * self.rates.has_fp8
+        if self.answer in decide.POSITIVE:
+            here = "not run here: its library is absent"
+            parts.append(
+                f"the code below ({here})"
+                if self.library == ENGINE
+                else "the code on a GPU (tests run it on a CPU)"
+            )
+        figures = {n: f for n, f in self.rates.figures.items() if n in ("bf16", "fp8") and f.kind != MEASURED}
+        if figures:
+            parts.append(", ".join(f"{name} rate ({f.kind})" for name, f in sorted(figures.items())))
+        if not self.model.whole:
+            parts.append("attention and all else but the Linear layers are left out")
+        return parts
+
+    @property
+    def groups(self) -> list[tuple[str, int, LayerAdvice]]:
+        """Layers that are alike in shape, last word, tokens and verdict: (name, how many, one of them)."""
+        groups: dict[tuple[object, ...], list[LayerAdvice]] = {}
+        for one in self.chosen.layers:
+            la = one.layer
+            key = (la.fqn.rsplit(".", 1)[-1], la.K, la.N, la.tokens, one.converted, one.reason)
+            groups.setdefault(key, []).append(one)
+        return [(_name(found), len(found), found[0]) for found in groups.values()]
+
+    @property
+    def worst_checks(self) -> list[Check]:
+        """The checks, those that are furthest off first."""
+        return sorted(self.checks, key=lambda check: -abs(math.log(check.predicted / check.measured)))
+
+    @property
+    def check_spreads(self) -> list[tuple[int, str, Ratio]]:
+        """How many checks of a kind, which, and predicted over measured with the range that holds 95 %; of three and more."""
+        found = []
+        for what in ("product", "layer", "step"):
+            logs = [math.log(check.predicted / check.measured) for check in self.checks if check.what == what]
+            if len(logs) >= 3:
+                mean, spread = statistics.fmean(logs), 2 * statistics.stdev(logs)
+                found.append((len(logs), what, Ratio(*map(math.exp, (mean, mean - spread, mean + spread)))))
+        return found
 
 
-def _width(model: Model, rates: Rates, chosen: RecipeAdvice) -> Reason:
-    casts = chosen.recipe.casts
-    b = sum(casts[tensor].total for tensor in TENSORS) / len(TENSORS)
-    needed = decide.break_even_width(rates, model.tokens, b)
-    width = f"most products are {model.width} wide"
-    if needed == float("inf"):
-        return Reason(
-            "dim", f"{width}; with {model.tokens} tokens no width pays for casts of {b:.1f} B/element", "off"
-        )
-    found = f"{width}; with {model.tokens} tokens and casts of {b:.1f} B/element FP8 pays from {needed:.0f}"
-    return Reason("dim", found, "on" if model.width > needed else "off")
-
-
-def _dense(model: Model) -> Reason:
-    linear = sum(layer.flops for layer in model.layers)
-    experts, attention = 3 * model.other, 3 * model.attention
-    whole = linear + experts + attention
-    share = linear / whole if whole else 0.0
-    if not model.whole:
-        return Reason("dense or MoE", "only the Linear layers are known: the step is an upper bound", "")
-    kind = "MoE" if model.experts else "dense"
-    stays = f", {experts / whole:.0%} in grouped experts, which stay in bf16" if model.experts else ""
-    found = (
-        f"{kind}: {share:.0%} of its FLOPs are in Linear layers{stays}, {attention / whole:.0%} in attention"
-    )
-    return Reason("dense or MoE", found, "on" if share > 0.5 else "off")
-
-
-def _split(model: Model, plan: Plan, chosen: RecipeAdvice) -> Reason:
-    if plan.tp == 1:
-        return Reason("TP", "layers are whole (tp=1)", "")
-    narrow = min((layer for layer in chosen.layers), key=lambda advice: advice.ratio.value, default=None)
-    if narrow is None:
-        return Reason("TP", f"tp={plan.tp}", "")
-    layer = narrow.layer
-    return Reason(
-        "TP",
-        f"tp={plan.tp} leaves layers as narrow as {layer.fqn}, {layer.K} to {layer.N}: {narrow.ratio.value:.2f}x",
-        "on" if narrow.ratio.value > 1 else "off",
-    )
-
-
-def _communication(model: Model, rates: Rates, plan: Plan, chosen: RecipeAdvice) -> Reason:
-    """What is sent and not hidden, in bf16 and as chosen."""
-    question = "communication"
-    if plan.dp == plan.tp == plan.pp == 1:
-        return Reason(question, "nothing is sent (one GPU)", "")
-    bf16, fp8 = decide.parts_of(model, rates, plan, chosen)
-    share = bf16.communication / bf16.total
-    found = (
-        f"exposed {number(1e3 * bf16.communication)} of {number(1e3 * bf16.total)} ms in bf16 ({share:.0%})"
-    )
-    if not chosen.converted:
-        return Reason(question, found, "off" if share > decide.EXPOSED else "")
-    found += f", {number(1e3 * fp8.communication)} of {number(1e3 * fp8.total)} ms in FP8"
-    if chosen.fp8_all_gather:
-        found += "; FSDP gathers weights in FP8 (fp8_all_gather), half the bytes"
-    elif plan.dp > 1:
-        found += "; FSDP gathers weights in bf16"
-        if chosen.recipe.gathered_weight is None:
-            found += f", as {chosen.recipe.name} casts each along both axes"
-    if chosen.tp_fp8_all_gather:
-        found += "; tensor parallelism gathers inputs in FP8 (Float8ColwiseParallel)"
-    if chosen.fp8_all_gather:
-        return Reason(question, found, "on")
-    return Reason(question, found, "off" if share > decide.EXPOSED else "")
-
-
-def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
-    name = chosen.recipe.name
-    coarse = name in _COARSE
-    scales = "one scale a tensor, the coarsest" if coarse else "scales of rows or blocks"
-    if careful:
-        found = f"it counts (priority=loss): {name} has {scales}; end in bf16 by schedule={_END_IN_BF16}"
-    else:
-        found = (
-            f"{name} has {scales}; whether it trains the same is measured, not predicted: sweep=divergence"
-        )
-    return Reason("eval loss", found, "off" if coarse and careful else "")
-
-
-def way_out(model: Model, device: Device, rates: Rates, plan: Plan) -> str:
-    """What to measure where the prediction cannot tell."""
-    train = f"`python -m harness sweep=train model={model.name}`"
-    if plan.dp * plan.tp * plan.pp > 1:
-        train = "`harness.ab` in your own loop on these GPUs"
-    if rates.figures["fp8"].kind == "measured":
-        return f"measure the step itself on that GPU by {train}"
-    return f"measure the {device.key} by `python -m harness sweep=ceilings` and name it by runs=RUN, or the step by {train}"
+def _name(members: Sequence[LayerAdvice]) -> str:
+    """attention.q for layers.0.attention.q and its like in other blocks: what stands behind the block's number."""
+    first = members[0].layer.fqn
+    parts = first.split(".")
+    after = max((i + 1 for i, part in enumerate(parts) if part.isdigit()), default=0)
+    return ".".join(parts[after:]) or first if len(members) > 1 else first

@@ -74,11 +74,11 @@ def advised_arms(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> lis
     if own.empty:
         return []
     pairs = paired_ratios(own) if ratios is None else ratios
-    by_key = {(r["run_id"], r["case_id"], r["arm"]): r for r in rows_of(pairs[pairs["suite"] == "train"])}
-    found: dict[tuple[str, str, str], AdvisedArm] = {}
+    keys = ["run_id", "case_id", "arm"]
+    by_key = {tuple(r[k] for k in keys): r for r in rows_of(pairs[pairs["suite"] == "train"])}
+    found = {}
     for row in rows_of(own):
-        key = (row["run_id"], row["case_id"], row["arm"])
-        arm = arm_of(row)
+        key, arm = tuple(row[k] for k in keys), arm_of(row)
         if arm.recipe not in WITHOUT_FP8 and not arm.control:
             found[key] = _arm(row, by_key.get(key, {}))
     return list(found.values())
@@ -96,13 +96,20 @@ def verdict(arms: Sequence[AdvisedArm]) -> str:
 
 
 def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:
-    axes, resolved = parse(row["axes"]), parse(row["resolved"])
-    advice = resolved.get("advice")
+    axes, advice = parse(row["axes"]), parse(row["resolved"]).get("advice")
     advice = advice if isinstance(advice, dict) else {}
-    speedup, low, high = (float(pair.get(name, math.nan)) for name in ("speedup", "low", "high"))
-    step = advice.get("predicted_step")
+    speedup, low, high, noise = (
+        float(pair.get(name, math.nan)) for name in ("speedup", "low", "high", "floor")
+    )
     converted = len(advice.get("converted") or ())
-    missing = math.isnan(low) or math.isnan(high)
+    outcome: Outcome = "unclear"
+    if math.isnan(low) or math.isnan(high):
+        outcome = "missing"
+    elif low >= FLOOR:
+        outcome = "holds"
+    # Two copies of the baseline seem `noise` apart, a ratio of at least 1; NaN: not known
+    elif high < FLOOR and not 1 / speedup <= noise:
+        outcome = "below"
     return AdvisedArm(
         run_id=row["run_id"],
         case_id=row["case_id"],
@@ -113,17 +120,9 @@ def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:
         speedup=speedup,
         low=low,
         high=high,
-        predicted=float(step[0]) if step else math.nan,
+        predicted=float((advice.get("predicted_step") or [math.nan])[0]),
         converted=converted,
         layers=converted + len(advice.get("left_in_bf16") or ()),
-        outcome="missing" if missing else _outcome(speedup, low, high, float(pair["floor"])),
-        reason=str(pair.get("reason") or row["reason"] or "") if missing else "",
+        outcome=outcome,
+        reason=str(pair.get("reason") or row["reason"] or "") if outcome == "missing" else "",
     )
-
-
-def _outcome(speedup: float, low: float, high: float, noise: float) -> Outcome:
-    """`noise`: how far two copies of the baseline seem apart, a ratio of at least 1; NaN: not known."""
-    if low >= FLOOR:
-        return "holds"
-    beyond = math.isnan(noise) or 1 / speedup > noise
-    return "below" if high < FLOOR and beyond else "unclear"

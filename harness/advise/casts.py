@@ -1,4 +1,4 @@
-"""What bringing the operands of a layer to FP8 costs, by recipe and by who does it. Plain data.
+"""What bringing the operands of a layer to FP8 costs, by recipe and by the library that does it. Plain data, no torch.
 
 A cast moves bytes for each element of the tensor, some of them in passes that write a transposed result. Input and
 output gradient have tokens x features elements, the weight K x N.
@@ -14,6 +14,8 @@ from harness.machine.ceilings import TENSORWISE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FP8CORE, TORCHAO, ENGINE = "fp8core", "torchao", "transformer_engine"
+LIBRARIES = (FP8CORE, TORCHAO, ENGINE)
 TENSORS = ("input", "weight", "grad_output")
 GEMMS = ("output", "grad_input", "grad_weight")
 
@@ -57,7 +59,6 @@ class RecipeCost:
         product_share: rate of its products over those of `kind`.
         gathered_weight: the weight's cast where FSDP sends it in FP8: in order what the shard alone is charged, across what
             the whole is; None where FSDP can't send it so.
-        source: where the bytes are from.
     """
 
     name: str
@@ -70,4 +71,31 @@ class RecipeCost:
     rescaled: float = 0.0
     fuses_gathers: bool = True
     gathered_weight: CastCost | None = None
-    source: str = ""
+
+    @property
+    def cast_bytes(self) -> dict[str, float]:
+        """Bytes of an element of each tensor."""
+        return {tensor: self.casts[tensor].total for tensor in TENSORS}
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean over the three tensors."""
+        return sum(self.cast_bytes.values()) / len(TENSORS)
+
+
+def not_by_default(library: str, name: str) -> str:
+    """Why a recipe is not advised unless it is asked for by name; "" if it may be.
+
+    One is enough to rule it out: `delayed` of fp8core gains by cast kernels that no GPU has run, and needs a call in each step.
+    """
+    if library == FP8CORE and name == "delayed":
+        return "not the default: it rests on cast kernels that no GPU has run"
+    return ""
+
+
+def provenance(library: str) -> str:
+    """What of a library's FP8 layers was not measured, and where."""
+    if library == FP8CORE:
+        return "fp8core's kernels on any GPU"
+    name = "torchao" if library == TORCHAO else "TransformerEngine"
+    return f"{name}'s kernels here (costs from its source, held against its publications)"

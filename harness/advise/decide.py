@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.advise import fp8_break_even
-from harness.advise.sent import as_sent, sends_codes
+from harness.advise.layer import layer_cost
 from harness.advise.step import (
     Ratio,
-    layer_cost,
+    as_sent,
+    sends_codes,
     speedup,
     step_cost,
     step_ratio,
-    unexplained,
     with_interval,
 )
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from harness.advise.casts import RecipeCost
+    from harness.advise.layer import LayerCost
     from harness.advise.model import Linear, Model
+    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
-    from harness.advise.step import LayerCost, Parts, Plan
 
 # Of the steps that the advice is "on" for at least 95 % stay at 0.98 of bf16 or above where the rates err as they say, drawn
 # ones and those of each named model: `python tests/studies/margins.py`; docs/advise-accuracy.md has what it found.
@@ -38,10 +39,17 @@ LAYER_GAIN = 1.03
 STEP_GAIN = 1.02
 ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"
 POSITIVE = (ON, SOME)
+EXPOSED = 0.05  # of the step: communication that matters
+_COARSE = ("tensorwise", "delayed")
 _SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
-EXPOSED = 0.05  # of the step: communication that matters
 _MOST_GPUS = 2**16
+_NOTHING = Ratio(1.0, 1.0, 1.0)
+_WAITS = {
+    "communication": "no: the step waits for communication",
+    "launches": "no: the step waits for the CPU",
+    "": "no: the step as a whole gains nothing",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +115,33 @@ class RecipeAdvice:
         return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
 
     @property
-    def why_off(self) -> str:
-        """Why the recipe is not on although this GPU runs it: what products gain and casts take; "" otherwise."""
-        runs = [a for a in self.layers if not barred(a.layer, self.recipe)]
-        if self.verdict in POSITIVE or self.unavailable or not runs:
-            return ""
+    def is_coarse(self) -> bool:
+        """One scale a tensor."""
+        return self.recipe.name in _COARSE
+
+    @property
+    def narrowest(self) -> LayerAdvice | None:
+        """The layer that gains least."""
+        return min(self.layers, key=lambda one: one.ratio.value, default=None)
+
+    @property
+    def gains(self) -> str:
+        """What products gain and casts take, of the layers that can run the recipe; "" where none can."""
+        runs = [a.cost for a in self.layers if not barred(a.layer, self.recipe)]
         bf16, fp8, casts = (
-            sum(sum(getattr(a.cost, part).values()) for a in runs) for part in ("bf16", "fp8", "casts")
+            sum(sum(part.values()) for part in parts)
+            for parts in ([c.bf16 for c in runs], [c.fp8 for c in runs], [c.casts for c in runs])
         )
-        gains = f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x"
+        return f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x" if runs else ""
+
+    @property
+    def why_off(self) -> str:
+        """Why the recipe is not on although this GPU runs it; "" otherwise."""
+        if self.verdict in POSITIVE or self.unavailable or not self.gains:
+            return ""
         slow = self.recipe.product_share
         slower = f", as they run at {slow:.0%} of tensorwise's rate" if slow < _SLOW else ""
-        return f"{self.verdict}: {gains}{slower}"
+        return f"{self.verdict}: {self.gains}{slower}"
 
 
 def verdict(step: Ratio) -> str:
@@ -149,13 +172,17 @@ def advise(
     """
     kept = replace(plan, gather_fp8=False, tp_gather_fp8=False)
     if not rates.has_fp8:
-        one = Ratio(1.0, 1.0, 1.0)
-        return RecipeAdvice(recipe, (), kept, one, one, f"{rates.name} has no FP8 matrix units")
-    plan, chosen = _best_plan(model, rates, kept, recipe, fp8_all_gather)
-    sent = as_sent(recipe, plan)
+        no_units = f"{rates.name} has no FP8 matrix units"
+        return RecipeAdvice(recipe, (), kept, _NOTHING, _NOTHING, no_units)
+    coded = replace(kept, gather_fp8=True, tp_gather_fp8=kept.tp > 1)
+    can = recipe.gathered_weight is not None and (kept.dp > 1 or kept.tp > 1)
+    plans = {True: [coded], False: [kept], None: [kept, coded]}[fp8_all_gather if can else False]
+    filters = {each: choose(model, rates, each, recipe) for each in plans}
+    plan = max(plans, key=lambda each: step_ratio(model, rates, each, recipe, filters[each]))
+    chosen, every, sent = filters[plan], able(model, recipe), as_sent(recipe, plan)
+    waits = "" if chosen else _what_waits(model, rates, plan, recipe)
     ratios: dict[tuple[int, int, int], Ratio] = {}  # blocks repeat the same few sizes
     layers = []
-    waits = "" if chosen else _what_waits(model, rates, plan, recipe)
     for layer in model.layers:
         size = (layer.K, layer.N, layer.tokens)
         if size not in ratios:
@@ -163,14 +190,13 @@ def advise(
             def value(at: Rates, layer: Linear = layer) -> float:
                 return layer_cost(layer, sent, at).speedup
 
-            ratios[size] = with_interval(value, rates, rates.figures)
+            ratios[size] = with_interval(value, rates)
         ratio, converted = ratios[size], layer.fqn in chosen
-        cost = layer_cost(layer, sent, rates)
         why = "" if converted else _why_not(layer, recipe, ratio, waits)
-        layers.append(LayerAdvice(layer, cost, ratio, converted, why))
-    every = able(model, recipe)
-    step = speedup(model, rates, plan, recipe, chosen) if chosen else Ratio(1.0, 1.0, 1.0)
-    everything = speedup(model, rates, plan, recipe, every) if every else Ratio(1.0, 1.0, 1.0)
+        layers.append(LayerAdvice(layer, layer_cost(layer, sent, rates), ratio, converted, why))
+    step, everything = (
+        speedup(model, rates, plan, recipe, names) if names else _NOTHING for names in (chosen, every)
+    )
     return RecipeAdvice(recipe, tuple(layers), plan, step, everything, unavailable)
 
 
@@ -179,16 +205,11 @@ def able(model: Model, recipe: RecipeCost) -> frozenset[str]:
     return frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
 
 
-def _best_plan(
-    model: Model, rates: Rates, kept: Plan, recipe: RecipeCost, fp8_all_gather: bool | None
-) -> tuple[Plan, frozenset[str]]:
-    """How what is gathered goes around, and the layers to convert then; `kept`: all of it in bf16."""
-    coded = replace(kept, gather_fp8=True, tp_gather_fp8=kept.tp > 1)
-    can = recipe.gathered_weight is not None and (kept.dp > 1 or kept.tp > 1)
-    plans = {True: [coded], False: [kept], None: [kept, coded]}[fp8_all_gather] if can else [kept]
-    chosen = {each: choose(model, rates, each, recipe) for each in plans}
-    best = max(plans, key=lambda each: step_ratio(model, rates, each, recipe, chosen[each]))
-    return best, chosen[best]
+def barred(layer: Linear, recipe: RecipeCost) -> str:
+    """Why a layer cannot run a recipe; "" if it can."""
+    if layer.tokens == 0:
+        return "not used in the forward pass"
+    return layer.barred.get(recipe.name, "")
 
 
 def choose(
@@ -203,15 +224,19 @@ def choose(
     for i, layer in enumerate(model.layers):
         if not barred(layer, recipe):
             groups.setdefault(layer.input_id if recipe.shares_input else -1 - i, []).append(layer)
-    chosen: set[str] = set()
+    found: frozenset[str] = frozenset()
     for members in groups.values():
-        costs = [_with_again(layer_cost(layer, sent, rates), plan) for layer in members]
-        # Each must win without the shared cast, all together with it.
-        winners = [(c, before, after) for c, before, after, _ in costs if before >= gain * after]
-        shared = max(cast for *_, cast in costs)
-        if winners and sum(b for _, b, _ in winners) >= gain * (sum(a for _, _, a in winners) + shared):
-            chosen |= {cost.layer.fqn for cost, _, _ in winners}
-    found = frozenset(chosen)
+        winners, bf16, fp8, shared = set(), 0.0, 0.0, 0.0
+        for layer in members:
+            # Each must win without the shared cast, all together with it.
+            before, after, casts = layer_cost(layer, sent, rates).recomputed(plan.again.matmul)
+            after += casts["grad_output"] + casts["weight"]
+            shared = max(shared, casts["input"])
+            if before >= gain * after:
+                winners.add(layer.fqn)
+                bf16, fp8 = bf16 + before, fp8 + after
+        if winners and bf16 >= gain * (fp8 + shared):
+            found |= winners
     coded = sends_codes(recipe, plan)
     if not found and not coded:
         return found
@@ -221,8 +246,7 @@ def choose(
         # sent: a layer that loses by itself can gain by fewer bytes.
         for size in dict.fromkeys((la.K, la.N) for la in sorted(model.layers, key=lambda la: la.K * la.N)):
             alike = {la.fqn for la in model.layers if size == (la.K, la.N) and not barred(la, recipe)}
-            tried = [found - alike, found | alike] if coded else [found - alike]
-            for other in tried:
+            for other in [found - alike, found | alike] if coded else [found - alike]:
                 cost = step_cost(model, rates, plan, recipe, other) if other != found else total
                 if cost.total < total.total:
                     found, total = other, cost
@@ -235,9 +259,18 @@ def _what_waits(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost) -> s
     bf16 = step_cost(model, rates, plan, None)
     fp8 = step_cost(model, rates, plan, recipe, able(model, recipe))
     gained = bf16.linear - fp8.linear - fp8.casts
-    later = {name: getattr(fp8, name) - getattr(bf16, name) for name in ("communication", "launches")}
-    worst = max(later, key=lambda name: later[name])
-    return worst if gained > 0 and later[worst] > gained / 2 else ""
+    later, worst = max(
+        (fp8.communication - bf16.communication, "communication"), (fp8.launches - bf16.launches, "launches")
+    )
+    return worst if gained > 0 and later > gained / 2 else ""
+
+
+def _why_not(layer: Linear, recipe: RecipeCost, ratio: Ratio, waits: str) -> str:
+    if never := barred(layer, recipe):
+        return never.split(";")[0].split(", which")[0]
+    if ratio.value < 1:
+        return "no: casts cost more than products gain"
+    return f"no: gains less than {LAYER_GAIN - 1:.0%}" if ratio.value < LAYER_GAIN else _WAITS[waits]
 
 
 def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
@@ -247,9 +280,7 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
     """
     usable = [o for o in options if not o.unavailable] or list(options)
     if careful:
-        usable = [
-            o for o in usable if o.recipe.name not in ("tensorwise", "delayed") and o.verdict != OFF
-        ] or usable
+        usable = [o for o in usable if not o.is_coarse and o.verdict != OFF] or usable
     for words in (POSITIVE, (UNDECIDED,)):
         if found := [o for o in usable if o.verdict in words]:
             usable = found
@@ -259,25 +290,36 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
 
 
 def pays_from(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost) -> int | None:
-    """Fewest tokens in a pass of one GPU at which the step gains `STEP_GAIN`; None if it never does."""
+    """Fewest tokens in a pass of one GPU at which the step gains `STEP_GAIN`, to 5 %; None if it never does."""
 
     def gains(tokens: int) -> bool:
         scaled = model.with_tokens(tokens)
         chosen = choose(scaled, rates, plan, recipe)
         return bool(chosen) and step_ratio(scaled, rates, plan, recipe, chosen) >= STEP_GAIN
 
-    return _first(gains, 16, _MOST_TOKENS)
+    top = _doubled(gains, 16, _MOST_TOKENS)
+    if top is None or top == 16:
+        return top
+    below = top // 2
+    while top - below > max(16, below // 20):
+        middle = (below + top) // 32 * 16
+        below, top = (below, middle) if gains(middle) else (middle, top)
+    return top
 
 
 def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
     """Fewest GPUs at which FSDP's communication adds more than 5 % to the bf16 step; None if that never happens."""
 
     def matters(gpus: int) -> bool:
-        parts = step_cost(model, rates, replace(plan, dp=gpus, replicas=1), None)
-        alone = step_cost(model, rates, replace(plan, dp=1, replicas=1), None)
+        parts, alone = (step_cost(model, rates, replace(plan, dp=dp, replicas=1), None) for dp in (gpus, 1))
         return parts.communication - alone.communication > EXPOSED * parts.total
 
-    return next((gpus for gpus in _powers(2, _MOST_GPUS) if matters(gpus)), None)
+    return _doubled(matters, 2, _MOST_GPUS)
+
+
+def _doubled(holds: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The first of low, twice that, and so on to `high`, for which a condition holds."""
+    return next((n for i in range((high // low).bit_length()) if holds(n := low * 2**i)), None)
 
 
 def break_even_width(rates: Rates, tokens: float, cast_bytes: float) -> float:
@@ -293,70 +335,7 @@ def module_filter(model: Model, converted: frozenset[str]) -> Mapping[str, tuple
 
     A last word (`k` of `layers.3.attention.k`) stands for all layers that end in it; names stand where only some do.
     """
-    left = [layer.fqn for layer in model.layers if layer.fqn not in converted]
-    taken = {_word(fqn) for fqn in converted}
-    words = dict.fromkeys(_word(fqn) for fqn in left if _word(fqn) not in taken)
-    names = [fqn for fqn in left if _word(fqn) in taken]
-    return {"words": tuple(words), "names": tuple(names)}
-
-
-def _with_again(cost: LayerCost, plan: Plan) -> tuple[LayerCost, float, float, float]:
-    """Seconds in bf16, in FP8 without the input's cast, and of the input's cast, what is run twice counted twice."""
-    again = plan.again.matmul
-    before = sum(cost.bf16.values()) + again * cost.bf16["output"]
-    after = sum(cost.fp8.values()) + again * cost.fp8["output"]
-    casts = {t: cost.casts[t] + again * cost.forward_casts[t] for t in cost.casts}
-    return cost, before, after + casts["grad_output"] + casts["weight"], casts["input"]
-
-
-def barred(layer: Linear, recipe: RecipeCost) -> str:
-    """Why a layer cannot run a recipe; "" if it can."""
-    if layer.tokens == 0:
-        return "not used in the forward pass"
-    return layer.barred.get(recipe.name, "")
-
-
-_WAITS = {
-    "communication": "no: the step waits for communication",
-    "launches": "no: the step waits for the CPU",
-    "": "no: the step as a whole gains nothing",
-}
-
-
-def _why_not(layer: Linear, recipe: RecipeCost, ratio: Ratio, waits: str) -> str:
-    never = barred(layer, recipe)
-    if never:
-        return never.split(";")[0].split(", which")[0]
-    if ratio.value < 1:
-        return "no: casts cost more than products gain"
-    if ratio.value < LAYER_GAIN:
-        return f"no: gains less than {LAYER_GAIN - 1:.0%}"
-    return _WAITS[waits]
-
-
-def _first(true_from: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The smallest multiple of 16 from which on a condition that holds for large numbers holds; to 5 %."""
-    top = next((n for n in _powers(low, high) if true_from(n)), None)
-    if top is None or top == low:
-        return top
-    below = top // 2
-    while top - below > max(16, below // 20):
-        middle = (below + top) // 32 * 16
-        below, top = (below, middle) if true_from(middle) else (middle, top)
-    return top
-
-
-def _powers(low: int, high: int) -> list[int]:
-    return [low * 2**i for i in range((high // low).bit_length())]
-
-
-def _word(fqn: str) -> str:
-    return fqn.rsplit(".", 1)[-1]
-
-
-def parts_of(model: Model, rates: Rates, plan: Plan, advice: RecipeAdvice) -> tuple[Parts, Parts]:
-    """The step in bf16 and with the chosen layers in FP8."""
-    bf16 = step_cost(model, rates, plan, None)
-    rest = unexplained(plan, bf16)
-    fp8 = step_cost(model, rates, advice.plan, advice.recipe, advice.converted) if advice.converted else bf16
-    return replace(bf16, unexplained=rest), replace(fp8, unexplained=rest)
+    taken = {layer.word for layer in model.layers if layer.fqn in converted}
+    left = [layer for layer in model.layers if layer.fqn not in converted]
+    words = dict.fromkeys(layer.word for layer in left if layer.word not in taken)
+    return {"words": tuple(words), "names": tuple(layer.fqn for layer in left if layer.word in taken)}

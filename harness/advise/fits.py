@@ -1,4 +1,4 @@
-"""Whether a step fits into a GPU: the figures and the word for them. No torch; `harness.advise.need` predicts them."""
+"""Whether a step fits into a GPU: the figures and the word for them. No torch; `harness.advise.scale.need` predicts them."""
 
 from __future__ import annotations
 
@@ -47,15 +47,3 @@ class Memory:
         if not self.whole:
             return UNKNOWN
         return FITS if self.needed * MARGIN <= self.device else TIGHT
-
-    @property
-    def said(self) -> str:
-        """One sentence with the figures."""
-        room = f"of {self.device / GIB:.0f} GiB"
-        if not self.whole:
-            states = f"weights, gradients and AdamW alone take {self.needed / GIB:.1f} {room}"
-            return f"{states}; activations are not predicted for {self.unknown}"
-        if self.fp8 is None:
-            return f"{self.word}: {self.needed / GIB:.1f} {room} in bf16, by the model"
-        more = (sum(self.fp8.values()) - sum(self.bf16.values())) / GIB
-        return f"{self.word}: {self.needed / GIB:.1f} {room} in FP8, {more:+.1f} against bf16, by the model"

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 FUSED_CAST_BYTES = (
     6.0  # read bf16 twice (amax, cast), write FP8 in both layouts: the least that fused casts move
 )
-
-
+Loss = tuple[str, tuple[str, ...], str]  # symptom, evidence, cause
 # Of a layer below the line of break-even
 SURFACE = (
     "casts move bytes in proportion to the matrices' surface and GEMMs gain in proportion to their volume"
@@ -81,9 +80,7 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
 
 
-def losses(
-    frame: pd.DataFrame, ratios: pd.DataFrame | None = None
-) -> Iterator[tuple[str, tuple[str, ...], str]]:
+def losses(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> Iterator[Loss]:
     """Arms that FP8 made slower, with the reason that sizes or casts give: (symptom, evidence, cause).
 
     Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
@@ -92,78 +89,67 @@ def losses(
     if ratios is None:
         ratios = paired_ratios(frame[frame["suite"].isin(["linear", "train"])])
     for env_id, own in frame.groupby("env_id", sort=False):
-        if parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
-            continue
         machine = rates(own)
-        mine = ratios[(ratios["env_id"] == env_id) & (ratios["verdict"] == "slower")]
-        slower = [r for r in rows_of(mine) if r["fp8"]]
-        if machine is not None:
-            yield from _layers(machine, [r for r in slower if r["suite"] == "linear"])
-            yield from _steps(machine, own, [r for r in slower if r["suite"] == "train"])
-
-
-def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    for arm in dict.fromkeys(r["arm"] for r in slower):
-        small = []
-        for r in slower:
-            axes = parse(r["axes"])
-            sizes = [s for n in "MKN" if isinstance(s := axes.get(n), int) and s > 0]
-            if r["arm"] == arm and len(sizes) == 3:
-                surface = sum(1 / s for s in sizes)
-                if surface >= machine.bound():
-                    small.append(
-                        f"{'x'.join(map(str, sizes))}: {r['speedup']:.2f}x, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}"
-                    )
-        if small:
-            line = f"even fused casts need less than 1/{1 / machine.bound():.0f} ({machine.source})"
-            symptom = f"{arm} is slower than bf16 in {len(small)} layers too small for FP8"
-            yield symptom, (line, *small[:3]), SURFACE
-
-
-def _steps(
-    machine: Rates, frame: pd.DataFrame, slower: list[dict[str, Any]]
-) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    rows = rows_of(frame[(frame["suite"] == "train") & (frame["status"] == "ok")])
-    for pair in slower:
-        own = [r for r in rows if (r["case_id"], r["arm"]) == (pair["case_id"], pair["arm"])]
-        step = next((r for r in own if r["metric"] == "time_ms"), None)
-        if step is None:
+        if machine is None or parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
             continue
-        fp8_flops = sum(f for d, f in parse(step["flops"]).items() if d in FP8_DTYPES)
-        saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)
-        evidence = [
-            f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms: {pair['speedup']:.2f}x "
-            f"({pair['low']:.2f} to {pair['high']:.2f})",
-            f"FP8 GEMMs can save at most {saved:.3g} ms of it, by {machine.source}",
+        slower = [
+            r
+            for r in rows_of(ratios[(ratios["env_id"] == env_id) & (ratios["verdict"] == "slower")])
+            if r["fp8"]
         ]
-        casts = next(
-            (r["value"] for r in own if r["metric"] == "kernel_time_ms" and r.get("part") == CAST), None
-        )
-        if casts is not None:
-            evidence.append(f"its casts take {casts:.3g} ms")
-        axes, resolved = parse(pair["axes"]), parse(step["resolved"])
-        tokens = resolved.get("tokens_per_step") or 0
-        tokens = tokens / int(axes.get("accumulation") or 1)
-        if tokens:
-            size = machine.break_even(tokens)
-            verdict = (
-                f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
+        yield from _layers(machine, [r for r in slower if r["suite"] == "linear"])
+        steps = [r for r in rows_of(own[own["suite"] == "train"]) if r["status"] == "ok"]
+        for pair in slower:
+            rows = {
+                (r["metric"], r.get("part")): r
+                for r in steps
+                if (r["case_id"], r["arm"]) == (pair["case_id"], pair["arm"])
+            }
+            times = [row for (metric, _), row in rows.items() if metric == "time_ms"]
+            if pair["suite"] == "train" and times:
+                yield _step(machine, pair, times[0], rows.get(("kernel_time_ms", CAST), {}).get("value"))
+
+
+def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[Loss]:
+    small: dict[str, list[str]] = {}
+    for r in slower:
+        axes = parse(r["axes"])
+        sizes = [s for n in "MKN" if isinstance(s := axes.get(n), int) and s > 0]
+        surface = sum(1 / s for s in sizes)
+        found = small.setdefault(r["arm"], [])
+        if len(sizes) == 3 and surface >= machine.bound():
+            shape = "x".join(map(str, sizes))
+            found.append(f"{shape}: {r['speedup']:.2f}x, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}")
+    line = f"even fused casts need less than 1/{1 / machine.bound():.0f} ({machine.source})"
+    for arm, shapes in small.items():
+        if shapes:
+            symptom = f"{arm} is slower than bf16 in {len(shapes)} layers too small for FP8"
+            yield symptom, (line, *shapes[:3]), SURFACE
+
+
+def _step(machine: Rates, pair: dict[str, Any], step: dict[str, Any], casts: float | None) -> Loss:
+    """A slower step: what its profile supports, its casts against what its FP8 GEMMs can save."""
+    fp8_flops = sum(f for d, f in parse(step["flops"]).items() if d in FP8_DTYPES)
+    saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)
+    evidence = [
+        f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms: {pair['speedup']:.2f}x "
+        f"({pair['low']:.2f} to {pair['high']:.2f})",
+        f"FP8 GEMMs can save at most {saved:.3g} ms of it, by {machine.source}",
+    ]
+    cause = "not known: the time of its casts was not measured; axes.profile=true measures it"
+    if casts is not None:
+        evidence.append(f"its casts take {casts:.3g} ms")
+        cause = f"its casts take {casts:.3g} ms, and its FP8 GEMMs can save at most {saved:.3g} ms"
+        if casts < saved:
+            cause = (
+                f"not its casts: they take {casts:.3g} ms of the {saved:.3g} ms that its FP8 GEMMs can save; the rows "
+                "do not show what takes the rest"
             )
-            evidence.append(f"with {tokens:.0f} tokens a pass {verdict}, even with fused casts")
-        yield (
-            f"{pair['arm']} is slower than {pair['baseline']} ({axes.get('model', 'model unknown')})",
-            tuple(evidence),
-            _why(saved, casts),
-        )
-
-
-def _why(saved_ms: float, casts_ms: float | None) -> str:
-    """What the profile of a slower step supports: its casts against what its FP8 GEMMs can save."""
-    if casts_ms is None:
-        return "not known: the time of its casts was not measured; axes.profile=true measures it"
-    if casts_ms >= saved_ms:
-        return f"its casts take {casts_ms:.3g} ms, and its FP8 GEMMs can save at most {saved_ms:.3g} ms"
-    return (
-        f"not its casts: they take {casts_ms:.3g} ms of the {saved_ms:.3g} ms that its FP8 GEMMs can save; the rows "
-        "do not show what takes the rest"
-    )
+    axes = parse(pair["axes"])
+    tokens = (parse(step["resolved"]).get("tokens_per_step") or 0) / int(axes.get("accumulation") or 1)
+    if tokens:
+        size = machine.break_even(tokens)
+        wins = f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
+        evidence.append(f"with {tokens:.0f} tokens a pass {wins}, even with fused casts")
+    symptom = f"{pair['arm']} is slower than {pair['baseline']} ({axes.get('model', 'model unknown')})"
+    return symptom, tuple(evidence), cause

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.advise import recipes
-from harness.advise.casts import TENSORS, CastCost, RecipeCost
-from harness.advise.library_names import ENGINE, FP8CORE, TORCHAO
+from harness.advise.casts import ENGINE, FP8CORE, TENSORS, TORCHAO, CastCost, RecipeCost
 from harness.machine.ceilings import ROWWISE
 from harness.store.errors import UsageError
 
@@ -21,14 +20,13 @@ if TYPE_CHECKING:
 
 # Of one layout: what the first forward pass of a checkpoint casts, and its repetition again
 FORWARD: Mapping[str, float] = {"input": 1.0, "weight": 1.0, "grad_output": 0.0}
-_TORCHAO = "torchao: high-precision input and weight are saved and read again backward; compiled"
+# torchao: high-precision input and weight are saved and read again backward; compiled
 TENSORWISE_AO = RecipeCost(
     "tensorwise",
     "compiler",
     {"input": CastCost(3, 3, forward=3), "weight": CastCost(5, 3, forward=5), "grad_output": CastCost(2, 4)},
     # A shard's amax and cast, by the gather, which recomputation does not repeat; codes transposed backward
     gathered_weight=CastCost(5, 2),
-    source=_TORCHAO,
 )
 # Along the tokens: a transposed copy in bfloat16 (4), then a cast (3), as torchao's own roofline charges the weight; the
 # input's is made backward, from what was saved. An output gradient is transposed where it is made (5). Gradients' products
@@ -44,7 +42,6 @@ ROWWISE_AO = RecipeCost(
     fuses_gathers=False,
     # Of three products the forward one is a rowwise kernel, at 90 to 100 % of the tensorwise one (pytorch issue 147971)
     product_share=0.98,
-    source=_TORCHAO,
 )
 GW_HP_AO = RecipeCost(
     "rowwise_with_gw_hp",
@@ -54,26 +51,23 @@ GW_HP_AO = RecipeCost(
     kind=ROWWISE,
     rescaled=4.0,  # the tensorwise scale of the weight is repeated into one of rows, which takes the same way
     fuses_gathers=False,
-    source=_TORCHAO,
 )
+# TransformerEngine: cast_transpose; amax, then cast_transpose; one read of a tile, product's share as in `recipes`
 DELAYED_TE = RecipeCost(
     "delayed",
     "kernels",
     {tensor: CastCost(4, kernels=1, forward=FORWARD[tensor] * 3) for tensor in TENSORS},
-    source="TransformerEngine: cast_transpose",
 )
 CURRENT_TE = RecipeCost(
     "current",
     "kernels",
     {tensor: CastCost(6, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
-    source="TransformerEngine: amax, cast_transpose",
 )
 BLOCK_TE = RecipeCost(
     "block",
     "kernels",
     {tensor: CastCost(4.1, kernels=1, forward=FORWARD[tensor] * 3.1) for tensor in TENSORS},
     product_share=0.77,
-    source="TransformerEngine: one read of a tile; product's share as in harness.advise.recipes",
 )
 
 # Bytes of one cast by six operators of torchao 0.18: abs 4, max 2, to float32 6, times scale 8, clamp 8, to FP8 5.
@@ -82,8 +76,8 @@ EAGER_KERNELS_AO = 6
 # Casts of a tensor, and transposed copies of its codes (2 bytes): input and weight are cast in both passes, the output
 # gradient once for each product. `rowwise_with_gw_hp` has no FP8 product for the weight's gradient.
 _EAGER_CASTS = {
-    "tensorwise": {"input": (2, 1), "weight": (2, 1), "grad_output": (2, 1)},
-    "rowwise": {"input": (2, 1), "weight": (2, 1), "grad_output": (2, 1)},
+    "tensorwise": dict.fromkeys(TENSORS, (2, 1)),
+    "rowwise": dict.fromkeys(TENSORS, (2, 1)),
     "rowwise_with_gw_hp": {"input": (1, 0), "weight": (2, 1), "grad_output": (1, 0)},
 }
 _COMPILED_AO = {recipe.name: recipe for recipe in (TENSORWISE_AO, ROWWISE_AO, GW_HP_AO)}
@@ -136,8 +130,7 @@ def _eager(name: str) -> RecipeCost:
         for tensor, (count, copies) in _EAGER_CASTS[name].items()
     }
     compiled = _COMPILED_AO[name]
-    source = "torchao 0.18: six operators a cast, one after the other"
     gathered = None
     if compiled.gathered_weight is not None:  # the shard by operators, its codes transposed backward
         gathered = CastCost(EAGER_CAST_AO, 2.0, kernels=EAGER_KERNELS_AO + 1)
-    return replace(compiled, casts=casts, shares_input=False, gathered_weight=gathered, source=source)
+    return replace(compiled, casts=casts, shares_input=False, gathered_weight=gathered)

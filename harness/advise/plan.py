@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from harness.advise.model import Exchange
+
 BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}  # of an element
 # Bytes that the update of a parameter moves, by the masters' dtype. float32: AdamW reads 16 and writes 12, clipping reads 4,
 # reads 4 and writes 4
@@ -31,21 +33,6 @@ CHECKPOINTING: Mapping[str, Recompute] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """Activations that go around a tensor-parallel group.
-
-    Attributes:
-        sent: bytes in bfloat16, of one forward pass.
-        layers: whose input is gathered, or whose result is scattered.
-        gathers: forward it is gathered, and its gradient scattered backward; else the other way round.
-    """
-
-    sent: float
-    layers: tuple[str, ...]
-    gathers: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """How the model is trained.
 
@@ -56,8 +43,8 @@ class Plan:
         dp: GPUs that have each their own data; 1: one alone.
         replicas: copies of the weights, each over `dp / replicas` GPUs (HSDP); 1: FSDP shards over all.
         tp: GPUs that share each layer; the model given to `step_cost` is then one GPU's part
-            (`harness.advise.tensor_parallel`), and `exchanges` what it sends.
-        pp: stages of a pipeline, each on GPUs of its own (`harness.advise.pipeline`).
+            (`harness.advise.model.split`), and `exchanges` what it sends.
+        pp: stages of a pipeline, each on GPUs of its own (`harness.advise.model.slowest_stage`).
         virtual: parts of the model that a GPU of a pipeline holds: 1 is the schedule 1F1B, more are interleaved.
         exchanges: activations that tensor parallelism gathers and scatters in one pass.
         node: GPUs of a node.

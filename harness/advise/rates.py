@@ -98,49 +98,42 @@ _LINK_SHARE = 0.8  # NCCL all-gather of large messages on 8 H100 reaches some 36
 # Share of the bf16 peak that FlashAttention-2 reaches: 35 % on Hopper in the forward pass (arXiv:2407.08608), of which
 # the backward pass keeps 0.8, since it runs five products where two passes' worth are counted as four; 50 to 73 % on
 # Ampere (arXiv:2307.08691). Elsewhere nobody published it; Hopper's share is taken.
-_ATTENTION = {"hopper": 0.30, "ampere": 0.50}
+_HOPPER, _AMPERE = 0.30, 0.50
 
 
 def typical_share(rate: str) -> Figure:
     """The share of its peak that the best published product reaches: the median over the GPUs of the table."""
     shares = [r.tflops / d.tflops[rate] for d in DEVICES for r in d.reached if r.rate == rate and not r.of]
-    middle = statistics.median(shares)
-    return Figure(
-        middle, statistics.stdev(shares) / middle, TYPICAL, f"median of {len(shares)} published products"
-    )
+    return _median(shares, "published products")
 
 
 def typical_ratio() -> Figure:
     """How many times faster than bf16 the best published FP8 product is: the median over the GPUs that have both."""
     best = [{r.rate: r.tflops for r in device.reached if not r.of} for device in DEVICES]
-    ratios = [rates["fp8"] / rates["bf16"] for rates in best if {"bf16", "fp8"} <= rates.keys()]
-    middle = statistics.median(ratios)
-    return Figure(
-        middle, max(statistics.stdev(ratios) / middle, 0.08), TYPICAL, f"median of {len(ratios)} GPUs"
+    found = _median(
+        [rates["fp8"] / rates["bf16"] for rates in best if {"bf16", "fp8"} <= rates.keys()], "GPUs"
     )
+    return replace(found, spread=max(found.spread, 0.08))
 
 
-def rates_of(
-    device: Device,
-    measured: Ceilings | None = None,
-    *,
-    name: str = "",
-    network_gb_s: float | None = None,
-) -> Rates:
+def _median(values: list[float], of: str) -> Figure:
+    middle = statistics.median(values)
+    return Figure(middle, statistics.stdev(values) / middle, TYPICAL, f"median of {len(values)} {of}")
+
+
+def rates_of(device: Device, measured: Ceilings | None = None, *, network_gb_s: float | None = None) -> Rates:
     """The figures of a GPU of the peak table, measured ones where there are any.
 
     Args:
         device: entry of the table.
         measured: from stored runs of that machine.
-        name: for the report; default the device's.
         network_gb_s: 1e9 bytes/s of one GPU to other nodes.
 
     Raises:
         UsageError: no bf16 peak is known and none was measured.
     """
     figures = dict(_GENERAL)
-    bandwidth = device.bandwidth_tb_s * 1e12
-    figures["bandwidth"] = replace(_BANDWIDTH, value=_BANDWIDTH.value * bandwidth)
+    figures["bandwidth"] = replace(_BANDWIDTH, value=_BANDWIDTH.value * device.bandwidth_tb_s * 1e12)
     if measured is not None and (copied := measured.bandwidth(LARGE)) is not None:
         figures["bandwidth"] = Figure(copied, 0.03, MEASURED, "sweep=ceilings, copy of 256 MiB")
         if (across := measured.bandwidth(LARGE, "transpose")) is not None:
@@ -153,22 +146,18 @@ def rates_of(
         raise UsageError(
             f"{device.key}: no bf16 peak is known; measure it with sweep=ceilings and name the run by runs="
         )
-    family = "hopper" if device.capability == "9.0" else "ampere"
-    modern = device.capability.startswith(("9.", "10.", "gfx"))
-    share = _ATTENTION["hopper" if modern else family]
-    spread = 0.2 if family == "hopper" else 0.35
-    peak = device.tflops["bf16"] * 1e12
+    share = _HOPPER if device.capability.startswith(("9.", "10.", "gfx")) else _AMPERE
+    spread = 0.2 if device.capability == "9.0" else 0.35
+    peak, link = device.tflops["bf16"] * 1e12, device.link_gb_s
     figures["attention"] = Figure(
         share * peak, spread, TYPICAL, f"FlashAttention-2, {share:.0%} of the bf16 peak"
     )
-    figures["link"] = Figure(
-        _LINK_SHARE * device.link_gb_s * 1e9, 0.15, TYPICAL, f"{_LINK_SHARE:.0%} of {device.link_gb_s:g} GB/s"
-    )
+    figures["link"] = Figure(_LINK_SHARE * link * 1e9, 0.15, TYPICAL, f"{_LINK_SHARE:.0%} of {link:g} GB/s")
     if network_gb_s is not None:
         figures["network"] = Figure(network_gb_s * 1e9, 0.1, PUBLISHED, "network_gb_s=")
     if measured is not None and measured.launch_s:
         figures["launch"] = Figure(measured.launch_s, 0.2, MEASURED, "sweep=ceilings, launch")
-    return Rates(name or device.key, figures, measured.products if measured else ())
+    return Rates(device.key, figures, measured.products if measured else ())
 
 
 def long_rate(tflops: float, size: tuple[int, int, int], bandwidth: float) -> float:
@@ -183,32 +172,26 @@ def long_rate(tflops: float, size: tuple[int, int, int], bandwidth: float) -> fl
 
 
 def _product_rate(rate: str, device: Device, measured: Ceilings | None, bandwidth: float) -> Figure | None:
-    if measured is not None:
-        own = [p for p in measured.products if (p.kind == BF16) == (rate == "bf16")]
-        own = [p for p in own if rate == "bf16" or p.kind == TENSORWISE] or own
-        if own:
-            best = max(own, key=lambda p: p.tflops)
-            value = long_rate(best.tflops, (best.M, best.K, best.N), bandwidth)
-            return Figure(value, 0.04, MEASURED, f"{best.M}x{best.K}x{best.N}, run {best.run_id}")
+    """Rate of long products: the best measured one, a published one, from the other rate, or a share of the peak."""
+    own = [p for p in measured.products if (p.kind == BF16) == (rate == "bf16")] if measured else []
+    if own := [p for p in own if p.kind in (BF16, TENSORWISE)] or own:
+        best = max(own, key=lambda p: p.tflops)
+        value = long_rate(best.tflops, (best.M, best.K, best.N), bandwidth)
+        return Figure(value, 0.04, MEASURED, f"{best.M}x{best.K}x{best.N}, run {best.run_id}")
     if rate not in device.tflops:
         return None
-    published = [r for r in device.reached if r.rate == rate]
-    if published:
-        best_known = max(published, key=lambda r: r.tflops)
-        size = best_known.size
-        if best_known.of:  # of a relative, whose product is long-rated by the relative's own bandwidth
-            bandwidth = _BANDWIDTH.value * named(best_known.of).bandwidth_tb_s * 1e12
-        value = long_rate(best_known.tflops, size, bandwidth) if size else best_known.tflops * 1e12
-        if best_known.of:
-            return Figure(value, _RELATIVE_SPREAD, TYPICAL, f"of the {best_known.of}: {best_known.source}")
-        return Figure(value, 0.08, PUBLISHED, best_known.source)
-    other = next((r for r in device.reached if r.rate != rate), None)
-    if other is not None:  # one rate of this GPU says more about the other than other GPUs do
-        ratio = typical_ratio()
+    known = max((r for r in device.reached if r.rate == rate), key=lambda r: r.tflops, default=None)
+    if known is not None:
+        if known.of:  # of a relative, whose product is long-rated by the relative's own bandwidth
+            bandwidth = _BANDWIDTH.value * named(known.of).bandwidth_tb_s * 1e12
+        value = long_rate(known.tflops, known.size, bandwidth) if known.size else known.tflops * 1e12
+        if known.of:
+            return Figure(value, _RELATIVE_SPREAD, TYPICAL, f"of the {known.of}: {known.source}")
+        return Figure(value, 0.08, PUBLISHED, known.source)
+    if device.reached:  # one rate of this GPU says more about the other than other GPUs do
+        other, ratio = device.reached[0], typical_ratio()
         value = other.tflops * 1e12 * (ratio.value if rate == "fp8" else 1 / ratio.value)
         return replace(ratio, value=value, source=f"{ratio.value:.2f} between FP8 and bf16, {ratio.source}")
-    share = typical_share(rate)
-    peak = device.tflops[rate]
-    return replace(
-        share, value=share.value * peak * 1e12, source=f"{share.value:.0%} of {peak:g}: {share.source}"
-    )
+    share, peak = typical_share(rate), device.tflops[rate]
+    source = f"{share.value:.0%} of {peak:g}: {share.source}"
+    return replace(share, value=share.value * peak * 1e12, source=source)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fp8core.convert import audit
-from harness.advise import decide
-from harness.advise.decide import able
+from harness.advise.decide import POSITIVE, UNDECIDED, able, advise
 from harness.advise.gpu import gpu_and_rows, here, rows_of_runs
 from harness.advise.plan import BYTES, CHECKPOINTING, UPDATE_BYTES, Plan
 from harness.advise.rates import rates_of
@@ -34,9 +33,6 @@ from harness.training.models import ModelSpec, resolve
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pandas as pd
-
-    from harness.advise.decide import RecipeAdvice
     from harness.advise.model import Model
     from harness.advise.rates import Rates
     from harness.machine.hardware import Device
@@ -107,10 +103,7 @@ def content(run: str) -> str:
     Raises:
         UsageError: no such run, or a damaged one.
     """
-    return _digest(rows_of_runs([run]))
-
-
-def _digest(frame: pd.DataFrame) -> str:
+    frame = rows_of_runs([run])
     own = rows_of(frame[frame["suite"].isin(SUITES) & (frame["status"] == "ok")])
     columns = ("env_id", "suite", "axes", "arm", "regime", "metric", "value", "bytes_moved")
     lines = sorted(json.dumps([row[column] for column in columns]) for row in own)
@@ -129,31 +122,31 @@ def advised(setup: Setup, machine: Machine) -> Advised:
         UsageError: the model cannot be traced.
     """
     assert setup.recipe is not None
-    spec = resolve(setup.model)
-    if isinstance(spec, ModelSpec):
-        model = traced(setup.model, setup.batch, setup.seq, setup.layers, setup.vocab_size)
-    else:
-        model = traced(setup.model, setup.batch, 0, None, None)
+    model, recipe = _model(setup), described(setup.recipe, setup.compiled)
     plan = plan_of(setup.compute, setup.checkpointing, setup.accumulation, setup.compiled)
-    recipe = described(setup.recipe, setup.compiled)
     reason = unavailable(recipe.name, machine.capability, setup.compiled)
-    found = decide.advise(model, machine.rates, plan, recipe, reason)
-    off = found.verdict not in decide.POSITIVE
+    found = advise(model, machine.rates, plan, recipe, reason)
+    step, off = found.step, found.verdict not in POSITIVE
     every = [layer.fqn for layer in audit(skeleton(replace(setup, recipe=None, peer=""))).layers]
     left = tuple(fqn for fqn in every if off or fqn not in found.converted)
-    facts = {
+    whole = found.unavailable or f"the step as a whole is predicted to gain {step.value - 1:.1%}"
+    if found.verdict == UNDECIDED:
+        whole += (
+            f", which may be none ({step.low:.2f} to {step.high:.2f}): measure the rates by sweep=ceilings"
+        )
+    reasons = dict.fromkeys(every, "not used in the forward pass")
+    for one in found.layers:
+        ratio, why = one.ratio, whole if one.converted else one.reason.removeprefix("no: ")
+        reasons[one.layer.fqn] = f"{ratio.value:.2f}x predicted ({ratio.low:.2f} to {ratio.high:.2f}), {why}"
+    facts: dict[str, object] = {
         "recipe": recipe.name,
         "decision": found.verdict,
-        "predicted_step": None if off else [found.step.value, found.step.low, found.step.high],
+        "predicted_step": None if off else [step.value, step.low, step.high],
         "converted": [fqn for fqn in every if fqn not in left],
-        "left_in_bf16": {fqn: why for fqn, why in _reasons(found, every).items() if fqn in left},
+        "left_in_bf16": {fqn: why for fqn, why in reasons.items() if fqn in left},
         "tokens": model.tokens,
         "mode": "compile" if setup.compiled else "eager",
-        "rates": {
-            name: {"value": f.value, "spread": f.spread, "kind": f.kind, "source": f.source}
-            for name, f in machine.rates.figures.items()
-            if name not in _ELSEWHERE
-        },
+        "rates": {n: asdict(f) for n, f in machine.rates.figures.items() if n not in _ELSEWHERE},
         "rates_of": machine.rates.name,
         "ceilings_sha256": machine.sha256,
     }
@@ -163,21 +156,6 @@ def advised(setup: Setup, machine: Machine) -> Advised:
     else:
         setup = replace(setup, left_out=left)
     return Advised(setup, {"convert": "advised", "advice": facts})
-
-
-def _reasons(found: RecipeAdvice, every: list[str]) -> dict[str, str]:
-    """Reason for each layer that stays in bf16, with its predicted ratio."""
-    reasons = dict.fromkeys(every, "not used in the forward pass")
-    whole = found.unavailable or f"the step as a whole is predicted to gain {found.step.value - 1:.1%}"
-    if found.verdict == decide.UNDECIDED:
-        whole += f", which may be none ({found.step.low:.2f} to {found.step.high:.2f}): measure the rates by sweep=ceilings"
-    for one in found.layers:
-        ratio = one.ratio
-        why = whole if one.converted else one.reason
-        reasons[one.layer.fqn] = (
-            f"{ratio.value:.2f}x predicted ({ratio.low:.2f} to {ratio.high:.2f}), {why.removeprefix('no: ')}"
-        )
-    return reasons
 
 
 def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) -> dict[str, object] | str:
@@ -193,43 +171,38 @@ def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) 
         step_ms (bf16's for the control), speedup over bf16 with its 95 % interval (None for the control), and by what;
         or why there is no prediction.
     """
-    if gpu is None and torch.device(device).type != "cuda":
-        return f"no prediction: rates of a {device} are not modelled"
-    if setup.compute == "fp32":
-        return "no prediction: the model of a step knows bf16 and FP8, not fp32"
-    name, known = here() if gpu is None else (gpu.key, gpu)
-    if known is None:
-        return f"no prediction: no peak of {name} is known"
-    rates, recipe = rates_of(known), None
-    if setup.recipe is not None:
-        recipe = described(setup.recipe, compiled=setup.compiled)
-        lacking = (
-            f"{name} has no FP8 matrix units"
-            if not rates.has_fp8
-            else unavailable(recipe.name, known.capability, compiled=setup.compiled)
-        )
-        if lacking:
-            return f"no prediction: {lacking}"
-    named = isinstance(resolve(setup.model), ModelSpec)
-    extent = (setup.seq, setup.layers, setup.vocab_size) if named else (0, None, None)
-    held = "bf16" if setup.compute == "bf16" else "fp32"
     try:
-        model, plan = ClusterJob(
-            model=setup.model,
-            gpu=known.key,
-            world=world,
-            batch=setup.batch,
-            seq=setup.seq,
-            accumulation=setup.accumulation,
-            checkpointing=setup.checkpointing,
-            node=max(1, world // hosts(world)),
-            reduce_each=setup.accumulation > 1,
-            gather_fp8=setup.recipe is not None and setup.recipe.fp8_all_gather,
-            weights=held,
-            compiled=setup.compiled,
-        ).on_a_gpu(traced(setup.model, setup.batch, *extent))
+        return _predicted(setup, world, device, gpu)
     except UsageError as error:
         return f"no prediction: {error}"
+
+
+def _predicted(setup: Setup, world: int, device: str, gpu: Device | None) -> dict[str, object]:
+    if gpu is None and torch.device(device).type != "cuda":
+        raise UsageError(f"rates of a {device} are not modelled")
+    if setup.compute == "fp32":
+        raise UsageError("the model of a step knows bf16 and FP8, not fp32")
+    name, known = here() if gpu is None else (gpu.key, gpu)
+    if known is None:
+        raise UsageError(f"no peak of {name} is known")
+    rates = rates_of(known)
+    recipe = None if setup.recipe is None else described(setup.recipe, setup.compiled)
+    if recipe is not None:
+        if not rates.has_fp8:
+            raise UsageError(f"{name} has no FP8 matrix units")
+        if lacking := unavailable(recipe.name, known.capability, setup.compiled):
+            raise UsageError(lacking)
+    same = ["model", "batch", "seq", "accumulation", "checkpointing", "compiled"]
+    job = ClusterJob(
+        **{name: getattr(setup, name) for name in same},
+        gpu=known.key,
+        world=world,
+        node=max(1, world // hosts(world)),
+        reduce_each=setup.accumulation > 1,
+        gather_fp8=setup.recipe is not None and setup.recipe.fp8_all_gather,
+        weights=_masters(setup.compute),
+    )
+    model, plan = job.on_a_gpu(_model(setup))
     converted = able(model, recipe) if recipe is not None else ()
     gain = speedup(model, rates, plan, recipe, converted) if recipe is not None else None
     return {
@@ -240,8 +213,16 @@ def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) 
     }
 
 
+def _model(setup: Setup) -> Model:
+    named = isinstance(resolve(setup.model), ModelSpec)
+    extent = (setup.seq, setup.layers, setup.vocab_size) if named else (0, None, None)
+    return traced(setup.model, setup.batch, *extent)
+
+
 @functools.lru_cache(maxsize=16)  # arms of a case ask for the same one
-def traced(model: str, batch: int, seq: int, layers: int | None, vocab_size: int | None) -> Model:
+def traced(
+    model: str, batch: int, seq: int, layers: int | None = None, vocab_size: int | None = None
+) -> Model:
     """One pass of the model of a training case.
 
     Args:
@@ -266,7 +247,7 @@ def traced(model: str, batch: int, seq: int, layers: int | None, vocab_size: int
 
 def plan_of(compute: str, checkpointing: str, accumulation: int, compiled: bool) -> Plan:
     """How a training case is run, on one GPU."""
-    held = "bf16" if compute == "bf16" else "fp32"
+    held = _masters(compute)
     return Plan(
         compiled=compiled,
         again=CHECKPOINTING[checkpointing],
@@ -274,3 +255,7 @@ def plan_of(compute: str, checkpointing: str, accumulation: int, compiled: bool)
         update_bytes=UPDATE_BYTES[held],
         gradient_bytes=float(BYTES[held]),
     )
+
+
+def _masters(compute: str) -> str:
+    return "bf16" if compute == "bf16" else "fp32"

@@ -7,7 +7,7 @@ from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import MEASURED, Figure, Rates, rates_of
 from harness.machine.hardware import named
 
-NOTHING = Traffic(0.0, 0.0, 0, 0)
+NOTHING = Traffic()
 SIX = RecipeCost(
     "six",
     "kernels",
@@ -27,12 +27,6 @@ def model(*sizes: tuple[str, int, int], tokens: int = 16384, **more: object) -> 
     """Linear layers (name, K, N), each with an input of its own."""
     layers = tuple(Linear(name, K, N, tokens, i) for i, (name, K, N) in enumerate(sizes))
     given: dict[str, object] = {
-        "attention": 0.0,
-        "other": 0.0,
-        "forward": NOTHING,
-        "backward": NOTHING,
         "parameters": sum(K * N for _, K, N in sizes),
-        "in_linears": sum(K * N for _, K, N in sizes),
-        "blocks": 1,
     }
     return Model("a model", layers, tokens, **{**given, **more})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from harness.advise import decide
 from harness.advise.advised_arms import FLOOR
-from harness.advise.gemm import closed_form
+from harness.advise.layer import closed_form
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import LARGE, rates_of
 from harness.advise.recipes import candidates, unavailable
@@ -112,7 +112,7 @@ def drawn(random_: random.Random, measured: bool) -> Step:
     kernels = len(layers) * random_.randint(3, 30)
     traffic = Traffic(moved, moved, kernels, max(len(layers), kernels // 3))
     weights = sum(layer.K * layer.N for layer in layers)
-    model = Model("drawn", tuple(layers), tokens, attention, 0.0, traffic, traffic, weights, weights, 1)
+    model = Model("drawn", tuple(layers), tokens, attention, 0.0, traffic, traffic, weights, 1)
     return Step(model, rates, plan, recipe)
 
 

@@ -17,10 +17,10 @@ from speedups.halves import FITTED, HELD_OUT
 from speedups.table import ROWS, Row
 
 from harness.advise.decide import ON, UNDECIDED, verdict
-from harness.advise.model import Linear, Model, Traffic
+from harness.advise.layer import layer_cost
+from harness.advise.model import Linear, Model, split
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
-from harness.advise.step import Plan, Ratio, layer_cost, speedup, step_ratio, with_interval
-from harness.advise.tensor_parallel import split
+from harness.advise.step import Plan, Ratio, speedup, step_ratio, with_interval
 from harness.advise.trace import trace
 from harness.machine.hardware import named
 from harness.training.models import MODELS, ModelSpec
@@ -114,9 +114,7 @@ def outcome(case: Case) -> Outcome:
         rates = machine(case.machine)
         tokens, K, N = case.layer
         layer = Linear("", K, N, tokens, 0)
-        return Outcome(
-            case, with_interval(lambda r: layer_cost(layer, case.recipe, r).speedup, rates, rates.figures)
-        )
+        return Outcome(case, with_interval(lambda r: layer_cost(layer, case.recipe, r).speedup, rates))
     step = step_of(case)
     anchored = None
     if case.bf16 is not None:
@@ -150,8 +148,7 @@ def _model(name: str, seq: int) -> Model:
     if name == TE_LAYER:
         sizes = (("qkv", 4096, 12288), ("proj", 4096, 4096), ("up", 4096, 16384), ("down", 16384, 4096))
         layers = tuple(Linear(word, K, N, seq, i) for i, (word, K, N) in enumerate(sizes))
-        nothing = Traffic(0.0, 0.0, 0, 0)
-        return Model(name, layers, seq, 0.0, 0.0, nothing, nothing, 0, 0, 1, whole=False)
+        return Model(name, layers, seq, whole=False)
     spec = MODELS.get(name) or ModelSpec(name, "", "", OTHER_MODELS[name])
     return trace(spec, 1, seq)
 

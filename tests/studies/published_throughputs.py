@@ -14,7 +14,7 @@ from published_speedups import machine, step_of
 from speedups.throughputs import LEFT_OUT, PUBLISHED, Published
 
 from harness.advise.scale.job import ClusterJob
-from harness.advise.scale.predict import step_parts, tokens_per_s
+from harness.advise.scale.predict import step_parts
 from harness.advise.step import step_cost
 from harness.machine.hardware import named
 
@@ -42,7 +42,7 @@ def outcome(case: Published) -> Outcome:
     if isinstance(case.step, ClusterJob):
         job = case.step
         parts = step_parts(job, machine(named(job.gpu).key))
-        return Outcome(case, tokens_per_s(job, parts))
+        return Outcome(case, job.tokens * job.accumulation / job.tp / parts.total)
     step = step_of(case.step)
     recipe, layers = (case.step.recipe, step.converted) if case.fp8 else (None, frozenset[str]())
     parts = step_cost(step.model, step.rates, step.plan, recipe, layers)

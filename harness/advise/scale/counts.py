@@ -27,8 +27,8 @@ from harness.machine.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.advise.model import Exchange
     from harness.advise.scale.job import ClusterJob
-    from harness.advise.step import Exchange
 
 BF16, FP8, FP32 = BYTES["bf16"], 1, BYTES["fp32"]
 FORWARD, BACKWARD, GRADIENTS = "weights_forward", "weights_backward", "gradients"
@@ -130,19 +130,19 @@ def exchanging(exchanges: Sequence[Exchange], blocks: int, job: ClusterJob) -> l
     """Tensor parallelism's collectives of one optimizer step.
 
     Args:
-        exchanges: of one forward pass (`harness.advise.tensor_parallel.split`).
+        exchanges: of one forward pass (`harness.advise.model.split`).
         blocks: how many blocks end in a scattered result.
         job: with "full" checkpointing blocks exchange again.
     """
     if job.tp == 1:
         return []
     coded = FP8 if job.recipe and job.gather_fp8 else BF16
-    gathers, scatters = ([e.sent for e in exchanges if e.gathers is kind] for kind in (True, False))
-    in_blocks = gathers[: 2 * blocks]
+    gathers = sum(e.gathers for e in exchanges)
+    scatters = len(exchanges) - gathers
     again = job.checkpointing == "full"
     # Forward, again, and backward, where results' gradients are gathered
-    n_in = len(gathers) + again * len(in_blocks) + len(scatters)
-    n_out = len(scatters) + again * (len(scatters) - blocks) + len(gathers)
+    n_in = gathers + again * min(gathers, 2 * blocks) + scatters
+    n_out = scatters + again * (scatters - blocks) + gathers
     sent = max((e.sent for e in exchanges), default=0.0)  # tokens x width, all of them
     passes = job.accumulation
     return [

@@ -87,71 +87,51 @@ def memory(job: ClusterJob) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=256)
 def _activations(job: ClusterJob) -> dict[str, int]:
-    """What a forward and backward pass keeps and works in: the same for every number of GPUs."""
+    """What a forward and backward pass keeps and works in: the same for every number of GPUs.
+
+    Compiled blocks by closed forms; eager ones from one block and two that ran on fake tensors.
+    """
     spec = MODELS[job.model]
-    split = 1 if job.unsplit_vocabulary else job.tp
-    logits = BF16 * job.tokens * spec.vocab_size
-    closed = job.compiled or job.checkpointing == BY_OP
-    waiting, work = _closed(job) if closed else _by_running(job)
-    waiting //= job.tp
-    loss = LOSS_COPIES[job.loss] * logits // split
-    work = max(work // job.tp, loss)
-    if job.tp > 1:
-        wide = BF16 * job.tokens * spec.width
-        whole = 2 * wide * (job.tp - 1) // job.tp  # both inputs of a block that were gathered
-        waiting += whole * spec.layers if job.checkpointing != "full" else 0
-        work += whole
-    return {"activations": waiting, "logits": logits // split, "workspace": work}
+    logits = BF16 * job.tokens * spec.vocab_size // (1 if job.unsplit_vocabulary else job.tp)
+    if job.compiled or job.checkpointing == BY_OP:
+        block, weights = Block.of(spec.config), weights_of(job.model, job.recipe, 1).block
+        elements = sum(w.padded(1) for w in weights)
+        waiting = spec.layers * (
+            kept(block, job.checkpointing, job.recipe, job.compiled) * job.tokens
+            + kept_weights(elements, job.checkpointing, job.recipe)
+        )
+        # Besides, gradients of the block's weights; in FP8 codes of the largest along both axes
+        work = at_work(block, job.checkpointing, job.recipe) * job.tokens + BF16 * elements
+        work += 2 * max(w.padded(1) for w in weights) if job.recipe else 0
+    else:
+        setup = setup_of(job)
+        one, two = (meta_estimate.memory(replace(setup, layers=layers), "cpu") for layers in (1, 2))
+        kept_by = [
+            one[part] + (spec.layers - 1) * (two[part] - one[part]) for part in ("activations", "fp8_weights")
+        ]
+        waiting, work = sum(kept_by), max(one["workspace"], two["workspace"])
+    waiting, work = waiting // job.tp, max(work // job.tp, LOSS_COPIES[job.loss] * logits)
+    # Both inputs of a block that tensor parallelism gathered
+    whole = 2 * BF16 * job.tokens * spec.width * (job.tp - 1) // job.tp
+    waiting += whole * spec.layers if job.checkpointing != "full" else 0
+    return {"activations": waiting, "logits": logits, "workspace": work + whole}
 
 
 def setup_of(job: ClusterJob) -> Setup:
     """How one GPU would train the job's model alone; products run in bf16."""
-    return Setup(
-        model=job.model,
-        batch=job.batch,
-        seq=job.seq,
-        recipe=RECIPES[job.recipe] if job.recipe else None,
-        checkpointing=job.checkpointing,
-        accumulation=job.accumulation,
-        compute="bf16",
-    )
-
-
-def _closed(job: ClusterJob) -> tuple[int, int]:
-    """Bytes that wait, and that one block takes in its backward pass, before tensor parallelism splits them."""
-    spec = MODELS[job.model]
-    block = Block.of(spec.config)
-    elements = sum(w.padded(1) for w in weights_of(job.model, job.recipe, 1).block)
-    waiting = spec.layers * kept(block, job.checkpointing, job.recipe, job.compiled) * job.tokens
-    waiting += spec.layers * kept_weights(elements, job.checkpointing, job.recipe)
-    work = (
-        at_work(block, job.checkpointing, job.recipe) * job.tokens + BF16 * elements
-    )  # and its weights' gradients
-    if job.recipe:
-        work += 2 * max(
-            w.padded(1) for w in weights_of(job.model, job.recipe, 1).block
-        )  # codes along both axes
-    return waiting, work
-
-
-def _by_running(job: ClusterJob) -> tuple[int, int]:
-    """The same in eager mode, of one block and of two that ran on fake tensors."""
-    setup = setup_of(job)
-    one, two = (meta_estimate.memory(replace(setup, layers=layers), "cpu") for layers in (1, 2))
-    more = MODELS[job.model].layers - 1
-    waiting = sum(one[part] + more * (two[part] - one[part]) for part in ("activations", "fp8_weights"))
-    return waiting, max(one["workspace"], two["workspace"])
+    same = ["model", "batch", "seq", "checkpointing", "accumulation"]
+    recipe = RECIPES[job.recipe] if job.recipe else None
+    return Setup(**{name: getattr(job, name) for name in same}, recipe=recipe, compute="bf16")
 
 
 def _unsplit(rest: Sequence[Weight], job: ClusterJob) -> tuple[Weight, ...]:
     """What is outside of blocks, with an embedding that tensor parallelism does not split."""
-    if not job.unsplit_vocabulary:
-        return tuple(rest)
     vocabulary = MODELS[job.model].vocab_size
     first = next((i for i, w in enumerate(rest) if w.shape[0] * job.tp == vocabulary), None)
-    return tuple(
-        replace(w, shape=(vocabulary, *w.shape[1:])) if i == first else w for i, w in enumerate(rest)
-    )
+    if first is None or not job.unsplit_vocabulary:
+        return tuple(rest)
+    whole = replace(rest[first], shape=(vocabulary, *rest[first].shape[1:]))
+    return (*rest[:first], whole, *rest[first + 1 :])
 
 
 def _local(weights: Sequence[Weight], job: ClusterJob) -> int:

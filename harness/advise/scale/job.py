@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from harness.advise.model import split
 from harness.advise.plan import BYTES, CHECKPOINTING, UPDATE_BYTES, Plan
-from harness.advise.tensor_parallel import split
 from harness.machine.communication import Group
 from harness.store.errors import UsageError, unknown
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from harness.advise.model import Model
 
 MOST_GPUS = 2**16
+# Up to so many parameters: GPUs that split a layer, stages. As torchtitan publishes Llama 3 (benchmarks/llama3_h100_202412):
+# 8B by FSDP, 70B by FSDP and TP8, 405B by FSDP, TP8 and PP8.
+_SIZES = ((30e9, 1, 1), (150e9, 8, 1), (float("inf"), 8, 8))
+_MICROBATCHES = 4  # for each stage: from there on the bubble is small (GPipe, arXiv:1811.06965, section 2.3)
+SCHEDULES = {"1f1b": 1, "interleaved": 2}  # parts of the model on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +84,10 @@ class ClusterJob:
             raise UsageError(f"world={self.world}: expected at most {MOST_GPUS}")
         unit = self.tp * self.pp * self.replicas
         if self.world % unit:
-            stages = (
-                f" x pp = {self.tp} x {self.replicas} x {self.pp}"
-                if self.pp > 1
-                else f" = {self.tp} x {self.replicas}"
-            )
+            names = {"tp": self.tp, "replicas": self.replicas, **({"pp": self.pp} if self.pp > 1 else {})}
             raise UsageError(
-                f"world={self.world} is no multiple of tp x replicas{stages}; the nearest is "
-                f"{max(1, round(self.world / unit)) * unit}"
+                f"world={self.world} is no multiple of {' x '.join(names)} = {' x '.join(map(str, names.values()))}; "
+                f"the nearest is {max(1, round(self.world / unit)) * unit}"
             )
         if self.pp == 1 and self.virtual > 1:
             raise UsageError("the interleaved schedule is one of a pipeline; name its stages by pp=")
@@ -128,19 +129,22 @@ class ClusterJob:
         Raises:
             UsageError: layers that `tp` does not divide, or whose split is not known.
         """
+        same = [
+            "compiled",
+            "accumulation",
+            "dp",
+            "replicas",
+            "tp",
+            "pp",
+            "virtual",
+            "node",
+            "gather_fp8",
+            "reduce_each",
+        ]
         plan = Plan(
-            compiled=self.compiled,
+            **{name: getattr(self, name) for name in same},
             again=CHECKPOINTING[self.checkpointing],
-            accumulation=self.accumulation,
-            dp=self.dp,
-            replicas=self.replicas,
-            tp=self.tp,
-            pp=self.pp,
-            virtual=self.virtual,
-            node=self.node,
-            gather_fp8=self.gather_fp8,
             tp_gather_fp8=self.gather_fp8 and self.tp > 1,
-            reduce_each=self.reduce_each,
             update_bytes=UPDATE_BYTES[self.weights],
             gradient_bytes=float(BYTES[self.reduce]),
         )
@@ -148,3 +152,59 @@ class ClusterJob:
             return model, plan
         part, exchanges = split(model, self.tp)
         return part, replace(plan, exchanges=exchanges)
+
+
+def layout(
+    model: Model,
+    gpus: int | None,
+    dp: int | None,
+    tp: int | None,
+    pp: int | None,
+    accumulation: int | None,
+    schedule: str,
+    node: int,
+) -> tuple[dict[str, Any], str]:
+    """How `gpus` GPUs are split, as fields of `ClusterJob`; and in one line what was not named and is taken, "" for nothing.
+
+    None is what the question leaves open. Without `gpus` what is not named is 1. With it, layers and stages are split as
+    torchtitan splits models of that size, as far as the GPUs reach and the layers divide, and the rest is data parallel.
+
+    Raises:
+        UsageError: a split that does not multiply to `gpus`; a schedule without a pipeline.
+    """
+    asked = {"tp": tp, "pp": pp, "dp": dp, "accumulation": accumulation}
+    if gpus is None:
+        tp, pp, dp = tp or 1, pp or 1, dp or 1
+    else:
+        _, most_tp, most_pp = next(size for size in _SIZES if model.parameters <= size[0])
+        room = gpus // (dp or 1)
+        if tp is None:
+            most_tp = min(most_tp, node, max(1, room // (pp or 1)))
+            tp = next(n for n in (8, 4, 2, 1) if n <= most_tp and room % n == 0 and _divides(model, n))
+        if pp is None:
+            most_pp = min(most_pp, max(1, room // tp), model.blocks or 1)
+            stages = (n for n in (8, 4, 2, 1) if n <= most_pp and room % (tp * n) == 0)
+            pp = room // tp if dp else next(stages, 1)
+        if (dp or gpus // (tp * pp)) * tp * pp != gpus:
+            named = f"dp={dp}, tp={tp}, pp={pp}" if dp else f"tp={tp}, pp={pp}"
+            raise UsageError(
+                f"gpus={gpus} is not what {named} multiply to; leave one of them out, or take gpus={(dp or 1) * tp * pp}"
+            )
+        dp = gpus // (tp * pp)
+    if pp == 1 and schedule != "1f1b":
+        raise UsageError(f"schedule={schedule} is one of a pipeline; name its stages by pp=")
+    if accumulation is None:
+        accumulation = _MICROBATCHES * pp if pp > 1 else 1
+    taken = {"tp": tp, "pp": pp, "dp": dp, **({"accumulation": accumulation} if pp > 1 else {})}
+    left = [f"{name}={value}" for name, value in taken.items() if asked[name] is None]
+    said = f"taken, since it was not named: {', '.join(left)}" if left and (gpus or pp > 1) else ""
+    sizes = {"world": dp * tp * pp, "tp": tp, "pp": pp, "accumulation": accumulation}
+    return {**sizes, "virtual": SCHEDULES[schedule]}, said
+
+
+def _divides(model: Model, tp: int) -> bool:
+    try:
+        split(model, tp)
+    except UsageError:
+        return tp == 1
+    return True

@@ -25,7 +25,7 @@ from harness.training import meta_estimate
 from harness.training.models import MODELS, ModelSpec
 from harness.training.models.llama_moe import MoeConfig
 
-__all__ = ["MEMORY", "Prediction", "check", "gain", "memory", "predict", "step_parts", "tokens_per_s"]
+__all__ = ["MEMORY", "memory"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,11 +60,6 @@ class Prediction:
     flops: Mapping[str, float]
     speedup: Ratio | None = None
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens/s of one GPU."""
-        return tokens_per_s(self.job, self.parts)
-
 
 def predict(job: ClusterJob, rates: Rates) -> Prediction:
     """All of it.
@@ -74,23 +69,21 @@ def predict(job: ClusterJob, rates: Rates) -> Prediction:
     """
     check(job)
     weights = weights_of(job.model, job.recipe, job.tp)
-    _, plan = part_of(job)
+    model, plan = _part_of(job)
     collectives = (*sharding(weights, job), *exchanging(plan.exchanges, weights.blocks, job))
-    parts = step_parts(job, rates)
+    parts, ratio = step_parts(job, rates), None
+    if job.recipe:
+        recipe = candidates(job.compiled)[job.recipe]
+        ratio = speedup(model, rates, plan, recipe, able(model, recipe))
     # Of the whole group's tokens, each rank works on its part
     setup = setup_of(job)
-    flops = {dtype: amount / job.tp for dtype, amount in meta_estimate.flops(setup).items()}
-    again = {
-        d: amount / job.tp for d, amount in meta_estimate.recomputed_flops(setup).get("palm", {}).items()
-    }
-    use = utilization(
-        flops,
-        parts.total,
-        named(job.gpu),
-        tokens=job.tokens * job.accumulation / job.tp,
-        recomputed=again,
+    flops, again = (
+        {dtype: amount / job.tp for dtype, amount in whole.items()}
+        for whole in (meta_estimate.flops(setup), meta_estimate.recomputed_flops(setup).get("palm", {}))
     )
-    return Prediction(job, collectives, memory(job), parts, use, flops, gain(job, rates))
+    tokens = job.tokens * job.accumulation / job.tp
+    use = utilization(flops, parts.total, named(job.gpu), tokens=tokens, recomputed=again)
+    return Prediction(job, collectives, memory(job), parts, use, flops, ratio)
 
 
 def check(job: ClusterJob) -> ModelSpec:
@@ -118,7 +111,7 @@ def check(job: ClusterJob) -> ModelSpec:
         if heads % job.tp:
             raise UsageError(f"tp={job.tp} does not divide the {heads} {name} of {job.model}")
     if job.tp > 1:
-        part_of(job)
+        _part_of(job)
     return spec
 
 
@@ -130,27 +123,13 @@ def step_parts(job: ClusterJob, rates: Rates, recipe: RecipeCost | None = None) 
         rates: of its GPU.
         recipe: costs of `job.recipe` as somebody else's library runs it; None: as fp8core does.
     """
-    model, plan = part_of(job)
+    model, plan = _part_of(job)
     if not job.recipe:
         return step_cost(model, rates, plan, None)
     recipe = recipe or candidates(job.compiled)[job.recipe]
     return step_cost(model, rates, plan, recipe, able(model, recipe))
 
 
-def gain(job: ClusterJob, rates: Rates) -> Ratio | None:
-    """Step time in bf16 over that in FP8 with its interval, all that can be converted converted; None for bf16."""
-    if not job.recipe:
-        return None
-    model, plan = part_of(job)
-    recipe = candidates(job.compiled)[job.recipe]
-    return speedup(model, rates, plan, recipe, able(model, recipe))
-
-
-def part_of(job: ClusterJob) -> tuple[Model, Plan]:
+def _part_of(job: ClusterJob) -> tuple[Model, Plan]:
     """One GPU's part of the job's model, and how it is trained."""
-    return job.on_a_gpu(traced(job.model, job.batch, job.seq, None, None))
-
-
-def tokens_per_s(job: ClusterJob, parts: Parts) -> float:
-    """Tokens/s of one GPU."""
-    return job.tokens * job.accumulation / job.tp / parts.total
+    return job.on_a_gpu(traced(job.model, job.batch, job.seq))

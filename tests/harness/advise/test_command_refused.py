@@ -10,7 +10,8 @@ import torch
 from advice_asked import refused, said
 from report_cases import cpu_run
 
-from harness.advise.command import Question, parse, sizes
+from harness.advise.asked_model import sizes
+from harness.advise.command import Question, parse
 from harness.store.errors import UsageError
 
 
@@ -91,7 +92,8 @@ def test_help_names_every_key(word: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_sizes_of_a_pass() -> None:
     def of(*words: str, most: int = 8192) -> tuple[int, int]:
-        return sizes(parse(["model=x", *words]), most)
+        asked = parse(["model=x", *words])
+        return sizes("x", most, asked.tokens, asked.batch, asked.seq)
 
     assert of() == (4, 4096)
     assert of(most=256) == (64, 256)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -47,15 +46,6 @@ def test_the_filter_of_nanogpt_excludes_what_the_formula_excludes(tokens: int, c
         assert not chosen & excluded, recipe.name
 
 
-def test_at_16k_tokens_with_fused_casts_it_is_the_768_wide_projection_that_stays() -> None:
-    """Section 2's table: 768 to 768 is 0.89x at 6 bytes, 768 to 2304 1.05x, 768 to 3072 1.08x."""
-    nanogpt = trace(NANOGPT, 16, 1024)
-    chosen = decide.choose(nanogpt, RATES, Plan(compiled=False), SIX)
-    left = {layer.fqn.rsplit(".", 1)[-1] for layer in nanogpt.layers if layer.fqn not in chosen}
-    assert left == {"proj"}
-    assert decide.module_filter(nanogpt, chosen) == {"words": ("proj",), "names": ()}
-
-
 def filters(
     sizes: list[tuple[int, int]], inputs: list[int], tokens: int, b: float, launches: int, dp: int
 ) -> tuple[float, float]:
@@ -95,17 +85,6 @@ def test_the_filter_never_makes_a_model_slower_and_finds_nearly_all_there_is(
     assert dp > 1 or gained >= most / 1.03
 
 
-def test_where_the_cpu_is_late_a_small_layer_costs_more_launches_than_it_brings() -> None:
-    """By hand: 188 launches and six a converted layer at 4 us; the wide layer alone gains 1.256, both 1.219."""
-    one = model(("small", 768, 768), ("wide", 768, 4096))
-    one = replace(one, forward=Traffic(0.0, 0.0, 94, 94))
-    recipe = RecipeCost("b", "kernels", {t: CastCost(2.0) for t in ("input", "weight", "grad_output")})
-    assert decide.choose(one, RATES, Plan(), recipe) == {"wide"}
-    assert step_ratio(one, RATES, Plan(), recipe, {"wide"}) > step_ratio(
-        one, RATES, Plan(), recipe, {"small", "wide"}
-    )
-
-
 def test_an_odd_layer_is_left_out_whatever_it_would_gain() -> None:
     one = model(("even", 8192, 8192), ("odd", 8192, 8200))
     odd = replace(one.layers[1], barred={"six": "N=8200 is not a multiple of 16; pad it"})
@@ -135,22 +114,6 @@ def test_verdicts() -> None:
     old = decide.advise(model(wide), rates_of(named("a100")), PLAN, SIX)
     assert (old.verdict, old.layers) == (decide.OFF, ())
     assert "no FP8" in old.unavailable
-
-
-def test_a_step_whose_interval_contains_1_is_never_on() -> None:
-    """A layer of 1.06x in half of the step: with rates that err by 20 % it may as well be 0.9, by 1 % it is not."""
-    narrow = ("narrow", 1280, 1280)
-    for spread, verdict in ((0.01, decide.ON), (0.2, decide.UNDECIDED)):
-        figures = {n: replace(f, spread=spread) for n, f in RATES.figures.items()}
-        found = decide.advise(model(narrow), replace(RATES, figures=figures), PLAN, SIX)
-        assert found.step.value > decide.STEP_GAIN
-        assert found.verdict == verdict
-        assert (found.step.low > 1) == (verdict == decide.ON)
-    sure = decide.advise(model(("wide", 8192, 8192)), RATES, PLAN, SIX)
-    assert decide.best([found, sure], careful=False) is sure
-    assert decide.best([found], careful=False) is found
-    off = decide.advise(model(("tiny", 128, 128)), RATES, PLAN, SIX)
-    assert decide.best([off, found], careful=False) is found, "what may gain stands before what cannot"
 
 
 @given(value=st.floats(0.5, 2.0), down=st.floats(1.0, 2.0), up=st.floats(1.0, 2.0))
@@ -189,34 +152,6 @@ def test_the_recipe_to_take() -> None:
         decide.best([options[0], option("best", 1.0, "no kernel")], careful=False).recipe.name == "tensorwise"
     )
     assert decide.best([option("only", 1.0, "no kernel")], careful=False).recipe.name == "only"
-
-
-def test_tokens_from_which_it_pays() -> None:
-    """Oracle: the formula of one layer alone, solved for a ratio of 1.03."""
-    wide = model(("x", 2048, 2048))
-    tokens = decide.pays_from(wide, RATES, PLAN, SIX)
-    assert tokens is not None
-    assert step_ratio(wide.with_tokens(tokens), RATES, PLAN, SIX, {"x"}) >= decide.STEP_GAIN
-    assert not decide.choose(wide.with_tokens(tokens * 8 // 10 // 16 * 16), RATES, PLAN, SIX)
-    assert decide.pays_from(model(("x", 256, 256)), RATES, PLAN, SIX) is None
-    assert decide.pays_from(model(("x", 65536, 65536)), RATES, PLAN, replace(SIX, casts={})) == 16
-
-
-def test_gpus_from_which_the_gather_matters() -> None:
-    """Few tokens on much weight cannot hide it on two GPUs; many tokens hide it on thousands."""
-    many = replace(model(("x", 8192, 8192), tokens=65536), blocks=1)
-    few = many.with_tokens(64)
-    assert decide.gather_matters_from(few, RATES, PLAN) == 2
-    found = decide.gather_matters_from(many, RATES, PLAN)
-    assert found is None or found > 64
-
-
-def test_break_even_width() -> None:
-    """The formula solved for N = K, at M = 16384: 663 at 4 bytes, 1005 at 6, 1354 at 8, 3409 at 19, 16672 at 68."""
-    for b, width in ((4, 663), (6, 1005), (8, 1354), (19, 3409), (68, 16672)):
-        assert decide.break_even_width(RATES, 16384, b) == pytest.approx(width, abs=1)
-    assert decide.break_even_width(RATES, 256, 68) == math.inf
-    assert decide.break_even_width(rates_of(named("a100")), 16384, 6) == math.inf
 
 
 def test_the_filter_says_what_is_left_as_shortly_as_it_can() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.advise.gemm import FLOOR_S, closed_form, product_seconds
+from harness.advise.layer import FLOOR_S, closed_form, product_seconds
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
-from harness.machine.ceilings import BF16, ROWWISE, TENSORWISE, Product
+from harness.machine.ceilings import BF16, TENSORWISE, Product
 from harness.machine.hardware import named
 
 # machine: bandwidth (bytes/s), then (kind, M, K, N, TFLOP/s) of the product that the rate is taken from and of others
@@ -75,33 +75,6 @@ def test_small_and_thin_products_are_bound_by_memory_and_launch() -> None:
     thin = closed_form(rates, BF16, 1, 8192, 8192 * 4)
     assert thin == pytest.approx(2 * 8192 * 8192 * 4 / rates["bandwidth"], rel=0.01)
     assert closed_form(rates, TENSORWISE, 1, 8192, 8192 * 4) == pytest.approx(thin / 2, rel=0.01)
-
-
-def test_a_measured_product_stands_for_itself_and_bends_its_neighbours() -> None:
-    plain = rates_of(named("h200"))
-    at = (8192, 4096, 4096)
-    slow = 1.5 * closed_form(plain, BF16, *at)
-    measured = replace(plain, products=(Product(BF16, "output", *at, slow),))
-    assert product_seconds(measured, BF16, "output", *at) == pytest.approx(slow)
-    near = product_seconds(measured, BF16, "output", 8192, 4096, 5120) / closed_form(
-        plain, BF16, 8192, 4096, 5120
-    )
-    other = product_seconds(measured, BF16, "grad_input", *at) / closed_form(plain, BF16, *at)
-    far = product_seconds(measured, BF16, "output", 512, 128, 512) / closed_form(plain, BF16, 512, 128, 512)
-    assert 1.3 < near < 1.5
-    assert 1.3 < other < 1.5
-    assert far == pytest.approx(1.0, abs=1e-3)
-    assert product_seconds(measured, TENSORWISE, "output", *at) == closed_form(plain, TENSORWISE, *at)
-
-
-def test_rowwise_products_take_tensorwise_ones_where_they_were_not_measured() -> None:
-    plain = rates_of(named("h200"))
-    at = (8192, 4096, 4096)
-    slow = 1.5 * closed_form(plain, TENSORWISE, *at)
-    measured = replace(plain, products=(Product(TENSORWISE, "output", *at, slow),))
-    assert product_seconds(measured, ROWWISE, "output", *at) == pytest.approx(slow)
-    both = replace(measured, products=(*measured.products, Product(ROWWISE, "output", *at, 1.1 * slow)))
-    assert product_seconds(both, ROWWISE, "output", *at) == pytest.approx(1.1 * slow)
 
 
 def test_several_measured_neighbours_bend_a_product_by_their_mean_and_not_by_their_sum() -> None:

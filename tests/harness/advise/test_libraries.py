@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.advise.casts import TENSORS
+from harness.advise.casts import ENGINE, TENSORS, TORCHAO
 from harness.advise.libraries import EAGER_CAST_AO, EAGER_KERNELS_AO, candidates, unavailable
-from harness.advise.library_names import ENGINE, TORCHAO
 from harness.peers.torchao import linear, missing
 from harness.store.errors import UsageError
 

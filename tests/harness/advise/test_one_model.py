@@ -113,7 +113,7 @@ def test_a_pipeline_is_taken_for_405b_and_its_bubble_counted(capsys: pytest.Capt
 
 def test_stages_together_are_the_model() -> None:
     """One microbatch on one stage: p stages have all blocks; the slowest has the head, and blocks fewer for it."""
-    from harness.advise.pipeline import slowest_stage
+    from harness.advise.model import slowest_stage
     from harness.advise.training import traced
 
     whole = traced("llama3_70b", 1, 4096, None, None)

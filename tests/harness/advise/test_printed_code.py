@@ -5,23 +5,23 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import code_on_ranks
 import pytest
 import torch
-from code_on_ranks import Tiny
-from torch import Tensor
+from advise_fixtures import model, round_h200
+from code_on_ranks import FSDP, Tiny
+from torch import Tensor, nn
 
-from fp8core import Float8Linear, verify
-from fp8core.distributed.gather_reasons import gathered_as
+from fp8core import Proof, audit, verify
+from harness.advise import decide
+from harness.advise.casts import ENGINE, FP8CORE, TORCHAO
+from harness.advise.command import answer, parse
 from harness.advise.libraries import candidates
-from harness.advise.library_names import ENGINE, TORCHAO
-from harness.advise.printed_code import Setup, as_code, is_executed
 from harness.advise.recipes import candidates as our_candidates
-
-if TYPE_CHECKING:
-    from fp8core import Proof
+from harness.advise.views import as_code, lines
+from harness.machine import ranks
 
 # No kernel here multiplies mxfp8, and no GPU is advised to take it: docs/advise.md
 RECIPES = [name for name in our_candidates(True) if name != "mxfp8"]
@@ -86,17 +86,9 @@ def test_without_its_sync_of_scales_or_its_filter_it_does_not(eager_backend: lis
     assert not eager_backend
 
 
-def test_compiled_where_the_advice_is(eager_backend: list[Any]) -> None:
-    proof, converted = run(as_code("tensorwise", HEAD, Setup(compiled=True)))
-    assert proof.ok, proof.line
-    assert proof.compiled
-    assert converted == CHOSEN
-    assert eager_backend
-
-
 def test_a_schedule_holds_layers_back_at_the_end() -> None:
     """Ends in bf16: of 100 steps the last ten, in which FP8 must not run."""
-    code = as_code("rowwise", HEAD, Setup(schedule="cooldown_bf16:0.1"))
+    code = as_code("rowwise", HEAD, schedule="cooldown_bf16:0.1")
     proof, converted = run(code, recipe="rowwise")
     assert proof.ok, proof.line
     assert converted == CHOSEN
@@ -105,23 +97,11 @@ def test_a_schedule_holds_layers_back_at_the_end() -> None:
     assert not late.ok
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_fp8_all_gather_is_switched_on_where_it_is_advised(wanted: bool) -> None:
-    """Oracle: what fp8core says that FSDP2 will gather, of each converted layer, before anything is sharded."""
-    code = as_code("tensorwise", HEAD, Setup(sharded=True, fp8_all_gather=wanted))
-    model = Tiny().to(torch.bfloat16)
-    exec(code, {"model": model})
-    gathered = {name: gathered_as(m) for name, m in model.named_modules() if isinstance(m, Float8Linear)}
-    assert set(gathered) == CHOSEN
-    assert {found == "fp8" for found in gathered.values()} == {wanted}
-    assert sum(line.startswith("# FSDP") for line in code.splitlines()) == 1
-
-
 @pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise_with_gw_hp", marks=pytest.mark.slow)])
 def test_torchaos_code_runs_in_torchao(recipe: str) -> None:
     """In a process of its own: torchao's conversion changes settings of Inductor for the whole process."""
     pytest.importorskip("torchao.float8")
-    code = as_code(recipe, HEAD, Setup(TORCHAO, sharded=True))
+    code = as_code(recipe, HEAD, library=TORCHAO, sharded=True)
     program = f"""
 import sys
 sys.path.insert(0, {code_on_ranks.__file__.rpartition("/")[0]!r})
@@ -145,8 +125,71 @@ assert in_fp8 == 3 * {3 if recipe != "rowwise_with_gw_hp" else 2}, in_fp8
 @pytest.mark.parametrize("recipe", list(candidates(ENGINE, compiled=False)))
 def test_transformer_engines_code_is_python_and_marked_as_not_run(recipe: str) -> None:
     """The library is absent."""
-    code = as_code(recipe, HEAD, Setup(ENGINE))
+    code = as_code(recipe, HEAD, library=ENGINE)
     compile(code, recipe, "exec")
     assert "'head'" in code
     assert "'layers.1.up'" in code
-    assert not is_executed(ENGINE)
+
+
+RATES = round_h200()
+
+
+def converted_by(code: str, module: nn.Module) -> set[str]:
+    exec(code, {"model": module})  # what the advice prints, as a reader would run it
+    return {layer.fqn for layer in audit(module).converted}
+
+
+@pytest.mark.parametrize(
+    "name", ["b'c", 'd"e', "x*y", "[red]z[/red]", "</script>", "a b", "q,r", "back\\slash", "n\nl"]
+)
+def test_names_that_hold_anything(name: str) -> None:
+    """Code quotes them; a schedule gives commas, stars and the like a meaning, so there is none."""
+    module = nn.Module()
+    module.add_module(name, nn.Linear(64, 64))
+    module.add_module("plain", nn.Linear(64, 64))
+    left_out = decide.module_filter(model((name, 64, 64), ("plain", 64, 64)), frozenset({"plain"}))
+    assert left_out == {"words": (name,), "names": ()}
+    assert converted_by(as_code("tensorwise", left_out), module) == {"plain"}
+
+
+ASKED = "model=llama3_1b gpu=h100 dp=2 recipe=tensorwise checkpointing=full"
+ALL: dict[str, list[str]] = {"words": [], "names": []}
+
+
+@functools.cache
+def printed(*more: str) -> str:
+    """The code of the answer, as it stands on the screen."""
+    told = lines(answer(parse([*ASKED.split(), *more])))
+    return "\n".join(line.removeprefix("  ") for line in told[told.index("code:") + 1 :])
+
+
+def test_the_code_for_two_gpus_gathers_in_fp8() -> None:
+    assert "with_fp8_all_gather()" in printed()
+    for (found,) in ranks.run(code_on_ranks.trained, 2, printed(), True):
+        assert found["ok"], found["line"]
+        assert "gathered in FP8" in found["line"]
+        assert found["layers"] == 5
+
+
+def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
+    code = printed("fp8_all_gather=false")
+    assert "with_fp8_all_gather()" not in code
+    for claimed, plain in ranks.run(code_on_ranks.trained, 2, code, True, False):
+        assert not claimed["ok"]
+        assert "the all-gather is not in FP8" in claimed["line"]
+        assert plain["ok"], plain["line"]
+
+
+def test_where_layers_are_split_the_code_says_by_what() -> None:
+    """Tensor parallelism comes before FSDP (docs/distributed.md); in FP8 by the styles that gather in FP8."""
+    both = dict.fromkeys(("sharded", "fp8_all_gather", "split", "tp_fp8_all_gather"), True)
+    for library in (FP8CORE, TORCHAO):
+        code = as_code("tensorwise", ALL, library=library, **both).splitlines()
+        split = next(i for i, line in enumerate(code) if line.startswith("# TP: "))
+        assert "Float8ColwiseParallel" in code[split]
+        assert split < code.index(FSDP)
+        assert max(map(len, code)) <= 78
+    plain = as_code("rowwise", ALL, split=True)
+    assert "# TP: " in plain
+    assert "Float8ColwiseParallel" not in plain
+    assert "# TP: " not in as_code("rowwise", ALL, sharded=True)

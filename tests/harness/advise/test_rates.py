@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from harness.advise.rates import (
@@ -18,7 +16,6 @@ from harness.advise.rates import (
 )
 from harness.machine.ceilings import Ceilings, Product
 from harness.machine.hardware import DEVICES, named
-from harness.store.errors import UsageError
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.key)
@@ -70,21 +67,3 @@ def test_measured_before_all() -> None:
     assert {rates.figures[n].kind for n in ("bf16", "fp8", "bandwidth", "strided", "launch")} == {MEASURED}
     assert rates.products == products
     assert rates.figures["fp8"].spread < rates_of(named("h200")).figures["fp8"].spread
-
-
-def test_one_figure_moves_alone() -> None:
-    rates = rates_of(named("h200"))
-    moved = rates.shifted("fp8", 1.0)
-    assert moved["fp8"] == pytest.approx(rates["fp8"] * 1.08)
-    assert {n: moved[n] for n in FIGURES if n != "fp8"} == {n: rates[n] for n in FIGURES if n != "fp8"}
-    assert moved.shifted("fp8", -1.0)["fp8"] == pytest.approx(rates["fp8"])
-
-
-def test_a_gpu_without_a_known_rate_is_refused() -> None:
-    blank = replace(named("h200"), tflops={}, reached=())
-    with pytest.raises(UsageError, match="no bf16 peak is known"):
-        rates_of(blank)
-
-
-def test_the_network_of_the_user() -> None:
-    assert rates_of(named("h200"), network_gb_s=25)["network"] == 25e9

@@ -1,10 +1,8 @@
-"""Bytes at the collectives. Oracles: FSDP2 itself, in real gloo groups and in fake ones; torchao's FP8 gather; DTensor's
-tensor parallelism."""
+"""Bytes at the collectives. Oracles: FSDP2 itself, in real gloo groups and in fake ones; DTensor's tensor parallelism."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +21,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fp8core.distributed.wire import count_collectives
-from harness.advise.scale.counts import Weight, exchanging, given, sharding
+from harness.advise.model import split
+from harness.advise.scale.counts import exchanging, given, sharding
 from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.observed import Seen, in_fake_group, mesh_of, observe, observe_fake, seen_of
 from harness.advise.scale.weights import weights_of
-from harness.advise.tensor_parallel import split
 from harness.advise.trace import trace
 from harness.machine import ranks
-from harness.machine.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from harness.machine.communication import ALL_GATHER, REDUCE_SCATTER
 from harness.training.models import MODELS
 from harness.training.models.common import replace_parameters
 
@@ -84,74 +82,16 @@ def test_shapes_say_what_fsdp2_sends_over_gloo(world: int) -> None:
         job(12, replicas=3, reduce="bf16"),
         job(16, model="llama_7b", accumulation=2, checkpointing="full", weights="bf16"),
         job(64, model="llama3_8b", replicas=8),
+        *(job(world, recipe="tensorwise") for world in (2, 7, 16)),
+        job(8, recipe="rowwise"),
+        job(8, replicas=2, recipe="tensorwise"),
+        job(8, recipe="tensorwise", gather_fp8=False),
     ],
-    ids=lambda one: f"{one.model}-{one.world}-{one.replicas}",
+    ids=lambda one: f"{one.model}-{one.world}-{one.replicas}-{one.recipe}-{one.gather_fp8}",
 )
 def test_shapes_say_what_fsdp2_sends_in_a_fake_group(one: ClusterJob) -> None:
-    """Larger worlds than this machine could hold; real widths."""
+    """Larger worlds than this machine could hold; real widths; uneven shards; codes of a byte each, and recipes without."""
     assert observe_fake(one, BLOCKS) == counted(one)
-
-
-def torchao_sends(one: ClusterJob) -> Seen:
-    """The same job with torchao's layers and its own gather."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torchao's own import
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    model = MODELS[one.model].build(device="meta", layers=BLOCKS, checkpointing=one.checkpointing)
-    with in_fake_group(one.world):
-        mesh = mesh_of(one)
-        with FakeTensorMode():
-            replace_parameters(model, {p: nn.Parameter(torch.empty(p.shape)) for p in model.parameters()})
-            config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-            model = convert_to_float8_training(model, config=config)
-            tokens = torch.empty(1, 16, dtype=torch.int64)
-            return observe(model, mesh, replace(one, recipe=""), (tokens, tokens))
-
-
-@pytest.mark.parametrize("world", [2, 8, 16])
-def test_fp8_codes_are_a_byte_each(world: int) -> None:
-    """fp8core's own gather; and torchao's: the same bytes, but it agrees on scales weight by weight."""
-    one = job(world, recipe="tensorwise")
-    due, seen = counted(one), torchao_sends(one)
-    assert observe_fake(one, BLOCKS) == due
-    assert seen[ALL_GATHER] == due[ALL_GATHER]
-    assert seen[REDUCE_SCATTER] == due[REDUCE_SCATTER] == counted(replace(one, recipe=""))[REDUCE_SCATTER]
-    coded = BLOCKS * 7 + 1
-    assert due[ALL_REDUCE] == (1, 4 * coded)
-    assert seen[ALL_REDUCE] == (coded + BLOCKS * 7, 4 * (coded + BLOCKS * 7)), "forward and backward"
-
-
-@pytest.mark.parametrize("one", [job(7, recipe="tensorwise"), job(8, recipe="rowwise"), job(8, replicas=2, recipe="tensorwise"), job(8, recipe="tensorwise", gather_fp8=False)], ids=["uneven", "rowwise", "copies", "off"])  # fmt: skip
-def test_what_recipes_send(one: ClusterJob) -> None:
-    """Shards that are not alike, a recipe that sends bf16, copies of the weights, and the option left off."""
-    assert observe_fake(one, BLOCKS) == counted(one)
-
-
-def test_half_of_bf16_and_nothing_less() -> None:
-    """Weights of FP8 layers take half, all others what they took."""
-    one = job(8, model="llama3_8b", recipe="tensorwise")
-    weights = weights_of("llama3_8b", "tensorwise", 1)
-    sent = {c.part: c.payload for c in sharding(weights, one)}
-    kept = {c.part: c.payload for c in sharding(weights, replace(one, gather_fp8=False))}
-    coded = sum(
-        w.padded(1) * (weights.blocks if w in weights.block else 1)
-        for w in {*weights.block, *weights.rest}
-        if w.fp8
-    )
-    assert coded > 0
-    linear = 32 * 218_103_808 + 4096 * 128256  # every Linear of a block, and the head
-    assert kept["weights_forward"] - sent["weights_forward"] == linear
-    assert kept["gradients"] == sent["gradients"]
-    assert "scales" not in kept
-
-
-@pytest.mark.parametrize(("shape", "shards", "elements"), [((8, 3), 4, 24), ((5, 3), 4, 24), ((3,), 8, 8), ((), 4, 4), ((1024, 2), 4096, 8192)])  # fmt: skip
-def test_padding(shape: tuple[int, ...], shards: int, elements: int) -> None:
-    """By hand; and as torch.chunk deals rows out: the largest share times the shards."""
-    assert Weight(shape).padded(shards) == elements
-    rows = torch.empty(shape or (1,), device="meta").chunk(shards)
-    assert rows[0].numel() * shards >= elements
 
 
 def tensor_parallel(blocks: int, checkpointing: str) -> Seen:

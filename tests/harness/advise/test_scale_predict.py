@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.advise.rates import rates_of
 from harness.advise.scale.job import ClusterJob
+from harness.advise.scale.kept import Block, kept
 from harness.advise.scale.predict import MEMORY, memory, predict, step_parts
-from harness.advise.scale.weights import weights_of
 from harness.advise.step import CHECKPOINTING, Plan, step_cost
 from harness.advise.trace import trace
+from harness.machine.communication import Group
 from harness.machine.hardware import named
 from harness.store.errors import UsageError
 from harness.training import meta_estimate
@@ -40,8 +42,7 @@ def test_flops_and_tokens_are_a_gpus_share() -> None:
     found = predict(job(8, tp=2, accumulation=3), RATES)
     whole = step_flops(MODELS["llama_tiny"].build(device="meta"), 4, 64)
     assert sum(found.flops.values()) == pytest.approx(3 * sum(whole.values()) / 2)
-    assert found.tokens_per_s == pytest.approx(3 * 256 / 2 / found.parts.total)
-    assert found.use.tokens_per_s == pytest.approx(found.tokens_per_s)
+    assert found.use.tokens_per_s == pytest.approx(3 * 256 / 2 / found.parts.total)
     assert found.use.hfu is not None
     assert found.use.mfu_mixed is not None
     assert found.use.hfu > found.use.mfu_mixed, "blocks run twice"
@@ -68,54 +69,6 @@ def test_activations_of_all_blocks_from_those_of_two() -> None:
     assert found["workspace"] == whole["workspace"]
 
 
-def test_compiled_fp8_takes_no_more_than_bf16_under_full_checkpointing() -> None:
-    """The 7B reference recipe: +10.9e9 bytes by the model of eager code; a block's codes live while it runs, not longer."""
-    reference = ClusterJob("llama_7b", "h100", 16, 8, 4096, accumulation=2, node=4, weights="bf16")
-    bf16, kept, sent = (
-        sum(memory(one).values())
-        for one in (
-            reference,
-            replace(reference, recipe="tensorwise", gather_fp8=False),
-            replace(reference, recipe="tensorwise"),
-        )
-    )
-    assert abs(kept - bf16) < 0.2e9
-    blocks = 3 * sum(w.padded(1) for w in weights_of("llama_7b", "tensorwise", 1).block if w.fp8)
-    head = 2 * 4096 * MODELS["llama_7b"].vocab_size
-    assert bf16 - sent == pytest.approx(blocks + head, rel=0.02), (
-        "one byte less of each weight that is gathered"
-    )
-
-
-def test_gradients_that_wait_are_held_whole() -> None:
-    """Two float32 copies of the gradients for bf16 masters, but for the shard; reduced each time, two blocks' worth."""
-    parameters = sum(p.numel() for p in MODELS["llama_7b"].build(device="meta").parameters())
-    one = ClusterJob("llama_7b", "h100", 16, 1, 128, accumulation=2, weights="bf16")
-    waits, each = memory(one), memory(replace(one, reduce_each=True))
-    assert waits["reduced"] == pytest.approx(4 * parameters - 2 * parameters / 16)
-    assert each["reduced"] < waits["reduced"] / 5
-    assert memory(replace(one, accumulation=1)) == each
-
-
-def test_tensor_parallelism_splits_what_is_kept() -> None:
-    alone, split = memory(job(1)), memory(job(2, tp=2))
-    for part in ("weights", "activations", "logits"):
-        assert alone[part] / 2 <= split[part] <= 0.55 * alone[part], part  # norms' weights are not split
-
-
-def test_bf16_gathers_cost_more_and_more_gpus_hide_less() -> None:
-    reference = ClusterJob(
-        "llama_7b", "h100", 16, 8, 4096, accumulation=2, node=4, weights="bf16", recipe="tensorwise"
-    )
-    rates = rates_of(named("h100"))
-    sent = step_parts(reference, rates)
-    kept = step_parts(replace(reference, gather_fp8=False), rates)
-    bf16 = step_parts(replace(reference, recipe=""), rates)
-    assert sent.total < kept.total < bf16.total
-    few, many = (step_parts(replace(reference, world=w, batch=1), rates).communication for w in (16, 4096))
-    assert many > 2 * few, "4,096 GPUs make long rings"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -130,3 +83,60 @@ def test_bf16_gathers_cost_more_and_more_gpus_hide_less() -> None:
 def test_what_cannot_be_predicted_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         predict(job(**changes), RATES)
+
+
+# Results of its products: q 4, k 2, v 2, o 4, gate 10, up 10, down 4
+BLOCK = Block(width=4, q=4, kv=2, up=20, ffn=10, heads=2)
+INPUT, PRODUCTS, ATTENTION, NORM_ROWS = 2 * 4, 2 * (4 + 2 + 2 + 4 + 10 + 10), 2 * 4 + 4 * 2, 2 * 4
+NORMS_AND_SILU, GRADIENTS = 2 * (4 + 4 + 10), 2 * (4 + 4 + 20 + 10)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "recipe", "bytes_kept"),
+    [
+        ("none", "", INPUT + PRODUCTS + ATTENTION + NORM_ROWS + NORMS_AND_SILU),
+        ("none", "rowwise", INPUT + PRODUCTS + ATTENTION + NORM_ROWS + 4),
+        ("none", "blockwise", INPUT + PRODUCTS + ATTENTION + NORM_ROWS + 4 + 10),
+        ("selective", "", INPUT + PRODUCTS + ATTENTION + NORM_ROWS),
+        ("by_op", "", INPUT + 2 * (4 + 2 + 10) + ATTENTION),
+        ("full", "", INPUT),
+        ("full", "rowwise", INPUT),
+    ],
+)
+def test_what_a_block_keeps(checkpointing: str, recipe: str, bytes_kept: int) -> None:
+    assert kept(BLOCK, checkpointing, recipe) == bytes_kept
+
+
+def sixty_four(**changes: Any) -> ClusterJob:
+    return ClusterJob(**{"model": "llama_tiny", "gpu": "h100", "world": 64, "batch": 1, "seq": 64, **changes})
+
+
+@pytest.mark.parametrize(
+    ("world", "tp", "replicas", "node"),
+    [(64, 1, 1, 8), (64, 8, 1, 8), (64, 2, 4, 8), (64, 4, 16, 4), (16, 1, 4, 4)],
+)
+def test_every_gpu_is_in_one_group_of_each_kind(world: int, tp: int, replicas: int, node: int) -> None:
+    """Neighbours split layers, then come shards, then copies."""
+    one = sixty_four(world=world, tp=tp, replicas=replicas, node=node)
+    gpus = np.arange(world).reshape(replicas, one.shard, tp)
+    lines = {"tp": gpus[0, 0, :], "shard": gpus[0, :, 0], "replicas": gpus[:, 0, 0]}
+    assert one.groups == {name: Group(line.size, len({*(line // node)})) for name, line in lines.items()}
+    assert one.dp * tp == world
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world": 0}, "world=0: expected an integer of at least 1"),
+        ({"world": 70000}, "world=70000: expected at most 65536"),
+        ({"world": 12, "tp": 8}, "world=12 is no multiple of tp x replicas = 8 x 1; the nearest is 16"),
+        ({"world": 10, "replicas": 4}, "no multiple of tp x replicas = 1 x 4; the nearest is 8"),
+        ({"tp": 3, "world": 48}, "tp=3 does not divide the 8 GPUs of a node"),
+        ({"tp": 16}, "tp=16 does not divide the 8 GPUs of a node"),
+        ({"weights": "fp64"}, "unknown weights 'fp64'"),
+        ({"reduce": "fp8"}, "unknown reduce 'fp8'"),
+    ],
+)
+def test_jobs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message.split(";")[0].replace("(", r"\(")):
+        sixty_four(**changes)

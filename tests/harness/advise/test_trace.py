@@ -6,9 +6,8 @@ import pytest
 import torch
 from models_to_advise import Chooses, Mlp, NoLoss, Peeks
 from torch import nn
-from torch.nn import functional
 
-from harness.advise.trace import layers_alone, trace, trace_module
+from harness.advise.trace import trace, trace_module
 from harness.store.errors import UsageError
 from harness.training.models import MODELS, build, resolve
 from harness.training.models.flops import step_flops
@@ -77,18 +76,6 @@ def test_bytes_between_products_by_hand() -> None:
     assert unused is None, "a layer that is not called takes no time"
 
 
-def test_fused_is_never_more_than_eager_and_both_grow_with_tokens() -> None:
-    for name in ("nano", "llama_tiny", "llama_moe_tiny"):
-        one, two = trace(resolve(name), 1, 128), trace(resolve(name), 2, 128)
-        for a, b in ((one.forward, two.forward), (one.backward, two.backward)):
-            assert a.fused_bytes <= a.eager_bytes
-            assert a.fused_kernels <= a.eager_kernels
-            assert a.fused_bytes < b.fused_bytes <= 2 * a.fused_bytes
-        scaled = one.with_tokens(256)
-        assert scaled.attention == two.attention
-        assert [layer.tokens for layer in scaled.layers] == [layer.tokens for layer in two.layers]
-
-
 def test_a_model_of_one_block_is_traced_whole() -> None:
     """Two blocks and one: the difference must be a block, so a full trace of three agrees with what is repeated."""
     spec = resolve("nanogpt_char_cpu")
@@ -105,25 +92,6 @@ def test_a_model_of_one_block_is_traced_whole() -> None:
     assert short.backward.eager_kernels == whole.backward.eager_kernels
 
 
-def test_attention_written_out_is_counted_as_products() -> None:
-    """Who writes softmax(q k^T) v with matmul runs all of T x T, in bf16, and moves it."""
-
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q = nn.Linear(32, 32, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q = self.q(x)
-            return (functional.softmax(q @ q.transpose(1, 2), -1) @ q).float().mean()
-
-    with torch.device("meta"):
-        model = trace_module(Plain(), (torch.zeros(2, 64, 32),), "plain")
-    assert model.attention == 0
-    assert model.other == 2 * (2 * 2 * 64 * 64 * 32)
-    assert model.forward.fused_bytes > 2 * 4 * 2 * 64 * 64
-
-
 def test_what_cannot_be_traced_names_the_layer() -> None:
     with torch.device("meta"):
         module, x = Peeks(), torch.zeros(2, 64, 16)
@@ -136,22 +104,3 @@ def test_what_cannot_be_traced_names_the_layer() -> None:
         trace_module(NoLoss(), (x,), "no loss")
     with pytest.raises(UsageError, match="layer failed"):
         trace_module(NoLoss(), (x[..., :8],), "wrong width")
-
-
-def test_the_module_given_is_left_as_it_was() -> None:
-    with torch.device("meta"):
-        module, x = Mlp(64), torch.zeros(2, 16, 64)
-    before = dict(module.named_parameters())
-    trace_module(module, (x,), "mlp")
-    assert dict(module.named_parameters()) == before
-    assert all(p.grad is None and p.device.type == "meta" for p in module.parameters())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-
-
-def test_layers_alone() -> None:
-    with torch.device("meta"):
-        model = layers_alone(Mlp(4096), 8192, "mlp")
-    assert not model.whole
-    assert [layer.fqn for layer in model.layers] == ["gate", "up", "down", "unused"]
-    assert {layer.tokens for layer in model.layers} == {8192}
-    assert len({layer.input_id for layer in model.layers}) == 4, "nothing is known of what they read"

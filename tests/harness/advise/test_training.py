@@ -68,16 +68,6 @@ def test_what_stays_in_bf16_says_by_how_much_it_would_lose() -> None:
     assert "link" not in facts["rates"]
 
 
-def test_where_nothing_pays_the_set_up_is_that_of_its_control() -> None:
-    small = replace(GPT2, batch=1, seq=64, peer="torchao", compiled_linears=True)
-    found = advised(small, H200)
-    facts: Any = found.facts["advice"]
-    assert facts["decision"] == "off"
-    assert facts["runs_as"] == "its control: no layer is converted"
-    assert not facts["converted"]
-    assert found.setup == replace(small, recipe=None, peer="", compiled_linears=False)
-
-
 def test_a_recipe_that_would_be_emulated_converts_nothing_whatever_it_would_gain() -> None:
     wide = Setup("llama3_8b", 4, 4096, recipe=RECIPES["rowwise"], layers=1)
     assert advised(wide, H200).setup.recipe is not None
@@ -119,12 +109,6 @@ def test_a_gpu_without_rates_says_what_to_do(
     assert isinstance(found, str)
     assert said in found
     assert "\n" not in found
-
-
-def test_a_cpu_has_none() -> None:
-    assert "this is a cpu; leave axes.convert out" in str(machine_here("cpu", ""))
-    if not torch.cuda.is_available():
-        assert "there is none; leave axes.convert out" in str(machine_here("cuda", ""))
 
 
 def test_stored_ceilings_are_taken_and_known_by_their_content(gpu: dict[str, Any], tmp_path: Path) -> None:

@@ -30,14 +30,14 @@ NOCOMPILE_AO = RecipeCost(
     "compiler",
     {tensor: CastCost(2, 4, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
     shares_input=False,
-    source="torchao.prototype.float8nocompile: amax, then both layouts from one read",
+    # torchao.prototype.float8nocompile: amax, then both layouts from one read
 )
 EXPERIMENTAL_EAGER = RecipeCost(
     "tensorwise, operators of 2023",
     "compiler",
     {tensor: CastCost(17, 2, forward=FORWARD[tensor] * 17) for tensor in TENSORS},
     shares_input=False,
-    source="float8_experimental: three casts in bfloat16, one operator each",
+    # float8_experimental: three casts in bfloat16, one operator each
 )
 # Blocks of 32 with a scale each, no amax of the whole: each layout is one pass (torchao, prototype/mx_formats/README, 2025-08:
 # 5.5 TB/s in order, 3.9 TB/s across on a B200). rceil rounds its scales otherwise, in the same bytes.
@@ -50,5 +50,5 @@ MXFP8_AO = RecipeCost(
         "grad_output": CastCost(3.03, 3.03),
     },
     fuses_gathers=False,
-    source="torchao: prototype/mx_formats, compiled",
+    # torchao: prototype/mx_formats, compiled
 )
