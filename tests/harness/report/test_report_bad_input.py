@@ -18,7 +18,7 @@ from test_report_markup import HOSTILE
 from harness import store
 from harness.report import write_report
 from harness.report.runs import load
-from harness.report.utilization import mfu_table
+from harness.report.steps import mfu_table
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement

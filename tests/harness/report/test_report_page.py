@@ -25,7 +25,7 @@ def test_nothing_failed_or_skipped_is_hidden(gpu):
     page = Page(gpu[1].html.read_text()).text
     rows = store.read(gpu[0])
     bad = rows[rows["status"] != "ok"]
-    found = tables.troubles(machine(gpu[0])).rows
+    found = tables.troubles_table(machine(gpu[0])).rows
     told = {(*(c.text for c in row[:4]), arm) for row in found for arm in row[4].text.split(", ")}
     stored = zip(*(bad[c] for c in ("status", "suite", "metric", "reason", "arm")), strict=True)
     assert told == set(stored)
@@ -39,7 +39,7 @@ def test_nothing_failed_or_skipped_is_hidden(gpu):
 def test_every_row_and_every_case_is_there(gpu):
     """Oracle: the store. Quartiles are numpy's, over all samples."""
     rows = store.read(gpu[0])
-    table = tables.every_row(machine(gpu[0]))
+    table = tables.rows_table(machine(gpu[0]))
     assert len(table.rows) == len(rows)
     titles = [c.title for c in table.columns]
     for cells, samples in zip(table.rows, rows["samples"], strict=True):
@@ -128,10 +128,10 @@ def test_a_suite_that_nobody_knew_gets_a_table(tmp_path):
 
 def test_squares_show_every_cell(gpu, cpu):
     for folder in (gpu[0], cpu[0]):
-        for grid in tables.squares(machine(folder)):
+        for grid in tables.square_grids(machine(folder)):
             assert [len(row) for row in grid.table.rows] == [3] * 4
             assert all(cell.text for row in grid.table.rows for cell in row)
-    without_compiler = tables.squares(machine(cpu[0]))
+    without_compiler = tables.square_grids(machine(cpu[0]))
     notes = [cell.note for grid in without_compiler for row in grid.table.rows for cell in row]
     assert notes.count("no C++ compiler: torch.compile needs one") == 4 * len(without_compiler)
 
