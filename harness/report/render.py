@@ -20,10 +20,10 @@ from harness.report.compared import shared
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
 from harness.report.headline import Ledger, headline, headline_rows, overview
-from harness.report.lead import lead
 from harness.report.picture import picture
 from harness.report.runs import dates
-from harness.report.sections import sections
+from harness.report.section import sections
+from harness.report.standings import lead
 from harness.report.words import HERE
 from harness.store import text
 

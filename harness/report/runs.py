@@ -117,8 +117,11 @@ class Machine:
 
     def pick(self, **wanted: str | Container[str]) -> list[dict[str, Any]]:
         """The rows with these values, to be read only; where several are given for a field, with any of them."""
-        any_of = [(name, (v,) if isinstance(v, str) else v) for name, v in wanted.items()]
-        return [r for r in self.rows if all(r[name] in values for name, values in any_of)]
+        rows = self.rows
+        for name, value in wanted.items():
+            values = (value,) if isinstance(value, str) else value
+            rows = [r for r in rows if r[name] in values]
+        return rows
 
     @cached_property
     def every_ratio(self) -> pd.DataFrame:

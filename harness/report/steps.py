@@ -24,11 +24,10 @@ from harness.report.table import (
     Column,
     Record,
     Table,
+    arm_cell,
     axis_columns,
-    columns,
     estimate,
     known,
-    make_table,
     resolved_of,
     table_of,
     word,
@@ -70,10 +69,9 @@ def steps_tables(machine: Machine) -> list[Table]:
     titles = list(dict.fromkeys(title_of(r) for r in records if r["status"] in ("ok", "partial")))
     lead = [*run_column(records), *axis_columns(records)]
     said = say("caption_steps", fixed=fixed, titles=titles, most=MOST_CASES)
-    every = [*lead, *columns("train_speed"), *columns("case_id")]
-    speed = make_table(f"train-speed-{machine.env_id}", every, records, said)
-    every, said = [*lead, *columns("train_cost"), *columns("compiling")], "Other costs of the same steps."
-    cost = make_table(f"train-cost-{machine.env_id}", every, records, said)
+    speed = table_of(machine, "train_speed", records, said, lead=lead, key="train-speed")
+    said = "Other costs of the same steps."
+    cost = table_of(machine, "train_cost", records, said, lead=lead, key="train-cost")
     return [speed, cost] if len(cost.columns) > len(lead) + 1 else [speed]
 
 
@@ -122,11 +120,11 @@ def mfu_table(machine: Machine) -> Table:
     figures = [
         Column(c.title, partial(_figure, c), c.meaning, numeric=c.name != "formula") for c in mfu.COLUMNS
     ]
-    every = [*run_column(rows), *axis_columns(records), *columns("mfu"), *figures, *columns("case_id")]
+    lead = [*run_column(rows), *axis_columns(records), Column("arm", arm_cell), *figures]
     facts = {name: list(dict.fromkeys(own)) for name, own in (
         ("formulas", (r["used"].formula for r in records)), ("flags", (f for r in records for f in r["used"].flags)))}  # fmt: skip
     said = say("caption_mfu", machine=machine, mfu=mfu, **facts) if records else ""
-    return make_table(f"mfu-{machine.env_id}", every, records, said)
+    return table_of(machine, "mfu", records, said, lead=lead)
 
 
 def _figure(column: mfu.Column, record: Record) -> Cell:

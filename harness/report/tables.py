@@ -234,14 +234,13 @@ def suite_table(machine: Machine, suite: str) -> Table:
     if len({r["regime"] for r in records} - {""}) > 1:
         records = [{**r, "regime_cell": r["regime"]} for r in records]
     constant = machine.constant_axes(suite)
-    lead = [*run_column(records), *axis_columns(records, constant), *columns("suite")]
+    lead = [*run_column(records), *axis_columns(records, constant)]
     every = [c.title for c in axis_columns(records, ())]
     said = text.axes_said(
         text.axes_of(records[0]["axes"]) if records else {}, [n for n in every if n in constant]
     )
     caption = f"All rows: {said}." if said else ""
-    every_column = [*lead, *columns("suite_numerics"), *columns("case_id")]
-    return make_table(f"{suite}-{machine.env_id}", every_column, records, caption)
+    return table_of(machine, "suite", records, caption, lead=lead, key=suite)
 
 
 # The rest
@@ -253,8 +252,8 @@ def compile_times(machine: Machine) -> Section:
         about | {"arm": arm, "run_id": run, "case": machine.label(about)}
         for (run, _, arm), about in compilations(machine).items()
     ]
-    made = table_of(machine, "compiling", records, lead=columns("compile"), key="compile")
-    return section(machine, "compile", tables=[made], folded=not machine.is_gpu)
+    made = [table_of(machine, "compile", records)]
+    return section(machine, "compile", tables=made, folded=not machine.is_gpu)
 
 
 def troubles(machine: Machine) -> Section:

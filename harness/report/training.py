@@ -33,12 +33,10 @@ from harness.report.words import say
 from harness.store import stats, text
 from harness.store.arm import (
     COOLDOWN,
-    EPS,
     GOLDEN,
     GRAD_FORMAT,
     ONLY_GEMM,
     ONLY_OPERAND,
-    OTHER,
     WARMUP,
     Arm,
     arm_of,
@@ -253,21 +251,9 @@ def what(arm: Arm, schedule: str = "") -> str:
     """
     parts = {"only operand": ONLY_OPERAND, "only GEMM": ONLY_GEMM, "all, gradients in": GRAD_FORMAT}
     found = [f"{words} {own[arm.variant]}, emulated" for words, own in parts.items() if arm.variant in own]
-    if arm.recipe == CONTROL:
-        found = [
-            {EPS: "nothing; weights perturbed by 1e-4", OTHER: "nothing; other seeds"}.get(
-                arm.variant, "nothing"
-            )
-        ]
-    whole = {
-        "": f"all, by the schedule {schedule}" if schedule else "all",
-        EPS: "all; weights perturbed by 1e-4",
-        GOLDEN: "all, emulated",
-        WARMUP: "all, after a warm-up without FP8",
-        COOLDOWN: "all, before a cool-down without FP8",
-        NEGATIVE: "all, broken on purpose",
-    }
-    return found[0] if found else whole.get(arm.variant, arm.variant)
+    return (
+        found[0] if found else say("in_fp8", arm=arm, control=CONTROL, negative=NEGATIVE, schedule=schedule)
+    )
 
 
 def _gap_to_control(verdict: ArmVerdict, gate: str) -> GateResult | None:

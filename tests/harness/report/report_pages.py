@@ -8,8 +8,8 @@ from pathlib import Path
 from report_fixtures import write_run
 
 from harness.report import verdicts
-from harness.report.lead import lead
 from harness.report.runs import load
+from harness.report.standings import lead
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
 

@@ -13,7 +13,7 @@ from report_pages import by_arm, run_of
 
 from harness.report import charts, records, tables
 from harness.report.drawing import EDGES, PLACES, standalone, subject
-from harness.report.sections import sections
+from harness.report.section import sections
 from harness.report.verdicts import fp8_pairs
 from harness.store.arm import parse
 from harness.store.case import Case
