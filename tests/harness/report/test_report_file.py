@@ -77,15 +77,6 @@ def test_same_bytes_from_the_same_data_and_no_torch(tmp_path):
     assert target.with_suffix(".md").read_bytes() == expected[1]
 
 
-def test_markdown_tables_are_rectangular(gpu, cpu):
-    for _, written in (gpu, cpu):
-        blocks = re.findall(r"(?:^\|.*\n)+", written.markdown.read_text(), re.MULTILINE)
-        assert len(blocks) > 4
-        for block in blocks:
-            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
-            assert len(widths) == 1, block
-
-
 def test_numbers_in_charts_use_page_colours(gpu):
     """No colour of a figure is fixed, so that it shows in both schemes; each variable is defined in all three."""
     source = gpu[1].html.read_text()
