@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
     from harness.report.runs import Machine
+    from harness.report.table import Row
 
 INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
@@ -117,7 +118,7 @@ class Sheet:
 
     def legend(self) -> None:
         """Above the figure, in rows of at most five: every label of any panel once; nothing where none is labelled."""
-        found: dict[str, Any] = {}
+        found: Row = {}
         for panel in self.panels:
             for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
                 found.setdefault(label, handle)
@@ -176,7 +177,7 @@ def evenly(count: int, most: int) -> list[int]:
 # Looks
 
 
-def mark(i: int, **more: Any) -> dict[str, Any]:
+def mark(i: int, **more: Any) -> Row:
     """How the marks of the i-th series look: no two of the first sixteen alike, the second eight hollow."""
     fill = "none" if i // 8 % 2 else "full"
     return {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linestyle": "none", "fillstyle": fill} | more
@@ -191,7 +192,7 @@ def subject(arm: Arm) -> str:
     return "" if arm.recipe in WITHOUT_FP8 else arm.recipe or arm.peer or arm.variant or arm.casts or arm.mode
 
 
-def look(machine: Machine, arm: Arm, **more: Any) -> dict[str, Any]:
+def look(machine: Machine, arm: Arm, **more: Any) -> Row:
     """Keywords of `Axes.plot` for the marks of an arm: by recipe the colour and the marker, by whose it is the fill."""
     name = subject(arm)
     if not name:

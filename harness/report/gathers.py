@@ -12,6 +12,7 @@ from harness.store import text
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
+    from harness.report.table import Row
 
 
 def gathers(machine: Machine) -> Section:
@@ -39,8 +40,8 @@ def gathers_table(machine: Machine) -> Table:
     return table_of(machine, "gathers", records, caption, sortable=False)
 
 
-def _figures(own: list[Record], base: float, machine: Machine) -> dict[str, Any]:
-    by_metric: dict[str, Any] = {r["metric"]: r for r in own if not r["part"]}
+def _figures(own: list[Record], base: float, machine: Machine) -> Row:
+    by_metric: Row = {r["metric"]: r for r in own if not r["part"]}
     size, apart = _sum(own, "wire_bytes", "all_gather"), by_metric.get("loss_deviation")
     figures = {
         "gathered": size,

@@ -20,7 +20,7 @@ from harness.machine import mfu
 from harness.report.compared import names
 from harness.report.records import SQNR, arm_records, fp8_rows, newest, numerics_by_arm
 from harness.report.standings import recipe, standings
-from harness.report.table import STYLES, Cell, Column, Table, filled, known, make_table, number, resolved_of
+from harness.report.table import STYLES, Cell, Column, Table, columns, filled, known, make_table, resolved_of
 from harness.report.verdicts import counted, what_of
 from harness.store import text
 from harness.store.arm import arm_of
@@ -40,21 +40,7 @@ _PLACES = ("results_dir", "reports_dir", "resume", "resume_anyway", "dry_run", "
 HeadlineRow = tuple[Cell, ...]
 Shown = tuple[Cell, "Sequence[Record]"]  # a number, and the rows that it rests on
 NOTHING: Shown = Cell(""), ()
-COLUMNS = (
-    Column("FP8 arm"),
-    number(
-        "speedup over bf16",
-        hint="geometric mean over the cases; below it the interval of one case, or the range over several",
-    ),
-    number(
-        "mixed MFU",
-        hint="sum of F_d / P_d over the step's time, each dtype against its own published peak; of several the median and range",
-    ),
-    number("worst SQNR (dB)", hint="least of all results of this recipe against a high-precision reference"),
-    number("FP8 GEMMs", hint="seen by a profiler / expected"),
-    Column("loss", hint="verdict of the gates on training runs of this recipe"),
-    Column("measured"),
-)
+COLUMNS = columns("headline")
 
 
 def headline_rows(machine: Machine, conditions: str, ledger: Ledger) -> list[HeadlineRow]:

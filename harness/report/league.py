@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.report.records import SQNR, arm_records
 from harness.report.section import Section, section
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from harness.report.runs import Machine
-    from harness.report.table import Record
+    from harness.report.table import Record, Row
 
     Times = Mapping[tuple[str, str], Record]  # of an arm, by run and case
 
@@ -40,14 +40,14 @@ def league_table(machine: Machine) -> Table:
     return table_of(machine, "league", places(machine), say("caption_league", absent="; ".join(absent)))
 
 
-def places(machine: Machine) -> list[dict[str, Any]]:
+def places(machine: Machine) -> list[Row]:
     """The arms of peers that have a time, each league with our arm among them on the same cases, the fastest first.
 
     `cases`: that the arm, ours and bf16 all have a time of; the figures are of these alone. `against_ours`: our time over
     its time, geometric mean, above 1 it is faster; `over_bf16` likewise of the bf16 baseline, of casts of our eager one;
     `sqnr_db`: the worst of any case and result; `mismatches`: codes of casts that differ from the reference, where counted.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Row] = []
     for suite, level in LEVELS.items():
         by_arm: dict[str, dict[tuple[str, str], Record]] = {}
         for r in arm_records(machine, suite) if suite in machine.suites else ():
@@ -66,15 +66,13 @@ def places(machine: Machine) -> list[dict[str, Any]]:
     return found
 
 
-def _place(
-    arm: str, ours: str, shared: Iterable[tuple[str, str]], by_arm: Mapping[str, Times]
-) -> dict[str, Any]:
+def _place(arm: str, ours: str, shared: Iterable[tuple[str, str]], by_arm: Mapping[str, Times]) -> Row:
     records = [by_arm[arm][key] for key in shared]
     resolved = resolved_of(_any(by_arm[arm]))
     whose = f"{resolved.get('peer', '')} {resolved.get('peer_version', '')}".strip() or "fp8core"
     package = ", ".join(" ".join(each) for each in resolved.get("extensions", {}).items())
     sqnr = [r[m] for r in records for m in SQNR if known(r.get(m)) and math.isfinite(r[m])]
-    place: dict[str, Any] = {
+    place: Row = {
         "arm": arm,
         "whose": Cell(
             f"{whose} (package {package}, not ours)" if package else whose, str(resolved.get("peer", ""))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from harness.report.standings import Standing
 
     Words = tuple[str, str, list[str]]  # name of a row, its verdict, what stands against it
+    from harness.report.table import Row
 
 MOST_ARMS, MOST_UNJUDGED, MOST_CASES = 10, 4, 12
 BYTES = {"saved_bytes_per_elem": "kept for backward", "cast_bytes_per_elem": "moved by fused casts"}
@@ -71,7 +72,7 @@ class _Size:
 
 
 @styled
-def _chart(machine: Machine, block: str, facts: dict[str, Any], draw: Callable[[_Size], Sheet]) -> Chart:
+def _chart(machine: Machine, block: str, facts: Row, draw: Callable[[_Size], Sheet]) -> Chart:
     """The figure at both widths."""
     key = f"picture-{machine.env_id}"
     wide = svg(draw(_Size(9.2, 0.36, False)).figure, key)
@@ -121,7 +122,7 @@ def _gains(machine: Machine) -> Chart | None:
     return _chart(machine, "gains", facts, draw)
 
 
-def _gain_row(axes: Axes, y: float, standing: Standing, style: dict[str, Any]) -> list[float]:
+def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[float]:
     """Intervals of one arm's cases with the noise floors behind them; returns what the axis must hold."""
     ordered = sorted(standing.pairs, key=lambda p: p["speedup"])
     step = max(1, -(-len(ordered) // MOST_CASES))
@@ -188,9 +189,7 @@ def _quality(machine: Machine) -> Chart | None:
     )
 
 
-def _quality_row(
-    axes: Axes, y: float, every: Sequence[Worst], style: dict[str, Any]
-) -> tuple[str, list[str]]:
+def _quality_row(axes: Axes, y: float, every: Sequence[Worst], style: Row) -> tuple[str, list[str]]:
     """The worst SQNR of a recipe with its bound; hollow where it fails or has no bound to pass."""
     least = min(every, key=lambda w: w.worst[1])
     metric, value = least.worst

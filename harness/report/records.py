@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from harness.machine.hardware import Device
     from harness.report.runs import Machine
-    from harness.report.table import Record
+    from harness.report.table import Record, Row
 
 Key = tuple[str, str, str]  # run, case, arm
 GAINS = ("speedup", "low", "high", "floor", "verdict")
@@ -46,7 +46,7 @@ def key_of(row: Record) -> Key:
 
 
 @once
-def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
+def arm_records(machine: Machine, suite: str) -> list[Row]:
     """Time rows of a suite, of all runs, joined with their ratio and figures; A/A controls left out.
 
     Beside the columns of the store, where they are known: `GAINS` of the paired ratio, every other metric of the arm by
@@ -73,9 +73,9 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
     return records
 
 
-def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def newest(records: Iterable[Row]) -> list[Row]:
     """Record of the newest run for each case, arm and regime; prefer records with a time."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], Row] = {}
     for r in records:
         key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])
         if key not in found or r["status"] == "ok" or found[key]["status"] != "ok":
@@ -83,13 +83,13 @@ def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def isolated(machine: Machine, suite: str) -> list[dict[str, Any]]:
+def isolated(machine: Machine, suite: str) -> list[Row]:
     """The newest records of a suite that have a time, measured alone."""
     records = newest(arm_records(machine, suite))
     return [r for r in records if r["status"] == "ok" and r["regime"] in ("isolated", "")]
 
 
-def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
+def _against_peak(device: Device | None, row: Record) -> Row:
     """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
 
     `over_peak` says that the rate is impossible for the dtype at the clock that was measured.
@@ -108,9 +108,9 @@ def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
 
 
 @once
-def fp8_rows(machine: Machine) -> list[dict[str, Any]]:
+def fp8_rows(machine: Machine) -> list[Row]:
     """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
-    found: dict[Key, dict[str, Any]] = {}
+    found: dict[Key, Row] = {}
     for r in machine.pick(metric=TIMES, status="ok"):
         if any(str(d).startswith(FP8_DTYPES) for d in parse(r["flops"])) and not arm_of(r).control:
             found.setdefault(key_of(r), r)
@@ -118,14 +118,14 @@ def fp8_rows(machine: Machine) -> list[dict[str, Any]]:
 
 
 @once
-def compilations(machine: Machine) -> dict[Key, dict[str, Any]]:
+def compilations(machine: Machine) -> dict[Key, Row]:
     """What each compiled arm cost and gains, by (run, case, arm).
 
     Fields, where known: `suite`, `axes`, `cold_s` and `warm_s` of the first call, `COMPILE_FACTS`, and of the isolated time
     `gain_s`, what one call takes less than the eager arm of the same precision, with `cold_pays` and `warm_pays`, the
     number of calls after which that is won back (inf: never).
     """
-    found: dict[Key, dict[str, Any]] = {}
+    found: dict[Key, Row] = {}
     for r in machine.pick(metric="compile_s", status="ok"):
         about = found.setdefault(
             key_of(r), {"suite": r["suite"], "axes": r["axes"], "eager": _eager(arm_of(r))}
@@ -207,7 +207,7 @@ class Worst:
 @once
 def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for r in machine.pick(metric=NUMERICS, status="ok", part=""):
         groups.setdefault((r["suite"], r["arm"]), []).append(r)
     fp8 = {(r["suite"], r["arm"]) for r in fp8_rows(machine)}

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from harness.judge.diagnosis import Finding
     from harness.judge.verdict import ArmVerdict
     from harness.judge.verdict.rows import Setup
+    from harness.report.table import Row
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _TEXTS = ["run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id", "part"]
@@ -73,7 +74,7 @@ class Run:
 
     run_id: str
     sweep: str
-    about: dict[str, Any]
+    about: Row
     files: tuple[DataFile, ...]
 
     @property
@@ -100,22 +101,22 @@ class Machine:
     """
 
     env_id: str
-    envs: tuple[dict[str, Any], ...]
+    envs: tuple[Row, ...]
     runs: tuple[Run, ...]
     frame: pd.DataFrame
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
-    def env(self) -> dict[str, Any]:
+    def env(self) -> Row:
         """The environment of the first rows."""
         return self.envs[0]
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The rows of the frame, to be read only."""
         return rows_of(self.frame)
 
-    def pick(self, **wanted: str | Container[str]) -> list[dict[str, Any]]:
+    def pick(self, **wanted: str | Container[str]) -> list[Row]:
         """The rows with these values, to be read only; where several are given for a field, with any of them."""
         rows = self.rows
         for name, value in wanted.items():
@@ -291,7 +292,7 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
     impossible = timed & ~frame["samples"].map(_are_times)
     why = "a stored sample is no time: not finite, or not above 0"
-    instead: dict[str, Any] = {
+    instead: Row = {
         "reason": why,
         "status": "failed",
         "cause": str(Cause.ERROR),

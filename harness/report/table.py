@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 Record = Mapping[str, Any]
+Row = dict[str, Any]
 
 MOST = 5000  # rows of a table: with more a browser becomes slow, and the Parquet files have every row
 NUMBERS = (*text.SIZES, "tokens", "mib", "cube")  # axes that are sizes: right-aligned, after the names
@@ -169,7 +170,7 @@ def _quartile(q: float) -> Callable[[Record], float | None]:
 
 
 # Fields that are worked out: of a row, or of a record of an arm.
-COMPUTED: Mapping[str, Callable[[Record], Any]] = {
+COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     "run": lambda r: Cell(r["run_id"], r["run_id"], "id"),
     "id": lambda r: Cell(r["case_id"], r["case_id"], "id"),
     "status_cell": status_cell,
@@ -183,6 +184,7 @@ COMPUTED: Mapping[str, Callable[[Record], Any]] = {
     "q3": _quartile(0.75),
     "min": _quartile(0.0),
     "count": lambda r: len(r["samples"]),
+    "figures": lambda finding: "; ".join(finding.evidence),
 }
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from harness.report.records import Worst
     from harness.report.runs import Machine
+    from harness.report.table import Row
 
 MOST_SQUARES = 40
 MOST_ARMS, MOST_M, MOST_SIDE = 3, 4, 12  # of the maps
@@ -46,12 +47,9 @@ NUMERIC = ("recipes", "outliers")  # suites whose figures mean the same on a CPU
 
 def findings(machine: Machine) -> Section:
     """What is probably wrong, with its figures, cause and way out."""
-    records = [
-        {name: getattr(f, name) for name in ("symptom", "cause", "change")}
-        | {"evidence": "; ".join(f.evidence)}
-        for f in machine.findings
-    ]
-    return section(machine, "findings", first=[table_of(machine, "findings", records, sortable=False)])
+    return section(
+        machine, "findings", first=[table_of(machine, "findings", machine.findings, sortable=False)]
+    )
 
 
 def run_column(records: Sequence[Record]) -> list[Column]:
@@ -74,7 +72,7 @@ def speed(machine: Machine) -> Section:
 def gains(machine: Machine) -> Table:
     """FP8 against bf16 by suite, arm and regime: geometric mean, extremes with their intervals, verdict counts."""
     pairs = fp8_pairs(machine)
-    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    by_key: dict[tuple[Any, ...], list[Row]] = {}
     keys = ("suite", "arm", "baseline", "regime")
     for p in rows_of(pairs):
         by_key.setdefault(tuple(p[k] for k in keys), []).append(p)
@@ -198,8 +196,8 @@ def numerics_table(machine: Machine) -> Table:
     return filled(table_of(machine, "numerics", records, sortable=False), text.NONE)
 
 
-def _worst_cells(w: Worst) -> dict[str, Any]:
-    cells: dict[str, Any] = {"suite": w.suite, "arm": w.arm, "cases": w.cases}
+def _worst_cells(w: Worst) -> Row:
+    cells: Row = {"suite": w.suite, "arm": w.arm, "cases": w.cases}
     for m in SQNR:
         cells[m] = Cell(text.number(w.sqnr.get(m)), w.sqnr.get(m), "bad" if m in w.failing else "")
     bounds = " / ".join(text.number(w.bounds[m], 4) for m in SQNR if m in w.bounds)

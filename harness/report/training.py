@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from harness.judge.verdict.rows import Setup
     from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
+    from harness.report.table import Row
     from harness.store.stats import Estimate, Vector
 
 _HEADINGS = {
@@ -135,9 +136,7 @@ def verdict_table(machine: Machine) -> Table:
         cell = word(outcome, "must not" if v.surprising else "")
         if outcome == v.expected == "FAIL":
             cell = Cell(outcome, outcome, "pass", "as it should")
-        record: dict[str, Any] = {
-            n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying
-        }
+        record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
         record |= {name: _gate_cell(gate) for name in shown if (gate := v.verdict.gate(name)) is not None}
         records.append(
             record
@@ -225,7 +224,7 @@ def cost_table(machine: Machine) -> Table:
         own = {name: gap for name in GAPS if (gap := _gap_to_control(v, name)) is not None}
         if own:
             outcome = v.verdict.outcome
-            record: dict[str, Any] = {name: _gap_cell(own.get(name)) for name in GAPS}
+            record: Row = {name: _gap_cell(own.get(name)) for name in GAPS}
             record |= {"set-up": setup_label(machine, v.axes) if several else "", "arm": v.arm}
             record["what"] = what(v.fields, str(v.axes.get("schedule") or ""))
             record["seeds"] = max(gap.seeds for gap in own.values())
@@ -282,7 +281,7 @@ def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
     return hours
 
 
-def _without_seed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _without_seed(row: Mapping[str, Any]) -> Row:
     return {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}
 
 
@@ -292,7 +291,7 @@ def _key(axes: Mapping[str, Any]) -> str:
 
 def reach_table(machine: Machine) -> Table:
     """When each arm reaches a loss; seconds on a GPU only."""
-    records: list[dict[str, Any]] = []
+    records: list[Row] = []
     shared = Cell(text.NONE, None, "muted", "runs shared the GPU")
     curves = set()
     for setup in machine.trainings:
@@ -332,7 +331,7 @@ def _sooner(ratio: Estimate | None, reach: Reach) -> Cell:
 def layers_table(machine: Machine) -> Table:
     """Worst figures of each cast tensor over all looks and seeds, for the arms that train in FP8 throughout."""
     several = len(machine.trainings) > 1
-    worst: dict[tuple[str, str, str], dict[str, Any]] = {}
+    worst: dict[tuple[str, str, str], Row] = {}
     for row in machine.pick(suite=SUITE, status="ok", metric=_DIAGNOSED):
         arm = arm_of(row)
         if row["part"] and is_candidate(arm) and arm.variant not in (WARMUP, COOLDOWN):

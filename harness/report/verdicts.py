@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from harness.report.records import FirstStep, Worst
     from harness.report.runs import Machine
+    from harness.report.table import Row
 
 Verdict = Literal["yes", "partly", "no", "can't tell"]
 MOST_BRIEF = 90  # two lines of a third of the page
@@ -119,7 +120,7 @@ def tally(verdicts: Iterable[str]) -> str:
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
 
 
-def by_arm(pairs: pd.DataFrame) -> list[tuple[str, float, list[dict[str, Any]]]]:
+def by_arm(pairs: pd.DataFrame) -> list[tuple[str, float, list[Row]]]:
     """Each arm of one part with its geometric mean and pairs, the fastest first; arms without a ratio are left out."""
     means: dict[str, float] = {}
     for s in rows_of(summary(pairs.assign(baseline=""))):
@@ -414,7 +415,7 @@ def _trained_in_fp8(machine: Machine) -> tuple[Counter[str], list[str], list[str
     return count, disproved, unproven
 
 
-def _what_ran(machine: Machine) -> dict[str, Any]:
+def _what_ran(machine: Machine) -> Row:
     """Backends and kernels that the FP8 arms report; of the kernels those whose name says FP8, if any does."""
     resolved = [resolved_of(r) for r in fp8_rows(machine)]
     kernels = list(dict.fromkeys(str(k) for r in resolved for k in r.get("kernels") or ()))
