@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +15,7 @@ from harness.store.errors import UsageError
 from harness.store.words import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.report.section import Section
 
@@ -91,9 +90,14 @@ def write_report(
     if out_path.suffix != ".html":
         raise UsageError(f"the report {out_path} must be named *.html")
     beside = out_path.with_name(f"{out_path.stem}_figures")
-    with _nothing_collected():
+    collected = gc.isenabled()
+    gc.disable()  # a report lets go of nothing before its end: looking for garbage takes a tenth of its time
+    try:
         material = load(run_dirs, out_path.parent)
         page = render(material, static, focus, beside.name if figures else "", others)
+    finally:
+        if collected:
+            gc.enable()
     twin = out_path.with_suffix(".md")
     try:
         out_path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,18 +110,6 @@ def write_report(
             f"cannot write {out_path} ({error.strerror}); choose another place with -o FILE.html"
         ) from error
     return ReportPaths(out_path, twin, material.problems)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """A report lets go of nothing before its end; looking for garbage in millions of objects takes a tenth of its time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def _replace(path: Path, text: str) -> None:

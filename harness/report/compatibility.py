@@ -5,65 +5,60 @@ Nothing here is asserted: a cell without a row is empty. Where several runs have
 
 from __future__ import annotations
 
-from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from harness.report.table import Cell, Column, Record, Table, make_table, number, resolved_of
+from harness.report.section import Section, section
+from harness.report.table import Cell, Column, Record, Table, columns, make_table, resolved_of, table_of, word
 from harness.store import text
 from harness.store.cause import Cause
-from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 SUITE = "parallel"
 REFUSES = "refuses: "  # before what fp8core said; the word of the cell says it already
-INTRO = (
-    "Each cell was run: ranks trained a small Llama for some steps, and so did one process. It runs if the losses are the "
-    "same bit for bit, or within the bound that is named. The bound is 4 x what rounding alone does to one process's "
-    "losses; it is 0 where ranks make the same sums in the same order."
-)
+_OTHERWISE = {
+    "emulated": "emulated",
+    "weights_gathered_as": "weights",
+    "activations_gathered_as": "activations",
+}
+
+
+def parallel(machine: Machine) -> Section:
+    """Every cell, then the reasons."""
+    return section(machine, "parallel", first=[matrix(machine), reasons(machine)])
 
 
 def matrix(machine: Machine) -> Table:
     """A row for each way, a column for each recipe."""
     found = _newest(machine)
-    ways = list(dict.fromkeys(way for way, _ in found))
-    recipes = list(dict.fromkeys(recipe for _, recipe in found))
-
-    def resolved(way: str, name: str) -> Any:
-        """What the cells of a way say of themselves; None where none does."""
-        own = [resolved_of(found[way, recipe]) for recipe in recipes if (way, recipe) in found]
-        return next((r[name] for r in own if r.get(name)), None)
-
-    def cell(recipe: str, way: str) -> Cell:
-        return _cell(found.get((way, recipe)))
-
-    columns = [
-        Column("way", lambda way: Cell(way, note=resolved(way, "doc") or "")),
-        number("ranks", lambda way: resolved(way, "world"), text.count),
-        *(Column(recipe, partial(cell, recipe)) for recipe in recipes),
-    ]
-    return make_table(f"compatibility-{machine.env_id}", columns, ways, sortable=False)
+    ways: dict[str, dict[str, Any]] = {}
+    for (way, recipe), row in found.items():
+        record, about = ways.setdefault(way, {"way": Cell(way)}), resolved_of(row)
+        record[f"cell {recipe}"] = _cell(row)
+        if about.get("doc") and not record["way"].note:
+            record["way"] = Cell(way, note=about["doc"])
+        if about.get("world"):
+            record.setdefault("ranks", about["world"])
+    recipes = [Column(recipe, f"cell {recipe}") for recipe in dict.fromkeys(recipe for _, recipe in found)]
+    every = [*columns("compatibility"), *recipes]
+    return make_table(f"compatibility-{machine.env_id}", every, list(ways.values()), sortable=False)
 
 
 def reasons(machine: Machine) -> Table:
     """Why what does not run does not, and what runs otherwise than asked."""
     by_reason: dict[tuple[str, str], dict[str, list[str]]] = {}  # (what, reason) -> way -> recipes
     for (way, recipe), record in _newest(machine).items():
-        for what, reason in _notes(record):
-            by_reason.setdefault((what, reason), {}).setdefault(way, []).append(recipe)
+        for note in _notes(record):
+            by_reason.setdefault(note, {}).setdefault(way, []).append(recipe)
     rows = []
     for (what, reason), ways in sorted(by_reason.items()):
         alike: dict[str, list[str]] = {}  # recipes -> the ways in which it is they
         for way, recipes in ways.items():
             alike.setdefault(", ".join(recipes), []).append(way)
         for recipes_of, of in alike.items():
-            rows.append((Cell(what, what, _STYLES.get(what, "")), ", ".join(of), recipes_of, reason))
-    titles = ("what", "ways", "recipes", "reason")
-    columns = [Column(title, itemgetter(i)) for i, title in enumerate(titles)]
-    return make_table(f"compatibility-reasons-{machine.env_id}", columns, rows)
+            rows.append({"what": word(what), "ways": ", ".join(of), "recipes": recipes_of, "reason": reason})
+    return table_of(machine, "compatibility-reasons", rows)
 
 
 def _notes(record: Record) -> list[tuple[str, str]]:
@@ -78,25 +73,11 @@ def _notes(record: Record) -> list[tuple[str, str]]:
     return found
 
 
-_OTHERWISE = {
-    "emulated": "emulated",
-    "weights_gathered_as": "weights",
-    "activations_gathered_as": "activations",
-}
-_STYLES = {"failed": "bad", "refuses": "muted", "unsupported here": "muted"}
-
-
 def _newest(machine: Machine) -> dict[tuple[str, str], Record]:
     """(way, recipe) -> its row: that of the deviation where it ran, else the one that says why not."""
-    frame = machine.frame
-    own = frame[
-        (frame["suite"] == SUITE) & ((frame["metric"] == "loss_deviation") | (frame["status"] != "ok"))
-    ]
-    return {(str(text.axes_of(r["axes"])["cell"]), r["arm"]): r for r in sorted(rows_of(own), key=_when)}
-
-
-def _when(record: Record) -> tuple[str, ...]:
-    return (str(record["run_id"]),)  # begins with its time; rows of one run keep their order
+    rows = sorted(machine.pick(suite=SUITE), key=lambda r: str(r["run_id"]))  # an id begins with its time
+    kept = [r for r in rows if r["metric"] == "loss_deviation" or r["status"] != "ok"]
+    return {(str(text.axes_of(r["axes"])["cell"]), r["arm"]): r for r in kept}
 
 
 def _word(record: Record) -> str:
@@ -105,13 +86,8 @@ def _word(record: Record) -> str:
     return "refuses" if record["cause"] == Cause.REFUSED else "unsupported here"
 
 
-def _cell(record: Record | None) -> Cell:
-    if record is None:
-        return Cell("", None)
+def _cell(record: Record) -> Cell:
     if record["status"] != "ok":
-        word = _word(record)
-        return Cell(word, word, _STYLES[word])
+        return word(_word(record))
     bound, apart = resolved_of(record).get("bound"), record["value"]
-    if apart == 0:
-        return Cell("runs", "runs", note="bit for bit")
-    return Cell("runs", "runs", note=f"{text.number(apart, 2)}, bound {text.number(bound, 2)}")
+    return word("runs", f"{text.number(apart, 2)}, bound {text.number(bound, 2)}" if apart else "bit for bit")

@@ -2,6 +2,7 @@
 
 Figures are drawn in placeholder colours, which are replaced by CSS variables of the page (`page.css`), so one SVG
 serves both colour schemes. Series differ in marker or dash as well as colour. The bytes depend on the data alone.
+An arm looks the same in every figure of a page: colour and marker say its recipe, the fill says whose it is.
 """
 
 from __future__ import annotations
@@ -19,50 +20,61 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from harness.report.runs import once
+from harness.report.words import titled
 from harness.store import text
+from harness.store.arm import WITHOUT_FP8, Arm, arms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
+    from harness.report.runs import Machine
+    from harness.report.table import Row
+
 INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
 HEAT = tuple(f"#0b000{i}" for i in range(9))
+EDGES = (
+    0.67,
+    0.8,
+    0.91,
+    0.97,
+    1.03,
+    1.1,
+    1.25,
+    1.5,
+)  # speedups between these nine; the middle one is "the same"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"}
-VARIABLES |= {c: f"--series-{i}" for i, c in enumerate(SERIES)} | {
-    c: f"--heat-{i}" for i, c in enumerate(HEAT)
+VARIABLES |= {
+    c: f"--{name}-{i}" for name, own in (("series", SERIES), ("heat", HEAT)) for i, c in enumerate(own)
 }
 MARKERS = "osD^vPX*"
+HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
+# Recipes that fp8core publishes, each with a place of its own, so that pages of different runs agree.
+PLACES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "delayed", "static")
+FILLS = ("full", "none", "left", "right", "top", "bottom")
 STYLE: Any = {
     **rcParamsDefault,  # whatever the reader's matplotlibrc says: the same rows give the same bytes
     "text.parse_math": False,  # a name with two dollar signs is a name
     "font.sans-serif": ["DejaVu Sans"],  # measures the letters; the page draws them in its own font
     "svg.fonttype": "none",
     "svg.hashsalt": "fp8-harness",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("text.color", "axes.titlecolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(
+        ("axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "xtick.labelcolor"), MUTED
+    ),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
     "font.size": 9.0,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.6,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": INK,
     "xtick.major.size": 3,
     "ytick.major.size": 0,
     "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
     "legend.fontsize": 8.5,
     "lines.markersize": 4.5,
 }
@@ -106,24 +118,23 @@ class Sheet:
 
     def legend(self) -> None:
         """Above the figure, in rows of at most five: every label of any panel once; nothing where none is labelled."""
-        found: dict[str, Any] = {}
+        found: Row = {}
         for panel in self.panels:
             for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
                 found.setdefault(label, handle)
         if found:
-            self.figure.legend(
-                list(found.values()),
-                list(found),
-                loc="outside upper left",
-                ncols=len(found) if len(found) < 6 else 4,
-                borderpad=0,
-                labelcolor=INK,
-            )
+            across = len(found) if len(found) < 6 else 4
+            place: Any = {"loc": "outside upper left", "ncols": across, "borderpad": 0, "labelcolor": INK}
+            self.figure.legend(list(found.values()), list(found), **place)
 
     def chart(self, title: str, caption: str) -> Chart:
         """The finished figure with its legend; the title is also what a screen reader says."""
         self.legend()
         return Chart(self.key, title, svg(self.figure, self.key), caption)
+
+    def say(self, block: str, **facts: Any) -> Chart:
+        """The finished figure with the title and the caption of the block `figure_BLOCK`."""
+        return self.chart(*titled(f"figure_{block}", **facts))
 
 
 def sheet(
@@ -163,15 +174,63 @@ def evenly(count: int, most: int) -> list[int]:
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def mark(i: int, **more: Any) -> dict[str, Any]:
+# Looks
+
+
+def mark(i: int, **more: Any) -> Row:
     """How the marks of the i-th series look: no two of the first sixteen alike, the second eight hollow."""
     fill = "none" if i // 8 % 2 else "full"
     return {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linestyle": "none", "fillstyle": fill} | more
 
 
-def signed(axis: Axis) -> None:
-    """Labels of a gap: with its sign, and 0 without one."""
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+def subject(arm: Arm) -> str:
+    """What a colour stands for: the recipe, else whose arm it is; "" of an arm without FP8.
+
+    >>> subject(Arm("rowwise", "compile", peer="torchao")), subject(Arm(peer="te")), subject(Arm("bf16", "eager"))
+    ('rowwise', 'te', '')
+    """
+    return "" if arm.recipe in WITHOUT_FP8 else arm.recipe or arm.peer or arm.variant or arm.casts or arm.mode
+
+
+def look(machine: Machine, arm: Arm, **more: Any) -> Row:
+    """Keywords of `Axes.plot` for the marks of an arm: by recipe the colour and the marker, by whose it is the fill."""
+    name = subject(arm)
+    if not name:
+        return {"marker": "p", "color": INK, "linestyle": "none", "fillstyle": "none"} | more
+    places, whose = _places(machine)
+    place = places.get(name, len(places))
+    beyond = place - len(PLACES)
+    # What is no published recipe never takes a recipe's colour: the eighth and grey alternate, the marker tells them apart.
+    colour = SERIES[place] if beyond < 0 else (SERIES[7], MUTED)[beyond % 2]
+    kinds = whose.get(name, [])
+    fill = FILLS[kinds.index(_whose(arm)) % len(FILLS)] if _whose(arm) in kinds else "full"
+    return {"marker": MARKERS[place % 8], "color": colour, "linestyle": "none", "fillstyle": fill} | more
+
+
+def _whose(arm: Arm) -> tuple[str, str, str]:
+    return arm.peer, arm.variant, arm.casts
+
+
+@once
+def _places(machine: Machine) -> tuple[Mapping[str, int], Mapping[str, list[tuple[str, str, str]]]]:
+    """The place of each recipe or implementation of these rows, those not in `PLACES` by name; and whose arms each has."""
+    arms = set(arms_of(machine.frame))
+    others = {subject(arm) for arm in arms} - {"", *PLACES}
+    whose: dict[str, list[tuple[str, str, str]]] = {}
+    for arm in arms:
+        whose.setdefault(subject(arm), []).append(_whose(arm))
+    sorted_whose = {name: sorted(set(own)) for name, own in whose.items()}
+    return {name: i for i, name in enumerate((*PLACES, *sorted(others)))}, sorted_whose
+
+
+# Axes
+
+
+def ticks(axis: Axis, most: int, signed: bool = False, **more: Any) -> None:
+    """At most so many ticks of a linear axis; of a gap with their sign, 0 without one."""
+    axis.set_major_locator(MaxNLocator(most, **more))
+    if signed:
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
 
 
 def log_axis(axis: Axis) -> None:
@@ -179,6 +238,14 @@ def log_axis(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def bytes_axis(axes: Axes) -> None:
+    """A horizontal axis of bytes, by powers of two."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.bytes_(v)))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:
@@ -209,6 +276,9 @@ def span(axes: Axes, least: float) -> None:
     axes.set_xlim(low - more, high + more)
 
 
+# SVG
+
+
 def svg(figure: Figure, key: str) -> str:
     """The figure as an <svg> element: no prolog, no metadata, ids of its own, colours by CSS variable."""
     buffer = io.StringIO()
@@ -217,9 +287,8 @@ def svg(figure: Figure, key: str) -> str:
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         # A name so long that nothing is left for the figure: it is cut off, not lost.
         warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
-        FigureCanvasSVG(figure).print_svg(
-            buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
     drawn = text.printable(buffer.getvalue())
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
@@ -230,12 +299,9 @@ def svg(figure: Figure, key: str) -> str:
     for colour, variable in VARIABLES.items():
         drawn = drawn.replace(colour, f"var({variable})")
     # Size comes from the page: the width of its column, the height from viewBox.
-    return re.sub(
-        r'(<svg [^>]*?)width="[^"]*" ',
-        r"\1",
-        re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", drawn, count=1),
-        count=1,
-    )
+    for size in ("height", "width"):
+        drawn = re.sub(rf'(<svg [^>]*?){size}="[^"]*" ', r"\1", drawn, count=1)
+    return drawn
 
 
 def _rounded(attribute: str) -> str:

@@ -7,174 +7,117 @@ implementation that can do the easy half of the cases alone is set against ours 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from harness.report.numerics import SQNR
-from harness.report.records import arm_records
-from harness.report.table import Cell, Column, known, make_table, number
+from harness.report.records import SQNR, arm_records
+from harness.report.section import Section, section
+from harness.report.table import Cell, Table, known, resolved_of, table_of
+from harness.report.words import say
 from harness.store import stats, text
 from harness.store.arm import WITHOUT_FP8, arm_of
 from harness.store.cause import Cause
-from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from harness.report.runs import Machine
-    from harness.report.table import Record, Table
+    from harness.report.table import Record, Row
 
-    Key = tuple[str, str]  # run and case
-    Arms = Mapping[str, Mapping[Key, Record]]  # the times of each arm
+    Times = Mapping[tuple[str, str], Record]  # of an arm, by run and case
 
 LEVELS = {"cast": "cast", "gemm": "GEMM", "linear": "linear layer", "train": "training step"}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An arm in the league of the arms that do the same.
-
-    Attributes:
-        cases: that the arm, ours and bf16 all have a time of; the figures are of these alone.
-        extension: the packages with their versions that bring it; "" for a peer that the harness has itself.
-        against_ours: our time over its time, geometric mean; above 1 it is faster.
-        over_bf16: likewise of the bf16 baseline; of casts, of our eager one.
-        sqnr_db: the worst of any case and result.
-        mismatches: codes of casts that differ from the reference; NaN where none were counted.
-    """
-
-    level: str
-    ours: str
-    arm: str
-    peer: str
-    version: str
-    extension: str
-    cases: int
-    against_ours: float
-    over_bf16: float
-    sqnr_db: float
-    mismatches: float
-
-
-def places(machine: Machine) -> list[Place]:
-    """The arms of peers that have a time, each league with our arm among them on the same cases, the fastest first."""
-    found: list[Place] = []
-    for suite, level in LEVELS.items():
-        if suite not in machine.suites:
-            continue
-        by_arm: dict[str, dict[Key, Record]] = {}
-        for r in arm_records(machine, suite):
-            if r["status"] == "ok" and r["regime"] in ("isolated", ""):
-                by_arm.setdefault(r["arm"], {})[r["run_id"], r["case_id"]] = r
-        leagues: dict[tuple[str, frozenset[Key]], list[str]] = {}
-        for arm, records in by_arm.items():
-            if _resolved(next(iter(records.values()))).get("peer"):
-                ours = _ours(suite, records, by_arm)
-                shared = _shared((arm, ours, _root(arm, by_arm)), by_arm)
-                leagues.setdefault((ours, shared), []).append(arm)
-        for (ours, shared), arms in leagues.items():
-            all_arms = [*([ours] if ours in by_arm and shared else []), *arms]
-            own = [_place(level, ours, arm, shared, by_arm) for arm in all_arms]
-            found += sorted(own, key=lambda p: -p.against_ours if known(p.against_ours) else math.inf)
-    return found
+def league(machine: Machine) -> Section:
+    """Who is faster than fp8core."""
+    return section(machine, "league", timed=True, first=[league_table(machine)])
 
 
 def league_table(machine: Machine) -> Table:
     """The places, and who is not there with the way to get it."""
-    columns = [
-        Column("level", "level"),
-        Column("like our arm", "ours"),
-        Column("arm", "arm"),
-        Column("whose", _whose),
-        number("cases", "cases", text.count),
-        number(
-            "our time / its time",
-            lambda p: _ratio(p.against_ours),
-            hint="above 1: it is faster than ours",
+    absent = dict.fromkeys(r["reason"] for r in machine.pick(suite=LEVELS, cause=Cause.MISSING))
+    return table_of(machine, "league", places(machine), say("caption_league", absent="; ".join(absent)))
+
+
+def places(machine: Machine) -> list[Row]:
+    """The arms of peers that have a time, each league with our arm among them on the same cases, the fastest first.
+
+    `cases`: that the arm, ours and bf16 all have a time of; the figures are of these alone. `against_ours`: our time over
+    its time, geometric mean, above 1 it is faster; `over_bf16` likewise of the bf16 baseline, of casts of our eager one;
+    `sqnr_db`: the worst of any case and result; `mismatches`: codes of casts that differ from the reference, where counted.
+    """
+    found: list[Row] = []
+    for suite, level in LEVELS.items():
+        by_arm: dict[str, dict[tuple[str, str], Record]] = {}
+        for r in arm_records(machine, suite) if suite in machine.suites else ():
+            if r["status"] == "ok" and r["regime"] in ("isolated", ""):
+                by_arm.setdefault(r["arm"], {})[r["run_id"], r["case_id"]] = r
+        leagues: dict[tuple[str, frozenset[tuple[str, str]]], list[str]] = {}
+        for arm, records in by_arm.items():
+            if resolved_of(_any(records)).get("peer"):
+                ours = _ours(suite, records, by_arm)
+                shared = _shared([by_arm[a] for a in (arm, ours, _root(arm, by_arm)) if a in by_arm])
+                leagues.setdefault((ours, shared), []).append(arm)
+        for (ours, shared), arms in leagues.items():
+            own = [ours] * bool(ours in by_arm and shared) + arms
+            rows = [{"level": level, "ours": ours} | _place(a, ours, shared, by_arm) for a in own]
+            found += sorted(rows, key=lambda p: -p["against_ours"] if known(p["against_ours"]) else math.inf)
+    return found
+
+
+def _place(arm: str, ours: str, shared: Iterable[tuple[str, str]], by_arm: Mapping[str, Times]) -> Row:
+    records = [by_arm[arm][key] for key in shared]
+    resolved = resolved_of(_any(by_arm[arm]))
+    whose = f"{resolved.get('peer', '')} {resolved.get('peer_version', '')}".strip() or "fp8core"
+    package = ", ".join(" ".join(each) for each in resolved.get("extensions", {}).items())
+    sqnr = [r[m] for r in records for m in SQNR if known(r.get(m)) and math.isfinite(r[m])]
+    place: Row = {
+        "arm": arm,
+        "whose": Cell(
+            f"{whose} (package {package}, not ours)" if package else whose, str(resolved.get("peer", ""))
         ),
-        number("over bf16", lambda p: _ratio(p.over_bf16), hint="of casts: over our eager one"),
-        number("worst SQNR (dB)", "sqnr_db"),
-        number("codes that differ", "mismatches", hint="from the reference cast"),
-    ]
-    absent = "; ".join(_absent(machine))
-    caption = (
-        "Geometric means over the cases that the arm, ours and bf16 all measured, in the same rounds; arms with other cases "
-        "have a row of ours on those beside them. Every arm passed the same check."
-    )
-    caption += f" Not here: {absent}." if absent else ""
-    return make_table(f"league-{machine.env_id}", columns, places(machine), caption)
+        "cases": len(records),
+        "sqnr_db": min(sqnr, default=math.nan),
+        "mismatches": max((r["mismatches"] for r in records if known(r.get("mismatches"))), default=math.nan),
+    }
+    for name, other in (("against_ours", ours), ("over_bf16", _root(arm, by_arm))):
+        of = by_arm.get(other, {})
+        ratios = [of[key]["value"] / by_arm[arm][key]["value"] for key in shared if key in of]
+        mean = stats.geometric_mean(ratios).value if ratios else math.nan
+        style = "" if not known(mean) or 0.99 <= mean <= 1.01 else "faster" if mean > 1 else "slower"
+        place |= {name: mean, f"{name}_cell": Cell(text.ratio(mean), mean, style)}
+    return place
 
 
-def _place(level: str, ours: str, arm: str, shared: Iterable[Key], by_arm: Arms) -> Place:
-    records = {key: by_arm[arm][key] for key in shared}
-    resolved = _resolved(next(iter(by_arm[arm].values())))
-    sqnr = [r[m] for r in records.values() for m in SQNR if known(r.get(m)) and math.isfinite(r[m])]
-    wrong = [r["mismatches"] for r in records.values() if known(r.get("mismatches"))]
-    return Place(
-        level,
-        ours,
-        arm,
-        str(resolved.get("peer", "")),
-        str(resolved.get("peer_version", "")),
-        ", ".join(" ".join(each) for each in resolved.get("extensions", {}).items()),
-        len(records),
-        _mean_ratio(by_arm.get(ours, {}), records),
-        _mean_ratio(by_arm.get(_root(arm, by_arm), {}), records),
-        min(sqnr, default=math.nan),
-        max(wrong, default=math.nan),
-    )
+def _any(records: Times) -> Record:
+    return next(iter(records.values()))
 
 
-def _shared(arms: Iterable[str], by_arm: Arms) -> frozenset[Key]:
-    """The cases that all of some arms have, each in the newest run that has them all; arms without any are passed over."""
-    had = [by_arm[arm] for arm in arms if arm in by_arm]
+def _shared(had: list[Times]) -> frozenset[tuple[str, str]]:
+    """The cases that all of some arms have, each in the newest run that has them all."""
     newest = {case: (run, case) for run, case in had[0] if all((run, case) in other for other in had)}
     return frozenset(newest.values())
 
 
-def _ours(suite: str, records: Mapping[Key, Record], by_arm: Arms) -> str:
+def _ours(suite: str, records: Times, by_arm: Mapping[str, Times]) -> str:
     """Our arm that does the same: of products and casts the baseline, else the one of the same recipe and mode."""
+    row = _any(records)
     if suite in ("cast", "gemm"):
-        return str(next(iter(records.values()))["baseline"])
-    own = replace(arm_of(next(iter(records.values()))), peer="")
+        return str(row["baseline"])
+    own = replace(arm_of(row), peer="")
     # Layers that alone are compiled stand in an eager step.
     return str(replace(own, mode="eager") if own.mode == "linears" and str(own) not in by_arm else own)
 
 
-def _root(arm: str, by_arm: Arms) -> str:
+def _root(arm: str, by_arm: Mapping[str, Times]) -> str:
     """The baseline of an arm, or that baseline's own, until one has no FP8; of eager against compiled none is asked."""
-    seen = {arm}
-    while arm in by_arm:
-        row = next(iter(by_arm[arm].values()))
+    seen: set[str] = set()
+    while arm in by_arm and arm not in seen:
+        seen.add(arm)
+        row = _any(by_arm[arm])
         base = str(row["baseline"])
         if arm_of(row).recipe in WITHOUT_FP8 or not base or base in seen:
             break
         arm = base
-        seen.add(arm)
     return arm
-
-
-def _mean_ratio(of: Mapping[Key, Record], over: Mapping[Key, Record]) -> float:
-    shared = [of[key]["value"] / r["value"] for key, r in over.items() if key in of]
-    return stats.geometric_mean(shared).value if shared else math.nan
-
-
-def _absent(machine: Machine) -> list[str]:
-    """Why peers have no time here, each reason once."""
-    frame = machine.frame
-    absent = frame[(frame["cause"] == Cause.MISSING) & frame["suite"].isin(LEVELS)]
-    return list(dict.fromkeys(absent["reason"]))
-
-
-def _whose(place: Place) -> Cell:
-    whose = f"{place.peer} {place.version}".strip() or "fp8core"
-    return Cell(f"{whose} (package {place.extension}, not ours)" if place.extension else whose, place.peer)
-
-
-def _ratio(value: float) -> Cell:
-    style = "" if not known(value) or 0.99 <= value <= 1.01 else "faster" if value > 1 else "slower"
-    return Cell(text.ratio(value), value, style)
-
-
-def _resolved(record: Record) -> Mapping[str, Any]:
-    return parse(record["resolved"])

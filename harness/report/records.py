@@ -1,54 +1,70 @@
-"""Records: the times of a machine, each joined with what it gained, how exact it is and what share of a ceiling it is."""
+"""Records: what a machine's rows say of each arm: its times with what it gained, how exact it is, what it proved."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from functools import lru_cache
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.report.runs import once
-from harness.report.table import known
-from harness.store.arm import arm_of
-from harness.store.compare import SECONDS, TIMES, rows_of
+from harness.report.table import known, resolved_of
+from harness.store.arm import Arm, arm_of
+from harness.store.compare import FP8_DTYPES, SECONDS, TIMES, rows_of
 from harness.store.json_columns import parse
+from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from harness.machine.hardware import Device
     from harness.report.runs import Machine
-    from harness.report.table import Record
+    from harness.report.table import Record, Row
 
+Key = tuple[str, str, str]  # run, case, arm
 GAINS = ("speedup", "low", "high", "floor", "verdict")
+SQNR = {"sqnr_db": "output", "grad_input_sqnr_db": "grad_input", "grad_weight_sqnr_db": "grad_weight"}
+ROW_SQNR = ("sqnr_row_min_db", "grad_input_sqnr_row_min_db", "grad_weight_sqnr_row_min_db")
+NUMERICS = (
+    *SQNR,
+    *ROW_SQNR,
+    "accum_sqnr_db",
+    "rel_err_max",
+    "underflow_frac",
+    "saturated_frac",
+    "mismatches",
+)
+COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
+
+
+def key_of(row: Record) -> Key:
+    """Run, case and arm of a row."""
+    return row["run_id"], row["case_id"], row["arm"]
+
+
+# Times
 
 
 @once
-def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
+def arm_records(machine: Machine, suite: str) -> list[Row]:
     """Time rows of a suite, of all runs, joined with their ratio and figures; A/A controls left out.
 
     Beside the columns of the store, where they are known: `GAINS` of the paired ratio, every other metric of the arm by
     its name, `copy_share` of the measured copy bandwidth, `peak_share` and `over_peak` of the published peak.
     """
-    ratios = {
-        (r["run_id"], r["case_id"], r["arm"], r["regime"], r["metric"]): r
-        for r in rows_of(machine.every_ratio[machine.every_ratio["suite"] == suite])
-    }
-    own = [r for r in machine.rows if r["suite"] == suite]
-    figures: dict[tuple[str, str, str], dict[str, float]] = {}
-    for r in own:
-        if r["status"] == "ok" and r["metric"] not in TIMES and not r["part"]:
-            figures.setdefault((r["run_id"], r["case_id"], r["arm"]), {})[r["metric"]] = r["value"]
+    pairs = rows_of(machine.every_ratio[machine.every_ratio["suite"] == suite])
+    ratios = {(key_of(r), r["regime"], r["metric"]): r for r in pairs}
+    figures: dict[Key, dict[str, float]] = {}
+    for r in machine.pick(suite=suite, status="ok", part=""):
+        if r["metric"] not in TIMES:
+            figures.setdefault(key_of(r), {})[r["metric"]] = r["value"]
     reached = machine.ceilings if suite != "ceilings" else None
     records = []
-    for row in own:
-        if row["metric"] not in TIMES or arm_of(row).control:
+    for row in machine.pick(suite=suite, metric=TIMES):
+        if arm_of(row).control:
             continue
-        key = (row["run_id"], row["case_id"], row["arm"])
-        pair = ratios.get((*key, row["regime"] or "", row["metric"]), {})
-        record = {**row, **{name: pair.get(name) for name in GAINS}, **figures.get(key, {})}
+        pair = ratios.get((key_of(row), row["regime"], row["metric"]), {})
+        record = row | {name: pair.get(name) for name in GAINS} | figures.get(key_of(row), {})
         if reached is not None and known(row["gb_per_s"]) and (copy := reached.bandwidth(row["bytes_moved"])):
             record["copy_share"] = 1e9 * row["gb_per_s"] / copy
         if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
@@ -57,9 +73,9 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
     return records
 
 
-def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def newest(records: Iterable[Row]) -> list[Row]:
     """Record of the newest run for each case, arm and regime; prefer records with a time."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], Row] = {}
     for r in records:
         key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])
         if key not in found or r["status"] == "ok" or found[key]["status"] != "ok":
@@ -67,33 +83,215 @@ def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def repeated(records: Sequence[Record]) -> bool:
-    """Whether several runs measured the same case and arm, so that a table must name its runs."""
-    seen = Counter((r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"], r["part"]) for r in records)
-    return any(count > 1 for count in seen.values())
+def isolated(machine: Machine, suite: str) -> list[Row]:
+    """The newest records of a suite that have a time, measured alone."""
+    records = newest(arm_records(machine, suite))
+    return [r for r in records if r["status"] == "ok" and r["regime"] in ("isolated", "")]
 
 
-def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
+def _against_peak(device: Device | None, row: Record) -> Row:
     """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
 
     `over_peak` says that the rate is impossible for the dtype at the clock that was measured.
     """
     seconds = row["value"] * SECONDS[row["unit"]]
-    work = _work(row["flops"] or "{}")
-    if device is None:
+    work = {str(d): float(f) for d, f in parse(row["flops"]).items() if f}
+    peaks = {d: device.peak_tflops(d) if device else None for d in work}
+    if device is None or None in peaks.values():
         return {"peak_share": math.nan, "peak_known": False}
     if not work:
         return {"peak_share": row["gb_per_s"] / (1e3 * device.bandwidth_tb_s), "peak_known": True}
-    peaks = {dtype: device.peak_tflops(dtype) for dtype in work}
-    if None in peaks.values():
-        return {"peak_share": math.nan, "peak_known": False}
     share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
     clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
     over = bool(device.exceeds_peak(work, seconds, statistics.median(clocks) if clocks else None))
     return {"peak_share": share, "peak_known": True, "over_peak": over}
 
 
-@lru_cache(maxsize=4096)  # the rows of a case repeat it
-def _work(flops: str) -> Mapping[str, float]:
-    """FLOPs by dtype, of those that occur."""
-    return MappingProxyType({str(d): float(f) for d, f in parse(flops).items() if f})
+@once
+def fp8_rows(machine: Machine) -> list[Row]:
+    """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
+    found: dict[Key, Row] = {}
+    for r in machine.pick(metric=TIMES, status="ok"):
+        if any(str(d).startswith(FP8_DTYPES) for d in parse(r["flops"])) and not arm_of(r).control:
+            found.setdefault(key_of(r), r)
+    return list(found.values())
+
+
+@once
+def compilations(machine: Machine) -> dict[Key, Row]:
+    """What each compiled arm cost and gains, by (run, case, arm).
+
+    Fields, where known: `suite`, `axes`, `cold_s` and `warm_s` of the first call, `COMPILE_FACTS`, and of the isolated time
+    `gain_s`, what one call takes less than the eager arm of the same precision, with `cold_pays` and `warm_pays`, the
+    number of calls after which that is won back (inf: never).
+    """
+    found: dict[Key, Row] = {}
+    for r in machine.pick(metric="compile_s", status="ok"):
+        about = found.setdefault(
+            key_of(r), {"suite": r["suite"], "axes": r["axes"], "eager": _eager(arm_of(r))}
+        )
+        resolved = resolved_of(r)
+        warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
+        about["warm_s" if warm else "cold_s"] = r["value"]
+        about |= {name: resolved.get(name) for name in COMPILE_FACTS}
+    times: dict[Key, tuple[float, Any]] = {}
+    for suite in {about["suite"] for about in found.values()}:
+        for r in arm_records(machine, suite):
+            if r["status"] == "ok" and r["regime"] in ("isolated", ""):
+                tokens = resolved_of(r).get("tokens_per_step")
+                times[key_of(r)] = (r["value"] * SECONDS[r["unit"]], tokens)
+    for key, about in found.items():
+        mine, eager = times.get(key), times.get((*key[:2], about["eager"]))
+        if mine is None or eager is None or mine[1] != eager[1]:  # steps of different batches are no pair
+            continue
+        about["gain_s"] = gain = eager[0] - mine[0]
+        for which in ("cold", "warm"):
+            if f"{which}_s" in about:
+                about[f"{which}_pays"] = about[f"{which}_s"] / gain if gain > 0 else math.inf
+    return found
+
+
+def _eager(arm: Arm) -> str:
+    """Name of the arm that does the same without the compiler; "" where the arm is not known to use it."""
+    casts = "" if arm.casts == "kernels" else arm.casts  # eager casts are kernels anyway
+    return str(replace(arm, mode="eager", casts=casts)) if arm.mode == "compile" else ""
+
+
+# Numerics
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """Worst figures of one arm of one suite over its cases.
+
+    Attributes:
+        sqnr: dB of the case that comes nearest to its bound, by metric of `SQNR`.
+        bounds: that case's bound in dB, where its suite stores one.
+        where: (run id, case id) of that case.
+    """
+
+    suite: str
+    arm: str
+    fields: Arm
+    fp8: bool
+    cases: int
+    sqnr: dict[str, float]
+    bounds: dict[str, float]
+    where: dict[str, tuple[str, str]]
+    row_min: float
+    accumulation: float
+    underflow: float
+    mismatches: float
+    checked_codes: int
+
+    @property
+    def judged(self) -> bool:
+        """Whether it claims to be right; a plain `.to()` shows what this version of torch does (suite `codes`)."""
+        return (self.suite, self.arm) != ("codes", "plain")
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The result (metric) with the smallest SQNR, and that SQNR in dB."""
+        return min(self.sqnr.items(), key=lambda item: item[1])
+
+    def below(self, metric: str) -> bool:
+        """Whether a figure lies below the bound stored for it; one that is no number does."""
+        return not self.sqnr[metric] >= self.bounds.get(metric, -math.inf)
+
+    @property
+    def failing(self) -> list[str]:
+        """The results (metrics) that lie below their bounds."""
+        return [m for m in self.sqnr if self.below(m)]
+
+
+@once
+def numerics_by_arm(machine: Machine) -> list[Worst]:
+    """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for r in machine.pick(metric=NUMERICS, status="ok", part=""):
+        groups.setdefault((r["suite"], r["arm"]), []).append(r)
+    fp8 = {(r["suite"], r["arm"]) for r in fp8_rows(machine)}
+    return [_worst(rows, key in fp8) for key, rows in groups.items()]
+
+
+def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
+    def values(*metrics: str) -> list[float]:
+        return [r["value"] for r in rows if r["metric"] in metrics and known(r["value"])]
+
+    codes = values("mismatches")
+    # Every case has a bound of its own: that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3. Smallest margin first.
+    found: dict[str, tuple[float, float, float | None, tuple[str, str]]] = {}
+    for r in rows:
+        metric, value, stored = r["metric"], float(r["value"]), resolved_of(r).get("sqnr_bound_db")
+        bound = stored.get(metric) if isinstance(stored, dict) else stored if metric == "sqnr_db" else None
+        margin = value if bound is None else value - float(bound)
+        if metric in SQNR and (metric not in found or margin < found[metric][0]):
+            found[metric] = (margin, value, bound, (r["run_id"], r["case_id"]))
+    near = {metric: found[metric] for metric in SQNR if metric in found}
+    return Worst(
+        rows[0]["suite"],
+        rows[0]["arm"],
+        arm_of(rows[0]),
+        is_fp8 or bool(codes),  # a cast does no FLOPs; what it makes is FP8 all the same
+        len({r["case_id"] for r in rows}),
+        {metric: value for metric, (_, value, _, _) in near.items()},
+        {metric: float(bound) for metric, (_, _, bound, _) in near.items() if bound is not None},
+        {metric: where for metric, (*_, where) in near.items()},
+        min(values(*ROW_SQNR), default=math.nan),
+        min(values("accum_sqnr_db"), default=math.nan),
+        max(values("underflow_frac"), default=math.nan),
+        max(codes, default=0.0),
+        len(codes),
+    )
+
+
+# First steps
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The first step of one FP8 arm, from the control's weights and on its batch.
+
+    Attributes:
+        arm: which.
+        loss_gap: |loss - the control's| in nats; NaN where the rows don't say.
+        norm_ratio: norm of the gradients over the control's; NaN likewise.
+        proof: the line of fp8core.verify; "" of a peer's layers, whose FP8 GEMMs are counted.
+        outcome: what it found.
+        warnings: what fp8core.verify warned of.
+    """
+
+    arm: str
+    loss_gap: float
+    norm_ratio: float
+    proof: str
+    outcome: ProofOutcome
+    warnings: tuple[str, ...]
+
+    @property
+    def fault(self) -> str:
+        """Why this is no sound step; "" if it is. The suite's own bounds make failed rows, which never come here."""
+        if math.isnan(self.loss_gap):
+            return "its first loss, or the control's, is no number"
+        return "" if self.outcome in (ProofOutcome.NONE, ProofOutcome.PROVED) else self.proof
+
+
+@once
+def first_steps(machine: Machine) -> list[FirstStep]:
+    """One for each (run, case, FP8 arm) of the suite `train` whose check passed."""
+    found: dict[Key, FirstStep] = {}
+    for row in machine.pick(suite="train", status="ok"):
+        resolved: Mapping[str, Any] = resolved_of(row)
+        if "first_loss" not in resolved or not resolved.get("fp8_layers") or arm_of(row).control:
+            continue
+        mine, control = resolved["first_loss"], resolved.get("first_loss_control")
+        ratio = resolved.get("first_grad_norm_ratio")
+        found[key_of(row)] = FirstStep(
+            row["arm"],
+            abs(mine - control) if known(mine) and known(control) else math.nan,
+            float(ratio) if known(ratio) else math.nan,
+            str(resolved.get("verify", "")),
+            proof_outcome(resolved),
+            tuple(map(str, resolved.get("verify_warnings") or ())),
+        )
+    return list(found.values())

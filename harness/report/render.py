@@ -8,54 +8,33 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import jinja2
 from itables.utils import find_package_file
 from markupsafe import Markup
 
-from harness.report import markup, training, utilization, verdicts
-from harness.report.claims import Ledger
+from harness.report import markup, verdicts
+from harness.report.compared import shared
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
-from harness.report.headline import headline, headline_rows, overview
-from harness.report.lead import lead
+from harness.report.headline import Ledger, headline, headline_rows, overview
 from harness.report.picture import picture
-from harness.report.sections import sections, shared
+from harness.report.runs import dates
+from harness.report.section import sections
+from harness.report.standings import lead
+from harness.report.words import HERE
 from harness.store import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.report.answer import Answer
-    from harness.report.drawing import Chart
     from harness.report.headline import HeadlineRow
-    from harness.report.lead import Lead
     from harness.report.runs import Machine, Material
     from harness.report.section import Section
-    from harness.report.table import Table
 
-HERE = Path(__file__).parent
 FOLD = 12  # rows of a table that stays open; a longer one is folded
-
-
-@dataclass(frozen=True, slots=True)
-class MachineView:
-    """What the templates know about one machine."""
-
-    env_id: str
-    name: str
-    conditions: str
-    described: str
-    notice: str
-    lead: Lead
-    picture: Chart | None
-    headline: Table | None
-    answers: tuple[Answer, ...]
-    sections: tuple[Section, ...]
-    facts: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +58,31 @@ def render(
         figures: folder from which the markdown twin shows the figures; "": it shows none.
         others: sections about what others measured.
     """
-    ledger = Ledger()
-    rows = {m: headline_rows(m, described(m), ledger) for m in material.machines}
+    ledger, machines = Ledger(), material.machines
+    rows = {m: headline_rows(m, described(m), ledger) for m in machines}
     views = [_view(machine, own, focus) for machine, own in rows.items()]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
-    title, missing = views[0].name if len(views) == 1 else f"{len(views)} machines", ""
+    title, missing, definitions = machines[0].name if len(views) == 1 else f"{len(views)} machines", "", []
     if focus == "mfu":
-        missing = utilization.why_none(material)
+        from harness.report import steps
+
+        missing, definitions = steps.why_none(material), steps.definitions()
         title = "No MFU was measured in these runs" if missing else title
         notices = [note for note in (missing, *notices) if note]
     together = shared(material)
-    own = (*together, *(s for view in views for s in view.sections))
-    charts = [view.picture for view in views if view.picture]
-    charts += [c for s in (*others, *own) for c in s.charts]
+    every = (*others, *together, *(s for view in views for s in view["sections"]))
+    charts = [view["picture"] for view in views if view["picture"]] + [c for s in every for c in s.charts]
+    days = sorted({day for m in machines for day in m.days})
     common = {
         "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else "FP8 against bf16",
         "title": title,
-        "subtitle": views[0].conditions if len(views) == 1 else _dates(material),
+        "subtitle": views[0]["conditions"] if len(views) == 1 else dates(days),
         "machines": views,
         "notices": [*notices, *material.problems],
         # Without a figure of its own a page about MFU has those of others first.
         "first": others if missing else (),
         "last": () if missing else others,
-        "definitions": utilization.definitions() if focus == "mfu" else (),
+        "definitions": definitions,
         "overview": overview(rows) if len(rows) > 1 else None,
         "shared": together,
         "figures": figures,
@@ -110,36 +91,28 @@ def render(
         "problems": material.problems,
     }
     environment, css = _jinja(), (HERE / "page.css").read_text(encoding="utf-8")
-    html = environment.get_template("page.html.j2").render(
-        **common, css=css, **({} if static else _interactive())
-    )
+    script = {} if static else _interactive()
+    html = environment.get_template("page.html.j2").render(**common, css=css, **script)
     markdown = environment.get_template("page.md.j2").render(**common)
     return Page(html, markdown, {f"{c.key}.svg": standalone(c, css) for c in charts})
 
 
-def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> MachineView:
-    answers = (
-        *verdicts.answers(machine),
-        *([training.trains_the_same(machine)] if machine.trainings else []),
-    )
-    return MachineView(
-        machine.env_id,
-        machine.name,
-        conditions(machine),
-        described(machine),
-        "" if machine.is_gpu else verdicts.CPU_NOTICE,
-        lead(machine, answers),
-        picture(machine),
-        headline(machine, rows),
-        answers,
-        sections(machine, "train" if focus == "mfu" else ""),
-        facts(machine),
-    )
-
-
-def _dates(material: Material) -> str:
-    days = sorted({day for m in material.machines for day in m.dates.split(" to ")})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> dict[str, Any]:
+    """What the templates know about one machine."""
+    answers = verdicts.answers(machine)
+    return {
+        "env_id": machine.env_id,
+        "name": machine.name,
+        "is_gpu": machine.is_gpu,
+        "conditions": conditions(machine),
+        "described": described(machine),
+        "lead": lead(machine, answers),
+        "picture": picture(machine),
+        "headline": headline(machine, rows),
+        "answers": answers,
+        "sections": sections(machine, "train" if focus == "mfu" else ""),
+        "facts": facts(machine),
+    }
 
 
 @cache
@@ -161,13 +134,9 @@ def _jinja() -> jinja2.Environment:
         count=text.count,
     )
     environment.globals.update(
-        script="",
-        rows=markup.rows_html,
-        pack=markup.pack,
-        shown=markup.SHOWN,
-        most_markdown=markup.MOST_MARKDOWN,
+        script="", rows=markup.rows_html, pack=markup.pack, shown=markup.SHOWN, most_markdown=markup.MOST_MARKDOWN,
         fold=FOLD,
-    )
+    )  # fmt: skip
     return environment
 
 
@@ -176,8 +145,7 @@ def _interactive() -> dict[str, str]:
     source = find_package_file("html/dt_bundle.js").read_text(encoding="utf-8")
     script = (HERE / "page.js.j2").read_text(encoding="utf-8")
     notices = re.search(r"/\*! Bundled license information:(.*?)\*/\s*(export|$)", source, re.DOTALL)
-    files = metadata.files("itables") or []
-    license_file = next(f for f in files if f.name == "LICENSE")
+    license_file = next(f for f in metadata.files("itables") or [] if f.name == "LICENSE")
     return {
         "script": script,
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

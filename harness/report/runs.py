@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 import pandas as pd
@@ -28,6 +28,7 @@ from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
+from harness.report.words import say
 from harness.store import run_state, text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
@@ -36,17 +37,15 @@ from harness.store.json_columns import parse
 from harness.store.schema import JSON_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from harness.judge.diagnosis import Finding
     from harness.judge.verdict import ArmVerdict
     from harness.judge.verdict.rows import Setup
+    from harness.report.table import Row
 
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_TEXTS = ("run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id", "part")
+F = TypeVar("F", bound="Callable[..., Any]")
+_TEXTS = ["run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id", "part"]
 _IDENTITY = [
     "run_id",
     "suite",
@@ -61,10 +60,9 @@ _IDENTITY = [
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file behind the report: name, path, link from the report, size in bytes and checksum."""
+    """One Parquet file behind the report: name, link from the report, size in bytes and checksum."""
 
     name: str
-    path: Path
     href: str
     size: int
     sha256: str
@@ -72,11 +70,11 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder: what `_run.json` says about it, its data files and which machine it ran on."""
+    """One run folder: what `_run.json` says about it and its data files."""
 
     run_id: str
     sweep: str
-    about: dict[str, Any]
+    about: Row
     files: tuple[DataFile, ...]
 
     @property
@@ -85,60 +83,46 @@ class Run:
         return str(self.about.get("state", "unknown"))
 
     @property
-    def command(self) -> str:
-        """The command that made the run."""
-        return str(self.about.get("command", ""))
-
-    @property
-    def question(self) -> str:
-        """The question that the sweep answers."""
-        return str(self.about.get("question", ""))
-
-    @property
-    def started(self) -> str:
-        """When the run began, "2026-01-02 03:04:05"; empty where it is not known."""
-        return str(self.about.get("started_at", ""))[:19].replace("T", " ")
-
-    @property
-    def _parts_done(self) -> str:
-        """How many parts of a run under way are complete, where it has several."""
-        done, total = self.about.get("parts_done"), self.about.get("parts_total")
-        if not isinstance(done, list) or not isinstance(total, int):
-            return ""
-        return f", after part {len(done)} of {total} ({', '.join(map(str, done))})"
-
-    @property
     def state_note(self) -> str:
         """What a reader must know about a run that did not finish; empty for one that did."""
-        return {
-            "finished": "",
-            "interrupted": "was interrupted: what it had finished until then is here, the rest is missing",
-            "failed": "ended early: rows could not be written, or a shard did not finish; the earlier ones are here",
-            "running": f"has not ended: it is still running or was killed{self._parts_done}; what it had stored so far is here",
-        }.get(self.state, "has no readable _run.json, so its command and how it ended are unknown")
+        return say("state_note", run=self, about=self.about)
 
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """All rows of one environment."""
+    """All rows of one environment.
+
+    Attributes:
+        env_id: its name in the store.
+        envs: distinct ones, the first rows' first: they differ in what no time depends on, such as the commit.
+        runs: whose rows they are.
+        frame: rows of the store, with `tflops`, `gb_per_s` and `commit` added.
+        memo: of `once`.
+    """
 
     env_id: str
-    envs: tuple[
-        dict[str, Any], ...
-    ]  # distinct ones: they differ in what no time depends on, such as the commit
+    envs: tuple[Row, ...]
     runs: tuple[Run, ...]
-    frame: pd.DataFrame  # rows of the store, with `tflops`, `gb_per_s` and `commit` added
-    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # of `once`
+    frame: pd.DataFrame
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
-    def env(self) -> dict[str, Any]:
+    def env(self) -> Row:
         """The environment of the first rows."""
         return self.envs[0]
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The rows of the frame, to be read only."""
         return rows_of(self.frame)
+
+    def pick(self, **wanted: str | Container[str]) -> list[Row]:
+        """The rows with these values, to be read only; where several are given for a field, with any of them."""
+        rows = self.rows
+        for name, value in wanted.items():
+            values = (value,) if isinstance(value, str) else value
+            rows = [r for r in rows if r[name] in values]
+        return rows
 
     @cached_property
     def every_ratio(self) -> pd.DataFrame:
@@ -179,9 +163,14 @@ class Machine:
         return ceilings(self.frame)
 
     @property
-    def achieved(self) -> dict[str, float] | None:
-        """Best TFLOP/s by rate name, "bf16" and "fp8"; None where no product was measured."""
-        return (self.ceilings.achieved or None) if self.ceilings else None
+    def achieved(self) -> dict[str, float]:
+        """Best TFLOP/s by rate name, "bf16" and "fp8"; empty where no product was measured."""
+        return self.ceilings.achieved if self.ceilings else {}
+
+    @property
+    def copies(self) -> Sequence[tuple[float, float]]:
+        """Bytes a second of the measured copies by bytes moved."""
+        return self.ceilings.moves.get("copy", ()) if self.ceilings else ()
 
     @cached_property
     def suites(self) -> tuple[str, ...]:
@@ -196,6 +185,10 @@ class Machine:
     def constant_axes(self, suite: str) -> frozenset[str]:
         """Axes that say nothing about a case of this suite, having one value in all of them."""
         return self._constant.get(suite, frozenset())
+
+    def label(self, row: Mapping[str, Any]) -> str:
+        """The case of a row in words, without the axes that say nothing."""
+        return text.case_label(text.axes_of(row["axes"]), self.constant_axes(row["suite"]))
 
     @property
     def commits(self) -> tuple[str, ...]:
@@ -214,25 +207,28 @@ class Machine:
         return device if self.is_gpu else f"CPU: {self.env.get('cpu') or 'model unknown'}"
 
     @property
-    def dates(self) -> str:
-        """The day on which the rows were measured (UTC), or the first and last of them."""
+    def days(self) -> list[str]:
+        """The first and the last day on which rows were measured (UTC), or the only one."""
         days = sorted({str(t)[:10] for t in self.frame["created_at"] if t})
-        if not days:
-            return "date unknown"
-        return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        return list(dict.fromkeys((*days[:1], *days[-1:])))
 
 
-def once(function: Callable[Concatenate[Machine, P], T]) -> Callable[Concatenate[Machine, P], T]:
+def dates(days: Sequence[str]) -> str:
+    """The first and the last of some days in order."""
+    return " to ".join(dict.fromkeys((*days[:1], *days[-1:]))) or "date unknown"
+
+
+def once(function: F) -> F:
     """What follows from a machine's rows is worked out once; every caller gets the same object, to be read only."""
 
     @wraps(function)
-    def remembered(machine: Machine, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (function, args, tuple(sorted(kwargs.items())))
+    def remembered(machine: Machine, *args: Any) -> Any:
+        key = (function, args)
         if key not in machine.memo:
-            machine.memo[key] = function(machine, *args, **kwargs)
+            machine.memo[key] = function(machine, *args)
         return machine.memo[key]
 
-    return remembered
+    return cast("F", remembered)
 
 
 @dataclass(frozen=True)
@@ -275,10 +271,8 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
         if all(file.exists() for file in files.values()):
             break  # else a run has closed meanwhile and moved its rows to another file
     if not parts:
-        named = ", ".join(str(p) for p in paths)
-        raise UsageError(
-            f"no rows in {named}" + (f" ({problems[0]})" if problems else ": measure first, sweep=NAME")
-        )
+        why = f" ({problems[0]})" if problems else ": measure first, sweep=NAME"
+        raise UsageError(f"no rows in {', '.join(map(str, paths))}{why}")
     parts.sort(key=lambda part: (str(part[1]["created_at"].min()), part[0].run_id))
     return Material(_machines(parts), tuple(problems))
 
@@ -291,17 +285,21 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     attributes = frame.attrs
     # Text as objects: pandas takes ten times as long to hand out a string of its own type.
     frame = frame.astype({name: object for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)})
-    for column in JSON_COLUMNS:
-        frame[column] = frame[column].where(frame[column].notna() & (frame[column] != ""), "{}")
-    for column in _TEXTS:
-        frame[column] = frame[column].where(frame[column].notna(), "")
+    for column in (*JSON_COLUMNS, *_TEXTS):
+        own, blank = frame[column], "{}" if column in JSON_COLUMNS else ""
+        frame[column] = own.where(own.notna() & (own != ""), blank)
     frame["commit"] = frame["env"].map({env: _commit(parse(env)) for env in frame["env"].unique()})
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
     impossible = timed & ~frame["samples"].map(_are_times)
-    frame.loc[impossible, "reason"] = "a stored sample is no time: not finite, or not above 0"
-    frame.loc[impossible, "status"] = "failed"
-    frame.loc[impossible, "cause"] = str(Cause.ERROR)
-    frame.loc[impossible, "value"] = math.nan
+    why = "a stored sample is no time: not finite, or not above 0"
+    instead: Row = {
+        "reason": why,
+        "status": "failed",
+        "cause": str(Cause.ERROR),
+        "value": math.nan,
+    }
+    for column, value in instead.items():
+        frame.loc[impossible, column] = value
     frame.attrs = attributes
     return frame
 
@@ -329,28 +327,19 @@ def _parquet_files(path: Path) -> list[Path]:
 
 
 def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
-    files = tuple(
-        DataFile(
-            path.name,
-            path,
-            quote(Path(os.path.relpath(path, out_folder)).as_posix()),
-            path.stat().st_size,
-            hashlib.sha256(path.read_bytes()).hexdigest(),
-        )
-        for path in map(Path, frame.attrs["files"])
-    )
-    return Run(str(frame["run_id"].iloc[0]), str(frame["sweep"].iloc[0]), run_state.about(folder), files)
+    files = []
+    for path in map(Path, frame.attrs["files"]):
+        content, href = path.read_bytes(), Path(os.path.relpath(path, out_folder)).as_posix()
+        files.append(DataFile(path.name, quote(href), len(content), hashlib.sha256(content).hexdigest()))
+    first = frame.iloc[0]
+    return Run(str(first["run_id"]), str(first["sweep"]), run_state.about(folder), tuple(files))
 
 
 def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
     machines = []
     for env_id in dict.fromkeys(e for _, frame in parts for e in frame["env_id"]):
-        own = [
-            (run, frame[frame["env_id"] == env_id])
-            for run, frame in parts
-            if (frame["env_id"] == env_id).any()
-        ]
-        whole = pd.concat([frame for _, frame in own], ignore_index=True)
+        own = [(run, rows) for run, frame in parts if len(rows := frame[frame["env_id"] == env_id])]
+        whole = pd.concat([rows for _, rows in own], ignore_index=True)
         whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)  # a run that was copied is one run
         envs = tuple(dict(parse(env)) for env in whole["env"].unique())
         machines.append(Machine(str(env_id), envs, tuple(run for run, _ in own), with_rates(whole)))

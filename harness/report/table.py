@@ -1,19 +1,39 @@
-"""Table: cells of text with the values that they sort by, and the columns that make them from records."""
+"""Table: cells of text with the values that they sort by, and the columns that make them from records.
+
+The columns of the report's tables are data: `columns.yaml`, a list a table. A column is the name of its field, or says:
+`title`, `field` (the title), `show` of a number ("number" and its like, see `SHOWS`), `hint` that the heading shows, and
+`needs`: a field that some record must have, else the column is left out (`needs: true`: its own).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import yaml
 
 from harness.store import text
+from harness.store.compare import SECONDS
 from harness.store.json_columns import parse
+from harness.store.measurement import METRICS
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
 
 Record = Mapping[str, Any]
+Row = dict[str, Any]
 
 MOST = 5000  # rows of a table: with more a browser becomes slow, and the Parquet files have every row
 NUMBERS = (*text.SIZES, "tokens", "mib", "cube")  # axes that are sizes: right-aligned, after the names
+STYLES = {  # of words in cells
+    "PASS": "pass", "WARN": "warn", "FAIL": "bad", "INCONCLUSIVE": "muted", "failed": "bad", "skipped": "muted",
+    "partial": "muted", "refuses": "muted", "unsupported here": "muted", "below": "bad", "unclear": "muted",
+    "missing": "muted",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +47,30 @@ class Cell:
     interval: str = ""  # of the text, "1.30 to 1.34": stands before the note, in markdown in parentheses
     href: str = ""  # where the text leads, within the page
     anchor: str = ""  # the id under which others lead here
+
+
+NA = Cell(text.NONE, None, "muted")  # asked for, and not known
+
+
+def word(shown: str, note: str = "") -> Cell:
+    """A word in its style."""
+    return Cell(shown, shown, STYLES.get(shown, ""), note)
+
+
+def number4(value: float) -> str:
+    """Four significant digits."""
+    return text.number(value, 4)
+
+
+SHOWS: Mapping[str, Callable[[float], str]] = {
+    "number": text.number,
+    "number4": number4,
+    "number7": lambda value: text.number(value, 7),
+    "percent": text.percent,
+    "count": text.count,
+    "bytes": text.bytes_,
+    "plain": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +117,96 @@ def number(
     return Column(title, value, hint, True, show, needs)
 
 
-def number4(value: float) -> str:
-    """Four significant digits."""
-    return text.number(value, 4)
+def status_cell(record: Record) -> Cell:
+    """ "failed" or "skipped" in place of a number."""
+    return replace(word(record["status"]), order=None)
+
+
+def arm_cell(record: Record) -> Cell:
+    """The arm; one that had to be emulated says so, since its time is none of FP8's."""
+    return Cell(record["arm"], record["arm"], note="emulated" if resolved_of(record).get("emulated") else "")
+
+
+def _value(record: Record) -> Any:
+    return record["value"] if record["status"] == "ok" else status_cell(record)
+
+
+def _time(record: Record) -> Cell:
+    if record["status"] != "ok":
+        return status_cell(record)
+    shown = text.number(record["value"], 4) + ("" if record["unit"] == "ms" else f" {record['unit']}")
+    return Cell(shown, record["value"] * SECONDS[record["unit"]])
+
+
+def _peak(record: Record) -> Cell | None:
+    """Share of the peak; a share that is impossible at the measured clock says so."""
+    if "peak_known" not in record:
+        return None
+    shown = Cell(text.percent(record["peak_share"]), record["peak_share"])
+    over = record.get("over_peak", False)
+    return replace(shown, style="bad", note="above the peak at the measured clock") if over else shown
+
+
+def _gain(record: Record) -> Cell | None:
+    """The paired ratio against the baseline, with its interval."""
+    verdict = record.get("verdict")
+    return estimate(record["speedup"], record["low"], record["high"], verdict) if verdict else None
+
+
+def _pays(record: Record) -> Any:
+    calls = record.get("cold_pays")
+    return Cell("never", calls, "bad") if calls == math.inf else calls
+
+
+def _quartile(q: float) -> Callable[[Record], float | None]:
+    """A quantile of repeated samples; the points of a curve are not such."""
+
+    def of(record: Record) -> float | None:
+        metric = METRICS.get(record["metric"])
+        curve = metric is not None and metric.series and len(record["rounds"]) > 0
+        return None if curve else quantile(record["samples"], q)
+
+    return of
+
+
+# Fields that are worked out: of a row, or of a record of an arm.
+COMPUTED: Mapping[str, Callable[[Any], Any]] = {
+    "run": lambda r: Cell(r["run_id"], r["run_id"], "id"),
+    "id": lambda r: Cell(r["case_id"], r["case_id"], "id"),
+    "status_cell": status_cell,
+    "arm_cell": arm_cell,
+    "value_or_status": _value,
+    "time": _time,
+    "peak": _peak,
+    "gain": _gain,
+    "pays": _pays,
+    "q1": _quartile(0.25),
+    "q3": _quartile(0.75),
+    "min": _quartile(0.0),
+    "count": lambda r: len(r["samples"]),
+    "figures": lambda finding: "; ".join(finding.evidence),
+}
+
+
+@cache
+def columns(table: str) -> tuple[Column, ...]:
+    """The columns of a table, from `columns.yaml`."""
+    every = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
+    found = []
+    for said in every[table]:
+        about = {"title": said} if isinstance(said, str) else said
+        field, show, needs = about.get("field", about["title"]), about.get("show"), about.get("needs", "")
+        meaning = METRICS[field].meaning if needs is True and field in METRICS else ""
+        column = Column(
+            about["title"],
+            COMPUTED.get(field, field),
+            about.get("hint", meaning),
+            bool(show),
+            SHOWS[show or "number"],
+            field if needs is True else needs,
+        )
+        found.append(column)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +234,15 @@ class Grid:
     group: str = ""
 
 
+def table_of(
+    machine: Machine, name: str, records: Sequence[Any], caption: str = "", *, lead: Sequence[Column] = (),
+    sortable: bool = True, key: str = "",
+) -> Table:  # fmt: skip
+    """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
+    every = [*lead, *columns(name)]
+    return make_table(f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable)
+
+
 def make_table(
     key: str, columns: Sequence[Column], records: Sequence[Any], caption: str = "", *, sortable: bool = True
 ) -> Table:  # fmt: skip
@@ -115,7 +255,7 @@ def make_table(
         caption: what holds of all rows.
         sortable: with sorting and a filter in the browser.
     """
-    columns = [c for c in columns if not c.needs or any(given(r.get(c.needs)) for r in records)]
+    columns = [c for c in columns if not c.needs or any(given(_field(r, c.needs)) for r in records)]
     rows = [tuple(c.cell(r) for c in columns) for r in records[:MOST]]
     left_out = max(0, len(records) - MOST)
     if left_out:
@@ -132,34 +272,34 @@ def filled(table: Table, blank: str = "") -> Table:
     return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
 
 
-def axis_column(name: str) -> Column:
-    """The column of one axis."""
+def axis_columns(
+    records: Sequence[Record], without: Sequence[str] | frozenset[str] | None = None
+) -> list[Column]:
+    """A column for each axis that tells the records apart (or for all but those of `without`), sizes last as M, K, N."""
+    axes = [text.axes_of(r["axes"]) for r in records]
+    names = sorted(
+        {n for a in axes for n in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
+    )
+    if without is not None:
+        shown = [n for n in names if n not in without]
+    else:
+        shown = [n for n in sorted(names) if len({str(a.get(n)) for a in axes}) > 1]
+    return [_axis_column(n) for n in shown]
 
-    def cell(record: Any) -> Cell:
-        value = text.axes_of(_field(record, "axes")).get(name)
+
+def _axis_column(name: str) -> Column:
+    def cell(record: Any) -> Cell | None:
+        value = text.axes_of(record["axes"]).get(name)
         shown = "" if value is None else text.axis_value(value)
         return Cell(shown, value if known(value) else str(value))
 
     return Column(name, cell, numeric=name in NUMBERS)
 
 
-def identity(title: str, field: str) -> Column:
-    """The column of an id, which the page writes small."""
-    return Column(title, lambda r: Cell(r[field], r[field], "id"))
-
-
-CASE_ID = identity("case", "case_id")
-
-
-def case_cell(record: Record, without: Collection[str] = ()) -> Cell:
-    """The case in words, without the axes that say nothing."""
-    label = text.case_label(text.axes_of(record["axes"]), without)
-    return Cell(label, label)
-
-
-def status_cell(record: Record) -> Cell:
-    """ "failed" or "skipped" in place of a number."""
-    return Cell(record["status"], None, "bad" if record["status"] == "failed" else "muted")
+def estimate(value: float | None, low: float | None, high: float | None, style: str = "") -> Cell:
+    """A ratio with its interval, where there is one."""
+    interval = text.interval(low, high) if known(low) and known(high) else ""
+    return Cell(text.ratio(value), value, style, interval=interval) if known(value) else NA
 
 
 def resolved_of(record: Record) -> Mapping[str, Any]:
@@ -184,5 +324,5 @@ def known(value: object) -> TypeGuard[float]:
 
 
 def given(value: object) -> bool:
-    """Whether a value is there at all: a number or a yes or no."""
-    return isinstance(value, bool) or known(value)
+    """Whether a value is there at all: a number, a yes or no, a text or a cell."""
+    return known(value) or isinstance(value, bool | Cell) or (isinstance(value, str) and bool(value))

@@ -1,40 +1,226 @@
-"""Tables: rows of the store as cells of text, each with the value that it sorts by."""
+"""Tables: the rows of any suite as cells of text, each with the value that it sorts by, and their sections."""
 
 from __future__ import annotations
 
-import math
+import bisect
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.report.compile_break_even import FACTS, compilations
-from harness.report.records import arm_records, repeated
+from harness.report import charts
+from harness.report.drawing import EDGES, evenly
+from harness.report.records import SQNR, arm_records, compilations, numerics_by_arm
+from harness.report.section import Section, section
 from harness.report.table import (
-    CASE_ID,
-    NUMBERS,
+    COMPUTED,
+    NA,
     Cell,
     Column,
     Grid,
     Record,
     Table,
-    axis_column,
-    case_cell,
-    identity,
+    axis_columns,
+    columns,
+    estimate,
+    filled,
     known,
     make_table,
     number,
-    number4,
-    quantile,
-    resolved_of,
-    status_cell,
+    table_of,
 )
-from harness.store import text
-from harness.store.compare import MODES, SECONDS, rows_of, square
-from harness.store.measurement import METRICS
+from harness.report.verdicts import VERDICTS, extremes, fp8_pairs, rank
+from harness.store import stats, text
+from harness.store.arm import baseline_of
+from harness.store.compare import MODES, rows_of, square, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from harness.report.records import Worst
     from harness.report.runs import Machine
+    from harness.report.table import Row
+
+MOST_SQUARES = 40
+MOST_ARMS, MOST_M, MOST_SIDE = 3, 4, 12  # of the maps
+NUMERIC = ("recipes", "outliers")  # suites whose figures mean the same on a CPU
+
+
+def findings(machine: Machine) -> Section:
+    """What is probably wrong, with its figures, cause and way out."""
+    return section(
+        machine, "findings", first=[table_of(machine, "findings", machine.findings, sortable=False)]
+    )
+
+
+def run_column(records: Sequence[Record]) -> list[Column]:
+    """The column that names the run, where several runs measured the same."""
+    names = ("suite", "case_id", "arm", "regime", "metric", "part")
+    seen = Counter(tuple(r[name] for name in names) for r in records)
+    return [Column("run", COMPUTED["run"])] if any(count > 1 for count in seen.values()) else []
+
+
+# FP8 against bf16
+
+
+def speed(machine: Machine) -> Section:
+    """Every paired ratio."""
+    maps = heat_maps(machine, "linear")
+    shown: Any = {"first": [gains(machine)], "charts": charts.speedups(machine), "grids": maps}
+    return section(machine, "speed", {"maps": maps}, timed=True, **shown)
+
+
+def gains(machine: Machine) -> Table:
+    """FP8 against bf16 by suite, arm and regime: geometric mean, extremes with their intervals, verdict counts."""
+    pairs = fp8_pairs(machine)
+    by_key: dict[tuple[Any, ...], list[Row]] = {}
+    keys = ("suite", "arm", "baseline", "regime")
+    for p in rows_of(pairs):
+        by_key.setdefault(tuple(p[k] for k in keys), []).append(p)
+    records = []
+    for s in sorted(rows_of(summary(pairs)), key=lambda s: (rank(s["suite"])[0], s["regime"])):
+        ends = [
+            Cell(
+                text.ratio(p["speedup"]),
+                float(p["speedup"]),
+                p["verdict"],
+                p["where"],
+                text.interval(p["low"], p["high"]),
+            )
+            for p in extremes(machine, by_key[tuple(s[k] for k in keys)])
+        ] or [NA]
+        mean = Cell(text.ratio(s["geometric_mean"]), s["geometric_mean"])
+        told = ", ".join(f"{s[v]} {v}" for v in VERDICTS if s[v])
+        more = {"geometric mean": mean, "slowest pair": ends[0], "fastest pair": ends[-1], "verdicts": told}
+        records.append(s | more)
+    return table_of(machine, "gains", records, sortable=False)
+
+
+def heat_maps(machine: Machine, suite: str) -> list[Grid]:
+    """The speedup over bf16 by M, K and N of a suite: a table for each arm and M, a row for each K, a column for each N.
+
+    Of the isolated regime; none where a single shape was measured. The arms with the largest gain are drawn, compiled
+    ones where there are any, since that is how models are trained, and sizes spread evenly where there are too many to draw.
+    """
+    pairs = fp8_pairs(machine)
+    pairs = pairs[(pairs["suite"] == suite) & (pairs["regime"] == "isolated") & pairs["speedup"].notna()]
+    found = rows_of(pairs)
+    cells: dict[str, dict[tuple[Any, ...], list[float]]] = {}
+    for r in [r for r in found if baseline_of(r).mode == "compile"] or found:
+        sizes = tuple(text.axes_of(r["axes"]).get(name) for name in text.SIZES)
+        if all(isinstance(size, int) for size in sizes):
+            cells.setdefault(r["arm"], {}).setdefault(sizes, []).append(r["speedup"])
+    if len({sizes for own in cells.values() for sizes in own}) < 2:
+        return []
+    gain = {
+        arm: {sizes: stats.geometric_mean(v).value for sizes, v in own.items()} for arm, own in cells.items()
+    }
+    arms = sorted(gain, key=lambda arm: -stats.geometric_mean(list(gain[arm].values())).value)[:MOST_ARMS]
+    every = [sorted({sizes[i] for arm in arms for sizes in gain[arm]}) for i in range(3)]
+    most = (MOST_M, MOST_SIDE, MOST_SIDE)
+    ms, ks, ns = ([own[i] for i in evenly(len(own), n)] for own, n in zip(every, most, strict=True))
+    maps = []
+    for arm in arms:
+        for m in ms:
+            rows = [k for k in ks if any((m, k, n) in gain[arm] for n in every[2])]
+            across = [n for n in ns if any((m, k, n) in gain[arm] for k in every[1])]
+            records = [
+                {"K": str(k)} | {str(n): _map_cell(gain[arm].get((m, k, n))) for n in across} for k in rows
+            ]
+            if rows and across:
+                titles = [Column("K \\ N", "K"), *(number(str(n), str(n)) for n in across)]
+                key = f"map-{suite}-{arm}-{m}-{machine.env_id}"
+                maps.append(Grid(f"M = {m}", make_table(key, titles, records, sortable=False), arm))
+    return maps
+
+
+def _map_cell(speedup: float | None) -> Cell | None:
+    if speedup is None:
+        return None
+    return Cell(text.number(speedup), speedup, f"h{bisect.bisect(EDGES, speedup)}")
+
+
+def squares(machine: Machine) -> Section:
+    """The 2x2 squares of the layers."""
+    return section(machine, "squares", timed=True, grids=square_grids(machine))
+
+
+def square_grids(machine: Machine) -> list[Grid]:
+    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name.
+
+    The first `MOST_SQUARES` of them: the table of the suite has all.
+    """
+    timed = machine.frame[(machine.frame["suite"] == "linear") & (machine.frame["metric"] == "time_ms")]
+    cases = timed[["run_id", "case_id"]].drop_duplicates().head(MOST_SQUARES)
+    by_key: dict[tuple[str, str, str], list[Record]] = {}
+    for r in rows_of(square(timed.merge(cases, on=["run_id", "case_id"]))):
+        by_key.setdefault((r["run_id"], r["case_id"], r["regime"]), []).append(r)
+    across = [number(f"{mode} (ms)", partial(_square_cell, mode)) for mode in MODES]
+    out = []
+    for key, own in by_key.items():
+        load = ", sustained" if key[2] == "sustained" else ""
+        made = make_table(
+            "-".join(("square", *key)), [Column("precision", "precision"), *across], own, sortable=False
+        )
+        out.append(Grid(machine.label({"suite": "linear", **own[0]}) + load, made))
+    return out
+
+
+def _square_cell(mode: str, record: Record) -> Cell:
+    own = {
+        name: record[f"{mode}_{name}"]
+        for name in ("status", "note", "ms", "speedup", "low", "high", "verdict")
+    }
+    if own["status"] != "ok":
+        style = "bad" if own["status"] == "failed" else "muted"
+        return Cell(own["status"] or own["note"], None, style, own["note"] if own["status"] else "")
+    shown = text.number(own["ms"], 4)
+    if not known(own["speedup"]):
+        return Cell(shown, own["ms"])
+    ratio = estimate(own["speedup"], own["low"], own["high"])
+    interval = f" ({ratio.interval})" if ratio.interval else ""
+    return Cell(shown, own["ms"], own["verdict"], f"{ratio.text}{interval} {own['verdict']}")
+
+
+# Numerics
+
+
+def numerics(machine: Machine) -> Section:
+    """How exact the arms are."""
+    made = [numerics_table(machine)]
+    return section(machine, "numerics", charts=charts.soundness(machine), tables=made)
+
+
+def numerics_table(machine: Machine) -> Table:
+    """Worst figures by arm against the bounds that their suites stored, without empty columns."""
+    records = [_worst_cells(w) for w in numerics_by_arm(machine)]
+    return filled(table_of(machine, "numerics", records, sortable=False), text.NONE)
+
+
+def _worst_cells(w: Worst) -> Row:
+    cells: Row = {"suite": w.suite, "arm": w.arm, "cases": w.cases}
+    for m in SQNR:
+        cells[m] = Cell(text.number(w.sqnr.get(m)), w.sqnr.get(m), "bad" if m in w.failing else "")
+    bounds = " / ".join(text.number(w.bounds[m], 4) for m in SQNR if m in w.bounds)
+    codes = text.count(w.mismatches) if w.checked_codes else text.NONE
+    return cells | {
+        "bound (dB)": Cell(bounds or text.NONE, max(w.bounds.values(), default=None)),
+        "row_min": Cell(text.number(w.row_min), w.row_min),
+        "accumulation": Cell(text.number(w.accumulation), w.accumulation),
+        "underflow": Cell(text.percent(w.underflow), w.underflow),
+        "codes that differ": Cell(codes, w.mismatches),
+    }
+
+
+# Each suite by itself
+
+
+def suite(machine: Machine, name: str) -> Section:
+    """The table of a suite with the figures that it has; it needs nobody who knows the suite."""
+    drawn = [chart for draw in charts.OF_SUITE.get(name, ()) for chart in draw(machine)]
+    shown: Any = {"charts": drawn, "tables": [suite_table(machine, name)]}
+    if name == "gemm":
+        shown["grids"] = heat_maps(machine, name)
+    return section(machine, name, block=f"section_suite_{name}", timed=name not in NUMERIC, **shown)
 
 
 def suite_table(machine: Machine, suite: str) -> Table:
@@ -43,236 +229,71 @@ def suite_table(machine: Machine, suite: str) -> Table:
     Columns that no row can fill are left out; axes that are the same in every row stand in the caption.
     """
     records: list[Record] = [*arm_records(machine, suite)]
-    axes = [text.axes_of(r["axes"]) for r in records]
-    names = sorted(
-        {name for a in axes for name in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
-    )
+    if len({r["regime"] for r in records} - {""}) > 1:
+        records = [{**r, "regime_cell": r["regime"]} for r in records]
     constant = machine.constant_axes(suite)
-    varying = [n for n in names if n not in constant]
-    regimes = len({r["regime"] for r in records} - {""}) > 1
-    columns = [
-        *run_column(records),
-        *(axis_column(name) for name in varying),
-        ARM,
-        *([Column("regime", "regime")] if regimes else []),
-        *_SUITE_COLUMNS,
-    ]
-    caption = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
-    return make_table(
-        f"{suite}-{machine.env_id}", columns, records, f"All rows: {caption}." if caption else ""
+    lead = [*run_column(records), *axis_columns(records, constant)]
+    every = [c.title for c in axis_columns(records, ())]
+    said = text.axes_said(
+        text.axes_of(records[0]["axes"]) if records else {}, [n for n in every if n in constant]
     )
+    caption = f"All rows: {said}." if said else ""
+    return table_of(machine, "suite", records, caption, lead=lead, key=suite)
 
 
-def run_column(records: Sequence[Record]) -> list[Column]:
-    """The column that names the run, where several runs measured the same."""
-    return [identity("run", "run_id")] if repeated(records) else []
+# The rest
 
 
-def squares(machine: Machine, most: int = 40) -> list[Grid]:
-    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name.
-
-    The first `most` of them: the table of the suite has all.
-    """
-    timed = machine.frame[(machine.frame["suite"] == "linear") & (machine.frame["metric"] == "time_ms")]
-    cases = timed[["run_id", "case_id"]].drop_duplicates().head(most)
-    found = square(timed.merge(cases, on=["run_id", "case_id"]))
-    out = []
-    if len(found):
-        for (run_id, case_id, regime), group in found.groupby(["run_id", "case_id", "regime"], sort=False):
-            records = rows_of(group)
-            axes = text.axes_of(records[0]["axes"])
-            name = text.case_label(axes, machine.constant_axes("linear")) + (
-                f", {regime}" if regime == "sustained" else ""
-            )
-            columns = [
-                Column("precision", "precision"),
-                *(number(f"{mode} (ms)", partial(_square_cell, mode)) for mode in MODES),
-            ]
-            key = f"square-{run_id}-{case_id}-{regime}"
-            out.append(Grid(name, make_table(key, columns, records, sortable=False)))
-    return out
-
-
-def troubles(machine: Machine) -> Table:
-    """Every row that failed or was skipped, gathered by metric and reason: nothing is hidden, nothing said twice."""
-    bad = machine.frame[machine.frame["status"] != "ok"]
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for r in rows_of(bad):
-        groups.setdefault((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), []).append(r)
-    records = []
-    for (status, suite, metric, reason), members in sorted(groups.items()):
-        constant = machine.constant_axes(suite)
-        arms = list(dict.fromkeys(str(m["arm"]) for m in members))
-        labels = list(dict.fromkeys(text.case_label(text.axes_of(m["axes"]), constant) for m in members))
-        ids = list(dict.fromkeys(str(m["case_id"]) for m in members))
-        records.append(
-            {
-                "status": status, "suite": suite, "metric": metric, "reason": reason,
-                "arms": Cell(", ".join(arms), len(arms)),
-                "cases": Cell(text.some(labels), len(labels), note=text.some(ids, 3)),
-            }
-        )  # fmt: skip
-    fields = ("suite", "metric", "reason", "arms", "cases")
-    columns = [Column("status", status_cell), *(Column(field, field) for field in fields)]
-    return make_table(f"troubles-{machine.env_id}", columns, records)
-
-
-def compile_times(machine: Machine) -> Table:
+def compile_times(machine: Machine) -> Section:
     """First call of each compiled arm, apart from every other time, and when it has paid."""
-    records = [about | {"arm": arm, "run_id": run} for (run, _, arm), about in compilations(machine).items()]
-    columns = [
-        Column("suite", "suite"),
-        Column("case", lambda r: case_cell(r, machine.constant_axes(r["suite"]))),
-        Column("arm", "arm"),
-        *COMPILE_COLUMNS,
+    records = [
+        about | {"arm": arm, "run_id": run, "case": machine.label(about)}
+        for (run, _, arm), about in compilations(machine).items()
     ]
-    return make_table(f"compile-{machine.env_id}", columns, records)
+    made = [table_of(machine, "compile", records)]
+    return section(machine, "compile", tables=made, folded=not machine.is_gpu)
 
 
-def every_row(machine: Machine) -> Table:
+def troubles(machine: Machine) -> Section:
+    """Every row that failed or was skipped."""
+    return section(machine, "troubles", tables=[troubles_table(machine)])
+
+
+def troubles_table(machine: Machine) -> Table:
+    """Failed and skipped rows, gathered by metric and reason: nothing is hidden, nothing said twice."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for r in machine.rows:
+        if r["status"] != "ok":
+            groups.setdefault((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), []).append(r)
+    records = []
+    for key, members in sorted(groups.items()):
+        arms, labels, ids = (
+            list(dict.fromkeys(map(str, own)))
+            for own in zip(*((m["arm"], machine.label(m), m["case_id"]) for m in members), strict=True)
+        )
+        cells = Cell(", ".join(arms), len(arms)), Cell(text.some(labels), len(labels), note=text.some(ids, 3))
+        records.append(
+            dict(zip(("status", "suite", "metric", "reason", "arms", "cases"), (*key, *cells), strict=True))
+        )
+    return table_of(machine, "troubles", records)
+
+
+def every_row(machine: Machine) -> Section:
+    """All rows, for who looks for one of them."""
+    made = rows_table(machine)
+    whole = len(made.rows) + made.left_out
+    facts = {"whole": whole, "of_parts": len(machine.frame) - whole}
+    return section(machine, "rows", facts, tables=[made], folded=True, in_markdown=False)
+
+
+def rows_table(machine: Machine) -> Table:
     """Every row of a whole that is stored, controls included: the samples aggregated, none trimmed.
 
     Rows of a part (a layer, a class of kernels) can be thousands; they have tables of their own.
     """
-    cases = machine.frame.drop_duplicates(["suite", "axes"])
-    several = bool(cases["suite"].duplicated().any())  # else an id alone tells its case
-    axes = Column("axes", lambda r: case_cell(r, machine.constant_axes(r["suite"])))
-    columns = [
-        CASE_ID,
-        Column("suite", "suite"),
-        *([axes] if several else []),
-        *(Column(field, field) for field in ("arm", "metric", "regime")),
-        number("value", value_or_status, number4, "median of the samples; of a curve the last"),
-        number("q1", lambda r: _spread(r, 0.25), number4),
-        number("q3", lambda r: _spread(r, 0.75), number4),
-        number("min", lambda r: _spread(r, 0.0), number4),
-        number("samples", lambda r: len(r["samples"]), str),
-        Column("unit", "unit"),
-    ]
-    whole = [r for r in machine.rows if not r["part"]]
-    named = (f"{r['suite']}: {text.case_label(text.axes_of(r['axes']))}." for r in rows_of(cases))
-    caption = "" if several else " ".join(named)
-    return make_table(f"rows-{machine.env_id}", [*run_column(whole), *columns], whole, caption)
-
-
-def _spread(record: Record, q: float) -> float | None:
-    """A quantile of repeated samples; the points of a curve are not such."""
-    metric = METRICS.get(record["metric"])
-    curve = metric is not None and metric.series and len(record["rounds"]) > 0
-    return None if curve else quantile(record["samples"], q)
-
-
-def arm_cell(record: Record) -> Cell:
-    """The arm; one that had to be emulated says so, since its time is none of FP8's."""
-    return Cell(record["arm"], record["arm"], note="emulated" if resolved_of(record).get("emulated") else "")
-
-
-ARM = Column("arm", arm_cell)
-
-
-def value_or_status(record: Record) -> Any:
-    """The median; of a row without one its status."""
-    return record["value"] if record["status"] == "ok" else status_cell(record)
-
-
-def _time_cell(record: Record) -> Cell:
-    if record["status"] != "ok":
-        return status_cell(record)
-    shown = text.number(record["value"], 4) + ("" if record["unit"] == "ms" else f" {record['unit']}")
-    return Cell(shown, record["value"] * SECONDS[record["unit"]])
-
-
-def peak_cell(record: Record) -> Cell:
-    """Share of the peak; a share that is impossible at the measured clock says so."""
-    if "peak_known" not in record:
-        return Cell("", None)
-    over = record.get("over_peak", False)
-    note = "above the peak at the measured clock" if over else ""
-    return Cell(text.percent(record["peak_share"]), record["peak_share"], "bad" if over else "", note)
-
-
-def gain_cell(record: Record) -> Cell:
-    """The paired ratio against the baseline, with its interval."""
-    verdict, speedup = record.get("verdict"), record.get("speedup")
-    if not verdict:
-        return Cell("", None)
-    if not known(speedup):
-        return Cell(text.NONE, None, "muted")
-    return Cell(
-        text.ratio(speedup),
-        speedup,
-        verdict,
-        interval="" if not known(record["low"]) else text.interval(record["low"], record["high"]),
-    )
-
-
-def _square_cell(mode: str, record: Record) -> Cell:
-    status, why = record[f"{mode}_status"], record[f"{mode}_note"]
-    if status != "ok":
-        return Cell(status or why, None, "bad" if status == "failed" else "muted", why if status else "")
-    time, speedup, verdict = record[f"{mode}_ms"], record[f"{mode}_speedup"], record[f"{mode}_verdict"]
-    if not known(speedup):
-        return Cell(text.number(time, 4), time)
-    low, high = record[f"{mode}_low"], record[f"{mode}_high"]
-    note = text.ratio(speedup) + (f" ({text.interval(low, high)})" if known(low) else "") + f" {verdict}"
-    return Cell(text.number(time, 4), time, verdict, note)
-
-
-def _stored(metric: str, title: str, show: Callable[[float], str] = text.number) -> Column:
-    """The column of a metric, with its meaning."""
-    return number(title, lambda r: r.get(metric), show, METRICS[metric].meaning, metric)
-
-
-def _pays(calls: float | None) -> Any:
-    return Cell("never", calls, "bad") if calls == math.inf else calls
-
-
-_PAYS_HINT = "cold compile time / what a call gains over the same arm in eager mode"
-COMPILE_COLUMNS = (
-    number("compile cold (s)", "cold_s", hint="first call, empty caches", needs="cold_s"),
-    number("warm (s)", "warm_s", hint="first call again, from filled caches", needs="warm_s"),
-    number("pays after (calls)", lambda r: _pays(r.get("cold_pays")), text.count, _PAYS_HINT, "cold_pays"),
-    *(
-        number(fact.removeprefix("compile_").replace("_", " "), fact, text.count, needs=fact)
-        for fact in FACTS
-    ),
-)
-GAIN = number(
-    "speedup",
-    gain_cell,
-    hint="baseline time / this time, with its 95 % interval over rounds",
-    needs="speedup",
-)
-_SUITE_COLUMNS = (
-    number("time (ms)", _time_cell, hint="median of all samples"),
-    number("TFLOP/s", "tflops", hint="declared FLOPs / median time", needs="tflops"),
-    number("GB/s", "gb_per_s", hint="logical bytes / median time, 1e9 a second", needs="gb_per_s"),
-    number(
-        "of copy",
-        "copy_share",
-        text.percent,
-        "share of the copy bandwidth measured on this machine at that size",
-        "copy_share",
-    ),
-    number(
-        "of peak",
-        peak_cell,
-        hint="share of the published dense peak: FLOPs of each dtype against its own, else bytes against bandwidth",
-        needs="peak_known",
-    ),
-    GAIN,
-    _stored("sqnr_db", "SQNR (dB)"),
-    _stored("accum_sqnr_db", "exact sum (dB)"),
-    _stored("fp22_sqnr_db", "fp22 sum (dB)"),
-    _stored("fp22_promote128_sqnr_db", "promoted (dB)"),
-    _stored("grad_input_sqnr_db", "grad_input (dB)"),
-    _stored("grad_weight_sqnr_db", "grad_weight (dB)"),
-    _stored("sqnr_row_min_db", "worst row (dB)"),
-    _stored("bulk_sqnr_db", "bulk (dB)"),
-    _stored("underflow_frac", "underflow", text.percent),
-    _stored("saturated_frac", "saturated", text.percent),
-    _stored("cast_bytes_per_elem", "cast (B/element)"),
-    _stored("saved_bytes_per_elem", "saved (B/element)"),
-    _stored("mismatches", "mismatches", text.count),
-    CASE_ID,
-)
+    cases = dict.fromkeys((r["suite"], r["axes"]) for r in machine.rows)
+    several = len(cases) > len(machine.suites)  # else an id alone tells its case
+    whole = machine.pick(part="")
+    lead = [*run_column(whole), *columns("rows_case"), *([Column("axes", machine.label)] if several else [])]
+    named = " ".join(f"{suite}: {text.case_label(text.axes_of(axes))}." for suite, axes in cases)
+    return table_of(machine, "rows", whole, "" if several else named, lead=lead)

@@ -1,211 +1,363 @@
-"""Training: verdicts, time to loss and layer diagnostics of the suite `divergence`, as tables and as one answer."""
+"""Training: verdicts, cost in loss, time to loss, curves and layer diagnostics of the suite `divergence`."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge.verdict import GATES, MARGIN, ArmVerdict, time_to_loss
+from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
+from harness.judge.verdict.curves import half_life, pair
 from harness.judge.verdict.result import percent
-from harness.judge.verdict.rows import CONTROL, NEGATIVE
-from harness.report.answer import Answer, Verdict
-from harness.report.table import Cell, Column, Table, make_table, number, number4
-from harness.store import text
-from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE
+from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
+from harness.report.section import Section, section
+from harness.report.standings import is_candidate, unshown
+from harness.report.table import (
+    NA,
+    STYLES,
+    Cell,
+    Column,
+    Table,
+    estimate,
+    make_table,
+    resolved_of,
+    table_of,
+    word,
+)
+from harness.report.verdicts import Answer, Verdict, answer
+from harness.report.words import say
+from harness.store import stats, text
+from harness.store.arm import (
+    COOLDOWN,
+    GOLDEN,
+    GRAD_FORMAT,
+    ONLY_GEMM,
+    ONLY_OPERAND,
+    WARMUP,
+    Arm,
+    arm_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from harness.judge.verdict import Settled
+    from matplotlib.axes import Axes
+
+    from harness.judge.verdict import GateResult, Settled
     from harness.judge.verdict.rows import Setup
     from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
-    from harness.store.stats import Estimate
+    from harness.report.table import Row
+    from harness.store.stats import Estimate, Vector
 
-STYLES = {"PASS": "pass", "WARN": "warn", "FAIL": "bad", "INCONCLUSIVE": "muted"}
-_SHORT = {"INCONCLUSIVE": "can't tell"}
 _HEADINGS = {
-    "L1": "L1 finite",
-    "L2": "L2 spikes",
-    "L3": "L3 early",
-    "L4": "L4 late",
-    "L4h": "L4 held-out",
-    "L5": "L5 trend",
-    "L6": "L6 gradients",
-    "prefix": "first phase",
-    "band": "seed band",
-}
+    "L1": "L1 finite", "L2": "L2 spikes", "L3": "L3 early", "L4": "L4 late", "L4h": "L4 held-out", "L5": "L5 trend",
+    "L6": "L6 gradients", "prefix": "first phase", "band": "seed band",
+}  # fmt: skip
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
 _SETTLED = "gap stays small from step"
-_SETTLED_HINT = (
-    "median over seeds of the step from which the smoothed gap stays within the noise of the recipe, or, where no "
-    "perturbed runs show that, within the margin"
-)
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
-_DIAGNOSED = ("sqnr_db", "underflow_frac", "saturated_frac", "amax", "scale_log2")
+GAPS = {"L4": "late gap", "L4h": "held-out gap"}
+LIMIT = 100 * MARGIN
+FAR = 12 * MARGIN  # gaps beyond are written at the edge of the figure, so that the others stay legible
+MOST_COSTS, MOST_CURVES = 8, 6  # set-ups with a figure
+MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
+DASHES: tuple[Any, ...] = (
+    "-",
+    "--",
+    "-.",
+    ":",
+    *((0, on_off) for on_off in ((5, 1, 1, 1, 1, 1), (7, 2), (1, 2), (3, 1, 1, 1))),
+)
+SECONDS_PER_HOUR = 3600
+
+
+def losses(machine: Machine) -> Section:
+    """The verdicts with their figures."""
+    drawn = [*cost_charts(machine), *loss_charts(machine)]
+    tables = [cost_table(machine), reach_table(machine), layers_table(machine)]
+    return section(machine, "divergence", first=[verdict_table(machine)], charts=drawn, tables=tables)
+
+
+def gates(machine: Machine) -> Section:
+    """Every gate in a sentence."""
+    return section(machine, "gates", tables=[gates_table(machine)], folded=True)
 
 
 def trains_the_same(machine: Machine) -> Answer:
     """Whether FP8 reaches the control's loss, by the verdicts on arms that are no controls themselves."""
-    question = "Does it train the same?"
     candidates = [v for v in machine.verdicts if is_candidate(v.fields)]
     count = Counter(v.verdict.outcome for v in candidates)
-    if not candidates:
-        return Answer(question, "can't tell", "No FP8 arm was trained in these runs.")
-    outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
     verdict: Verdict = "partly"
-    if count["FAIL"] and not count["PASS"]:
-        verdict = "no"
-    elif not count["FAIL"] and count["INCONCLUSIVE"] > count["PASS"]:
+    if not candidates or (not count["FAIL"] and count["INCONCLUSIVE"] > count["PASS"]):
         verdict = "can't tell"
-    elif not count["FAIL"] and not count["INCONCLUSIVE"]:
+    elif count["FAIL"] and not count["PASS"]:
+        verdict = "no"
+    elif set(count) == {"PASS"}:
         verdict = "yes"
     evidence = []
     for v in candidates:
         late = v.verdict.gate("L4")
-        gap = ""
+        told = f"{label(machine, v)}: {v.verdict.outcome}"
         if late is not None and math.isfinite(late.high - late.low):
-            gap = f", late gap {percent(late.effect)} ({percent(late.low)} to {percent(late.high)})"
-        evidence.append(f"{label(machine, v)}: {v.verdict.outcome}{gap}")
-    evidence += list(dict.fromkeys(v.verdict.limits for v in candidates))
-    sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}, margin {100 * MARGIN:g} % of the loss: {outcomes}."
+            told += f", late gap {percent(late.effect)} ({percent(late.low)} to {percent(late.high)})"
+        evidence.append(told)
+    evidence += dict.fromkeys(v.verdict.limits for v in candidates)
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
-    if unshown(machine) and verdict == "yes":
-        verdict = "partly"
-        sentence += f" No {NEGATIVE} shows that a fault would fail here."
-    brief = f"{text.plural(len(candidates), 'FP8 arm')}: {outcomes}" + (
-        f", no {NEGATIVE} to compare." if unshown(machine) and verdict == "partly" else "."
-    )
-    return Answer(question, verdict, sentence, tuple(evidence[:8]), brief)
+    missing = unshown(machine)
+    facts = {
+        "arms": len(candidates),
+        "outcomes": ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o]),
+        "limit": LIMIT,
+        "control": CONTROL,
+        "negative": NEGATIVE,
+        "unshown": missing and verdict in ("yes", "partly"),
+        "lowered": missing and verdict == "yes",
+    }
+    return answer("same", "partly" if facts["lowered"] else verdict, evidence[:8], **facts)
 
 
-def unshown(machine: Machine) -> bool:
-    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
-    return any(setup.runs_of(Arm(variant=NEGATIVE)) is None for setup in machine.trainings)
-
-
-def is_candidate(arm: Arm) -> bool:
-    """Whether an arm is one that a user would train, and no control or emulation."""
-    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
+# Tables
 
 
 def verdict_table(machine: Machine) -> Table:
     """One row an arm: the verdict, and each gate's status with the figure that it rests on."""
     verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.fields))
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
-    varying = _varying(machine)
-    settles = any(v.verdict.settled for v in verdicts)
-    settled = Column(_SETTLED, lambda v: _settled_cell(v.verdict.settled), _SETTLED_HINT)
-    columns = [
-        *(Column(name, partial(_axis_cell, name)) for name in varying),
-        Column(
-            "arm",
-            lambda v: Cell(v.arm, v.arm, note="" if v.against == CONTROL else f"against {v.against}"),
-        ),
-        Column("verdict", _outcome_cell),
-        *(Column(_HEADINGS[name], partial(_gate_cell, name), GATES[name]) for name in shown),
-        *([settled] if settles else []),
+    varying = varying_axes(machine)
+    records = []
+    for v in verdicts:
+        outcome, note = v.verdict.outcome, "" if v.against == CONTROL else f"against {v.against}"
+        cell = word(outcome, "must not" if v.surprising else "")
+        if outcome == v.expected == "FAIL":
+            cell = Cell(outcome, outcome, "pass", "as it should")
+        record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
+        record |= {name: _gate_cell(gate) for name in shown if (gate := v.verdict.gate(name)) is not None}
+        records.append(
+            record
+            | {
+                "arm": Cell(v.arm, v.arm, note=note),
+                "verdict": cell,
+                _SETTLED: _settled_cell(v.verdict.settled),
+            }
+        )
+    hint = say("hint_settled")
+    every = [
+        *(Column(name, name) for name in (*varying, "arm", "verdict")),
+        *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
+        *([Column(_SETTLED, _SETTLED, hint)] if any(v.verdict.settled for v in verdicts) else []),
     ]
-    return make_table(f"verdict-{machine.env_id}", columns, verdicts, _said(machine), sortable=False)
+    return make_table(f"verdict-{machine.env_id}", every, records, _shared_by_all(machine), sortable=False)
+
+
+def _shared_by_all(machine: Machine) -> str:
+    """What all verdicts have in common: fixed axes, the margin, limits and missing controls."""
+    if not machine.trainings:
+        return ""
+    axes, varying = machine.trainings[0].axes, varying_axes(machine)
+    abouts = [about for setup in machine.trainings for about in setup.resolved.values()]
+    loss_from = {str(about["loss_from"]) for about in abouts if about.get("loss_from")}
+    return say(
+        "caption_verdict",
+        fixed=text.axes_said(axes, (n for n in axes if n not in varying)),
+        judged=sorted(loss_from) if loss_from - {_WHOLE} else [],
+        limit=LIMIT,
+        limits=list(dict.fromkeys(v.verdict.limits for v in machine.verdicts)),
+        missing=list(dict.fromkeys(m for v in machine.verdicts for m in v.missing)),
+    )
+
+
+def _gate_cell(gate: GateResult) -> Cell:
+    figure = ""
+    if math.isfinite(gate.effect):
+        if gate.unit == "of the loss" and gate.gate != "L5":
+            figure = percent(gate.effect)
+        elif gate.unit == "ratio":
+            figure = text.number(gate.effect, 4)
+        elif gate.unit == "spikes" and gate.effect:
+            figure = f"{gate.effect:+.0f}"
+    return Cell(_short(gate.status), gate.status, STYLES[gate.status], figure)
+
+
+def _short(status: str) -> str:
+    return "can't tell" if status == "INCONCLUSIVE" else status
+
+
+def _settled_cell(settled: Settled | None) -> Cell | None:
+    if settled is None or settled.problem:
+        return Cell("can't tell", None, "muted", settled.problem) if settled else None
+    if math.isinf(settled.step):
+        note = f"{settled.unsettled} of {len(settled.steps)} seeds outside at the end"
+        return Cell("not reached", None, "bad", note)
+    low, high, coverage = settled.interval
+    within = "within the noise" if settled.noise_runs else "within the margin"
+    interval = f"{low:,.0f} to {f'{high:,.0f}' if math.isfinite(high) else 'open'}"
+    note = f"{within}; covers {100 * coverage:.0f} %"
+    return Cell(f"{settled.step:,.0f}", settled.step, note=note, interval=interval)
 
 
 def gates_table(machine: Machine) -> Table:
     """Every gate in a sentence, and what else a verdict says."""
-    titles = ("arm", "gate", "status", "what it says")
     rows: list[tuple[str, str, str | Cell, str]] = []
     for v in machine.verdicts:
         name = label(machine, v)
         for g in v.verdict.gates:
-            status = _SHORT.get(g.status, g.status)
-            rows.append((name, _HEADINGS[g.gate], Cell(status, status, STYLES[g.status]), g.sentence))
+            status = Cell(_short(g.status), _short(g.status), STYLES[g.status])
+            rows.append((name, _HEADINGS[g.gate], status, g.sentence))
         if v.verdict.settled is not None:
             rows.append((name, _SETTLED, "", v.verdict.settled.sentence))
         rows += [(name, "note", "", note) for note in v.verdict.notes]
-    columns = [Column(title, itemgetter(i)) for i, title in enumerate(titles)]
-    return make_table(f"gates-{machine.env_id}", columns, rows)
+    records = [dict(zip(("arm", "gate", "status", "what it says"), row, strict=True)) for row in rows]
+    return table_of(machine, "gates", records)
+
+
+def cost_table(machine: Machine) -> Table:
+    """One row an arm: late and held-out gap with their 90 % intervals, the verdict, seeds and hours of CPU."""
+    hours, several = _cpu_hours(machine), len(machine.trainings) > 1
+    records = []
+    for v in machine.verdicts:
+        own = {name: gap for name in GAPS if (gap := _gap_to_control(v, name)) is not None}
+        if own:
+            outcome = v.verdict.outcome
+            record: Row = {name: _gap_cell(own.get(name)) for name in GAPS}
+            record |= {"set-up": setup_label(machine, v.axes) if several else "", "arm": v.arm}
+            record["what"] = what(v.fields, str(v.axes.get("schedule") or ""))
+            record["seeds"] = max(gap.seeds for gap in own.values())
+            record["verdict"] = Cell(outcome, outcome, "pass" if outcome == v.expected else STYLES[outcome])
+            spent = hours.get((_key(v.axes), v.arm))
+            record["hours"] = spent and Cell(text.number(spent, 2), spent)
+            records.append(record)
+    total = sum(hours.values())
+    return table_of(
+        machine,
+        "loss_cost",
+        records,
+        say("caption_cost", control=CONTROL, limit=LIMIT, hours=total),
+        key="loss-cost",
+    )
+
+
+def what(arm: Arm, schedule: str = "") -> str:
+    """What of an arm is in FP8, in words; `schedule` is the precision schedule of its set-up.
+
+    >>> what(Arm("tensorwise", variant="only_grad_output")), what(Arm("rowwise", variant="warmup"))
+    ('only operand grad_output, emulated', 'all, after a warm-up without FP8')
+    """
+    parts = {"only operand": ONLY_OPERAND, "only GEMM": ONLY_GEMM, "all, gradients in": GRAD_FORMAT}
+    found = [f"{words} {own[arm.variant]}, emulated" for words, own in parts.items() if arm.variant in own]
+    return (
+        found[0] if found else say("in_fp8", arm=arm, control=CONTROL, negative=NEGATIVE, schedule=schedule)
+    )
+
+
+def _gap_to_control(verdict: ArmVerdict, gate: str) -> GateResult | None:
+    """A gap to the control with its interval; None where there is none, or the arm is held against another arm."""
+    found = verdict.verdict.gate(gate)
+    if verdict.against != CONTROL or found is None or not math.isfinite(found.high - found.low):
+        return None
+    return found
+
+
+def _gap_cell(gap: GateResult | None) -> Cell:
+    if gap is None:
+        return NA
+    style = "bad" if gap.low > MARGIN or gap.high < -MARGIN else ""
+    return Cell(percent(gap.effect), gap.effect, style, interval=f"{percent(gap.low)} to {percent(gap.high)}")
+
+
+def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
+    """By set-up and arm: hours of CPU of all runs; nothing for rows that do not say, or of a GPU."""
+    hours: dict[tuple[str, str], float] = {}
+    for row in machine.pick(suite=SUITE, metric="loss", status="ok") if not machine.is_gpu else ():
+        seconds = resolved_of(row).get("cpu_s")
+        if isinstance(seconds, int | float):
+            key = _key(_without_seed(row)), row["arm"]
+            hours[key] = hours.get(key, 0.0) + seconds / SECONDS_PER_HOUR
+    return hours
+
+
+def _without_seed(row: Mapping[str, Any]) -> Row:
+    return {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}
+
+
+def _key(axes: Mapping[str, Any]) -> str:
+    return str(sorted((k, str(v)) for k, v in axes.items()))
 
 
 def reach_table(machine: Machine) -> Table:
     """When each arm reaches a loss; seconds on a GPU only."""
-    found: list[tuple[Reach, Setup, bool]] = []  # and whether its runs had the GPU to themselves
+    records: list[Row] = []
+    shared = Cell(text.NONE, None, "muted", "runs shared the GPU")
+    curves = set()
     for setup in machine.trainings:
         arms = {
             a: runs for a, runs in setup.arms.items() if a != f"{CONTROL}_other"
         }  # other batches: no pair
         alone = all(about.get("runs_on_this_gpu", 1) == 1 for about in setup.resolved.values())
-        found += [(reach, setup, alone) for reach in time_to_loss(arms, CONTROL)]
-    shared = Cell(text.NONE, None, "muted", "runs shared the GPU")
-    columns = [
-        Column("set-up", lambda f: setup_label(machine, f[1].axes)),
-        Column("arm", lambda f: f[0].arm),
-        number("loss (nats)", lambda f: f[0].target, number4),
-        number("reached", lambda f: _reached_cell(f[0])),
-        number("step", lambda f: _median(f[0].steps)),
-        number("sooner, steps", lambda f: _ratio_cell(f[0].step_ratio, f[0])),
-    ]
-    if machine.is_gpu:
-        columns += [
-            number("second", lambda f: _median(f[0].seconds) if f[2] else shared),
-            number("sooner, seconds", lambda f: _ratio_cell(f[0].second_ratio, f[0]) if f[2] else shared),
-        ]
-    by = " and ".join(sorted({reach.curve for reach, _, _ in found}))
-    caption = (
-        f"Time to loss, by the {by}: medians over seeds; ratios are control / arm, paired by seed, with 95 % intervals. "
-        f"The loss lies {100 * MARGIN:g} % above the lowest that every run of the control reaches."
-        + ("" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU.")
-    )
-    return make_table(f"reach-{machine.env_id}", columns, found, caption, sortable=False)
+        for reach in time_to_loss(arms, CONTROL):
+            seeds = len(reach.steps)
+            curves.add(reach.curve)
+            record = {"set-up": setup_label(machine, setup.axes), "arm": reach.arm, "target": reach.target}
+            style = "" if reach.reached == seeds else "bad"
+            record["reached"] = Cell(f"{reach.reached} of {seeds}", reach.reached, style)
+            record |= {"step": _median(reach.steps), "sooner, steps": _sooner(reach.step_ratio, reach)}
+            if machine.is_gpu:
+                times = _median(reach.seconds), _sooner(reach.second_ratio, reach)
+                record["second"], record["sooner, seconds"] = times if alone else (shared, shared)
+            records.append(record)
+    said = say("caption_reach", by=sorted(curves), limit=LIMIT, machine=machine)
+    return table_of(machine, "reach", records, said, sortable=False)
+
+
+def _median(by_seed: Mapping[int, float]) -> float | Cell:
+    known = [v for v in by_seed.values() if math.isfinite(v)]
+    return float(np.median(known)) if len(known) == len(by_seed) else Cell("not reached", None, "bad")
+
+
+def _sooner(ratio: Estimate | None, reach: Reach) -> Cell:
+    if ratio is None:
+        why = "not reached" if reach.reached < len(reach.steps) else text.NONE
+        return Cell("" if reach.arm == CONTROL else why, None, "muted")
+    if not math.isfinite(ratio.high):
+        return Cell(text.ratio(ratio.value), ratio.value, note="one seed")
+    return estimate(ratio.value, ratio.low, ratio.high)
 
 
 def layers_table(machine: Machine) -> Table:
     """Worst figures of each cast tensor over all looks and seeds, for the arms that train in FP8 throughout."""
-    frame = machine.frame
-    own = frame[(frame["suite"] == "divergence") & (frame["part"] != "") & (frame["status"] == "ok")]
-    own = own[own["metric"].isin(_DIAGNOSED)]
-    own = own[[is_candidate(arm) and arm.variant not in (WARMUP, COOLDOWN) for arm in arms_of(own)]]
-    worst: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for row in own.to_dict("records"):
-        axes = {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}
-        key = (setup_label(machine, axes), row["arm"], row["part"])
-        record = worst.setdefault(key, dict(zip(("set-up", "arm", "part"), key, strict=True)))
-        values = np.asarray(row["samples"], np.float64)
-        metric = row["metric"]
-        record.setdefault(metric, []).extend(values.tolist())
-        if metric == "scale_log2":
-            record["drift"] = max(record.get("drift", 0.0), float(np.ptp(values)))
-    columns = [
-        *([Column("set-up", "set-up")] if len(machine.trainings) > 1 else []),
-        Column("arm", "arm"),
-        Column("tensor", "part"),
-        number("SQNR (dB)", lambda r: _extreme(r, "sqnr_db", min)),
-        number("underflow", lambda r: _extreme(r, "underflow_frac", max), text.percent),
-        number("saturated", lambda r: _extreme(r, "saturated_frac", max), text.percent),
-        number("least amax", lambda r: _extreme(r, "amax", min)),
-        number("most amax", lambda r: _extreme(r, "amax", max)),
-        number("drift (log2)", "drift", hint="largest change of log2(scale) within a run"),
-    ]
+    several = len(machine.trainings) > 1
+    worst: dict[tuple[str, str, str], Row] = {}
+    for row in machine.pick(suite=SUITE, status="ok", metric=_DIAGNOSED):
+        arm = arm_of(row)
+        if row["part"] and is_candidate(arm) and arm.variant not in (WARMUP, COOLDOWN):
+            setup = setup_label(machine, _without_seed(row))
+            record = worst.setdefault(
+                (setup, row["arm"], row["part"]), {"arm": row["arm"], "part": row["part"]}
+            )
+            record["set-up"] = setup if several else ""
+            own = [float(v) for v in row["samples"]]
+            if row["metric"] == "scale_log2":
+                own = [max(own) - min(own)]
+            for field, pick in _DIAGNOSED[row["metric"]].items():
+                record[field] = pick([*own, record[field]] if field in record else own)
     caption = (
         "Layers, by tensor before its cast: the worst look of any seed. The curves are in the Parquet files."
     )
-    return make_table(f"layers-{machine.env_id}", columns, list(worst.values()), caption)
+    return table_of(machine, "layers", list(worst.values()), caption)
 
 
-def findings_table(machine: Machine) -> Table:
-    """What is probably wrong, with its figures, cause and way out."""
-    columns = (
-        Column("finding", "symptom"),
-        Column("figures", lambda f: "; ".join(f.evidence)),
-        Column("cause", "cause"),
-        Column("change", "change"),
-    )
-    return make_table(f"findings-{machine.env_id}", columns, machine.findings, sortable=False)
+_DIAGNOSED: Mapping[str, Mapping[str, Any]] = {  # metric -> column -> its worst
+    "sqnr_db": {"sqnr": min},
+    "underflow_frac": {"underflow": max},
+    "saturated_frac": {"saturated": max},
+    "amax": {"least amax": min, "most amax": max},
+    "scale_log2": {"drift": max},
+}
 
 
 def label(machine: Machine, verdict: ArmVerdict) -> str:
@@ -216,112 +368,175 @@ def label(machine: Machine, verdict: ArmVerdict) -> str:
 
 def setup_label(machine: Machine, axes: Mapping[str, Any]) -> str:
     """A set-up in a few words: the axes that differ between set-ups, or its model where there is one."""
-    varying = _varying(machine)
+    varying = varying_axes(machine)
     if not varying:
         return text.axis_value(axes.get("model", ""))
     return ", ".join(f"{name} {text.axis_value(axes.get(name))}" for name in varying)
 
 
-def _varying(machine: Machine) -> list[str]:
-    setups: list[Setup] = machine.trainings
+def varying_axes(machine: Machine) -> list[str]:
+    """Axes that tell set-ups apart, those that follow from others only where they must."""
 
-    def distinct(names: Collection[str]) -> int:
-        return len({json.dumps([s.axes.get(n) for n in names]) for s in setups})
+    def distinct(names: Sequence[str]) -> int:
+        return len({json.dumps([s.axes.get(n) for n in names]) for s in machine.trainings})
 
-    every = sorted({name for s in setups for name in s.axes})
+    every = sorted({name for s in machine.trainings for name in s.axes})
     varying = [n for n in every if distinct([n]) > 1]
     telling = [n for n in varying if n not in SECONDARY]
     return telling if distinct(telling) == distinct(varying) else varying
 
 
-def _said(machine: Machine) -> str:
-    """What all verdicts have in common: fixed axes, the margin, limits and missing controls."""
-    if not machine.trainings:
-        return ""
-    axes, varying = machine.trainings[0].axes, _varying(machine)
-    fixed = text.axes_said(axes, (n for n in axes if n not in varying))
-    limits = " ".join(dict.fromkeys(v.verdict.limits for v in machine.verdicts))
-    missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
-    abouts = [about for setup in machine.trainings for about in setup.resolved.values()]
-    found = {str(about["loss_from"]) for about in abouts if about.get("loss_from")}
-    judged = f"Loss judged: {'; '.join(sorted(found))}. " if found - {_WHOLE} else ""
-    return (
-        f"All rows: {fixed}. {judged}Gaps are candidate minus control of the same seed, relative to the control's loss; margin "
-        f"{100 * MARGIN:g} %. {limits}" + (f" Missing: {missing}." if missing else "")
+# Figures
+
+
+def cost_charts(machine: Machine) -> list[Chart]:
+    """Gaps with their intervals of each set-up that has at least two arms with a gap."""
+    found = []
+    for i, setup in enumerate(machine.trainings[:MOST_COSTS]):
+        own = [v for v in machine.verdicts if (v.run_id, _key(v.axes)) == (setup.run_id, _key(setup.axes))]
+        arms = [(v, late) for v in own if (late := _gap_to_control(v, "L4")) is not None]
+        if len(arms) > 1:
+            found.append(_forest(machine, setup, arms, f"cost-{machine.env_id}-{i}"))
+    return found
+
+
+@styled
+def _forest(machine: Machine, setup: Setup, arms: Sequence[tuple[ArmVerdict, GateResult]], key: str) -> Chart:
+    drawn = sheet(key, 0.9 + 0.27 * len(arms), grid="x", rows=[v.arm for v, _ in arms])
+    axes, inside = drawn.axes, [1.3 * LIMIT]
+    axes.axvspan(-LIMIT, LIMIT, color=BAND, linewidth=0, label=f"margin, {LIMIT:g} %")
+    axes.axvline(0, color=MUTED, linewidth=0.6)
+    for shift, (name, title), fill in zip((-0.14, 0.14), GAPS.items(), ("full", "none"), strict=True):
+        near = [
+            (y, g, v)
+            for y, (v, _) in enumerate(arms)
+            if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR
+        ]
+        for y, g, v in near:
+            low, at, high = (100 * x for x in (g.low, g.effect, g.high))
+            style = look(machine, v.fields, fillstyle=fill, linewidth=1.1)
+            axes.errorbar(at, y + shift, xerr=[[at - low], [high - at]], **style, capsize=2.0)
+            inside.append(abs(at) + max(at - low, high - at))
+        if near:
+            axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
+    edge = 1.08 * min(max(inside), 100 * FAR)
+    for y, (_, late) in enumerate(arms):
+        if abs(late.effect) > FAR:
+            is_worse = late.effect > 0
+            said = f"{percent(late.effect)} >" if is_worse else f"< {percent(late.effect)}"
+            side: Any = {"ha": "right" if is_worse else "left", "va": "center", "color": MUTED}
+            axes.text(math.copysign(0.98 * edge, late.effect), y, said, **side)
+    axes.set(
+        xlim=(-edge, edge), ylim=(len(arms) - 0.3, -0.7), xlabel="gap (% of the loss); right of 0 is worse"
     )
+    ticks(axes.xaxis, 9, signed=True)
+    seeds = sorted({late.seeds for _, late in arms})
+    return drawn.say("cost", setup=setup_label(machine, setup.axes), seeds=seeds, control=CONTROL)
 
 
-def _axis_cell(name: str, found: ArmVerdict) -> Cell:
-    value = found.axes.get(name)
-    return Cell(text.axis_value(value), str(value))
+def loss_charts(machine: Machine) -> list[Chart]:
+    """Loss curves and gaps of each set-up that has a control."""
+    setups = [s for s in machine.trainings if _smoothed(s, CONTROL)[1].size]
+    found = []
+    for i, setup in enumerate(setups[:MOST_CURVES]):
+        found += [
+            _curves(machine, setup, f"loss-{machine.env_id}-{i}"),
+            *_gaps(machine, setup, f"gap-{machine.env_id}-{i}"),
+        ]
+    return found
 
 
-def _gate_cell(name: str, found: ArmVerdict) -> Cell:
-    gate = found.verdict.gate(name)
-    if gate is None:
-        return Cell("", None)
-    figure = ""
-    if math.isfinite(gate.effect):
-        if gate.unit == "of the loss" and gate.gate != "L5":
-            figure = percent(gate.effect)
-        elif gate.unit == "ratio":
-            figure = text.number(gate.effect, 4)
-        elif gate.unit == "spikes" and gate.effect:
-            figure = f"{gate.effect:+.0f}"
-    return Cell(_SHORT.get(gate.status, gate.status), gate.status, STYLES[gate.status], figure)
+def _line(axes: Axes, i: int, x: Vector, y: Vector, **more: Any) -> None:
+    at = evenly(x.size, MOST_POINTS)
+    axes.plot(x[at], y[at], linewidth=1.2, linestyle=DASHES[i % len(DASHES)], **more)
 
 
-def _settled_cell(settled: Settled | None) -> Cell:
-    if settled is None:
-        return Cell("", None)
-    if settled.problem:
-        return Cell(_SHORT["INCONCLUSIVE"], None, "muted", settled.problem)
-    low, high, coverage = settled.interval
-    if math.isinf(settled.step):
-        return Cell(
-            "not reached",
-            None,
-            "bad",
-            f"{settled.unsettled} of {len(settled.steps)} seeds outside at the end",
-        )
-    end = f"{high:,.0f}" if math.isfinite(high) else "open"
-    within = "within the noise" if settled.noise_runs else "within the margin"
-    interval = f"{low:,.0f} to {end}"
-    return Cell(
-        f"{settled.step:,.0f}",
-        settled.step,
-        note=f"{within}; covers {100 * coverage:.0f} %",
-        interval=interval,
+def _band(axes: Axes, x: Vector, middle: Any, half: Vector, label: str) -> None:
+    at = evenly(x.size, MOST_POINTS)
+    axes.fill_between(x[at], (middle - half)[at], (middle + half)[at], color=BAND, linewidth=0, label=label)
+
+
+@styled
+def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
+    drawn = sheet(key, 3.6, grid="y")
+    axes, (steps, base), (_, other) = (
+        drawn.axes,
+        _smoothed(setup, CONTROL),
+        _smoothed(setup, f"{CONTROL}_other"),
     )
+    centre = base.mean(axis=0)
+    others = other.shape[0] if other.shape[0] > 1 and other.shape[1] == steps.size else 0
+    if others:
+        half = stats.t_quantile(0.975, others - 1) * other.std(axis=0, ddof=1)
+        _band(axes, steps, centre, half, "other seeds, 95 %")
+    shown = [CONTROL, *(a for a in setup.arms if a == NEGATIVE or is_candidate(setup.records[a]))]
+    ends = [centre.min(), centre[centre.size // 20]]
+    for i, arm in enumerate(shown):
+        x, y = _smoothed(setup, arm)
+        if y.size:
+            mean = y.mean(axis=0)
+            _line(axes, i, x, mean, color=look(machine, setup.records[arm])["color"], label=arm)
+            ends += [] if arm == NEGATIVE else [mean.min()]
+    room = 0.06 * (max(ends) - min(ends)) or 0.01 * abs(max(ends)) or 1.0  # a curve may be flat
+    axes.set(
+        ylim=(min(ends) - room, max(ends) + 4 * room),
+        xlim=(steps[0], steps[-1]),
+        xlabel="step",
+        ylabel="loss (nats)",
+    )
+    ticks(axes.yaxis, 6)
+    return drawn.say("loss", setup=setup_label(machine, setup.axes), others=others)
 
 
-def _outcome_cell(found: ArmVerdict) -> Cell:
-    outcome = found.verdict.outcome
-    if outcome == found.expected == "FAIL":
-        return Cell(outcome, outcome, "pass", "as it should")
-    return Cell(outcome, outcome, STYLES[outcome], "must not" if found.surprising else "")
+@styled
+def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
+    """The smoothed gap of each arm that is paired with the control, in percent of the control's loss."""
+    records = setup.records
+    arms = [
+        a for a in setup.arms if a == NEGATIVE or is_candidate(records[a]) or records[a].variant == GOLDEN
+    ]
+    found = {arm: gap for arm in arms if (gap := _paired_gap(setup, arm)) is not None}
+    if not found:
+        return []
+    drawn = sheet(key, 3.6, grid="")
+    axes, noise = drawn.axes, _paired_gap(setup, f"{CONTROL}_eps", spread=True)
+    far = {arm: mean[np.abs(mean).argmax()] for arm, (_, mean) in found.items()}
+    top = max([1.25 * LIMIT, *(1.1 * abs(v) for v in far.values() if abs(v) <= 12 * LIMIT)])
+    if noise is not None:
+        _band(axes, noise[0], 0.0, noise[1], f"{CONTROL}_eps, 3 sd")
+    axes.axhline(0, color=MUTED, linewidth=0.6)
+    for side in (LIMIT, -LIMIT):
+        axes.axhline(side, color=INK, linewidth=0.9, linestyle="--", label="margin" if side > 0 else None)
+    switches = {}
+    for i, (arm, (x, mean)) in enumerate(found.items()):
+        colour = look(machine, records[arm])["color"]
+        _line(axes, i, x, mean, color=colour, label=arm)
+        switch = next((r.switch_step for r in setup.arms[arm].values() if r.switch_step), None)
+        if switch is not None:
+            axes.axvline(switch, color=colour, linewidth=0.8, linestyle=":")
+            switches[arm] = switch
+    axes.set(ylim=(-top, top), xlim=(x[0], x[-1]), xlabel="step", ylabel="gap (% of the loss)")
+    ticks(axes.yaxis, 6, signed=True)
+    beyond = [f"{arm} reaches {v:+.3g} %" for arm, v in far.items() if abs(v) > top]
+    facts = {"noise": noise is not None, "switches": switches, "beyond": beyond}
+    return [drawn.say("gap", setup=setup_label(machine, setup.axes), **facts)]
 
 
-def _reached_cell(reach: Reach) -> Cell:
-    seeds = len(reach.steps)
-    return Cell(f"{reach.reached} of {seeds}", reach.reached, "" if reach.reached == seeds else "bad")
+def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:
+    """Steps, and the smoothed loss of each whole run of an arm, [S, T]; empty where there is none."""
+    runs = [r for r in setup.arms.get(arm, {}).values() if r.loss.first_nonfinite is None]
+    longest = max((r.loss.steps for r in runs), key=len, default=np.zeros(0))
+    whole = [r.loss.values for r in runs if r.loss.steps.size == longest.size]
+    if not whole or longest.size < 2:
+        return longest, np.zeros((0, 0))
+    return longest, ema(np.array(whole), longest, half_life(longest.size))
 
 
-def _median(by_seed: Mapping[int, float]) -> float | Cell:
-    known = [v for v in by_seed.values() if math.isfinite(v)]
-    return float(np.median(known)) if len(known) == len(by_seed) else Cell("not reached", None, "bad")
-
-
-def _ratio_cell(ratio: Estimate | None, reach: Reach) -> Cell:
-    if ratio is None:
-        not_reached = reach.reached < len(reach.steps)
-        said = "" if reach.arm == CONTROL else "not reached" if not_reached else text.NONE
-        return Cell(said, None, "muted")
-    if not math.isfinite(ratio.high):
-        return Cell(text.ratio(ratio.value), ratio.value, note="one seed")
-    return Cell(text.ratio(ratio.value), ratio.value, interval=text.interval(ratio.low, ratio.high))
-
-
-def _extreme(record: Mapping[str, Any], metric: str, pick: Any) -> float | None:
-    values = record.get(metric)
-    return float(pick(values)) if values else None
+def _paired_gap(setup: Setup, arm: str, *, spread: bool = False) -> tuple[Vector, Vector] | None:
+    """Steps, and the mean smoothed gap in percent of the loss, or three sd of it between seeds; None without pairs."""
+    pairs = pair(setup.arms.get(arm, {}), setup.arms[CONTROL])
+    if not pairs.seeds or pairs.steps.size < 2 or (spread and len(pairs.seeds) < 2):
+        return None
+    life = half_life(pairs.length)
+    gap = 100 * ema(pairs.gap, pairs.steps, life, from_zero=True) / ema(pairs.control, pairs.steps, life)
+    return pairs.steps, 3 * gap.std(axis=0, ddof=1) if spread else gap.mean(axis=0)

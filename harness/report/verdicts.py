@@ -2,39 +2,106 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
+import numpy as np
 
-from harness.report.answer import MOST_BRIEF, Answer, Verdict, reasons, shortened
-from harness.report.numerics import fp8_rows
+from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm
 from harness.report.runs import once
-from harness.report.soundness import is_sound
-from harness.report.table import Cell, Column, Table, make_table, number
-from harness.report.training_proof import runs_in_fp8
+from harness.report.table import known, resolved_of
+from harness.report.words import paragraphs
 from harness.store import text
 from harness.store.arm import baseline_of
-from harness.store.cause import Cause
+from harness.store.cause import REFUTED, Cause
 from harness.store.compare import MODES, TIMES, rows_of, summary
-from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from harness.report.runs import Machine
+    import pandas as pd
 
-CPU_NOTICE = (
-    "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. "
-    "CPU timings are no evidence about a GPU's speed."
-)
+    from harness.report.records import FirstStep, Worst
+    from harness.report.runs import Machine
+    from harness.report.table import Row
+
+Verdict = Literal["yes", "partly", "no", "can't tell"]
+MOST_BRIEF = 90  # two lines of a third of the page
 WHAT = {
     "train": "training steps (forward, backward, update)",
     "linear": "whole layers (forward and backward, casts included)",
     "gemm": "single GEMMs (operands already cast)",
 }
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
+# Suites whose cases break casts and recipes on purpose: they can show that something is wrong, not that training is sound.
+STUDIES = ("outliers", "codes")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question, its verdict in one sentence, and what the verdict rests on.
+
+    Attributes:
+        about: what is asked: "speed", "sound", "ran" or "same".
+        question: what a reader asks.
+        verdict: one of `Verdict`.
+        sentence: the verdict with its figures.
+        brief: the sentence in at most `MOST_BRIEF` characters, for the first screen.
+        evidence: what the sentence rests on, a line each.
+    """
+
+    about: str
+    question: str
+    verdict: Verdict
+    sentence: str
+    brief: str
+    evidence: tuple[str, ...]
+
+
+def answer(about: str, verdict: Verdict, evidence: Iterable[str], **facts: Any) -> Answer:
+    """An answer in the words of the block `answer_ABOUT`: the question, the sentence and, where it is long, its brief."""
+    question, *said = paragraphs(f"answer_{about}", verdict=verdict, **facts)
+    return Answer(about, question, verdict, said[0], text.short(said[-1], MOST_BRIEF), tuple(evidence))
+
+
+def answers(machine: Machine) -> tuple[Answer, ...]:
+    """The headline of one machine; whether it trains the same where something was trained."""
+    found = (is_faster(machine), is_sound(machine), did_fp8_run(machine))
+    if not machine.trainings:
+        return found
+    from harness.report.training import trains_the_same
+
+    return (*found, trains_the_same(machine))
+
+
+def reasons(machine: Machine, most: int = 4) -> list[str]:
+    """Arms that did not run, by reason, the most frequent first."""
+    bad = [r for r in machine.pick(metric=TIMES) if r["status"] != "ok"]
+    counts = Counter((r["status"], r["suite"], r["reason"]) for r in bad)
+    lines = [f"{s}, {suite}, {text.plural(n, 'arm')}: {why}" for (s, suite, why), n in counts.most_common()]
+    return shortened(lines, most)
+
+
+def shortened(lines: Sequence[str], most: int) -> list[str]:
+    """The first lines, and how many more there are."""
+    more = len(lines) - most
+    return [*lines[:most], *([f"and {more} more in the tables below"] if more > 0 else [])]
+
+
+# Speed
+
+
+@once
+def fp8_pairs(machine: Machine) -> pd.DataFrame:
+    """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included."""
+    ratios = machine.ratios
+    keys = list(zip(ratios["suite"], ratios["arm"], strict=True))
+    arms = {key for key, is_fp8 in zip(keys, ratios["fp8"], strict=True) if is_fp8}
+    of_arms = np.array([key in arms for key in keys], bool)
+    return ratios[ratios["fp8"] | ((ratios["verdict"] == "missing") & of_arms)]
 
 
 def what_of(suite: str) -> str:
@@ -42,9 +109,25 @@ def what_of(suite: str) -> str:
     return WHAT.get(suite, f"suite {suite}").partition(" (")[0]
 
 
-def answers(machine: Machine) -> tuple[Answer, Answer, Answer]:
-    """The headline of one machine."""
-    return is_faster(machine), is_sound(machine), did_fp8_run(machine)
+def rank(suite: str) -> tuple[int, str]:
+    """Place of a suite among those that answer for speed, whole steps first."""
+    return [*WHAT, suite].index(suite), suite
+
+
+def tally(verdicts: Iterable[str]) -> str:
+    """How many of each verdict: "3 faster, 1 same"."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
+
+
+def by_arm(pairs: pd.DataFrame) -> list[tuple[str, float, list[Row]]]:
+    """Each arm of one part with its geometric mean and pairs, the fastest first; arms without a ratio are left out."""
+    means: dict[str, float] = {}
+    for s in rows_of(summary(pairs.assign(baseline=""))):
+        if known(s["geometric_mean"]):
+            means[s["arm"]] = s["geometric_mean"]
+    found = [(arm, mean, rows_of(pairs[pairs["arm"] == arm])) for arm, mean in means.items()]
+    return sorted(found, key=lambda each: -each[1])
 
 
 def is_faster(machine: Machine) -> Answer:
@@ -52,32 +135,39 @@ def is_faster(machine: Machine) -> Answer:
 
     Each arm is judged by itself, against the baseline of its own mode: a pool of a fast arm and a slow one is neither.
     """
-    question = "Is FP8 faster here?"
-    if not machine.is_gpu:
-        return Answer(
-            question,
-            "can't tell",
-            "Undecided on this machine: CPU timings are no evidence about a GPU.",
-            ("Run the same sweep on the GPU in question; the report then answers here.",),
-            brief="CPU timings are no evidence about a GPU: run the same sweep there.",
-        )
     pairs = fp8_pairs(machine)
-    if not pairs["speedup"].notna().any():
-        return Answer(question, "can't tell", _no_pairs(machine), reasons(machine))
-    parts = _by_part(pairs)
-    evidence = [line for part in parts for line in _spreads(*part, machine.constant_axes(part[0]))]
+    parts = _by_part(pairs) if machine.is_gpu else []
+    if not parts:
+        told = "Run the same sweep on the GPU in question; the report then answers here."
+        ran = bool(fp8_rows(machine))
+        evidence = reasons(machine) if machine.is_gpu else [told]
+        return answer("speed", "can't tell", evidence, machine=machine, ran=ran, arms=[])
+    evidence = [line for part in parts for line in _spreads(machine, *part)]
     missing = int((pairs["verdict"] == "missing").sum())
     if missing:
         evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
     suite, how, first = parts[0]
-    arms = _by_arm(first)
-    slower = _slower_under_load(pairs[pairs["suite"] == suite], [arm for arm, _ in arms])
-    judged = [_under_load(_speed_verdict(own), arm in slower) for arm, own in arms]
-    sentence = _speed_sentence(suite, how, arms) + (
-        f" Slower under sustained load: {', '.join(slower)}." if slower else ""
+    arms, same_suite = by_arm(first), pairs[pairs["suite"] == suite]
+    slower = _slower_under_load(same_suite, [arm for arm, *_ in arms])
+    judged = [_speed_verdict(own, arm in slower) for arm, _, own in arms]
+    told_arms = []
+    for arm, mean, own in arms:
+        formed = [p for p in own if known(p["speedup"])]
+        interval = text.interval(formed[0]["low"], formed[0]["high"]) if len(formed) == 1 else ""
+        told_arms.append((arm, mean, interval, tally(p["verdict"] for p in own)))
+    return answer(
+        "speed",
+        _together(judged),
+        evidence,
+        machine=machine,
+        arms=told_arms,
+        what=WHAT.get(suite, f"suite {suite}"),
+        how=how,
+        over=counted(arms[0][2]),
+        slower=slower,
+        judged=judged,
+        most=MOST_BRIEF,
     )
-    brief = _speed_brief(suite, how, judged, len(slower))
-    return Answer(question, _together(judged), sentence, tuple(evidence), brief)
 
 
 def deciding(machine: Machine) -> tuple[str, str, pd.DataFrame] | None:
@@ -85,206 +175,54 @@ def deciding(machine: Machine) -> tuple[str, str, pd.DataFrame] | None:
     return next(iter(_by_part(fp8_pairs(machine))), None)
 
 
-def did_fp8_run(machine: Machine) -> Answer:
-    """The GEMMs that a profiler saw in FP8 against those that the recipe should run in FP8.
-
-    An arm without a count is taken as FP8 only where its own operands were float8 and went to the GEMM directly.
-    """
-    question = "Did FP8 really run?"
-    tally: dict[str, Counter[str]] = {}
-    arms: dict[str, dict[str, None]] = {}  # suite -> arms that were counted or ran on float8 operands
-    short: list[str] = []
-    frame = machine.frame
-    fell_short = frame[(frame["cause"] == Cause.NOT_FP8) & frame["metric"].isin(TIMES)]
-    short += [f"{r['suite']} {r['arm']}, case {r['case_id']}: {r['reason']}" for r in rows_of(fell_short)]
-    for row in rows_of(fp8_rows(machine)):
-        resolved = parse(row["resolved"])
-        counted = resolved.get("fp8_gemms")
-        # A suite that counts gives no time to an arm that falls short, so a time without an expectation met it.
-        expected = resolved.get("fp8_gemms_expected", counted)
-        count = tally.setdefault(row["suite"], Counter())
-        direct = "float8" in str(resolved.get("a_dtype"))
-        if counted is not None or direct:
-            arms.setdefault(row["suite"], {})[row["arm"]] = None
-        if counted is None:
-            count["direct" if direct else "unproven"] += 1
-            continue
-        count.update(arms=1, counted=counted, expected=expected)
-        if counted < expected or not counted:  # 0 of 0 is none, not all
-            short.append(
-                f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
-            )
-    tally["divergence"], disproved, unproven = runs_in_fp8(machine)
-    rows = frame[(frame["cause"] == Cause.UNPROVEN) & frame["metric"].isin(TIMES)]
-    unproven += [f"{r['suite']} {r['arm']}, case {r['case_id']}: {r['reason']}" for r in rows_of(rows)]
-    evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
-    evidence += [f"{suite}, arms that ran in FP8: {', '.join(own)}" for suite, own in arms.items()]
-    evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
-    evidence += reasons(machine)
-    total = sum(tally.values(), Counter[str]())
-    if short:
-        sentence = f"{text.plural(len(short), 'measured arm')} ran fewer FP8 GEMMs than the recipe has."
-        return Answer(question, "no", sentence, (*shortened(short + disproved, 6), *evidence))
-    if disproved:
-        sentence = f"{text.plural(len(disproved), 'training run')} did not run in FP8 as asked."
-        return Answer(question, "no", sentence, (*shortened(disproved, 6), *evidence))
-    if unproven:
-        sentence = f"{text.plural(len(unproven), 'measured arm')} could not be proved to run in FP8."
-        return Answer(question, "can't tell", sentence, (*shortened(unproven, 6), *evidence))
-    if not total["arms"] and not total["direct"]:
-        sentence = (
-            "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."
-        )
-        return Answer(question, "can't tell", sentence, tuple(evidence))
-    sentences, briefs = [], []
-    if total["arms"]:
-        briefs.append(f"{total['counted']} of {total['expected']} expected FP8 GEMMs seen")
-        sentences.append(f"The profiler saw {total['counted']} of {total['expected']} expected FP8 GEMMs.")
-    if total["direct"]:
-        sentences.append(
-            f"{text.plural(total['direct'], 'measured arm')} passed float8 operands to the GEMM directly."
-        )
-        briefs.append(f"{text.plural(total['direct'], 'arm')} on float8 operands")
-    uncounted = sum(tally[suite]["unproven"] for suite in WHAT if suite in tally)
-    if uncounted:  # of the suites that answer for speed: a time that nobody saw run in FP8
-        sentences.append(f"{text.plural(uncounted, 'measured arm')} had no count.")
-        briefs.append(f"{uncounted} without a count")
-    return Answer(
-        question,
-        "partly" if uncounted else "yes",
-        " ".join(sentences),
-        tuple(evidence),
-        f"{'; '.join(briefs)}.",
-    )
-
-
-def gains(machine: Machine) -> Table:
-    """FP8 against bf16 by suite, arm and regime: geometric mean, extremes with their intervals, verdict counts."""
-    pairs = fp8_pairs(machine)
-    keys = ["suite", "arm", "baseline", "regime"]
-    records = rows_of(summary(pairs))
-    for s in records:
-        own = pairs[(pairs[keys] == [s[k] for k in keys]).all(axis=1)]
-        s["slowest"], s["fastest"] = _extremes(own, machine.constant_axes(s["suite"]))
-    rank = {suite: i for i, suite in enumerate(WHAT)}
-    records.sort(key=lambda s: (rank.get(s["suite"], len(rank)), s["regime"]))
-    columns = (
-        *(Column("against" if key == "baseline" else key, key) for key in keys),
-        number("geometric mean", lambda s: Cell(text.ratio(s["geometric_mean"]), s["geometric_mean"])),
-        number("slowest pair", "slowest"),
-        number("fastest pair", "fastest"),
-        Column("verdicts", lambda s: ", ".join(f"{s[v]} {v}" for v in VERDICTS if s[v])),
-    )
-    return make_table(f"gains-{machine.env_id}", columns, records, sortable=False)
-
-
-@once
-def fp8_pairs(machine: Machine) -> pd.DataFrame:
-    """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included."""
-    ratios = machine.ratios
-    arms = set(zip(ratios["suite"][ratios["fp8"]], ratios["arm"][ratios["fp8"]], strict=True))
-    same_arm = [(s, a) in arms for s, a in zip(ratios["suite"], ratios["arm"], strict=True)]
-    return ratios[
-        ratios["fp8"]
-        | (pd.Series(same_arm, index=ratios.index, dtype=bool) & (ratios["verdict"] == "missing"))
-    ]
-
-
 def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """(suite, how the arms were run, pairs), the part that decides the question first."""
-    modes = (*MODES, "graph")
-    mode = pd.Series(
-        [m if (m := baseline_of(r).mode) in modes else "" for r in rows_of(pairs)], pairs.index, dtype=str
-    )
+    modes = [baseline_of(r).mode for r in rows_of(pairs)]
+    grouped = pairs.assign(mode=[m if m in (*MODES, "graph") else "" for m in modes])
     parts = []
-    for (suite, how, regime), group in pairs.groupby([pairs["suite"], mode, pairs["regime"]]):
+    for (suite, mode, regime), group in grouped.groupby(["suite", "mode", "regime"]):
         if group["speedup"].notna().any():
-            sentences = [
-                *([f"{how} against {how}"] if how else []),
-                *(["sustained load"] if regime == "sustained" else []),
-            ]
-            rank = (
-                list(WHAT).index(suite) if suite in WHAT else len(WHAT),
+            how = [f"{mode} against {mode}"] * bool(mode) + ["sustained load"] * (regime == "sustained")
+            order = (
+                rank(str(suite))[0],
                 regime == "sustained",
-                how != "compile",
+                mode != "compile",
+                str(suite),
+                ", ".join(how),
             )
-            parts.append((rank, str(suite), ", ".join(sentences), group))
-    return [(suite, how, group) for _, suite, how, group in sorted(parts, key=lambda part: part[:3])]
+            parts.append((order, group))
+    return [(order[3], order[4], group) for order, group in sorted(parts, key=lambda part: part[0])]
 
 
-def _speed_verdict(pairs: pd.DataFrame) -> Verdict:
-    count = Counter(pairs["verdict"])
+def _speed_verdict(pairs: Sequence[Mapping[str, Any]], lost_under_load: bool) -> Verdict:
+    """Verdict on one arm; a gain that is lost under sustained load holds in part."""
+    count = Counter(p["verdict"] for p in pairs)
     decided = count["faster"] + count["slower"] + count["same"]
     if not decided or count["unclear"] > decided:
         return "can't tell"
     if not count["faster"]:
         return "no"
-    return "yes" if not count["slower"] and 2 * count["faster"] >= decided else "partly"
+    whole = not count["slower"] and 2 * count["faster"] >= decided and not lost_under_load
+    return "yes" if whole else "partly"
 
 
-def _together(verdicts: Sequence[Verdict]) -> Verdict:
+def _together(verdicts: Collection[Verdict]) -> Verdict:
     """The answer over arms: yes where it is yes for each of them, partly where it is for some."""
-    if all(v == "yes" for v in verdicts):
-        return "yes"
-    if any(v in ("yes", "partly") for v in verdicts):
-        return "partly"
-    return "no" if all(v == "no" for v in verdicts) else "can't tell"
-
-
-def _by_arm(pairs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Each arm with its pairs, the fastest first; arms without a ratio are left out."""
-    means = summary(pairs).dropna(subset="geometric_mean").sort_values("geometric_mean", ascending=False)
-    return [(str(arm), pairs[pairs["arm"] == arm]) for arm in dict.fromkeys(means["arm"])]
-
-
-def _speed_sentence(suite: str, how: str, arms: Sequence[tuple[str, pd.DataFrame]]) -> str:
-    what = ", ".join(filter(None, (WHAT.get(suite, f"suite {suite}"), how)))
-    words = [_arm_words(arm, own) for arm, own in arms]
-    of = counted(rows_of(arms[0][1]))
-    mean = f" Each a geometric mean over {text.plural(*of)}." if of[0] > 1 else ""
-    return f"{what[0].upper()}{what[1:]}, speed over bf16: {'; '.join(words)}.{mean}"
+    if len(set(verdicts)) == 1 and "partly" not in verdicts:
+        return next(iter(verdicts))
+    return "partly" if {"yes", "partly"} & set(verdicts) else "can't tell"
 
 
 def _slower_under_load(pairs: pd.DataFrame, arms: Collection[str]) -> list[str]:
     """Arms that are slower than bf16 under sustained load in a case in which they are not slower alone."""
-    alone = pairs[(pairs["regime"] != "sustained") & pairs["verdict"].isin(["faster", "same", "unclear"])]
-    loaded = pairs[(pairs["regime"] == "sustained") & (pairs["verdict"] == "slower")]
-    both = set(zip(alone["arm"], alone["case_id"], strict=True)) & set(
-        zip(loaded["arm"], loaded["case_id"], strict=True)
-    )
-    return [arm for arm in arms if any(arm == other for other, _ in both)]
-
-
-def _under_load(verdict: Verdict, slower: bool) -> Verdict:
-    """A gain that is lost under sustained load holds in part."""
-    return "partly" if slower and verdict == "yes" else verdict
-
-
-def _speed_brief(suite: str, how: str, judged: Sequence[Verdict], slower: int) -> str:
-    """How many of the deciding arms are faster, and how many lose that under load; shorter where it does not fit."""
-    count = Counter(judged)
-    words: dict[Verdict, str] = {
-        "yes": "faster",
-        "partly": "partly faster",
-        "no": "not faster",
-        "can't tell": "unclear",
-    }
-    what = what_of(suite)
-    mode = {"compile": "compiled "}.get(how.partition(" ")[0], "")
-    arms = f"{what[0].upper()}{what[1:]}, {text.plural(len(judged), f'{mode}FP8 arm')}"
-    load = f"; {slower} slower under load" if slower else ""
-    whole = f"{arms}: {', '.join(f'{count[v]} {word}' for v, word in words.items() if count[v])}{load}."
-    return whole if len(whole) <= MOST_BRIEF else f"{arms}: {count['yes']} faster{load}."
-
-
-def _arm_words(arm: str, pairs: pd.DataFrame) -> str:
-    """One arm's ratio, its interval where it is one pair, and how many pairs are faster, same, slower."""
-    known = rows_of(pairs[pairs["speedup"].notna()])
-    interval = f" ({text.interval(known[0]['low'], known[0]['high'])})" if len(known) == 1 else ""
-    count = Counter(pairs["verdict"])
-    return f"{arm} {text.ratio(_mean(pairs))}{interval}, " + ", ".join(
-        f"{count[v]} {v}" for v in VERDICTS if count[v]
-    )
+    alone, loaded = set(), set()
+    for p in rows_of(pairs):
+        if p["regime"] == "sustained" and p["verdict"] == "slower":
+            loaded.add((p["arm"], p["case_id"]))
+        elif p["regime"] != "sustained" and p["verdict"] in ("faster", "same", "unclear"):
+            alone.add((p["arm"], p["case_id"]))
+    both = {arm for arm, _ in alone & loaded}
+    return [arm for arm in arms if arm in both]
 
 
 def counted(pairs: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
@@ -295,57 +233,195 @@ def counted(pairs: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
     return (len(models), "model") if only_models else (len(cases), "case")
 
 
-def _mean(pairs: pd.DataFrame) -> float:
-    return float(summary(pairs.assign(arm="", baseline=""))["geometric_mean"].iloc[0])
+def extremes(machine: Machine, pairs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The slowest and the fastest pair, each with its case in words as `where`, "" where there is a single case."""
+    formed = sorted((p for p in pairs if known(p["speedup"])), key=lambda p: p["speedup"])
+    several = len({p["case_id"] for p in formed}) > 1
+    return [{**p, "where": machine.label(p) if several else ""} for p in (*formed[:1], *formed[-1:])]
 
 
-def _spreads(suite: str, how: str, pairs: pd.DataFrame, constant: Collection[str]) -> Iterable[str]:
+def _spreads(machine: Machine, suite: str, how: str, pairs: pd.DataFrame) -> Iterable[str]:
     """A line an arm: geometric mean, slowest and fastest pair with their intervals."""
-    for arm, own in _by_arm(pairs):
-        low, high = (
-            f"{cell.text} ({cell.interval})" + (f" at {cell.note}" if cell.note else "")
-            for cell in _extremes(own, constant)
-        )
+    for arm, mean, own in by_arm(pairs):
+        ends = [
+            f"{text.ratio(p['speedup'])} ({text.interval(p['low'], p['high'])})"
+            + f" at {p['where']}" * bool(p["where"])
+            for p in extremes(machine, own)
+        ]
         name = ", ".join(filter(None, (suite, how, arm)))
-        yield f"{name}: {text.ratio(_mean(own))}; from {low} to {high}"
+        yield f"{name}: {text.ratio(mean)}; from {' to '.join(ends)}"
 
 
-def _extremes(pairs: pd.DataFrame, constant: Collection[str]) -> tuple[Cell, Cell]:
-    known = rows_of(pairs[pairs["speedup"].notna()])
-    if not known:
-        return Cell(text.NONE, None, "muted"), Cell(text.NONE, None, "muted")
-    known.sort(key=lambda pair: pair["speedup"])
-    several = len({pair["case_id"] for pair in known}) > 1
-    low, high = (_pair_cell(pair, constant if several else None) for pair in (known[0], known[-1]))
-    return low, high
+# Soundness
 
 
-def _pair_cell(pair: Mapping[str, Any], constant: Collection[str] | None) -> Cell:
-    """A speedup with its interval and, unless `constant` is None, its case."""
-    note = "" if constant is None else text.case_label(text.axes_of(pair["axes"]), constant)
-    interval = text.interval(pair["low"], pair["high"])
-    return Cell(text.ratio(pair["speedup"]), float(pair["speedup"]), str(pair["verdict"]), note, interval)
+def is_sound(machine: Machine) -> Answer:
+    """Every FP8 result passed the check that precedes its timing, or the ones that did not are named.
+
+    Of a training step that check is its first loss and gradients against the control's, and the proof of its layers.
+    """
+    worst = [w for w in numerics_by_arm(machine) if w.judged]
+    fp8 = [w for w in worst if w.fp8 and w.sqnr]
+    steps = first_steps(machine)
+    passed = [s for s in steps if not s.fault]
+    suites: dict[str, list[Worst]] = {}
+    codes: dict[str, list[Worst]] = {}
+    for w in fp8:
+        suites.setdefault(w.suite, []).append(w)
+    for w in worst:
+        if w.checked_codes and not w.mismatches:
+            codes.setdefault(w.suite, []).append(w)
+    evidence = paragraphs("evidence_sound", suites=suites, codes=codes, results=SQNR, least=_least)
+    evidence += shortened(_first_steps_said(passed), 5) if passed else []
+    bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _refuted(machine)]
+    bad += [f"{w.suite} {w.arm}: {text.count(w.mismatches)} codes differ" for w in worst if w.mismatches]
+    bad += [f"{w.suite} {w.arm}: SQNR of {SQNR[m]} below its bound" for w in fp8 for m in w.failing]
+    bad += [f"train {s.arm}: {s.fault}" for s in steps if s.fault]
+    judged = [w for w in fp8 if w.suite not in STUDIES]
+    exact = sum(w.checked_codes for w in worst if w.suite not in STUDIES)
+    studied = list(
+        dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
+    )
+    verdict: Verdict = "partly" if studied else "yes"
+    if bad:
+        verdict, evidence = "no", [*shortened(bad, 6), *evidence]
+    elif not judged and not exact and not steps:
+        verdict, evidence = "can't tell", [*evidence, *paragraphs("how_to_check"), *reasons(machine)]
+    return answer(
+        "sound",
+        verdict,
+        evidence,
+        bad=len(bad),
+        studied=" and ".join(studied),
+        suites=machine.suites,
+        judged=_named(w.arm for w in judged),
+        arms=len({w.arm for w in judged}),
+        low=_least(judged) if judged else None,
+        exact=exact,
+        stepped=_named(s.arm for s in steps),
+        steps=len({s.arm for s in steps}),
+        gap=max((s.loss_gap for s in steps), default=0.0),
+    )
 
 
-def _proof(suite: str, count: Counter[str]) -> Iterable[str]:
-    if count["arms"]:
-        yield f"{suite}: {count['counted']} of {count['expected']} FP8 GEMMs seen in {text.plural(count['arms'], 'measured arm')}"
-    if count["direct"]:
-        yield f"{suite}: {text.plural(count['direct'], 'measured arm')} on float8 operands"
-    if count["unproven"]:
-        yield f"{suite}: {text.plural(count['unproven'], 'measured arm')} without a count"
+def _least(worst: Sequence[Worst]) -> Worst:
+    return min(worst, key=lambda w: w.worst[1])
 
 
-def _what_ran(machine: Machine) -> Iterable[tuple[str, list[str]]]:
+def _named(arms: Iterable[str], most: int = 6) -> str:
+    """Arms by name; how many where they are too many for a sentence and the evidence below has the names."""
+    distinct = list(dict.fromkeys(arms))
+    return ", ".join(distinct) if len(distinct) <= most else f"{len(distinct)} arms, named below,"
+
+
+def _first_steps_said(steps: Sequence[FirstStep]) -> list[str]:
+    """The worst gaps, how the precision was proved, and every warning once."""
+    warned: dict[str, dict[str, None]] = {}
+    for step in steps:
+        for warning in step.warnings:
+            warned.setdefault(warning, {})[step.arm] = None
+    ratios = [s for s in steps if known(s.norm_ratio)]
+    return paragraphs(
+        "evidence_first_steps",
+        far=max(steps, key=lambda s: s.loss_gap),
+        worst=max(
+            ratios,
+            key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf,
+            default=None,
+        ),
+        proved=list(dict.fromkeys(s.arm for s in steps if s.proof)),
+        warned=warned,
+    )
+
+
+def _refuted(machine: Machine) -> list[tuple[str, str, str]]:
+    found: dict[tuple[str, str, str], tuple[str, str, str]] = {}
+    for r in machine.pick(status="failed", cause=REFUTED):
+        said = f"{machine.label(r)}: {r['reason'].removeprefix('numerics: ')}"
+        found.setdefault((r["suite"], r["arm"], r["case_id"]), (r["suite"], r["arm"], said))
+    return list(found.values())
+
+
+# Proof
+
+
+def did_fp8_run(machine: Machine) -> Answer:
+    """The GEMMs that a profiler saw in FP8 against those that the recipe should run in FP8.
+
+    An arm without a count is taken as FP8 only where its own operands were float8 and went to the GEMM directly.
+    """
+    tally: dict[str, Counter[str]] = {}
+    arms: dict[str, dict[str, None]] = {}  # suite -> arms that were counted or ran on float8 operands
+    short = [_said(r, r["reason"]) for r in machine.pick(cause=Cause.NOT_FP8, metric=TIMES)]
+    for row in fp8_rows(machine):
+        resolved = resolved_of(row)
+        count = tally.setdefault(row["suite"], Counter())
+        # A suite that counts gives no time to an arm that falls short, so a time without an expectation met it.
+        seen = resolved.get("fp8_gemms")
+        due = resolved.get("fp8_gemms_expected", seen)
+        direct = "float8" in str(resolved.get("a_dtype"))
+        if seen is not None or direct:
+            arms.setdefault(row["suite"], {})[row["arm"]] = None
+        if seen is None:
+            count["direct" if direct else "unproven"] += 1
+            continue
+        count.update(arms=1, counted=seen, expected=due)
+        if seen < due or not seen:  # 0 of 0 is none, not all
+            short.append(_said(row, f"{seen} of {due} GEMMs in FP8"))
+    tally["divergence"], disproved, unproven = _trained_in_fp8(machine)
+    unproven += [_said(r, r["reason"]) for r in machine.pick(cause=Cause.UNPROVEN, metric=TIMES)]
+    evidence = [*paragraphs("evidence_ran", tally=tally, arms=arms, **_what_ran(machine)), *reasons(machine)]
+    total = sum(tally.values(), Counter[str]())
+    uncounted = sum(tally[suite]["unproven"] for suite in WHAT if suite in tally)
+    verdict: Verdict = "partly" if uncounted else "yes"
+    if short or disproved:
+        verdict, evidence = "no", [*shortened(short + disproved, 6), *evidence]
+    elif unproven:
+        verdict, evidence = "can't tell", [*shortened(unproven, 6), *evidence]
+    elif not total["arms"] and not total["direct"]:
+        verdict = "can't tell"
+    facts = {"short": len(short), "disproved": len(disproved), "unproven": len(unproven)}
+    return answer("ran", verdict, evidence, total=total, uncounted=uncounted, **facts)
+
+
+def _said(row: Mapping[str, Any], why: str) -> str:
+    return f"{row['suite']} {row['arm']}, case {row['case_id']}: {why}"
+
+
+def _trained_in_fp8(machine: Machine) -> tuple[Counter[str], list[str], list[str]]:
+    """What `fp8core.verify` counted in the training runs of FP8 arms, what it disproved, and what it could not prove.
+
+    Returns:
+        Totals of `arms`, FP8 GEMMs `counted` and `expected`, and the arms left `unproven`; emulated arms are in none.
+        A line for each run whose FP8 layers do not run as asked, and for each that was not proved to.
+    """
+    count: Counter[str] = Counter()
+    disproved: list[str] = []
+    unproven: list[str] = []
+    for setup in machine.trainings:
+        for arm, about in setup.resolved.items():
+            runs = setup.arms.get(arm)
+            if not runs or not about.get("fp8_layers") or about.get("emulated"):
+                continue
+            for seed, run in runs.items():
+                if run.doubted:
+                    told = disproved if run.disproved else unproven
+                    told.append(f"divergence {arm}, seed {seed}: {run.proof}")
+            seen = about.get("fp8_gemms")
+            if seen is None:
+                count["unproven"] += 1
+            else:
+                count.update(arms=1, counted=seen, expected=about.get("fp8_gemms_expected", seen))
+    return count, disproved, unproven
+
+
+def _what_ran(machine: Machine) -> Row:
     """Backends and kernels that the FP8 arms report; of the kernels those whose name says FP8, if any does."""
-    resolved = [parse(r) for r in fp8_rows(machine)["resolved"]]
-    yield "backend", list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend")))
+    resolved = [resolved_of(r) for r in fp8_rows(machine)]
     kernels = list(dict.fromkeys(str(k) for r in resolved for k in r.get("kernels") or ()))
     named = [k for k in kernels if re.search("e4m3|e5m2|fp8|f8", k, re.IGNORECASE)]
-    yield ("FP8 kernels" if named else "kernels"), shortened([k[:72] for k in named or kernels], 3)
-
-
-def _no_pairs(machine: Machine) -> str:
-    if len(fp8_rows(machine)):
-        return "FP8 ran, but no arm could be paired with its bf16 baseline."
-    return "No FP8 arm was timed in these runs."
+    return {
+        "backends": list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend"))),
+        "kind": "FP8 kernels" if named else "kernels",
+        "kernels": shortened([k[:72] for k in named or kernels], 3),
+    }

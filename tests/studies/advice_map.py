@@ -14,8 +14,7 @@ from advice_page import GPUS, MODELS, from_json
 from matplotlib.patches import Rectangle
 
 import harness.report
-from harness.report.drawing import BAND, GRID, HEAT, INK, MUTED, PAPER, sheet, standalone, styled
-from harness.report.heatmap import EDGES
+from harness.report.drawing import BAND, EDGES, GRID, HEAT, INK, MUTED, PAPER, sheet, standalone, styled
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:

@@ -255,3 +255,19 @@ def test_a_run_that_cannot_be_read_or_is_empty(tmp_path: Path, capsys: pytest.Ca
         assert main(["diff", str(tmp_path / name), one]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert word in line
+
+
+def test_a_diff_of_cpu_runs_carries_the_caution(tmp_path, capsys):
+    from report_cases import cpu_run, gpu_run
+
+    from harness.__main__ import main
+
+    first, second = cpu_run(tmp_path / "a"), cpu_run(tmp_path / "b", run_id="20260103T030405Z-0123456-abcd")
+    assert main(["diff", str(first), str(second)]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "measured on a CPU: its times decide nothing about a GPU" in words
+    assert main(["diff", str(first), str(second), "json=true"]) == 0
+    assert '"cpu": true' in capsys.readouterr().out
+    run = gpu_run(tmp_path / "g")
+    assert main(["diff", str(run), str(run)]) == 0
+    assert "CPU" not in capsys.readouterr().out

@@ -6,6 +6,7 @@ import pytest
 from curves_for_tests import whole_suite
 from report_cases import cpu_run, gpu_run, train_cases
 from report_fixtures import H200, Invented, write_run
+from report_pages import machine
 
 from harness.report import write_report
 
@@ -18,10 +19,20 @@ def gpu(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def gpu_machine(gpu):
+    return machine(gpu[0])
+
+
+@pytest.fixture(scope="session")
 def cpu(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cpu")
     run = cpu_run(folder / "results")
     return run, write_report([run], folder / "reports" / "cpu.html")
+
+
+@pytest.fixture(scope="session")
+def cpu_machine(cpu):
+    return machine(cpu[0])
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from report_fixtures import write_run
 
-from harness.report import training, verdicts
-from harness.report.lead import lead
+from harness.report import verdicts
 from harness.report.runs import load
+from harness.report.standings import lead
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
 
@@ -68,12 +68,15 @@ def table(made):
     return [{t: cell.text for t, cell in zip(titles, row, strict=True)} for row in made.rows]
 
 
+def by_arm(made):
+    """The last row of each arm, as `table` gives it."""
+    return {row["arm"]: row for row in table(made)}
+
+
 def lead_of(found):
     """The sentence at the head of a machine's page."""
-    more = [training.trains_the_same(found)] if found.trainings else []
-    return lead(found, [*verdicts.answers(found), *more])
+    return lead(found, verdicts.answers(found))
 
 
 def told(found):
-    one = lead_of(found)
-    return f"{one.verdict} {one.rest}"
+    return " ".join(lead_of(found))

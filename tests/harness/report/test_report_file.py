@@ -1,4 +1,4 @@
-"""The file of a report: no request, no script where none is wanted, the same bytes, colours; and bad input."""
+"""The file of a report: no request, no script where none is wanted, the same bytes, colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from report_cases import tiny_run
 from report_pages import Page
 
@@ -78,15 +77,6 @@ def test_same_bytes_from_the_same_data_and_no_torch(tmp_path):
     assert target.with_suffix(".md").read_bytes() == expected[1]
 
 
-def test_markdown_tables_are_rectangular(gpu, cpu):
-    for _, written in (gpu, cpu):
-        blocks = re.findall(r"(?:^\|.*\n)+", written.markdown.read_text(), re.MULTILINE)
-        assert len(blocks) > 4
-        for block in blocks:
-            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
-            assert len(widths) == 1, block
-
-
 def test_numbers_in_charts_use_page_colours(gpu):
     """No colour of a figure is fixed, so that it shows in both schemes; each variable is defined in all three."""
     source = gpu[1].html.read_text()
@@ -97,48 +87,6 @@ def test_numbers_in_charts_use_page_colours(gpu):
     light, dark, paper = re.findall(r":root \{(.*?)\}", PAGE_CSS.read_text(), re.DOTALL)
     for scheme in (light, light + dark, light + paper):
         assert used <= set(re.findall(r"(--[\w-]+): #[0-9a-f]{6}", scheme))
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda p: p / "nowhere", "no run"),
-        (lambda p: _made(p / "empty"), "holds no *.parquet file"),
-        (lambda p: _file(p / "notes.txt", b"hello"), "expected a folder or a *.parquet file"),
-        (lambda p: _file(p / "bad" / "part-1.parquet", b"junk").parent, "no rows in"),
-    ],
-)
-def test_bad_runs_end_in_one_line_and_exit_2(tmp_path, capsys, make, says):
-    target = tmp_path / "out" / "r.html"
-    assert command_line(["report", str(make(tmp_path)), "-o", str(target)]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
-    assert not target.parent.exists()
-
-
-def _made(path):
-    path.mkdir()
-    return path
-
-
-def _file(path, content):
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
-def test_an_output_folder_that_cannot_be_written(gpu, tmp_path, capsys):
-    """A file stands where the folder should be: refused for root too, unlike a permission."""
-    blocked = _file(tmp_path / "blocked", b"")
-    assert command_line(["report", str(gpu[0]), "-o", str(blocked / "r.html")]) == 2
-    error = capsys.readouterr().err
-    assert "cannot write" in error
-    assert "-o FILE.html" in error
-    assert error.count("\n") == 1
 
 
 def test_command_line_finds_a_run_by_its_id(tmp_path, capsys, monkeypatch):

@@ -1,6 +1,9 @@
-"""Report of training runs: verdicts, curves, steps and findings. Oracles: the rows that were written, and arithmetic."""
+"""Report of training runs. Oracles: the rows that were written, scipy's t interval of the planted gaps, and arithmetic."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,17 +11,19 @@ from curves_for_tests import AXES, SEEDS, STEPS, control, rows_of_runs, shifted,
 from diagnosed import look
 from report_cases import train_cases
 from report_fixtures import CPU, Invented, write_run
-from report_pages import machine, run_of, table
+from report_pages import by_arm, machine, run_of, table
+from scipy import stats
 
-from harness.report import training, training_charts, verdicts, write_report
-from harness.report.tables import every_row
+from harness.report import tables, training, verdicts, write_report
 
+ROOT = Path(__file__).parents[3]
 BASE = control()
+MODELS = {"nanogpt_char_cpu": "nanoGPT char", "llama_tiny": "small Llama"}
+SETTLED = "gap stays small from step"
 
 
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cpu")
     rows = [
         *whole_suite(),
         look("tensorwise", "sqnr_db", "layers.0.q:input", [31.5, 30.0]),
@@ -27,23 +32,19 @@ def cpu(tmp_path_factory):
         look("tensorwise", "underflow_frac", "layers.0.q:input", [1e-4, 3e-4]),
         look("base_to_tensorwise", "sqnr_db", "layers.0.q:input", [28.5]),
     ]
-    return write_run(folder, [rows], env=CPU, sweep="divergence"), folder
+    return write_run(tmp_path_factory.mktemp("cpu"), [rows], env=CPU, sweep="divergence")
 
 
-@pytest.fixture(scope="module")
-def gpu(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gpu")
-    return write_run(folder, [*train_cases(Invented()), whole_suite()], sweep="train"), folder
+@pytest.fixture
+def gpu(tmp_path):
+    return run_of(tmp_path, *train_cases(Invented()), whole_suite(), sweep="train")
 
 
-# The answer
-
-
-def test_training_runs_add_a_fourth_answer(cpu):
-    answer = training.trains_the_same(machine(cpu[0]))
-    assert answer.verdict == "yes"
-    assert answer.sentence == "3 FP8 arms against base, margin 0.25 % of the loss: 3 PASS."
-    assert any("300 steps, 153,600 tokens a seed" in e for e in answer.evidence)
+def runs_of(base, **arms):
+    return [
+        *rows_of_runs("base", base),
+        *(row for arm, runs in arms.items() for row in rows_of_runs(arm, runs, recipe=arm)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,177 +59,203 @@ def test_training_runs_add_a_fourth_answer(cpu):
         ({"tensorwise": shifted(BASE), "negative_control": shifted(BASE, 1.0)}, "yes"),
     ],
 )
-def test_the_answer_follows_from_the_verdicts(tmp_path, arms, verdict):
-    rows = rows_of_runs("base", BASE)
-    for arm, runs in arms.items():
-        rows += rows_of_runs(arm, runs, recipe=arm)
-    assert training.trains_the_same(run_of(tmp_path, rows)).verdict == verdict
+def test_the_fourth_answer_follows_from_the_verdicts(tmp_path, arms, verdict):
+    *_, answer = verdicts.answers(run_of(tmp_path, runs_of(BASE, **arms)))
+    assert (answer.question, answer.verdict) == ("Does it train the same?", verdict)
 
 
-def test_a_training_run_alone_can_prove_fp8(tmp_path):
-    """Oracle: the sums by hand; the golden arm is emulated and counts for nothing."""
-    fp8 = {
-        "recipe": "tensorwise",
-        "fp8_layers": ["q"],
-        "emulated": False,
-        "fp8_gemms": 27,
-        "fp8_gemms_expected": 27,
-    }
-    proved = {**fp8, "verify": "FP8 verified: 9 of 9"}
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE), **proved)
-    rows += rows_of_runs(
+FP8 = {
+    "recipe": "tensorwise",
+    "fp8_layers": ["q"],
+    "emulated": False,
+    "fp8_gemms": 27,
+    "fp8_gemms_expected": 27,
+}
+
+
+@pytest.mark.parametrize(
+    ("proof", "verdict", "line"),
+    [
+        ({"verify": "FP8 verified: 9 of 9"}, "yes", "divergence: 27 of 27 FP8 GEMMs seen in 1 measured arm"),
+        (
+            {"verify": "FP8 NOT verified: wrong"},
+            "no",
+            "divergence tensorwise, seed 0: FP8 NOT verified: wrong",
+        ),
+        (
+            {"verify": "perhaps", "verify_outcome": "unproven"},
+            "can't tell",
+            "divergence tensorwise, seed 0: perhaps",
+        ),
+    ],
+)
+def test_a_training_run_alone_can_prove_fp8(tmp_path, proof, verdict, line):
+    """The golden arm is emulated and counts for nothing."""
+    golden = rows_of_runs(
         "tensorwise_golden", shifted(BASE), recipe="tensorwise", fp8_layers=["q"], emulated=True
     )
-    answer = verdicts.did_fp8_run(run_of(tmp_path / "proved", rows))
-    assert (answer.verdict, answer.sentence) == ("yes", "The profiler saw 27 of 27 expected FP8 GEMMs.")
-    assert answer.evidence[0] == "divergence: 27 of 27 FP8 GEMMs seen in 1 measured arm"
-    rows += rows_of_runs("rowwise", shifted(BASE), **{**fp8, "verify": "FP8 NOT verified: a scale is wrong"})
-    answer = verdicts.did_fp8_run(run_of(tmp_path / "disproved", rows))
-    assert (answer.verdict, answer.sentence) == (
-        "no",
-        f"{len(BASE)} training runs did not run in FP8 as asked.",
-    )
-    assert "divergence rowwise, seed 0: FP8 NOT verified: a scale is wrong" in answer.evidence
-    unproven = {**fp8, "verify": "FP8 verified? perhaps", "verify_outcome": "unproven"}
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE), **unproven)
-    answer = verdicts.did_fp8_run(run_of(tmp_path / "unproven", rows))
-    assert answer.verdict == "can't tell"
-    assert answer.sentence == f"{len(BASE)} measured arms could not be proved to run in FP8."
+    rows = runs_of(BASE) + rows_of_runs("tensorwise", shifted(BASE), **FP8, **proof)
+    answer = verdicts.did_fp8_run(run_of(tmp_path, rows + golden))
+    assert (answer.verdict, answer.evidence[0]) == (verdict, line)
 
 
-# Tables
-
-
-def test_the_verdict_table_has_a_row_an_arm_and_words_in_each_gate(cpu):
-    rows = {r["arm"]: r for r in table(training.verdict_table(machine(cpu[0])))}
-    assert len(rows) == 8
-    assert rows["tensorwise"]["verdict"] == "PASS"
-    assert rows["negative_control"]["verdict"] == "FAIL"
-    assert rows["negative_control"]["L4 late"] == "FAIL"
-    assert rows["base_to_tensorwise"]["first phase"] == "PASS"
-    assert rows["base_other"]["seed band"] == "PASS"
-    assert rows["base_other"]["L4 late"] == ""
-    caption = training.verdict_table(machine(cpu[0])).caption
-    assert "model nano" in caption
-    assert "Missing" not in caption
-    styles = {c.text: c.style for row in training.verdict_table(machine(cpu[0])).rows for c in row}
+def test_a_verdict_with_its_gates_limits_and_settling_step(cpu):
+    found = machine(cpu)
+    made = training.verdict_table(found)
+    rows = by_arm(made)
+    assert {a: rows[a]["verdict"] for a in ("tensorwise", "negative_control")} == {
+        "tensorwise": "PASS",
+        "negative_control": "FAIL",
+    }
+    shown = [("negative_control", "L4 late", "FAIL"), ("base_to_tensorwise", "first phase", "PASS"),
+             ("base_other", "seed band", "PASS"), ("base_other", "L4 late", ""), ("base_eps", SETTLED, "")]  # fmt: skip
+    assert [(arm, gate, rows[arm][gate]) for arm, gate, _ in shown] == shown
+    assert "model nano" in made.caption
+    assert "Missing" not in made.caption
+    styles = {c.text: c.style for row in made.rows for c in row}
     assert (styles["PASS"], styles["can't tell"]) == ("pass", "muted")
-
-
-@pytest.mark.parametrize(("where", "told"), [("element 1 of 2", True), ("the output", False)])
-def test_a_loss_that_is_a_part_of_the_output_is_named_beside_its_verdict(cpu, where, told):
-    found = machine(cpu[0])
-    found.trainings[0].resolved["tensorwise"]["loss_from"] = where
-    caption = training.verdict_table(found).caption
-    assert ("Loss judged: element 1 of 2." in caption) == told
-    assert ("Loss judged" in caption) == told
-
-
-def test_fp8_arms_show_from_which_step_on_they_stay_in_the_noise(cpu):
-    """Oracle: the verdicts' own figure; controls have none, and the sentence stands below the gates."""
-    found = machine(cpu[0])
-    settled = {v.arm: v.verdict.settled for v in found.verdicts}
-    rows = {r["arm"]: r for r in table(training.verdict_table(found))}
-    told = settled["tensorwise"]
-    assert told.noise_runs == 5
-    assert rows["tensorwise"]["gap stays small from step"] == f"{told.step:,.0f}"
-    assert (rows["base_eps"]["gap stays small from step"], settled["base_eps"]) == ("", None)
-    gates = [r for r in table(training.gates_table(found)) if r["arm"] == "tensorwise"]
-    assert told.sentence in [r["what it says"] for r in gates]
+    settled = next(v.verdict.settled for v in found.verdicts if v.arm == "tensorwise")
+    assert rows["tensorwise"][SETTLED] == f"{settled.step:,.0f}"
+    assert settled.sentence in [
+        r["what it says"] for r in table(training.gates_table(found)) if r["arm"] == "tensorwise"
+    ]
+    for where, told in (("the output", False), ("element 1 of 2", True)):
+        found.trainings[0].resolved["tensorwise"]["loss_from"] = where
+        assert ("Loss judged: element 1 of 2." in training.verdict_table(found).caption) == told
 
 
 def test_a_gap_that_never_settles_is_shown_as_such(tmp_path):
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE, 0.1))
-    rows += rows_of_runs("rowwise", {s: r for s, r in shifted(BASE).items() if s < 2})
-    shown = {r["arm"]: r for r in table(training.verdict_table(run_of(tmp_path, rows)))}
-    assert shown["tensorwise"]["gap stays small from step"] == "not reached"
-    assert shown["rowwise"]["gap stays small from step"] == "can't tell"
+    few = {s: r for s, r in shifted(BASE).items() if s < 2}
+    rows = runs_of(BASE, tensorwise=shifted(BASE, 0.1), rowwise=few)
+    shown = by_arm(training.verdict_table(run_of(tmp_path, rows)))
+    assert {a: shown[a][SETTLED] for a in ("tensorwise", "rowwise")} == {
+        "tensorwise": "not reached",
+        "rowwise": "can't tell",
+    }
 
 
-def test_set_ups_get_columns_and_labels_of_their_own(tmp_path):
+def test_set_ups_are_named_by_what_tells_them_apart(tmp_path):
+    """Axes that follow from others name a set-up only where nothing else does."""
     rows = []
-    for lr in (1e-3, 3e-3):
-        axes = {**AXES, "lr": lr}
+    for warmup in (30, 60):
+        axes = {**AXES, "lr_warmup": warmup, "accumulation": warmup // 30}
         rows += rows_of_runs("base", BASE, axes) + rows_of_runs("tensorwise", shifted(BASE), axes)
     found = run_of(tmp_path, rows)
-    assert [r["lr"] for r in table(training.verdict_table(found))] == ["0.001", "0.003"]
     assert {r["arm"] for r in table(training.gates_table(found))} == {
-        "tensorwise, lr 0.001",
-        "tensorwise, lr 0.003",
+        f"tensorwise, accumulation {n}" for n in (1, 2)
     }
-    assert [c.title for c in training_charts.losses(found)] == [
-        "Loss: lr 0.001",
-        "Paired gap: lr 0.001",
-        "Loss: lr 0.003",
-        "Paired gap: lr 0.003",
-    ]
+    titles = [f"{kind}: accumulation {n}" for n in (1, 2) for kind in ("Loss", "Paired gap")]
+    assert [c.title for c in training.loss_charts(found)] == titles
+    for setup in found.trainings:
+        object.__setattr__(setup, "axes", setup.axes | {"accumulation": 1})
+    assert [training.setup_label(found, s.axes) for s in found.trainings] == ["lr_warmup 30", "lr_warmup 60"]
 
 
-def test_findings_name_what_would_help(gpu):
-    assert any(
-        "axes.checkpointing=full" in r["change"] for r in table(training.findings_table(machine(gpu[0])))
-    )
-
-
-def test_seconds_to_loss_are_a_gpus_only(cpu, gpu):
-    on_cpu, on_gpu = training.reach_table(machine(cpu[0])), training.reach_table(machine(gpu[0]))
-    assert "second" not in [c.title for c in on_cpu.columns]
-    assert "Seconds are left out" in on_cpu.caption
-    rows = {r["arm"]: r for r in table(on_gpu)}
-    # A step takes 0.01 s, and its loss is that before its update, which it ends with.
+def test_seconds_to_loss_are_those_of_a_gpu_that_nobody_shares(cpu, gpu):
+    """A step takes 0.01 s, and its loss is that before its update, which it ends with."""
+    assert "second" not in table(training.reach_table(machine(cpu)))[0]
+    rows = by_arm(training.reach_table(gpu))
     assert float(rows["base"]["second"]) == pytest.approx(0.01 * (float(rows["base"]["step"]) + 1), abs=0.02)
-    assert rows["negative_control"]["reached"] == f"0 of {SEEDS}"
-    assert rows["negative_control"]["second"] == "not reached"
+    negative = rows["negative_control"]
+    assert (negative["reached"], negative["second"]) == (f"0 of {SEEDS}", "not reached")
     assert "base_other" not in rows
+    gpu.trainings[0].resolved["base"]["runs_on_this_gpu"] = 3
+    assert {(r["second"], r["sooner, seconds"]) for r in table(training.reach_table(gpu))} == {("N/A", "N/A")}
 
 
-def test_seconds_of_runs_that_shared_a_gpu_are_left_out(gpu):
-    shared = machine(gpu[0])
-    shared.trainings[0].resolved["base"]["runs_on_this_gpu"] = 3
-    rows = table(training.reach_table(shared))
-    assert {(r["second"], r["sooner, seconds"]) for r in rows} == {("N/A", "N/A")}
-    assert rows[0]["step"] != "N/A"
-
-
-def test_layers_show_their_worst_look_of_any_seed(cpu):
-    (row,) = table(training.layers_table(machine(cpu[0])))
-    assert row["tensor"] == "layers.0.q:input"
-    assert row["SQNR (dB)"] == "29.5"
-    assert row["underflow"] == "0.030 %"
-    assert row["drift (log2)"] == "2.50"
-    assert row["most amax"] == ""
-
-
-def test_rows_of_layers_are_in_no_other_table(cpu):
-    found = machine(cpu[0])
-    assert len(every_row(found).rows) == int((found.frame["part"] == "").sum())
-    curve = next(r for r in table(every_row(found)) if r["metric"] == "loss" and r["arm"] == "base")
+def test_layers_show_their_worst_look_and_stand_in_no_other_table(cpu):
+    found = machine(cpu)
+    (row,) = table(training.layers_table(found))
+    seen = (row["tensor"], row["SQNR (dB)"], row["underflow"], row["drift (log2)"], row["most amax"])
+    assert seen == ("layers.0.q:input", "29.5", "0.030 %", "2.50", "")
+    rows = table(tables.rows_table(found))
+    assert len(rows) == int((found.frame["part"] == "").sum())
+    curve = next(r for r in rows if r["metric"] == "loss" and r["arm"] == "base")
     assert (curve["samples"], curve["q1"]) == (str(STEPS), "")
     assert float(curve["value"]) == pytest.approx(BASE[0].loss.values[-1], abs=1e-3)
 
 
-# Charts
+def test_findings_name_what_would_help(gpu):
+    assert any("axes.checkpointing=full" in r["change"] for r in table(tables.findings(gpu).first[0]))
 
 
 def test_charts_name_every_arm_and_say_what_lies_beyond_the_scale(cpu):
-    loss, gap = training_charts.losses(machine(cpu[0]))
-    for arm in ("base", "tensorwise", "base_to_tensorwise", "negative_control"):
-        assert f">{arm}<" in loss.svg
-    assert "other seeds, 95 %" in loss.svg
-    assert ">margin<" in gap.svg
-    assert "base_eps, 3 sd" in gap.svg
-    assert "Beyond the scale: negative_control reaches +25." in gap.caption
-    assert "base_to_tensorwise switches at step 60" in gap.caption
+    loss, gap = training.loss_charts(machine(cpu))
+    arms = [f">{arm}<" for arm in ("base", "tensorwise", "base_to_tensorwise", "negative_control")]
+    assert all(word in loss.svg for word in (*arms, "other seeds, 95 %"))
+    assert all(word in gap.svg for word in (">margin<", "base_eps, 3 sd"))
+    for said in ("Beyond the scale: negative_control reaches +25.", "base_to_tensorwise switches at step 60"):
+        assert said in gap.caption
 
 
 @pytest.mark.parametrize("lost", ["base", "tensorwise"])
 def test_a_run_cut_at_its_first_steps_still_gives_a_report(tmp_path, lost):
     runs = {"base": BASE, "tensorwise": shifted(BASE)}
-    loss = np.array([2.0, np.nan])
-    broken = {s: type(r)(type(r.loss).of(loss)) for s, r in runs[lost].items()}
-    rows = [m for arm, own in (runs | {lost: broken}).items() for m in rows_of_runs(arm, own)]
-    written = write_report([write_run(tmp_path, [rows])], tmp_path / "report.html")
-    assert "Can&#39;t tell" in written.html.read_text() or "No" in written.html.read_text()
+    runs[lost] = {s: type(r)(type(r.loss).of(np.array([2.0, np.nan]))) for s, r in runs[lost].items()}
+    rows = [m for arm, own in runs.items() for m in rows_of_runs(arm, own)]
+    page = write_report([write_run(tmp_path, [rows])], tmp_path / "report.html").html.read_text()
+    assert "Does it train the same? Yes" not in page
 
 
-# The page
+# What arms cost in loss
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    gaps = {
+        "tensorwise": 0.004,
+        "tensorwise_only_weight": 0.001,
+        "negative_control": 1.0,
+        "tensorwise_eps": 0.0041,
+    }
+    rows = rows_of_runs("base", BASE, cpu_s=72.0)
+    for arm, gap in gaps.items():
+        rows += rows_of_runs(arm, shifted(BASE, gap), cpu_s=72.0)
+    return machine(write_run(tmp_path_factory.mktemp("parts"), [rows], env=CPU, sweep="losses"))
+
+
+def test_cost_in_loss_with_its_90_percent_interval_and_hours(parts):
+    made = training.cost_table(parts)
+    column = [c.title for c in made.columns].index("late gap")
+    cells = {row[0].text: row[column] for row in made.rows}
+    for arm, gap in (("tensorwise", 0.004), ("tensorwise_only_weight", 0.001)):
+        runs, late_half = shifted(BASE, gap), slice(-60, None)
+        late = np.array([(runs[s].loss.values - BASE[s].loss.values)[late_half].mean() for s in range(SEEDS)])
+        level = np.mean([BASE[s].loss.values[late_half] for s in range(SEEDS)])
+        ends = stats.t.interval(0.9, SEEDS - 1, late.mean(), stats.sem(late))
+        assert cells[arm].order == pytest.approx(late.mean() / level, rel=1e-3)
+        shown = [float(x) for x in re.findall(r"[+-][\d.]+", cells[arm].interval)]
+        assert shown == pytest.approx([100 * end / level for end in ends], abs=6e-4)
+    assert float(by_arm(made)["tensorwise"]["CPU (h)"]) == pytest.approx(72 * SEEDS / 3600)
+    assert f"{5 * 72 * SEEDS / 3600:.1f} hours of CPU" in made.caption
+    (chart,) = training.cost_charts(parts)
+    words = [">tensorwise<", ">tensorwise_only_weight<", ">negative_control<", "late gap", "held-out gap"]
+    assert all(word in chart.svg for word in words)
+    assert re.search(r"\+47\.\d %", chart.svg), "1 nat of 2.1, written at the edge"
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def setting(cell):
+    microbatches, model, steps = re.match(
+        r"accumulation (\d+), batch \d+, model (\w+), steps (\d+)", cell
+    ).groups()
+    name = f"{MODELS[model]}, {steps}"
+    return name if steps != "200" else f"{name}, {microbatches} microbatch{'es' * (microbatches != '1')}"
+
+
+def test_docs_loss_parts_says_what_the_published_runs_say(tmp_path):
+    run = ROOT / "results" / "published" / "cpu" / "2026-11-23" / "losses_five_seeds"
+    markdown = write_report([run], tmp_path / "page.html").markdown.read_text()
+    block = markdown[markdown.index("| set-up | arm | what is in FP8") :].split("\n\n")[0]
+    rendered = [
+        [setting(name), f"`{arm}`", late, held_out, verdict]
+        for name, arm, _, late, held_out, _, verdict, _ in map(cells, block.splitlines()[2:])
+    ]
+    page = (ROOT / "docs" / "loss-parts.md").read_text()
+    listed = page[page.index("| setting, steps | arm |") :].split("\n\n")[0]
+    shown = [cells(line) for line in listed.splitlines()[2:]]
+    assert len(shown) > 8
+    assert [row for row in shown if row not in rendered] == []

@@ -1,0 +1,329 @@
+"""Standings: the FP8 arms of a machine by gain, what stands against the figure of each, and the lead of a page, each clause of
+which rests on the answers and on these arms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.judge.verdict.rows import CONTROL, NEGATIVE
+from harness.report.records import first_steps, fp8_rows, key_of, newest, numerics_by_arm
+from harness.report.runs import once
+from harness.report.table import resolved_of
+from harness.report.verdicts import STUDIES, WHAT, by_arm, deciding, fp8_pairs, rank, what_of
+from harness.report.words import titled
+from harness.store import text
+from harness.store.arm import ABLATIONS, EPS, GOLDEN, Arm, arm_of, parse
+from harness.store.cause import REFUTED
+from harness.store.compare import TIMES, rows_of
+from harness.store.json_columns import parse as parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.report.runs import Machine
+    from harness.report.verdicts import Answer
+
+NO_LOSS = "no loss judged"
+MOST_NAMED = 3  # in the lead
+_NO_RECIPE = ("torch", "fp8", "fp8_precomputed")  # arms of suites that compare no recipes
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One arm with its gain and pairs in the suite that decides; on a CPU a recipe without any."""
+
+    fields: Arm
+    suite: str = ""
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    gain: float = float("nan")
+
+    @property
+    def arm(self) -> str:
+        """Its name."""
+        return str(self.fields)
+
+    @property
+    def computes(self) -> Arm:
+        """Its recipe."""
+        return recipe(self.fields)
+
+
+def recipe(arm: Arm) -> Arm:
+    """What an arm computes, however it is run: the recipe and whose it is; an empty arm where it is of no recipe.
+
+    >>> str(recipe(parse("tensorwise_fused_eager"))), str(recipe(parse("torchao_rowwise_eager")))
+    ('tensorwise', 'torchao_rowwise')
+    """
+    return Arm() if arm.variant in _NO_RECIPE else arm.computes
+
+
+def is_candidate(arm: Arm) -> bool:
+    """Whether an arm is one that a user would train, and no control or emulation."""
+    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
+
+
+def unshown(machine: Machine) -> bool:
+    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
+    return any(setup.runs_of(Arm(variant=NEGATIVE)) is None for setup in machine.trainings)
+
+
+@once
+def standings(machine: Machine) -> list[Standing]:
+    """Arms of the deciding suite by gain; where no speed counts, one for each recipe."""
+    pairs = fp8_pairs(machine)
+    pairs = pairs[pairs["speedup"].notna() & (pairs["regime"] != "sustained")]
+    if machine.is_gpu and len(pairs):
+        suite = min(pairs["suite"].unique(), key=rank)
+        found = by_arm(pairs[pairs["suite"] == suite])
+        every = [Standing(arm_of(own[0]), suite, own, gain) for _, gain, own in found]
+        return sorted(every, key=lambda s: (-s.gain, s.arm))
+    arms = [w.fields for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
+    arms += [v.fields for v in machine.verdicts if is_candidate(v.fields)]
+    return [Standing(what) for what in dict.fromkeys(map(recipe, arms)) if what != Arm()]
+
+
+def timed(machine: Machine) -> list[Standing]:
+    """Those that have a gain."""
+    return [s for s in standings(machine) if s.pairs]
+
+
+def in_question(machine: Machine) -> list[Standing]:
+    """Arms that the answer about speed rests on: those of one suite and mode."""
+    part = deciding(machine) if machine.is_gpu else None
+    return [s for s in timed(machine) if part and s.suite == part[0] and s.arm in set(part[2]["arm"])]
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """An FP8 arm without a single ratio; `word` is failed, skipped or missing."""
+
+    arm: str
+    word: str
+    reason: str
+
+
+def unjudged(machine: Machine, suite: str) -> list[Unjudged]:
+    """FP8 arms of a suite that were asked for and have no ratio in any case, with the first reason of each."""
+    ratios = machine.ratios
+    own = rows_of(ratios[(ratios["suite"] == suite) & (ratios["regime"] != "sustained")])
+    formed = {r["arm"] for r in own if r["speedup"] == r["speedup"]}
+    found: dict[str, Unjudged] = {}
+    for r in own:
+        arm = arm_of(r)
+        if r["arm"] not in formed and is_candidate(arm) and (arm.has_fp8 or arm.peer):
+            word = r["status"] if r["status"] in ("failed", "skipped") else "missing"
+            found.setdefault(r["arm"], Unjudged(r["arm"], word, r["why_not"] or r["reason"]))
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What stands against the results, the GEMMs and the loss of an arm, each in a few words; "" what was judged and passed."""
+
+    results: str  # of its recipe
+    gemms: str  # of the arm itself, in its suite
+    loss: str  # of its recipe
+
+
+def checks(machine: Machine, standing: Standing) -> Checks:
+    """What was found of an arm: of its recipe where it has one, since that is what is computed, else of the arm."""
+    return Checks(_results(machine, standing), _gemms(machine, standing), _loss(machine, standing))
+
+
+@once
+def doubts(machine: Machine, arm: str) -> list[str]:
+    """What stands against the figure of an arm of `standings`: each in a few words; none where all was judged and passed.
+
+    A loss that was not judged counts only where another recipe's was.
+    """
+    (standing,) = (s for s in standings(machine) if s.arm == arm)
+    pairs, every = standing.pairs, fp8_pairs(machine)
+    own = rows_of(every[(every["suite"] == standing.suite) & (every["arm"] == arm)])
+    not_slower = {p["case_id"] for p in pairs if p["verdict"] != "slower"}
+    loaded = [p for p in own if p["regime"] == "sustained" and p["case_id"] in not_slower]
+    missing = sum(p["verdict"] == "missing" and p["regime"] != "sustained" for p in own)
+    sides = _sides(machine, standing)
+    beside = sum(any(side.get("contended") for side in pair) for pair in sides)
+    alone = sum(_throttled(pair) == 1 for pair in sides)
+    found = [
+        _among(sum(p["verdict"] == "unclear" for p in pairs), pairs, "can't tell in "),
+        f"{text.plural(missing, 'case')} without a time" if missing else "",
+        _among(sum(p["verdict"] == "slower" for p in loaded), loaded, "slower under load in "),
+        _among(beside, sides, "beside another process in "),
+        _among(alone, sides, "one side throttled in "),
+    ]
+    seen = checks(machine, standing)
+    found += [seen.results, seen.gemms]
+    if seen.loss != NO_LOSS or any(is_candidate(v.fields) for v in machine.verdicts):
+        found.append(seen.loss)
+    return [words for words in found if words]
+
+
+def throttled(machine: Machine, standing: Standing) -> str:
+    """In how many cases both sides were throttled, in words; "" for none.
+
+    That is no doubt: products limited by power are throttled on both sides of every round (see `harness.gate.conditions`).
+    """
+    sides = _sides(machine, standing)
+    return _among(sum(_throttled(pair) == 2 for pair in sides), sides, "both sides throttled in ")
+
+
+def _results(machine: Machine, standing: Standing) -> str:
+    """Studies break recipes on purpose: they can refute, and prove nothing."""
+    checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and _same(standing, w.fields)]
+    steps = [s for s in first_steps(machine) if _same(standing, parse(s.arm))]
+    if any(w.failing for w in checked):
+        return "SQNR below its bound"
+    if any(w.mismatches for w in checked):
+        return "codes differ"
+    if any(_same(standing, arm_of(r)) for r in machine.pick(status="failed", cause=REFUTED)):
+        return "a check failed"
+    if any(s.fault for s in steps):
+        return "first step not sound"
+    passed = any(w.suite not in STUDIES and (w.sqnr or w.checked_codes) for w in checked)
+    return "" if passed or steps else "results not checked"
+
+
+def _gemms(machine: Machine, standing: Standing) -> str:
+    """Case by case: what one case ran too often makes up for no other."""
+    rows = [r for r in newest(fp8_rows(machine)) if (r["suite"], r["arm"]) == (standing.suite, standing.arm)]
+    every = [resolved_of(r) for r in rows]
+    counts = [
+        (a["fp8_gemms"], a.get("fp8_gemms_expected", a["fp8_gemms"])) for a in every if "fp8_gemms" in a
+    ]
+    short = [(seen, due) for seen, due in counts if seen < due or not seen]
+    if short:
+        seen, due = map(sum, zip(*short, strict=True))
+        return _among(len(short), rows, f"only {seen} of {due} GEMMs in FP8 in ")
+    uncounted = sum("fp8_gemms" not in a and "float8" not in str(a.get("a_dtype")) for a in every)
+    return "FP8 not proved" if uncounted == len(every) else _among(uncounted, rows, "FP8 not proved in ")
+
+
+def _loss(machine: Machine, standing: Standing) -> str:
+    outcomes = Counter(v.verdict.outcome for v in machine.verdicts if v.fields == standing.computes)
+    if not outcomes or outcomes["FAIL"]:
+        return "loss: FAIL" if outcomes else NO_LOSS
+    return "" if set(outcomes) == {"PASS"} else "loss: can't tell"
+
+
+def _same(standing: Standing, arm: Arm) -> bool:
+    """Whether a figure of an arm speaks for another one: arms without a recipe have nothing in common."""
+    return arm == standing.fields if standing.computes == Arm() else recipe(arm) == standing.computes
+
+
+@once
+def _timings(machine: Machine) -> dict[Any, Any]:
+    """How each time was taken."""
+    rows = machine.pick(metric=TIMES, status="ok")
+    return {(key_of(r), r["regime"], r["metric"]): parse_json(r["timing"]) for r in rows}
+
+
+def _sides(machine: Machine, standing: Standing) -> list[list[Any]]:
+    """How the arm and its baseline were timed, a pair a case."""
+    timings = _timings(machine)
+    return [
+        [
+            timings.get(((p["run_id"], p["case_id"], name), p["regime"], p["metric"]), {})
+            for name in (p["arm"], p["baseline"])
+        ]
+        for p in standing.pairs
+    ]
+
+
+def _throttled(sides: list[Any]) -> int:
+    return sum(bool(timing.get("throttled")) for timing in sides)
+
+
+def _among(part: int, whole: list[Any], words: str) -> str:
+    """The words with the number of cases after them; "" for no case."""
+    cases = text.plural(len(whole), "case")
+    return f"{words}{cases if part == len(whole) else f'{part} of {cases}'}" if part else ""
+
+
+# The lead
+
+
+def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
+    """The verdict in a sentence, and what a reader must know beside it.
+
+    A "no" comes before any speed; what was not judged, failed or is in doubt is named. Beside an arm's speed stands what
+    holds of that arm alone; answers over all arms stand with what they count.
+
+    Args:
+        machine: whose rows they are.
+        answers: of the machine, the one about speed first.
+    """
+    speed, *others = answers
+    refuted = [a for a in others if a.verdict == "no"]
+    found = in_question(machine)
+    clean = [s for s in found if not doubts(machine, s.arm)]
+    gained = any(p["verdict"] == "faster" for s in clean for p in s.pairs)
+    # A gain in doubt is called no gain; else the best arm that nothing stands against is named.
+    shown = gained or speed.verdict not in ("yes", "partly")
+    best = found[:1] if refuted or not shown else (clean or found)[:1]
+    named = best[0] if best else None
+    seen = checks(machine, named) if named else None
+    return titled(
+        "lead",
+        machine=machine,
+        running=any(run.state == "running" for run in machine.runs),
+        speed=speed,
+        others=others,
+        refuted=refuted,
+        open=[a for a in others if a.verdict in ("partly", "can't tell")],
+        shown=shown,
+        words=_words(machine, named) if named else "",
+        doubts=doubts(machine, named.arm) if named else [],
+        seen=seen,
+        unshown=unshown(machine),
+        unjudged=seen and seen.loss == NO_LOSS and named and NO_LOSS not in doubts(machine, named.arm),
+        in_doubt=_in_doubt(machine),
+        absent=_absent(machine),
+        lower=_lower,
+    )
+
+
+def _words(machine: Machine, best: Standing) -> str:
+    values = [p["speedup"] for p in best.pairs]
+    within = text.interval(best.pairs[0]["low"], best.pairs[0]["high"])
+    if len(values) > 1:
+        within = f"{text.number(min(values))} to {text.number(max(values))} over {text.plural(len(values), 'case')}"
+    within = ", ".join(filter(None, (within, throttled(machine, best))))
+    against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
+    return (
+        f"{best.arm} runs {what_of(best.suite)} at {text.ratio(best.gain)} the speed of {against} ({within})"
+    )
+
+
+def _in_doubt(machine: Machine) -> str:
+    """Arms in doubt by name; of arms that share their doubts the first ones."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for s in timed(machine):
+        if why := doubts(machine, s.arm):
+            alike.setdefault(tuple(why), []).append(s.arm)
+    groups = sorted(alike.items(), key=lambda group: -len(group[0]))
+    few = [text.some(arms, MOST_NAMED).replace("; ", ", ") for _, arms in groups]
+    return text.some(
+        [f"{arms} ({', '.join(why)})" for arms, (why, _) in zip(few, groups, strict=True)], MOST_NAMED
+    )
+
+
+def _absent(machine: Machine) -> str:
+    """Arms without a figure by name, of the suite that decides and of those that would decide before it."""
+    own = next((s.suite for s in timed(machine)), "")
+    suites = [*list(WHAT)[: rank(own)[0]], own]
+    named = [
+        f"{u.arm} ({'' if suite == own else what_of(suite) + ': '}{u.word})"
+        for suite in suites
+        for u in unjudged(machine, suite)
+    ]
+    return text.some(named, MOST_NAMED) if machine.is_gpu else ""
+
+
+def _lower(sentence: str) -> str:
+    """A sentence as a clause: its first letter small, unless it begins a name such as FP8 or CPU."""
+    is_name = sentence[:2].isupper() or sentence[1:2].isdigit()
+    return sentence if is_name else sentence[:1].lower() + sentence[1:]

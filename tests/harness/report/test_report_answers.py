@@ -1,0 +1,391 @@
+"""The questions at the head of a report and its lead sentence. Oracles: the rows as generated, and the gate's rules.
+
+What stands beside an arm's speed holds of that arm; a positive word is impossible where it is false.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
+from report_cases import SHAPES, gemm_cases, linear_cases
+from report_fixtures import CPU, Invented, absent, figure
+from report_pages import Page, lead_of, told
+from report_pages import run_of as stored
+
+from harness.report import verdicts
+from harness.report.picture import picture
+from harness.report.records import numerics_by_arm
+from harness.report.table import arm_cell, quantile
+from harness.report.verdicts import MOST_BRIEF
+from harness.report.words import paragraphs
+from harness.store.case import Case
+from harness.store.cause import Cause
+
+NOTICE = "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. CPU timings are no evidence"
+FAST = {"bf16_compile": 1.0, "rowwise_compile": 0.8}
+
+
+def losses(**gaps):
+    """Training runs of recipes with a constant gap to the control's loss, and of a known fault."""
+    base = control()
+    rows = rows_of_runs("base", base) + rows_of_runs("base_eps", shifted(base, 0.0, sd=1e-5))
+    rows += rows_of_runs("base_other", {s: run_of(falling(100 + s)) for s in base})
+    rows += rows_of_runs("negative_control", shifted(base, lambda t: 0.6 * t / (t + 30), ratio=0.6))
+    for name, gap in gaps.items():
+        rows += rows_of_runs(name, shifted(base, gap), recipe=name)
+    return rows
+
+
+def layers(ms, *, seen=(3, 3, 3), unchecked=(), regime="isolated", timing=None, spread=0.004):
+    """Three layers with these times: so many of 3 GEMMs seen in FP8 (None: not counted), arms of these names without SQNR."""
+    out = []
+    for i, (layer, k, n) in enumerate(SHAPES[:3]):
+        case = Case.of("linear", {"model": "llama3_8b", "layer": layer, "M": 8192, "K": k, "N": n})
+        arms, rows = {}, []
+        for arm, value in ms.items():
+            precision, _, mode = arm.rpartition("_")
+            if precision == "bf16":
+                arms[arm] = {"ms": value, "flops": {"bf16": 1e12}}
+                arms[f"{arm}:again"] = arms[arm] | {"baseline": arm}
+                continue
+            proof = {"fp8_gemms": seen[i], "fp8_gemms_expected": 3} if seen[i] is not None else {}
+            arms[arm] = {"ms": value, "baseline": f"bf16_{mode}", "flops": {"e4m3": 1e12}, "resolved": proof}
+            if arm not in unchecked and regime == "isolated":
+                rows.append(figure(case, arm, "sqnr_db", 29.0, resolved={"sqnr_bound_db": 28.3}))
+        times = Invented(i, rounds=6, spread=spread).times(case, arms, regime)
+        out.append(rows + [replace(r, timing={**r.timing, **(timing or {}).get(r.arm, {})}) for r in times])
+    return out
+
+
+def checked(suite="linear", arm="tensorwise_eager", about=None, **axes):
+    """One FP8 arm without a partner; figures by metric, each with its bound."""
+    case = Case.of(suite, {"M": 16, **axes})
+    rows = Invented().times(case, {arm: {"ms": 1.0, "flops": {"e4m3": 1.0}, "resolved": about or {}}})
+    return case, rows
+
+
+def sqnr(suite, db, bound, arm="tensorwise_eager", **axes):
+    case, rows = checked(suite, arm, **axes)
+    return [*rows, figure(case, arm, "sqnr_db", db, resolved={"sqnr_bound_db": {"sqnr_db": bound}})]
+
+
+# Is FP8 faster here?
+
+
+@pytest.mark.parametrize(
+    ("ms", "spread", "verdict"),
+    [
+        ({"rowwise_compile": 0.5}, 0.004, "yes"),
+        ({"rowwise_compile": 2.0}, 0.004, "no"),
+        ({"rowwise_compile": 1.0}, 0.4, "can't tell"),
+        (
+            {"tensorwise_compile": 0.5, "rowwise_compile": 2.0},
+            0.004,
+            "partly",
+        ),  # a fast arm does not carry a slow one
+    ],
+)
+def test_verdict_of_speed(tmp_path, ms, spread, verdict):
+    answer = verdicts.is_faster(stored(tmp_path, *layers({"bf16_compile": 1.0} | ms, spread=spread)))
+    assert answer.verdict == verdict
+    assert "compile against compile, speed over bf16: " in answer.sentence
+    assert all(arm in answer.sentence for arm in ms)
+
+
+def test_a_gpu_run_answers_all_three_questions(gpu_machine):
+    faster, sound, ran = verdicts.answers(gpu_machine)
+    assert [faster.verdict, sound.verdict, ran.verdict] == ["yes", "yes", "yes"]
+    assert faster.sentence.startswith(
+        "Whole layers (forward and backward, casts included), compile against compile, "
+    )
+    assert any("K=4104 is no multiple of 16" in line for line in ran.evidence)
+    assert "80 of 80" in ran.sentence
+
+
+def test_what_was_not_measured_decides_nothing(tmp_path):
+    """Eager layers decide where nothing was compiled; a device without FP8 cannot tell, and says why."""
+    arms = [f"{p}_compile" for p in ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")]
+    eager = verdicts.is_faster(
+        stored(tmp_path / "a", *linear_cases(Invented(), 690.0, dict.fromkeys(arms, "no compiler")))
+    )
+    assert (eager.verdict, "eager against eager" in eager.sentence) == ("partly", True)
+    for answer in verdicts.answers(stored(tmp_path / "b", *gemm_cases(Invented(), 250.0, fp8=False))):
+        assert answer.verdict == "can't tell"
+        assert any("compute capability 8.0 has no FP8" in line for line in answer.evidence)
+
+
+def test_a_cpu_never_claims_speed(cpu, cpu_machine):
+    """The notice stands before the first answer; every section of times is folded and labelled."""
+    source, twin = cpu[1].html.read_text(), cpu[1].markdown.read_text()
+    page = Page(source).text
+    assert page.index(NOTICE) < page.index("Is FP8 faster here?")
+    assert twin.index(NOTICE) < twin.index("**Is FP8")
+    titles = re.findall(
+        r"<section id=\"[^\"]*\"( class=\"folded\")?>\s*(?:<details><summary>)?<h3>([^<]*)", source
+    )
+    timed = [
+        each for each in titles if re.search("FP8 against|Eager and|Layers|GEMM|Casts|Ceil|Compile", each[1])
+    ]
+    assert len(timed) >= 3
+    assert all(fold and title.startswith("CPU times: ") for fold, title in timed)
+    drawn, said = picture(cpu_machine), told(cpu_machine)
+    assert said.startswith("A CPU says nothing about speed.")
+    for words in (said, drawn.svg, drawn.narrow, drawn.title):
+        assert not re.search(r"\d(\.\d+)?x\b|faster|slower|speedup", words)
+
+
+def test_briefs_are_composed_to_fit_and_not_cut(cpu_machine, gpu_machine):
+    found = [a.brief for m in (cpu_machine, gpu_machine) for a in verdicts.answers(m)]
+    full = ["yes"] * 12 + ["partly"] * 4 + ["no"] * 3 + ["can't tell"]
+    for slower in (0, 11):
+        facts = {
+            "judged": full,
+            "slower": ["arm"] * slower,
+            "arms": [("arm", 1.1, "", "1 faster")] * len(full),
+        }
+        facts |= {"what": "training steps", "how": "compile against compile", "over": (1, "case")}
+        found.append(paragraphs("answer_speed", machine=gpu_machine, most=MOST_BRIEF, **facts)[-1])
+    assert all(0 < len(brief) <= MOST_BRIEF and "\u2026" not in brief for brief in found)
+
+
+# Is it sound, did FP8 run?
+
+WRONG = "numerics: SQNR is 20.10 dB, 28.50 expected"
+FELL_BACK = "numerics: 0 FP8 GEMMs ran where 3 were due"
+
+
+@pytest.mark.parametrize(
+    ("ask", "wrong", "evidence"),
+    [
+        (verdicts.is_sound, {"reason": WRONG, "cause": Cause.NUMERICS}, "linear rowwise_eager: qkv 16: "),
+        (verdicts.is_sound, {"sqnr_db": 28.0}, "linear tensorwise_eager: SQNR of output below its bound"),
+        (verdicts.is_sound, {"mismatches": 3.0}, "linear tensorwise_eager: 3 codes differ"),
+        (verdicts.did_fp8_run, {"reason": FELL_BACK, "cause": Cause.NOT_FP8}, "linear rowwise_eager, case "),
+    ],
+)
+def test_a_wrong_result_is_a_no_and_is_named(tmp_path, ask, wrong, evidence):
+    case, rows = checked(about={"fp8_gemms": 3}, layer="qkv")
+    if "reason" in wrong:
+        rows.append(absent(case, "rowwise_eager", "failed", wrong["reason"], "bf16", cause=wrong["cause"]))
+    else:
+        bound = {"sqnr_bound_db": {"sqnr_db": 28.3}}
+        rows += [figure(case, "tensorwise_eager", *one, resolved=bound) for one in wrong.items()]
+    answer = ask(stored(tmp_path, rows))
+    assert (answer.verdict, answer.evidence[0].startswith(evidence)) == ("no", True)
+
+
+@pytest.mark.parametrize(
+    ("resolved", "verdict"),
+    [
+        ({"fp8_gemms": 3, "fp8_gemms_expected": 3}, "yes"),
+        ({"fp8_gemms": 2, "fp8_gemms_expected": 3}, "no"),
+        ({"a_dtype": "float8_e4m3fn"}, "yes"),
+        ({}, "can't tell"),
+    ],
+)
+def test_proof_that_fp8_ran(tmp_path, resolved, verdict):
+    answer = verdicts.did_fp8_run(stored(tmp_path, checked(about=resolved)[1]))
+    assert answer.verdict == verdict
+    assert verdict != "no" or "2 of 3 GEMMs in FP8" in answer.evidence[0]
+
+
+def test_a_time_that_nobody_saw_run_in_fp8_makes_no_yes(tmp_path):
+    case = Case.of("gemm", {"M": 16, "K": 16, "N": 16})
+    arms = {"bf16": {"ms": 1.0}, "fp8_tensorwise": {"ms": 0.6, "baseline": "bf16", "flops": {"e4m3": 8192.0}}}
+    answer = verdicts.did_fp8_run(stored(tmp_path, *layers(FAST), Invented().times(case, arms)))
+    assert (answer.verdict, "1 without a count" in answer.brief) == ("partly", True)
+    assert "1 measured arm had no count" in answer.sentence
+
+
+def test_a_study_of_breakage_is_never_sound(tmp_path):
+    """It breaks recipes on purpose: what stays above its bound there says nothing about training."""
+    sound = sqnr("linear", 28.5, 28.0)
+    codes = [figure(Case.of("codes", {"inputs": "overflow"}), "saturating", "mismatches", 0.0)]
+    for rows, verdict in (
+        (sqnr("outliers", 28.0, 20.0), "can't tell"),
+        (codes, "can't tell"),
+        (sound, "yes"),
+        ([*sound, *sqnr("outliers", 28.0, 20.0)], "partly"),
+        ([*sound, *sqnr("outliers", 12.0, 20.0)], "no"),
+    ):
+        assert verdicts.is_sound(stored(tmp_path / f"{verdict}{len(rows)}", rows)).verdict == verdict
+
+
+def test_each_case_is_held_to_its_own_bound(tmp_path):
+    """Oracle: docs/numerics-gemm.md, section 4; e4m3 x e5m2 has 4 dB less than e4m3 x e4m3, and both are sound."""
+    rows = [*sqnr("linear", 28.5, 27.8), *sqnr("linear", 24.5, 24.0, layer="other")]
+    (worst,) = numerics_by_arm(stored(tmp_path, rows))
+    assert (worst.sqnr, worst.bounds, worst.failing) == ({"sqnr_db": 24.5}, {"sqnr_db": 24.0}, [])
+
+
+# What was proved of a step before it was timed
+
+STEP = {
+    "first_loss": 5.501, "first_loss_control": 5.5, "first_grad_norm_ratio": 1.01, "fp8_layers": 9, "fp8_gemms": 27,
+    "fp8_gemms_expected": 27, "verify": "FP8 verified: 27 of 27", "verify_outcome": "proved",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "said"),
+    [
+        ({}, "yes", "largest gap of a first loss 0.0010 nats, of tensorwise_eager; norm of the first gradients at worst 1.01"),
+        ({"verify": "", "verify_outcome": ""}, "yes", "largest gap of a first loss 0.0010 nats"),
+        ({"verify_warnings": ["head: 2 % underflow"]}, "yes", "warning: head: 2 % underflow (tensorwise_eager)"),
+        ({"verify": "FP8 NOT verified: nothing", "verify_outcome": "disproved"}, "no", "train tensorwise_eager: FP8 NOT verified: nothing"),
+        ({"first_loss": None}, "no", "train tensorwise_eager: its first loss, or the control's, is no number"),
+        ({"fp8_layers": 0}, "can't tell", ""),
+    ],
+)  # fmt: skip
+def test_checks_of_a_training_step_answer_whether_it_is_sound(tmp_path, changes, verdict, said):
+    answer = verdicts.is_sound(stored(tmp_path, checked("train", about=STEP | changes)[1]))
+    assert answer.verdict == verdict
+    assert any(said in line for line in answer.evidence)
+    assert verdict != "yes" or answer.sentence.startswith(
+        "The first training step of tensorwise_eager agrees with the control's"
+    )
+
+
+# The lead
+
+
+def test_a_loss_of_one_recipe_is_not_claimed_of_another(tmp_path):
+    """tensorwise is the fastest and was never trained; rowwise was, and is named."""
+    verdict, rest = lead_of(stored(tmp_path, *linear_cases(Invented(), 690.0), losses(rowwise=0.0003)))
+    assert verdict.startswith("FP8 is faster here: rowwise_compile")
+    assert "Its recipe passed its checks, its GEMMs ran in FP8 and its recipe trains the same." in rest
+    assert re.search(r"In doubt: tensorwise_compile.*\(no loss judged\)", rest)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (lambda: layers(FAST, seen=(None, 3, None)), "but FP8 not proved in 2 of 3 cases."),
+        (lambda: layers(FAST, seen=(6, 0, 3)), "only 0 of 3 GEMMs in FP8 in 1 of 3 cases"),  # 9 of 9 together
+        (lambda: layers(FAST, timing={"rowwise_compile": {"contended": True}}), "but beside another process in 3 cases."),
+        (lambda: layers(FAST, timing={"bf16_compile": {"throttled": True}}), "but one side throttled in 3 cases."),
+        (lambda: layers(FAST, timing={a: {"throttled": True} for a in FAST}), "over 3 cases, both sides throttled in 3 cases)."),
+        (lambda: [*layers(FAST), *layers({"bf16_compile": 1.0, "rowwise_compile": 1.3}, regime="sustained")],
+         "but slower under load in 3 cases."),
+    ],
+)  # fmt: skip
+def test_a_figure_in_doubt_says_so(tmp_path, rows, says):
+    """Oracle for throttling: `harness.gate.conditions`, by which that of one side alone decides nothing."""
+    found = stored(tmp_path, *rows())
+    assert says in told(found)
+    if "slower under load" in says:
+        assert (verdicts.is_faster(found).verdict, "slower under load in 3 cases" in picture(found).svg) == (
+            "partly",
+            True,
+        )
+
+
+def test_what_nobody_judged_of_the_named_arm_is_said(tmp_path):
+    ms = {"bf16_compile": 1.0, "tensorwise_compile": 0.6, "rowwise_compile": 0.8}
+    verdict, rest = lead_of(stored(tmp_path, *layers(ms, unchecked=["tensorwise_compile"])))
+    assert verdict.startswith("FP8 is faster here: rowwise_compile")
+    assert "In doubt: tensorwise_compile (results not checked)." in rest
+    assert "Whether it trains the same was not judged." in rest
+    assert "trains the same." not in rest
+
+
+def test_the_figure_is_of_the_mode_that_decides(tmp_path):
+    """Eager FP8 gains 1.43x over eager bf16 and is slower than compiled bf16; compiled FP8 loses: 1 / 1.15 = 0.870."""
+    ms = {"bf16_eager": 2.0, "bf16_compile": 1.0, "rowwise_eager": 1.4, "rowwise_compile": 1.15}
+    found = stored(tmp_path, *layers(ms))
+    start = (
+        r"FP8 is not faster here: rowwise_compile runs whole layers at 0\.8[67]\dx the speed of bf16_compile"
+    )
+    assert re.match(start, lead_of(found)[0])
+    assert verdicts.is_faster(found).brief == "Whole layers, 1 compiled FP8 arm: 1 not faster."
+
+
+def test_what_failed_and_what_is_under_way_is_said(tmp_path):
+    case = Case.of("train", {"model": "gpt2"})
+    steps = Invented().times(case, {"bf16_compile": {"ms": 5.0}})
+    steps.append(absent(case, "rowwise_compile", "failed", "out of memory", "bf16_compile", cause=Cause.OOM))
+    assert "Not judged: rowwise_compile (training steps: failed)." in told(
+        stored(tmp_path / "a", *layers(FAST), steps)
+    )
+    assert told(stored(tmp_path / "b", layers(FAST)[0], state="running")).startswith(
+        "So far: FP8 is faster here"
+    )
+    said = told(stored(tmp_path / "c", *layers(FAST), env=CPU))
+    assert "Numerically sound: 1 arm passed every check" in said
+    assert "?" not in said
+
+
+def test_a_wrong_result_comes_before_any_speed(tmp_path):
+    case = Case.of("linear", {"model": "x", "layer": "y", "M": 16, "K": 16, "N": 16})
+    wrong = [absent(case, "rowwise_compile", "failed", WRONG, "bf16_compile", cause=Cause.NUMERICS)]
+    verdict, rest = lead_of(stored(tmp_path, *linear_cases(Invented(), 690.0), wrong))
+    assert verdict == "Do not switch FP8 on from these runs: 1 result outside of what the format allows."
+    assert "is faster" not in verdict + rest
+    assert rest.startswith("Times alone: tensorwise_compile")
+    assert "rowwise_compile (1 case without a time, a check failed)" in rest
+
+
+def test_the_best_arm_is_one_that_nothing_stands_against(tmp_path):
+    """tensorwise is faster and its loss fails; where rowwise is left out, no gain is beyond doubt."""
+    trained = losses(tensorwise=0.08, rowwise=0.0003)
+    found = stored(tmp_path / "a", *linear_cases(Invented(), 690.0), trained)
+    verdict, rest = lead_of(found)
+    assert verdict.startswith("FP8 is faster here: rowwise_compile")
+    assert "tensorwise_compile, tensorwise_eager (loss: FAIL)" in rest
+    assert "loss: FAIL" in picture(found).svg
+    skip = {
+        f"rowwise{more}_{mode}": "left out" for more in ("", "_with_gw_hp") for mode in ("eager", "compile")
+    }
+    verdict, _ = lead_of(stored(tmp_path / "b", *linear_cases(Invented(), 690.0, skip), trained))
+    assert re.fullmatch("Not shown that FP8 pays here: tensorwise_compile.*but loss: FAIL.", verdict)
+
+
+# The picture
+
+
+def test_the_picture_of_a_cpu_has_quality_and_bytes(tmp_path):
+    case = Case.of("recipes", {"shape_set": "custom", "layer": "custom", "M": 128, "K": 256, "N": 128})
+    rows = [figure(case, "bf16_eager", "saved_bytes_per_elem", 2.0)]
+    for arm, db, kept in (("tensorwise_eager", 24.4, 2.0), ("rowwise_eager", 21.0, 1.03)):
+        rows += Invented(clock_mhz=None).times(
+            case, {arm: {"ms": 1.0, "baseline": "bf16_eager", "flops": {"e4m3": 1e6}}}
+        )
+        rows.append(figure(case, arm, "sqnr_db", db, resolved={"sqnr_bound_db": 23.6}))
+        rows.append(figure(case, arm, "saved_bytes_per_elem", kept))
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture(stored(tmp_path, rows, env=CPU)).svg)
+    shown = {
+        "tensorwise",
+        "rowwise",
+        "24.4 dB passed",
+        "21.0 dB BELOW ITS BOUND",
+        "1.03",
+        "kept for backward",
+    }
+    assert shown <= set(words)
+
+
+def test_the_picture_of_a_gpu_marks_what_was_not_judged(tmp_path):
+    cases = layers(FAST | {"tensorwise_compile": 0.6}, unchecked=["tensorwise_compile"])
+    cases.append(
+        [absent(Case.of("linear", {"M": 16}), "mxfp8_compile", "skipped", "needs 10.0", "bf16_compile")]
+    )
+    drawn = picture(stored(tmp_path, *cases))
+    for svg in (drawn.svg, drawn.narrow):
+        words = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+        assert {"mxfp8_compile", "rowwise_compile", "tensorwise_compile", "A/A noise floor"} <= set(words)
+        assert any(word.startswith("skipped") for word in words)
+        assert sum("results not checked" in word for word in words) == 1
+        assert any(re.match(r"1\.2\dx faster", word) for word in words)
+
+
+# Cells
+
+
+def test_an_emulated_arm_says_so_and_exact_results_have_no_nan():
+    """numpy would interpolate between two infinities, which is NaN and a warning."""
+    assert arm_cell({"arm": "mxfp8_eager", "resolved": '{"emulated": "no MX kernel"}'}).note == "emulated"
+    assert [quantile([float("inf")] * n, q) for n in (1, 3) for q in (0.0, 0.25, 0.75)] == [float("inf")] * 6
+    assert (quantile([], 0.25), quantile([1.0, 2.0, 3.0], 0.25)) == (None, 1.5)
