@@ -130,7 +130,8 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
     flags: set[str] = set()
     rows = []
     for r in newest(arm_records(machine, "train")):
-        if r["arm"] == standing.arm and r["status"] == "ok":
+        converted = resolved_of(r).get("fp8_layers", 1)  # 0 where no layer is advised: the arm ran in bf16
+        if r["arm"] == standing.arm and r["status"] == "ok" and converted:
             found = mfu.of_row(r, machine.device, machine.achieved or None)
             used = next(
                 (u for u in reversed(found) if u.formula in mfu.EXECUTED), found[-1] if found else None
