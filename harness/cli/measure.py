@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,12 @@ from rich.console import Console
 
 from harness import report, store
 from harness.cli.config import command_line
-from harness.engine import places, run_folder, runlog, workers
-from harness.engine.executor import Executor, Outcome, Place
+from harness.engine import arms, executor, places, run_folder, runlog
+from harness.engine.arms import Limits, silence_s
+from harness.engine.bench import Setting
 from harness.engine.progress import Progress
 from harness.engine.rows import is_trial
-from harness.engine.stages import Costs
+from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.tasks import Task
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis.finding import few
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from harness.cli.config import Request
+    from harness.engine.executor import Outcome, Place, What
     from harness.engine.places import Gpu
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
-    from harness.engine.stages import Stage
 
 _log = logging.getLogger("harness.cli.measure")
 
@@ -66,7 +67,8 @@ def _run(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None,
     config = request.config
     fetch(c.case for c in plan.cases if c.runnable)
     if config["isolate"]:
-        workers.start_server(c.suite for c in plan.cases)
+        modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
+        arms.start_server([c.suite for c in plan.cases], compiles="compile" in modes)
     work = _Work.of(config, plan, gpus, shard)
     for key in ("results_dir", "reports_dir"):
         run_folder.refuse_unwritable(Path(config[key]), key)
@@ -192,52 +194,47 @@ def _measure(
 ) -> Outcome:
     config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
-    costs, at_once = Costs(request.timing.max_seconds), (max(len(work.places), 1), work.lanes)
-    so_far = _ReportSoFar(config, writer, units if at_once == (1, 1) else [])
-    with (
-        # Workers have their own: this process must not open the device, or it would be a stranger on it to them.
-        nullcontext() if work.places else environment.monitor_for(config["device"]) as monitor,
-        Progress.on(console, units, costs, note, config["quiet"], *at_once) as progress,
-    ):
+    alone = len(work.places) < 2 and work.lanes == 1
+    so_far = _ReportSoFar(config, writer, units if alone else [])
+    with Progress.on(console, len(units), note, config["quiet"]) as progress:
 
-        def on_stage(task: Task, stage: Stage) -> None:
-            raw.at(f"{task.case} {stage}")
-            progress.stage(task, stage)
+        def take(task: Task | None, what: What) -> None:
+            if isinstance(what, list):
+                # Without the arm of a case: when a line is read, another one may be under way
+                raw.printed("" if task is None else str(task), what)
+            elif task is not None:
+                if not isinstance(what, Steps):
+                    raw.at(
+                        ""
+                        if what is Mark.ENDED
+                        else f"{task} {what if isinstance(what, Stage) else ''}".rstrip()
+                    )
+                progress.take(task, what)
+                if what is Mark.ENDED:
+                    so_far.end(task)
 
-        def on_step(task: Task, done: int, total: int) -> None:
-            if not total:
-                raw.at(f"{task.case} {task.arm}")
-            progress.step(task, done, total)
-
-        def on_printed(task: Task | None, lines: list[str]) -> None:
-            # Without the arm of a case: when a line is read, its worker may have another one under way
-            raw.printed("" if task is None else f"{task.case} {task.arm}".rstrip(), lines)
-
-        def on_end(task: Task) -> None:
-            raw.at("")
-            progress.end(task)
-            so_far.end(task)
-
-        executor = Executor(
-            device=config["device"],
-            timing=request.timing,
-            seed=config["seed"],
-            control=config["control"],
-            warm_compile=config["warm_compile"],
-            monitor=monitor,
-            budget_s=config["budget_s"],
-            folder=writer.folder.absolute(),
+        return executor.run(
+            plan,
+            writer,
+            Setting(
+                config["device"],
+                request.timing,
+                config["seed"],
+                config["control"],
+                writer.folder.absolute(),
+                config["warm_compile"],
+            ),
             places=work.places,
             lanes=work.lanes,
-            case_timeout_s=config["case_timeout_s"],
-            case_wall_s=config["case_wall_s"],
-            on_case=progress.case,
-            on_step=on_step,
-            on_stage=on_stage,
-            on_end=on_end,
-            on_printed=on_printed,
+            limits=Limits(
+                config["case_timeout_s"] or silence_s(request.timing),
+                config["case_wall_s"] or math.inf,
+                math.inf if config["budget_s"] is None else config["budget_s"],
+            ),
+            tell=take,
+            done=work.done,
+            done_arms=work.done_arms,
         )
-        return executor.run(plan, writer, work.done, work.done_arms)
 
 
 class _ReportSoFar:
@@ -303,8 +300,8 @@ def _finish(
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
     for reason in list(outcome.reasons)[:TOLD]:
         out.write(f"  failed: {reason}\n")
-    for arms, reason in _unsupported(plan)[:TOLD]:
-        out.write(f"  skipped: {', '.join(few(arms))}: {reason}\n")
+    for names, reason in _unsupported(plan)[:TOLD]:
+        out.write(f"  skipped: {', '.join(few(names))}: {reason}\n")
     kept = 0
     try:
         kept = max(0, _tell(folder, judged) - outcome.statuses["failed"])

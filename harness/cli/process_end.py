@@ -27,6 +27,12 @@ def internal_error(error: Exception) -> int:
 
 def leave(code: int) -> int:
     """The exit code; this process ends here where a thread of an arm would keep it alive for ever."""
+    if (pools := sys.modules.get("concurrent.futures.thread")) is not None:
+        # What the interpreter does as it exits: idle threads of pools end, for those that work it would wait for ever.
+        idle = threading.Thread(target=pools._python_exit, daemon=True)
+        idle.start()
+        idle.join(JOIN_S)
+        setattr(pools, "_shutdown", False)  # noqa: B010 - whoever called this in a longer process may go on
     deadline = time.monotonic() + JOIN_S
     threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread()]
     for thread in threads:

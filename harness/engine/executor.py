@@ -4,47 +4,51 @@ Cases are timed one after the other, on several GPUs as many at once as there ar
 (`harness.timing.workload.TrialSuite`) the rows of each arm are stored when its run has ended, several runs may be under way at
 once, and resume= goes on with the arms that are left.
 
-With places to work at, each task is done by a worker process (`harness.engine.workers`): a case that crashes, hangs or asks for
-too much memory takes its worker with it and ends as failed rows: of the arm that did it, the other arms are timed again.
-Without any, all is done in this process.
+Each arm has a process of its own (`harness.engine.arms`), wherever there are places to work at. The death of one may come from
+outside (the kernel's memory killer, an operator), so the case, or the run, is then done once more.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 import shutil
+import threading
 import time
 from collections import Counter
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.engine import tasks
-from harness.engine.bench import ArmFaultError, Bench, Setting
-from harness.engine.rows import is_trial, row, rows_of_others, skipped_rows, unfinished_rows
-from harness.engine.storable import made_storable, refusal
+from harness.engine import arm_process
+from harness.engine.arms import UNFIT, Crew, LateError, Limits, failed_row
+from harness.engine.bench import Setting, measure_case
+from harness.engine.rows import all_arms, is_trial, row, skipped_rows, trial_rows
+from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.tasks import Task
-from harness.engine.workers import Conditions, Ended, Pool
+from harness.machine.gpu_monitor import GpuMonitor, monitor_for
 from harness.store.cause import RETRYABLE, Cause
 from harness.store.run_files import CHECKPOINTS
-from harness.timing.rounds import Timer, TimingConfig, timer_for
 from harness.timing.workload import runs_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness import store
+    from harness.engine.arm_process import Conditions
     from harness.engine.plan import Plan, PlannedCase
-    from harness.engine.stages import Stage
     from harness.store.measurement import Measurement
 
-TIMEOUT_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
+What = Mark | Stage | Steps | list[str]  # the last: lines that a process printed
+Tell = Callable[[Task | None, What], None]
 
 
 class _DiskError(Exception):
     """Rows could not be made durable; ends the run."""
+
+
+class _StoppedError(Exception):
+    """Another lane has ended the run."""
 
 
 @dataclass(slots=True)
@@ -59,294 +63,267 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where workers compute.
+    """Where processes compute.
 
     Attributes:
-        conditions: of their processes; those of one GPU see that one alone.
+        conditions: of the processes; those of one GPU see that one alone.
         env_id: of the environment there; None: the run's own.
         env: the environment there.
+        gpu: UUID of the one GPU; "": the current one.
     """
 
     conditions: Conditions
     env_id: str | None = None
     env: Mapping[str, object] = field(default_factory=dict)
+    gpu: str = ""
 
 
-@dataclass(slots=True)
-class Executor:
-    """Runs the cases of a plan on one kind of device.
+def run(
+    plan: Plan,
+    writer: store.RunWriter,
+    setting: Setting,
+    *,
+    places: Sequence[Place] = (),
+    lanes: int = 1,
+    limits: Limits | None = None,
+    tell: Tell = lambda task, what: None,
+    done: Iterable[str] = (),
+    done_arms: Iterable[tuple[str, str]] = (),
+    monitor: Any = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Outcome:
+    """Measures every case that is not in `done`; rows are durable before the next case of that place starts.
 
-    Attributes:
-        device: "cpu" or "cuda".
-        timing: warm-up, rounds and stop rule.
-        timer: how one block of calls is timed in this process; the device's own by default.
-        seed: of the order of the arms within the rounds.
-        control: time each baseline twice (A/A).
-        warm_compile: see `harness.engine.bench.Setting`.
-        monitor: reads clocks, power and throttling of the GPU in this process; None on a CPU.
-        budget_s: start no case after this many seconds.
-        folder: of the run, for files that belong to rows (traces).
+    Ctrl-C and a refusing disk end the run, never with rows lost: the outcome's state says which it was.
+
+    Args:
+        plan: what to measure.
+        writer: where the rows go.
+        setting: how cases are measured.
         places: where cases are timed, one at a time each; none: everything is done in this process.
         lanes: runs of trial suites at once, over all places.
-        case_timeout_s: a worker may be silent for so long; by default `TIMEOUT_S` and what the timing may take.
-        case_wall_s: a worker may have a task for so long, even with heartbeats; None: without limit.
-        on_case: called with each timed case before it starts.
-        on_step: called for each run of a trial suite with the steps done and their total; 0 of 0 when it starts.
-        on_stage: called at the start of each stage of a case that is timed.
-        on_end: called when the rows of a case or run are stored.
-        on_printed: given task and lines that a worker printed.
+        limits: how long things may take.
+        tell: given what happens, as it happens: a task and what becomes of it.
+        done: ids of the cases that need nothing.
+        done_arms: (case id, arm) of the runs of trial suites that need nothing.
+        monitor: reads clocks, power and throttling of the GPU; by default that of the place.
         clock: seconds; injectable for tests.
     """
-
-    device: str
-    timing: TimingConfig
-    timer: Timer | None = None
-    seed: int = 0
-    control: bool = True
-    warm_compile: bool = True
-    monitor: Any = None
-    budget_s: float | None = None
-    folder: Path | None = None
-    places: Sequence[Place] = ()
-    lanes: int = 1
-    case_timeout_s: float | None = None
-    case_wall_s: float | None = None
-    on_case: Callable[[PlannedCase], None] = lambda planned: None
-    on_step: Callable[[Task, int, int], None] = lambda task, done, total: None
-    on_stage: Callable[[Task, Stage], None] = lambda task, stage: None
-    on_end: Callable[[Task], None] = lambda task: None
-    on_printed: Callable[[Task | None, list[str]], None] = lambda task, lines: None
-    clock: Callable[[], float] = time.perf_counter
-
-    def run(
-        self,
-        plan: Plan,
-        writer: store.RunWriter,
-        done: Iterable[str] = (),
-        done_arms: Iterable[tuple[str, str]] = (),
-    ) -> Outcome:
-        """Measures every case that is not in `done`; rows are durable before the next case of that place starts.
-
-        Ctrl-C and a refusing disk end the run, never with rows lost: the outcome's state says which it was.
-
-        Args:
-            plan: what to measure.
-            writer: where the rows go.
-            done: ids of the cases that need nothing.
-            done_arms: (case id, arm) of the runs of trial suites that need nothing.
-        """
-        finished = set(done)
-        waiting = [c for c in plan.cases if c.case.case_id not in finished]
-        run = _Run(self, writer)
-        try:
-            self._time_all(plan, [c for c in waiting if not is_trial(c)], run)
-            self._run_all([c for c in waiting if is_trial(c)], run, set(done_arms))
-        except _DiskError as error:
-            run.outcome.state = "failed"
-            kept = "the earlier rows are intact" if writer.folder.exists() else "the folder itself is gone"
-            run.outcome.message = f"could not write to {writer.folder}: {error}; {kept}"
-        except KeyboardInterrupt:
-            run.outcome.state = "interrupted"
-            run.outcome.message = "interrupted; the finished cases are stored"
-        return run.outcome
-
-    def _time_all(self, plan: Plan, cases: Sequence[PlannedCase], run: _Run) -> None:
-        headline = plan.headline(self.timing.sustained_max_cases) if self.device == "cuda" else set()
-        timed = [Task(c, sustained=c.case.case_id in headline, setting=run.setting) for c in cases]
-        several = len(self.places) > 1
-        run.do([t for t in timed if not (several and runs_alone(t.planned.suite))], self.places)
-        run.do([t for t in timed if several and runs_alone(t.planned.suite)], self.places[:1])
-
-    def _run_all(self, cases: Sequence[PlannedCase], run: _Run, done: set[tuple[str, str]]) -> None:
-        """Makes the runs of trial suites that are not done, and stores each as it ends."""
-        for planned in cases:
-            skipped = skipped_rows(planned)
-            run.store([r for r in skipped if (r.case_id, r.arm) not in done], planned)
-        wanted = [
-            Task(planned, arm, _workspace(run.writer, planned, arm), setting=run.setting)
-            for planned in cases
-            for arm in planned.runnable
-            if (planned.case.case_id, arm) not in done
+    finished, made = set(done), set(done_arms)
+    waiting = [c for c in plan.cases if c.case.case_id not in finished]
+    timed, trials = [c for c in waiting if not is_trial(c)], [c for c in waiting if is_trial(c)]
+    under_way = _Run(writer, setting, limits or Limits(), tell, monitor, clock)
+    headline = plan.headline(setting.timing.sustained_max_cases) if setting.device == "cuda" else set()
+    try:
+        for alone in (False, True) if len(places) > 1 else (None,):
+            own = [c for c in timed if alone is None or runs_alone(c.suite) is alone]
+            tasks = [Task(c, sustained=c.case.case_id in headline) for c in own]
+            under_way.do(tasks, places[:1] if alone else places)
+        for planned in trials:
+            rows = [r for r in skipped_rows(planned) if (r.case_id, r.arm) not in made]
+            under_way.store(rows, planned)
+        runs = [
+            Task(c, arm, _workspace(writer, c, arm))
+            for c in trials
+            for arm in c.runnable
+            if (c.case.case_id, arm) not in made
         ]
-        workspaces = {task.workspace for task in wanted}
-        _remove_others(run.writer.folder / CHECKPOINTS, workspaces)
-        lanes = min(self.lanes, len(wanted))
-        run.do(wanted, [self.places[i % len(self.places)] for i in range(lanes)] if self.places else ())
-        _remove_others(run.writer.folder / CHECKPOINTS, workspaces)
-
-    def timeout_s(self, tasks: Sequence[Task]) -> float:
-        """How long a worker may be silent: while it gets one arm ready, times all, or makes one step of a run."""
-        if self.case_timeout_s is not None:
-            return self.case_timeout_s
-        t = self.timing
-        of_an_arm = t.max_seconds + t.sustained_seconds + t.sustained_rounds * t.sustained_lead_seconds
-        most_arms = 1 + max((len(task.planned.arms) for task in tasks), default=0)
-        return TIMEOUT_S + 2 * (t.warmup_max_seconds + of_an_arm * most_arms)
+        workspaces = {task.workspace for task in runs}
+        _remove_others(writer.folder / CHECKPOINTS, workspaces)
+        at_once = min(lanes, len(runs)) if places else 0
+        under_way.do(runs, [places[i % len(places)] for i in range(at_once)])
+        _remove_others(writer.folder / CHECKPOINTS, workspaces)
+    except _DiskError as error:
+        under_way.outcome.state = "failed"
+        kept = "the earlier rows are intact" if writer.folder.exists() else "the folder itself is gone"
+        under_way.outcome.message = f"could not write to {writer.folder}: {error}; {kept}"
+    except KeyboardInterrupt:
+        under_way.outcome.state = "interrupted"
+        under_way.outcome.message = "interrupted; the finished cases are stored"
+    return under_way.outcome
 
 
 class _Run:
     """One run under way: what is done to each task, and what has come of all so far."""
 
-    def __init__(self, executor: Executor, writer: store.RunWriter) -> None:
-        self.executor, self.writer = executor, writer
+    def __init__(
+        self,
+        writer: store.RunWriter,
+        setting: Setting,
+        limits: Limits,
+        tell: Tell,
+        monitor: Any,
+        clock: Callable[[], float],
+    ) -> None:
+        self.writer, self.setting, self.limits = writer, setting, limits
         self.outcome = Outcome("finished")
-        self.setting = Setting(
-            executor.device,
-            executor.timing,
-            executor.seed,
-            executor.control,
-            executor.folder,
-            executor.warm_compile,
-        )
-        self._started = executor.clock()
+        self._tell, self._monitor, self._clock = tell, monitor, clock
+        self._started = clock()
         self._lost = ""
         self._partial: dict[str, list[Measurement]] = {}  # case id -> the rows of its last snapshot
+        self._lock = threading.RLock()  # lanes are threads that wait for processes
+        self._crews: list[Crew] = []
+        self._stopped = False
+
+    def tell(self, task: Task | None, what: What) -> None:
+        """Passes on what happens, one at a time."""
+        with self._lock:
+            if not self._stopped:
+                self._tell(task, what)
 
     def do(self, wanted: Sequence[Task], places: Sequence[Place]) -> None:
-        """Does tasks, at some places or here, and stores the rows of each as it ends."""
+        """Does tasks, one at a time at each place or here, and stores the rows of each as it ends."""
         if not wanted:
             return
-        # Closed here: an exception keeps this frame, and with it the generator and its worker processes.
-        with closing(self._by_workers(wanted, places) if places else self._here(wanted)) as ended:
-            self._store_each(ended, places)
-
-    def _store_each(self, ended: Iterable[Ended], places: Sequence[Place]) -> None:
-        for end in ended:
-            task = end.job
-            rows = end.result
-            if end.fault:
-                rows = unfinished_rows(task.planned, task.arm, end.fault, end.printed, end.cause)
-                rows = self._with_partial(task, rows, end.fault, end.cause)
-            place = places[end.worker] if places else None
-            rows = [replace(r, tries=end.tries) for r in (*rows, *task.failed)]
-            if task.arm and self.setting.device != "cpu" and place is not None and places.count(place) > 1:
-                # Its seconds are those of a GPU that others computed on.
-                rows = [
-                    replace(r, resolved={**r.resolved, "runs_on_this_gpu": places.count(place)}) for r in rows
-                ]
-            self.store(rows, task.planned, place)
-            waits = end.died or any(row.cause in RETRYABLE for row in rows)
-            if task.workspace is not None and not waits:
-                shutil.rmtree(task.workspace, ignore_errors=True)
-            self.executor.on_end(task)
-
-    def _by_workers(self, wanted: Sequence[Task], places: Sequence[Place]) -> Generator[Ended, None, None]:
-        executor = self.executor
-
-        def on_sign(task: Task, done: int, total: int) -> None:
-            if task.arm and total:
-                executor.on_step(task, done, total)
-
-        def on_partial(task: Task, worker: int, rows: list[Measurement]) -> None:
-            self.keep(task, rows, places[worker])
-
-        conditions = [place.conditions for place in places]
-        silence_s, wall_s = executor.timeout_s(wanted), executor.case_wall_s or math.inf
-        with Pool(conditions, silence_s, wall_s, executor.on_printed) as pool:
-            yield from pool.run(self._that_may_start(wanted), on_sign, on_partial, executor.on_stage)
-
-    def _here(self, wanted: Sequence[Task]) -> Generator[Ended, None, None]:
-        executor = self.executor
-        bench = Bench(self.setting, executor.timer or timer_for(executor.device), executor.monitor)
-        for task in self._that_may_start(wanted):
-
-            def tell(done: int, total: int, what: str, task: Task = task) -> None:
-                if task.arm:
-                    executor.on_step(task, done, total)
-
+        turns = self._that_may_start(wanted)
+        if len(places) < 2:
+            self._lane(turns, places[0] if places else None, 1)
+            return
+        with ThreadPoolExecutor(len(places)) as pool:
+            lanes = [pool.submit(self._lane, turns, place, places.count(place)) for place in places]
             try:
-                rows = tasks.run_task(
-                    task,
-                    bench,
-                    tell,
-                    on_rows=functools.partial(self.keep, task),
-                    on_stage=functools.partial(executor.on_stage, task),
-                )
-            except ArmFaultError as error:  # there is no other process that could time the other arms
-                words = error.rows[-1].reason
-                why = f"the device was lost in arm {error.arm}: {words}; resume=RUN_ID runs the case again"
-                others = rows_of_others(task.planned, error.arm, why, Cause.DEVICE_LOST)
-                rows = [*error.rows, *others]
-            yield Ended(task, result=rows)
-            fault = bench.lost()
-            if fault:
-                self._lost = (
-                    f"the device was lost in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
-                )
+                for lane in as_completed(lanes):
+                    lane.result()
+            except BaseException:
+                with self._lock:
+                    self._stopped = True
+                for crew in self._crews:
+                    crew.kill()
+                raise
+
+    def _lane(self, turns: Iterator[Task], place: Place | None, beside: int) -> None:
+        """One task after another."""
+        task: Task | None = None
+        device, conditions = self.setting.device, place.conditions if place is not None else None
+        with (
+            self._monitor_at(place) as monitor,
+            Crew(conditions, self.limits, device, lambda what: self.tell(task, what)) as crew,
+        ):
+            self._crews.append(crew)
+            while True:
+                with self._lock:
+                    task = None if self._stopped else next(turns, None)
+                if task is None:
+                    return
+                self._one(task, crew, monitor, place, beside)
+
+    def _monitor_at(self, place: Place | None) -> AbstractContextManager[Any]:
+        if self._monitor is not None:
+            return nullcontext(self._monitor)
+        return (
+            GpuMonitor(uuid=place.gpu)
+            if place is not None and place.gpu
+            else monitor_for(self.setting.device)
+        )
+
+    def _one(self, task: Task, crew: Crew, monitor: Any, place: Place | None, beside: int) -> None:
+        tries, rows = 1, self._rows(task, crew, monitor, place)
+        if place is not None and any(r.cause is Cause.DIED for r in rows):
+            tries, rows = 2, self._rows(task, crew, monitor, place)
+        rows = [replace(r, tries=tries) for r in rows]
+        if task.arm and self.setting.device != "cpu" and beside > 1:
+            # Its seconds are those of a GPU that others computed on.
+            rows = [replace(r, resolved={**r.resolved, "runs_on_this_gpu": beside}) for r in rows]
+        self.store(rows, task.planned, place)
+        if task.workspace is not None and not any(r.cause in RETRYABLE for r in rows):
+            shutil.rmtree(task.workspace, ignore_errors=True)
+        if place is None and (fault := crew.lost()):
+            self._lost = (
+                f"the device was lost in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
+            )
+        self.tell(task, Mark.ENDED)
+
+    def _rows(self, task: Task, crew: Crew, monitor: Any, place: Place | None) -> list[Measurement]:
+        """What comes of a task, whatever that is."""
+
+        def tell(what: What) -> None:
+            self.tell(task, what)
+
+        try:
+            if task.arm:
+                return _trial(task, crew, self.setting.device, tell)
+            return measure_case(
+                task.planned,
+                crew,
+                self.setting,
+                monitor,
+                sustained=task.sustained,
+                tell=tell,
+                on_rows=lambda rows: self.keep(task, rows, place),
+            )
+        except LateError as error:
+            return self._unfinished(task, str(error))
+
+    def _unfinished(self, task: Task, fault: str, cause: Cause = Cause.TIMEOUT) -> list[Measurement]:
+        """The rows of a case that took too long as a whole: of an arm with finished rounds those, with what ended it."""
+        kept = [r for r in self._partial.get(task.case.case_id, ()) if r.status == "partial"]
+        failed = [task.arm] if task.arm else task.planned.runnable
+        arms = {r.arm for r in kept}
+        return [
+            *(replace(r, reason=f"{r.reason}; {fault}", cause=cause) for r in kept),
+            *([] if task.arm else skipped_rows(task.planned)),
+            *(row(task.planned, a, "failed", reason=fault, cause=cause) for a in failed if a not in arms),
+        ]
 
     def _that_may_start(self, wanted: Sequence[Task]) -> Iterator[Task]:
         """The tasks in order; one that may not start, when its turn comes, is stored as rows that say why."""
         for task in wanted:
-            if not task.arm:
-                self.executor.on_case(task.planned)
-            if not self._lost and self._in_budget():
-                if task.arm:
-                    self.executor.on_step(task, 0, 0)
-                yield task
-                continue
+            self.tell(task, Mark.BEGUN)
             if self._lost:
-                status, why, cause = "failed", self._lost, Cause.DEVICE_LOST
+                self._leave_out(task, "failed", self._lost, Cause.DEVICE_LOST)
+            elif self._clock() - self._started > self.limits.budget_s:
+                what = "run" if task.arm else "case"
+                why = f"time budget of {self.limits.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
+                self._leave_out(task, "skipped", why, Cause.BUDGET)
             else:
-                status, why, cause = "skipped", self._over_budget(task), Cause.BUDGET
-            arms = [task.arm] if task.arm else task.planned.arms
-            self.store(
-                [row(task.planned, arm, status, reason=why, cause=cause) for arm in arms], task.planned
-            )
-            self.executor.on_end(task)
+                yield task
 
-    def _over_budget(self, task: Task) -> str:
-        what = "run" if task.arm else "case"
-        return (
-            f"time budget of {self.executor.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
-        )
-
-    def _in_budget(self) -> bool:
-        budget = self.executor.budget_s
-        return budget is None or self.executor.clock() - self._started <= budget
+    def _leave_out(self, task: Task, status: str, why: str, cause: Cause) -> None:
+        alone = replace(task.planned, arms=(task.arm,)) if task.arm else task.planned
+        self.store(all_arms(alone, status, why, cause), task.planned)
+        self.tell(task, Mark.ENDED)
 
     def keep(self, task: Task, rows: list[Measurement], place: Place | None = None) -> None:
         """Makes a snapshot of a case under way durable; one of fewer rounds, as of another try, replaces nothing."""
         case_id = task.case.case_id
-        if _rounds(rows) < _rounds(self._partial.get(case_id, ())):
-            return
-        try:
-            self.writer.checkpoint([*rows, *task.failed], _env_of(place))
-        except OSError as error:
-            raise _DiskError(error.strerror) from error
-        except Exception:  # noqa: BLE001 - whatever an object in a row raises; the final rows will say so
-            return
-        self._partial[case_id] = rows
-
-    def _with_partial(
-        self, task: Task, rows: list[Measurement], fault: str, cause: Cause
-    ) -> list[Measurement]:
-        """The rows of a case that came to no end: of an arm with finished rounds those, with what ended it."""
-        kept = [r for r in self._partial.get(task.case.case_id, ()) if r.status == "partial"]
-        arms = {r.arm for r in kept}
-        return [replace(r, reason=f"{r.reason}; {fault}", cause=cause) for r in kept] + [
-            r for r in rows if r.arm not in arms
-        ]
+        with self._lock:
+            if self._stopped:
+                raise _StoppedError
+            if _rounds(rows) < _rounds(self._partial.get(case_id, ())):
+                return
+            try:
+                self.writer.checkpoint(rows, _env_of(place))
+            except OSError as error:
+                raise _DiskError(error.strerror) from error
+            self._partial[case_id] = rows
 
     def store(self, rows: Sequence[Measurement], planned: PlannedCase, place: Place | None = None) -> None:
-        """Makes rows durable and counts them; one that no file can hold becomes a failed row that says so."""
-        env_of = _env_of(place)
-        self._partial.pop(planned.case.case_id, None)
-        try:
+        """Makes rows durable and counts them."""
+        with self._lock:
+            if self._stopped:
+                raise _StoppedError
+            self._partial.pop(planned.case.case_id, None)
             try:
-                self.writer.append(rows, env_of)
-            except OSError:
-                raise
-            except Exception:
-                # Found out only now: a second look at each row would cost every case more than writing it does.
-                if not any(refusal(r) for r in rows):
-                    raise  # it is none of theirs
-                rows = [made_storable(r) for r in rows]
-                self.writer.append(rows, env_of)
-        except OSError as error:
-            raise _DiskError(error.strerror) from error
-        self.outcome.statuses.update(r.status for r in rows)
-        failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
-        self.outcome.reasons.update(dict.fromkeys(failed))
+                self.writer.append(rows, _env_of(place))
+            except OSError as error:
+                raise _DiskError(error.strerror) from error
+            self.outcome.statuses.update(r.status for r in rows)
+            failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
+            self.outcome.reasons.update(dict.fromkeys(failed))
+
+
+def _trial(task: Task, crew: Crew, device: str, tell: Callable[[What], None]) -> list[Measurement]:
+    """The rows of a run."""
+    assert task.workspace is not None
+    crew.begin([task.arm])
+    try:
+        args = (task.planned, task.arm, device, task.workspace)
+        made = crew.of(task.arm).ask(arm_process.trial, *args, what="its start", tell=tell)
+        rows = trial_rows(task.planned, task.arm, made)
+    except UNFIT as error:
+        rows = [failed_row(task.planned, task.arm, error)]
+    crew.end({r.arm for r in rows if r.status == "failed"})
+    return rows
 
 
 def _env_of(place: Place | None) -> tuple[str, Mapping[str, object]] | None:

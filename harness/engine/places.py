@@ -81,8 +81,8 @@ def places_for(
     """
     if not config["isolate"]:
         return []
-    from harness.engine.executor import Place  # a pool: a plan needs none
-    from harness.engine.workers import Conditions
+    from harness.engine.arm_process import Conditions  # torch: a plan needs none
+    from harness.engine.executor import Place
 
     if config["device"] == "cpu":
         limit = config["case_memory_gib"]
@@ -94,7 +94,7 @@ def places_for(
     for gpu in chosen_gpus:
         own = environment.of_gpu(facts, gpu.index)
         seen = {"CUDA_VISIBLE_DEVICES": f"GPU-{gpu.uuid.removeprefix('GPU-')}"}
-        found.append(Place(Conditions.here(variables=seen), environment.env_id(own), own))
+        found.append(Place(Conditions.here(variables=seen), environment.env_id(own), own, gpu.uuid))
     return found
 
 

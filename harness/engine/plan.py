@@ -280,7 +280,9 @@ def _plan_part(
         for axis, values in part["axes"].items()
         if values is not None
     }
-    arms = tuple(part["arms"]) or tuple(suite.ARMS)
+    arms = tuple(dict.fromkeys(part["arms"])) or tuple(
+        suite.ARMS
+    )  # a row a metric, however often an arm is named
     for arm in arms:
         if arm not in suite.ARMS:
             raise unknown("arm", arm, suite.ARMS)

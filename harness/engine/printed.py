@@ -26,6 +26,7 @@ class Printed:
 
     def __init__(self, pipe: Connection, on_lines: OnLines) -> None:
         os.set_blocking(pipe.fileno(), False)
+        self.inode = os.fstat(pipe.fileno()).st_ino  # by which whoever holds the other end is known
         self._on_lines = on_lines
         self._kept = self._line = b""
         self._handed = 0

@@ -16,11 +16,11 @@ from harness.timing.session import METERED_S
 from harness.timing.workload import TrialSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from harness.engine.plan import PlannedCase
     from harness.timing.rounds import Timing
-    from harness.timing.workload import Numerics, Trial, Workload
+    from harness.timing.workload import Numerics, Workload
 
 REFUSES = "refuses: "  # before the words of what was to run and refused
 
@@ -94,58 +94,24 @@ def skipped_rows(planned: PlannedCase) -> list[Measurement]:
     ]
 
 
-def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") -> list[Measurement]:
-    """The curves of a run, and why there is none if it failed (`trace`: where it raised)."""
+def trial_rows(planned: PlannedCase, arm: str, made: Mapping[str, Any]) -> list[Measurement]:
+    """The curves of a run, and why there is none if it failed; `made`: see `harness.engine.arm_process.trial`."""
+    resolved, cause = made["resolved"], Cause(made["cause"])
     rows = [
         replace(
-            row(planned, arm, "ok", s.metric, trial.resolved, samples=s.samples), rounds=s.steps, part=s.part
+            row(planned, arm, "ok", metric, resolved, samples=tuple(samples)), rounds=tuple(steps), part=part
         )
-        for s in trial.series
+        for metric, samples, steps, part in made["series"]
     ]
-    if trial.failure:
-        resolved = {**trial.resolved} | ({"traceback": trace} if trace else {})
-        rows.append(row(planned, arm, "failed", resolved=resolved, reason=trial.failure, cause=trial.cause))
-    if trial.refusal:
-        why, cause = f"{REFUSES}{trial.refusal}", Cause.REFUSED
-        rows.append(row(planned, arm, "skipped", resolved=trial.resolved, reason=why, cause=cause))
+    if made["failure"]:
+        more = {"traceback": made["trace"]} if made["trace"] else {}
+        rows.append(
+            row(planned, arm, "failed", resolved=resolved | more, reason=made["failure"], cause=cause)
+        )
+    if made["refusal"]:
+        why = f"{REFUSES}{made['refusal']}"
+        rows.append(row(planned, arm, "skipped", resolved=resolved, reason=why, cause=Cause.REFUSED))
     return rows
-
-
-def unfinished_rows(
-    planned: PlannedCase, arm: str, reason: str, printed: str, cause: Cause
-) -> list[Measurement]:
-    """A failed row for each arm of an unfinished task, and a skipped one for those that can't run here.
-
-    Args:
-        planned: the case.
-        arm: of a run; "" for all arms of a case that is timed.
-        reason: why, in words.
-        printed: the last lines that were printed.
-        cause: why.
-    """
-    resolved = {"printed": printed} if printed else {}
-    failed = [arm] if arm else planned.runnable
-    return ([] if arm else skipped_rows(planned)) + [
-        row(planned, name, "failed", resolved=resolved, reason=reason, cause=cause) for name in failed
-    ]
-
-
-def rows_of_others(planned: PlannedCase, arm: str, reason: str, cause: Cause) -> list[Measurement]:
-    """`unfinished_rows` for all arms but one."""
-    others = replace(planned, arms=tuple(name for name in planned.arms if name != arm))
-    return unfinished_rows(others, "", reason, "", cause)
-
-
-def with_changes(
-    rows: Sequence[Measurement], changed: Mapping[str, Mapping[str, object]]
-) -> list[Measurement]:
-    """The rows, those of an arm that changed the state of its process with what it changed as `resolved.process_state`."""
-    return [
-        replace(r, resolved={**r.resolved, "process_state": changed[arm]})
-        if (arm := original_name(r.arm)) in changed and r.status != "skipped"
-        else r
-        for r in rows
-    ]
 
 
 def about(error: BaseException) -> dict[str, object]:

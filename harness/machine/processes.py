@@ -122,7 +122,7 @@ def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    below = descendants(os.getpid())
+    below = descendants(os.getpid(), servers=True)
     kill_marked(os.environ.get(MARK, ""), servers=True)  # no later command of the parent's needs them
     kill_each(below)
     if os.getpgrp() == os.getpid():
@@ -174,7 +174,18 @@ def marked() -> Iterator[None]:
         kill_each({pid: start for pid, start in below.items() if there.get(pid) != start})
 
 
-def kill_marked(mark: str, *, servers: bool = False) -> None:
+def kill_all_of(pid: int, mark: str, pipe: int) -> None:
+    """Kill what a process has started, and its group: by parents, by the mark, and by who holds the pipe that it printed to.
+
+    The last finds what it has forked without a new program, in a session of its own.
+    """
+    below = descendants(pid, servers=True)
+    kill_group(pid)
+    kill_marked(mark, servers=True, pipe=pipe)
+    kill_each(below)  # those that have cleared their environment
+
+
+def kill_marked(mark: str, *, servers: bool = False, pipe: int = 0) -> None:
     """Kills the other processes of this user that were started with this mark, or with a longer one; none for "".
 
     Looks through /proc until it finds no more, since one may start another meanwhile; a few milliseconds a look.
@@ -183,10 +194,12 @@ def kill_marked(mark: str, *, servers: bool = False) -> None:
         mark: of the process that started them.
         servers: those of multiprocessing and all that was forked from them too. One that waits in C without releasing
             the interpreter's lock ends in no other way: none of its threads can see that its parent is gone.
+        pipe: inode; those whose standard output or error it is, too.
     """
     wanted = f"{MARK}={mark}".encode()
     for _ in range(10 if mark else 0):
-        found = [int(p.name) for p in Path("/proc").glob("[1-9]*") if _carries(int(p.name), wanted, servers)]
+        pids = [int(path.name) for path in Path("/proc").glob("[1-9]*")]
+        found = [pid for pid in pids if _carries(pid, wanted, servers) or (pipe and _prints_to(pid, pipe))]
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -195,10 +208,12 @@ def kill_marked(mark: str, *, servers: bool = False) -> None:
         time.sleep(0.01)
 
 
-def descendants(root: int) -> dict[int, int]:
+def descendants(root: int, *, servers: bool = False) -> dict[int, int]:
     """Processes that this one started, and those that they started: pid -> when it began, see `began`.
 
-    Not the servers of multiprocessing below this process, nor what was started by them.
+    Args:
+        root: its number.
+        servers: those of multiprocessing, and what was forked from them, too.
     """
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[1-9]*/stat"):
@@ -210,7 +225,7 @@ def descendants(root: int) -> dict[int, int]:
     while waiting:
         for pid in children.get(waiting.pop(), ()):
             start = began(pid)
-            if start is not None and not _is_server(pid):
+            if start is not None and (servers or not _is_server(pid)):
                 found[pid] = start
                 waiting.append(pid)
     return found
@@ -235,6 +250,15 @@ def _is_server(pid: int) -> bool:
     try:
         return b"from multiprocessing." in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
+        return False
+
+
+def _prints_to(pid: int, pipe: int) -> bool:
+    if pid == os.getpid() or began(pid) is None:
+        return False
+    try:
+        return f"pipe:[{pipe}]" in [str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in (1, 2)]
+    except OSError:  # gone, closed, or another user's
         return False
 
 

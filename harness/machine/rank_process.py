@@ -34,7 +34,7 @@ class Group(NamedTuple):
     Attributes:
         world: ranks.
         device: as in `harness.machine.ranks.run`.
-        store: where they meet: a file, or address:port of a store; "": they form no group, and only make calls.
+        store: where they meet: a file, or address:port|prefix of torch's store.
         interface: of the network, for gloo.
         gpu: the one of this rank.
     """
@@ -140,23 +140,19 @@ def _serve(
     gc.freeze()  # as a worker does: a step that collects is to look through its own objects only
     os.environ.clear()  # that of the server is of the time when it started
     os.environ.update(env)
-    if group.store:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", group.interface)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", group.interface)
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import set_debug_level_from_env
 
     torch.set_num_threads(1)
-    if group.store:
-        set_debug_level_from_env()
+    set_debug_level_from_env()
 
     def meet() -> None:
         if first:
             pickle.loads(first)
         if group.device == "cuda":
             torch.cuda.set_device(group.gpu)
-        if not group.store:
-            return
         backend = "cpu:gloo,cuda:nccl" if group.device == "cuda" else "gloo"
         dist.init_process_group(backend, store=_store(), rank=rank, world_size=group.world)
 
@@ -165,8 +161,10 @@ def _serve(
 
         if group.store.startswith("/"):
             return dist.FileStore(group.store, group.world)  # type: ignore[attr-defined]
-        address, _, port = group.store.rpartition(":")
-        return dist.TCPStore(address, int(port), is_master=False)  # type: ignore[attr-defined]
+        where, _, prefix = group.store.partition("|")
+        address, _, port = where.rpartition(":")
+        there = dist.TCPStore(address, int(port), is_master=False)  # type: ignore[attr-defined]
+        return dist.PrefixStore(prefix, there)  # type: ignore[attr-defined]
 
     def called() -> Any:
         fn, args = pickle.loads(work)

@@ -101,7 +101,6 @@ class Gang:
         device: as in `run`.
         env: their environment; None: that of this process.
         first: a function, pickled, whose module they import before they meet, so that no call waits for it.
-        group: False: they form no process group, and only make calls.
 
     Attributes:
         fault: why it can be used no more; None while it can.
@@ -119,8 +118,6 @@ class Gang:
         device: str = "cpu",
         env: dict[str, str] | None = None,
         first: bytes = b"",
-        *,
-        group: bool = True,
     ) -> None:
         if missing := gpus_missing(world, device):
             raise ValueError(missing)
@@ -132,12 +129,11 @@ class Gang:
         environ = dict(os.environ) if env is None else env
         folder = Path(self._folder.name)
         try:
-            if group and torchrun.leads(world):
+            if torchrun.leads(world):
                 self._ranks += torchrun.group(world, device, folder, first, environ)
             else:
-                store = str(folder / "store") if group else ""
                 for rank in range(world):
-                    own = Group(world, device, store, "lo", rank)
+                    own = Group(world, device, str(folder / "store"), "lo", rank)
                     self._ranks.append(Rank(rank, own, folder, first, environ))
             _collect(self._ranks, START_S)  # they have met
         except BaseException:
@@ -215,6 +211,8 @@ def _collect(ranks: list[Rank | FarRank], timeout_s: float) -> list[Any]:
     faults: list[Fault] = []
     waiting = list(ranks)
     ends = time.monotonic() + timeout_s
+    # On another host a rank at fault may be gone with it, which shows by its silence
+    grace_s = GRACE_S if hosts(len(ranks)) == 1 else GRACE_S + 2 * torchrun.SILENT_S
     while waiting:
         ready = wait([r.ours for r in waiting], max(0.0, ends - time.monotonic()))
         if not ready:
@@ -224,7 +222,7 @@ def _collect(ranks: list[Rank | FarRank], timeout_s: float) -> list[Any]:
             waiting.remove(rank)
             if isinstance(answer, Fault):
                 faults.append(answer)
-                ends = min(ends, time.monotonic() + (GRACE_S if answer.of_a_peer else TIE_S))
+                ends = min(ends, time.monotonic() + (grace_s if answer.of_a_peer else TIE_S))
             else:
                 results[rank.rank] = answer[1]
     for rank in ranks:

@@ -45,9 +45,7 @@ class Peer:
             last.
         granularities: of A and B that `gemm` takes; empty: those of all GEMMs of its recipes.
         fast_accum: whether `gemm` always keeps its sums in the FP8 units; its arms are then checked as such.
-        own_process: it changes PyTorch for its whole process, so that its arms run in processes of their own, block by block
-            in turn with the others. Where it changes what no process can put back and does not say so, its arms are moved
-            when that is seen, and the case begins anew.
+        own_process: it changes PyTorch for its whole process; accepted and not read, since each arm has its own.
         gemm: (codes of A and B, scale_inv of A and B, use_fast_accum) -> D in bfloat16; layouts as the suite `gemm`.
     """
 

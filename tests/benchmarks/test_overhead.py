@@ -17,9 +17,13 @@ import pytest
 from toy import ToySuite
 
 from harness import store
-from harness.engine.executor import Executor, Place
-from harness.engine.plan import Plan, PlannedCase, make_plan
-from harness.engine.workers import Conditions
+from harness.engine import arm_process
+from harness.engine.arm_process import Conditions
+from harness.engine.bench import Setting
+from harness.engine.executor import Place, run
+from harness.engine.plan import Plan, make_plan
+from harness.engine.stages import Mark
+from harness.engine.tasks import Task
 from harness.timing.rounds import TimingConfig, timer_for
 
 pytestmark = pytest.mark.benchmark_bar
@@ -70,15 +74,17 @@ def writer(folder: Path) -> store.RunWriter:
 
 
 @pytest.mark.parametrize(("in_worker", "bar_ms"), [(False, BAR_MS), (True, WORKER_BAR_MS)])
-def test_a_thousand_trivial_cases(benchmark: Any, tmp_path: Path, in_worker: bool, bar_ms: float) -> None:
+def test_a_thousand_trivial_cases(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_worker: bool, bar_ms: float
+) -> None:
     """In a worker all of it counts: starting the server and the worker, timing (some 0.1 ms a case), sending, storing."""
     plan, timer = toy_plan(CASES), CountingTimer()
-    own: dict[str, Any] = {"places": [Place(Conditions.here())]} if in_worker else {"timer": timer}
-    executor = Executor(device="cpu", timing=TIMING, **own)
+    places = [Place(Conditions.here())] if in_worker else []
+    monkeypatch.setattr(arm_process, "device_timer", lambda device: timer)
 
     def sweep() -> None:
         into = writer(tmp_path / "r")
-        outcome = executor.run(plan, into)
+        outcome = run(plan, into, Setting("cpu", TIMING), places=places)
         into.close(outcome.state)
 
     benchmark.pedantic(sweep, rounds=1, iterations=1)
@@ -95,16 +101,15 @@ def test_ten_thousand_cases_take_no_more_memory_than_one_thousand(tmp_path: Path
     """Resident memory of this process and of the worker, every 1,000 cases."""
     me, seen = psutil.Process(), []
 
-    def on_case(planned: PlannedCase) -> None:
-        n = planned.case.integer("n")
-        if n % 1000 == 0:
+    def on_case(task: Task | None, what: object) -> None:
+        if task is not None and what is Mark.BEGUN and task.case.integer("n") % 1000 == 0:
             server = psutil.Process(forkserver._forkserver._forkserver_pid)
             worker = [c.memory_info().rss for c in server.children() if c.status() != psutil.STATUS_ZOMBIE]
             seen.append((me.memory_info().rss / 2**20, sum(worker) / 2**20))
 
-    executor = Executor(device="cpu", timing=TIMING, places=[Place(Conditions.here())], on_case=on_case)
     into = writer(tmp_path / "r")
-    outcome = executor.run(toy_plan(10_000), into)
+    places = [Place(Conditions.here())]
+    outcome = run(toy_plan(10_000), into, Setting("cpu", TIMING), places=places, tell=on_case)
     into.close(outcome.state)
     seen.append((me.memory_info().rss / 2**20, 0.0))
     print("\nMiB of the sweep and its worker: " + ", ".join(f"{a:.0f} {b:.0f}" for a, b in seen))

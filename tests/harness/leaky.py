@@ -42,69 +42,51 @@ def append_to_config() -> None:
     torch._inductor.config.fx_passes_numeric_check["of_an_arm"] = True
 
 
-OF_THE_PROCESS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
+OF_THE_PROCESS: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dynamo": (
         lambda: setattr(torch._dynamo.config, "suppress_errors", True),
         lambda: torch._dynamo.config.suppress_errors,
-        {"dynamo_config"},
     ),
     "recompile limit": (
         lambda: setattr(torch.compiler.config, "recompile_limit", 1),
         lambda: torch._dynamo.config.recompile_limit,
-        {"dynamo_config"},
     ),
     "inductor": (
         lambda: setattr(torch._inductor.config, "max_autotune", True),
         lambda: torch._inductor.config.max_autotune,
-        {"inductor_config"},
     ),
     "nested": (
         lambda: setattr(torch._inductor.config.triton, "cudagraphs", True),
         lambda: torch._inductor.config.triton.cudagraphs,
-        {"inductor_config"},
     ),
-    "in place": (
-        append_to_config,
-        lambda: "of_an_arm" in torch._inductor.config.fx_passes_numeric_check,
-        {"inductor_config"},
-    ),
+    "in place": (append_to_config, lambda: "of_an_arm" in torch._inductor.config.fx_passes_numeric_check),
     "budget": (
         lambda: setattr(torch._functorch.config, "activation_memory_budget", 0.5),
         lambda: torch._functorch.config.activation_memory_budget,
-        {"functorch_config"},
     ),
     "stance": (
         lambda: torch.compiler.set_stance("force_eager"),
         lambda: torch._dynamo.eval_frame._stance.stance,
-        {"compiler_stance"},
     ),
-    "backward": (
-        lambda: torch._C._set_multithreading_enabled(False),
-        torch._C._is_multithreading_enabled,
-        {"autograd_threads"},
-    ),
+    "backward": (lambda: torch._C._set_multithreading_enabled(False), torch._C._is_multithreading_enabled),
     "fill": (
         lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
         lambda: torch.utils.deterministic.fill_uninitialized_memory,
-        {"fill_uninitialized_memory"},
     ),
     "swap": (
         lambda: torch.__future__.set_swap_module_params_on_conversion(True),
         torch.__future__.get_swap_module_params_on_conversion,
-        {"swap_module_params_on_conversion"},
     ),
-    "limit": (lower_limit, lambda: resource.getrlimit(resource.RLIMIT_NOFILE), {"limit_NOFILE"}),
+    "limit": (lower_limit, lambda: resource.getrlimit(resource.RLIMIT_NOFILE)),
     "handler": (
         lambda: signal.signal(signal.SIGALRM, signal.SIG_IGN),
         lambda: str(signal.getsignal(signal.SIGALRM)),
-        {"handler_SIGALRM"},
     ),
     "output": (
         lambda: setattr(sys, "stdout", NOWHERE),
         lambda: getattr(sys.stdout, "name", "") == os.devnull,
-        {"standard_streams"},
     ),
-    "recursion": (lambda: sys.setrecursionlimit(900), sys.getrecursionlimit, {"recursion_limit"}),
+    "recursion": (lambda: sys.setrecursionlimit(900), sys.getrecursionlimit),
 }
 if len(os.sched_getaffinity(0)) > 1:
     OF_THE_PROCESS = {
@@ -112,7 +94,6 @@ if len(os.sched_getaffinity(0)) > 1:
         "affinity": (
             lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
             lambda: sorted(os.sched_getaffinity(0)),
-            {"cpu_affinity"},
         ),
     }
 
@@ -167,128 +148,83 @@ def spin() -> None:
 
 KEPT: list[Any] = []
 LINEAR = functional.linear
-# What sets a global, what reads it, and the names that a row has it by; no name for an RNG.
-LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
-    "dtype": (
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: str(torch.ones(1).dtype),
-        {"default_dtype"},
-    ),
-    "device": (
-        lambda: torch.set_default_device("meta"),
-        lambda: torch.ones(1).device.type,
-        {"default_device"},
-    ),
-    "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads, {"threads"}),
+# What sets a global, and what reads it
+LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "dtype": (lambda: torch.set_default_dtype(torch.float64), lambda: str(torch.ones(1).dtype)),
+    "device": (lambda: torch.set_default_device("meta"), lambda: torch.ones(1).device.type),
+    "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads),
     "tf32": (
         lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
         lambda: torch.backends.cuda.matmul.allow_tf32,
-        {"fp32_precision_cuda_matmul"},
     ),
-    "precision": (
-        lambda: torch.set_float32_matmul_precision("high"),
-        torch.get_float32_matmul_precision,
-        {"fp32_precision_cuda_matmul"},
-    ),
-    "grad": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled, {"grad_mode"}),
+    "precision": (lambda: torch.set_float32_matmul_precision("high"), torch.get_float32_matmul_precision),
+    "grad": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
     "deterministic": (
         lambda: torch.use_deterministic_algorithms(True, warn_only=True),
         torch.are_deterministic_algorithms_enabled,
-        {"deterministic"},
     ),
-    "autocast": (
-        lambda: torch.set_autocast_enabled("cpu", True),
-        lambda: torch.is_autocast_enabled("cpu"),
-        {"autocast_cpu"},
-    ),
+    "autocast": (lambda: torch.set_autocast_enabled("cpu", True), lambda: torch.is_autocast_enabled("cpu")),
     "benchmark": (
         lambda: setattr(torch.backends.cudnn, "benchmark", True),
         lambda: torch.backends.cudnn.benchmark,
-        {"cudnn_benchmark"},
     ),
     "onednn": (
         lambda: setattr(torch.backends.mkldnn, "enabled", False),
         lambda: torch.backends.mkldnn.enabled,
-        {"onednn"},
     ),
-    "denormals": (
-        lambda: torch.set_flush_denormal(True),
-        lambda: torch.tensor(1e-40).mul(1).item(),
-        {"flush_denormal"},
-    ),
-    "folder": (lambda: os.chdir("/"), lambda: str(Path.cwd()), {"folder"}),
-    "variable": (
-        lambda: os.environ.update(OF_AN_ARM="1"),
-        lambda: os.environ.get("OF_AN_ARM"),
-        {"environ"},
-    ),
-    "python_rng": (lambda: random.seed(7), lambda: hash(random.getstate()), set()),
-    "numpy_rng": (lambda: np.random.seed(7), lambda: np.random.get_state()[1].tolist(), set()),  # noqa: NPY002
-    "torch_rng": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().tolist(), set()),
-    "collector": (lambda: gc.set_threshold(7), gc.get_threshold, {"gc"}),
+    "denormals": (lambda: torch.set_flush_denormal(True), lambda: torch.tensor(1e-40).mul(1).item()),
+    "folder": (lambda: os.chdir("/"), lambda: str(Path.cwd())),
+    "variable": (lambda: os.environ.update(OF_AN_ARM="1"), lambda: os.environ.get("OF_AN_ARM")),
+    "python_rng": (lambda: random.seed(7), lambda: hash(random.getstate())),
+    "numpy_rng": (lambda: np.random.seed(7), lambda: np.random.get_state()[1].tolist()),  # noqa: NPY002
+    "torch_rng": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().tolist()),
+    "collector": (lambda: gc.set_threshold(7), gc.get_threshold),
     **OF_THE_PROCESS,
 }
 # Likewise, what no process can put back; some as a library does it that is imported
-FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
-    "inference": (enter_inference_mode, torch.is_inference_mode_enabled, {"inference_mode"}),
-    "mode": (enter_a_mode, torch._C._len_torch_function_stack, {"function_modes"}),
+FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "inference": (enter_inference_mode, torch.is_inference_mode_enabled),
+    "mode": (enter_a_mode, torch._C._len_torch_function_stack),
     "function": (
         lambda: setattr(functional, "linear", lambda *given: LINEAR(*given)),
         lambda: functional.linear is LINEAR,
-        {"functions"},
     ),
     "method": (
         lambda: setattr(torch.nn.Module, "__call__", lambda self, *given: self.forward(*given)),
         lambda: torch.nn.Module.__call__.__name__,
-        {"functions"},
     ),
     "class": (
         lambda: setattr(torch.nn, "Linear", type("Linear", (torch.nn.Module,), {})),
         lambda: torch.nn.Linear.__module__,
-        {"functions"},
     ),
-    "operator": (override_an_operator, lambda: torch.frac(torch.ones(1)).item(), {"operators"}),
+    "operator": (override_an_operator, lambda: torch.frac(torch.ones(1)).item()),
     "shapes of an operator": (
         lambda: override("Meta", lambda a, b: a.new_empty(7)),
         lambda: (torch.ones(2, 2, device="meta") @ torch.ones(2, 2, device="meta")).shape,
-        {"operators"},
     ),
     "batches of an operator": (
         lambda: override("FuncTorchBatched", lambda a, b: torch.ones(3)),
         lambda: _shape_of_vmap(),
-        {"operators"},
     ),
     "override": (
         lambda: override("CPU", lambda a, b: a.new_zeros(2, 2)),
         lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item(),
-        {"operators"},
     ),
     "override of an override": (
         override_once_more,
         lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item(),
-        {"operators"},
     ),
     "hook": (
         lambda: register_module_forward_hook(lambda *_: None),
         lambda: len(module._global_forward_hooks),
-        {"module_hooks"},
     ),
-    "thread": (start_a_thread, threading.active_count, {"python_threads"}),
+    "thread": (start_a_thread, threading.active_count),
     "saved tensors": (
         lambda: enter(torch.autograd.graph.saved_tensors_hooks(torch.neg, torch.neg)),
         lambda: torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
-        {"saved_tensors_hooks"},
     ),
-    "profiler": (
-        lambda: enter(torch.autograd.profiler.profile()),
-        torch._C._autograd._profiler_enabled,
-        {"profiler"},
-    ),
-    "relu": (
-        lambda: override("CPU", lambda x: x + 7, "relu"),
-        lambda: torch.relu(torch.ones(1)).item(),
-        {"operators"},
-    ),
+    "profiler": (lambda: enter(torch.autograd.profiler.profile()), torch._C._autograd._profiler_enabled),
+    "relu": (lambda: override("CPU", lambda x: x + 7, "relu"), lambda: torch.relu(torch.ones(1)).item()),
 }
 
 
@@ -307,7 +243,7 @@ class Leaky(ToySuite):
         }
 
     def build(self, case: Case, arm: str, device: str) -> Workload:
-        leak, read, _ = [*LEAKS.values(), *FOR_GOOD.values()][case.integer("n") - 1]
+        leak, read = [*LEAKS.values(), *FOR_GOOD.values()][case.integer("n") - 1]
         seen: dict[str, list[object]] = {"build": [read()], "check": [], "timed": []}
 
         def at(stage: str) -> None:

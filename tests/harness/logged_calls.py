@@ -13,9 +13,10 @@ from typing import Any
 from toy import ToySuite, planned
 
 from harness import store
-from harness.engine.executor import Executor, Outcome, Place
+from harness.engine.arm_process import Conditions
+from harness.engine.bench import Setting
+from harness.engine.executor import Outcome, Place, run
 from harness.engine.plan import Plan
-from harness.engine.workers import Conditions
 from harness.store.case import Case
 from harness.timing.rounds import TimingConfig
 from harness.timing.workload import Numerics, Workload
@@ -61,9 +62,9 @@ def plan(suite: ToySuite) -> Plan:
 
 def sweep(suite: ToySuite, folder: Path, **changes: Any) -> Outcome:
     """Runs the toy's one case by a worker, with a snapshot after every round."""
-    given = {"places": [Place(Conditions.here())], "control": False} | changes
+    given = {"places": [Place(Conditions.here())]} | changes
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
-    outcome = Executor(device="cpu", timing=EACH, **given).run(plan(suite), writer)
+    outcome = run(plan(suite), writer, Setting("cpu", EACH, control=False), **given)
     writer.close(outcome.state)
     return outcome
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.engine.bench import Bench
 from harness.store.case import Case, Scalar
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 STEPS = 5
-fault: list[str] = []  # of this process's device
 
 
 @dataclass
@@ -23,7 +21,6 @@ class ToyTrials:
     """Each run counts to five and keeps its place in a file; `acts` says what else an arm does, at step 3.
 
     raise    a RuntimeError
-    lose     likewise, and so does every later run of the process, as after a CUDA fault
     die      the process kills itself, once: a file shows that it has been there
     die N    likewise, N times over
     stop     Ctrl-C
@@ -72,11 +69,6 @@ class ToyTrials:
         if act == "nothing":
             return Trial((), {"threads": 1}, "nothing was trained: loss is nan at step 0")
         for step in range(begun, STEPS):
-            if step == 3 and act == "lose":
-                fault.append("CUDA error: an illegal memory access was encountered")
-                Bench.lost = lambda self: fault[0] if fault else ""
-            if fault:
-                raise RuntimeError(fault[0])
             if step == 3 and act == "raise":
                 raise RuntimeError("boom")
             if step == 3 and act.startswith("die"):

@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from harness import store
-from harness.engine.executor import Executor
+from harness.engine.bench import Setting
+from harness.engine.executor import run
 from harness.engine.plan import make_plan
 from harness.store.case import Case
 from harness.suites import divergence, train
-from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.rounds import TimingConfig
 
 QUICK = TimingConfig(
     min_rounds=3,
@@ -60,9 +61,9 @@ def execute(
         "model": None, "seed": 0, "device": "cpu",
     }  # fmt: skip
     plan = make_plan(config, {"train": train})
-    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=timing, control=control, folder=folder)
     writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
-    writer.close(executor.run(plan, writer).state)
+    setting = Setting("cpu", timing, control=control, folder=folder)
+    writer.close(run(plan, writer, setting).state)
     return store.read(folder)
 
 

@@ -105,6 +105,17 @@ def die_detached(case: Case) -> None:
     die(case)
 
 
+def forks(case: Case) -> None:
+    """A child without a new program, in a session of its own: neither its parent nor its environment says whose it is."""
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(f"forked-{os.getpid()}").write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
 def spoil(case: Case) -> None:
     """The device answers, and yet this process is to be used no more."""
     raise SpoiledError("a recording was refused")
@@ -122,17 +133,20 @@ def lose(case: Case) -> None:
 
 
 class Unreadable:
-    """Pickles, but cannot be made anew."""
+    """Pickles; where it is made anew, it leaves a trace."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return __import__, ("no_such_module",)
+        return os.mkdir, ("called",)
 
 
 class Unsendable:
-    """Does not pickle."""
+    """Has no form at all."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise ValueError("no pickle")
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
 
 
 def unreadable(case: Case) -> dict[str, Any]:
@@ -140,7 +154,7 @@ def unreadable(case: Case) -> dict[str, Any]:
 
 
 def unsendable(case: Case) -> dict[str, Any]:
-    return {"resolved": {"it": Unsendable()}}
+    return {"resolved": {"it": Unsendable(), Unsendable(): 1}}
 
 
 def tensor(case: Case) -> dict[str, Any]:
@@ -163,7 +177,7 @@ ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     act.__name__: act
     for act in (
         segfault, exits, hang, hog, babble, close_everything, detach, detach_bare, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
-        words, undecodable, nan, mutter,
+        words, undecodable, nan, mutter, forks,
     )
 }  # fmt: skip
 

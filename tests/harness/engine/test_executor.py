@@ -15,14 +15,16 @@ import torch
 from toy import ToySuite, nothing, planned
 
 from harness import store
-from harness.engine.executor import Executor, Outcome
+from harness.engine.arms import Limits
+from harness.engine.bench import Setting
+from harness.engine.executor import Outcome, run
 from harness.engine.plan import Plan
 from harness.engine.resume import stored_cases
 from harness.machine.gpu_monitor import NullMonitor
 from harness.store.case import Case
 from harness.timing import compiling
 from harness.timing import session as timing_session
-from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.rounds import TimingConfig
 from harness.timing.workload import Numerics, Workload
 
 QUICK = TimingConfig(
@@ -43,10 +45,9 @@ def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
 def execute(
     folder: Path, suite: ToySuite, n: list[int] | None = None, done: tuple[str, ...] = (), **changes: Any
 ) -> tuple[Outcome, pd.DataFrame]:
-    given = {"device": "cpu", "timer": timer_for("cpu"), "timing": QUICK} | changes
-    executor = Executor(**given)
+    setting = Setting("cpu", changes.pop("timing", QUICK))
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
-    outcome = executor.run(plan(suite, n), writer, done)
+    outcome = run(plan(suite, n), writer, setting, done=done, **changes)
     writer.close(outcome.state)
     return outcome, store.read(folder)
 
@@ -127,7 +128,9 @@ def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(tmp_path: Path) -
 
 def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tmp_path: Path) -> None:
     ticks = iter(range(0, 10**6, 10))
-    outcome, frame = execute(tmp_path, ToySuite(), [1, 2, 3], budget_s=15, clock=lambda: float(next(ticks)))
+    outcome, frame = execute(
+        tmp_path, ToySuite(), [1, 2, 3], limits=Limits(budget_s=15), clock=lambda: float(next(ticks))
+    )
     assert outcome.statuses["skipped"] == 4
     assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 15 s").all()
     done = stored_cases(tmp_path, plan(ToySuite(), [1, 2, 3]))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,6 @@ from harness.__main__ import main
 from harness.cli import measure, run
 from harness.engine import places
 from harness.engine.places import Gpu, chosen, gpus
-from harness.engine.workers import Conditions, Pool, Reporter
 from harness.machine import device_lock, environment
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.errors import UsageError
@@ -170,16 +167,12 @@ def test_two_sweeps_on_one_gpu_the_second_is_refused(
     assert main(command) == 0
 
 
-def contended(pids: list[int], tell: Reporter) -> tuple[Any, bool]:
-    nvml = FakeNvml()
-    nvml.pids = [os.getpid(), *pids]
-    with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
-        return monitor.contended(), False
-
-
-def test_the_sweep_is_no_stranger_to_its_workers_and_anyone_else_is() -> None:
+def test_the_processes_of_a_sweep_are_no_strangers_on_its_gpu_and_anyone_else_is() -> None:
     """What the monitor says marks the rows: `contended` of their timing."""
-    assert multiprocessing.parent_process() is None
-    with Pool([Conditions.here()], 60) as pool:
-        jobs = [partial(contended, pids) for pids in ([], [os.getpid()], [os.getpid(), 1])]
-        assert [e.result for e in pool.run(jobs)] == [False, False, True]
+    mine, arm, other = os.getpid(), os.getppid(), 1
+    for pids, told in (([], False), ([mine], False), ([mine, arm], False), ([mine, arm, other], True)):
+        nvml = FakeNvml()
+        nvml.pids = pids
+        with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
+            monitor.share_with([arm])
+            assert monitor.contended() is told

@@ -17,7 +17,8 @@ from trial_runs import WHOLE, curves, execute
 from harness import store
 from harness.__main__ import main
 from harness.cli import run
-from harness.engine import executor
+from harness.engine.arms import Limits
+from harness.machine.gpu_monitor import NullMonitor
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -48,12 +49,9 @@ def test_a_run_that_raises_fails_alone(lanes: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "lanes", "told"), [("cuda", 2, {2}), ("cuda", 1, {None}), ("cpu", 2, {None})]
 )
-def test_runs_that_share_a_gpu_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, lanes: int, told: set[int | None]
-) -> None:
+def test_runs_that_share_a_gpu_say_so(tmp_path: Path, device: str, lanes: int, told: set[int | None]) -> None:
     """Their seconds are no speed; each run of a CPU has a core of its own."""
-    monkeypatch.setattr(executor._Run, "_by_workers", lambda self, wanted, places: self._here(wanted))
-    _, frame = execute(tmp_path, ToyTrials(), seeds=1, device=device, lanes=lanes)
+    _, frame = execute(tmp_path, ToyTrials(), seeds=1, device=device, lanes=lanes, monitor=NullMonitor())
     good = frame[frame["status"] == "ok"]
     assert {json.loads(resolved).get("runs_on_this_gpu") for resolved in good["resolved"]} == told
 
@@ -70,7 +68,7 @@ def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_f
     outcome, frame = execute(tmp_path, suite, lanes=2)
     assert curves(frame) == {key: values for key, values in WHOLE.items() if key[1] != "tensorwise"}
     (reason,) = set(frame[frame["status"] == "failed"]["reason"])
-    assert reason.startswith("its process died twice (signal 9, SIGKILL) after ")
+    assert reason.startswith("its process died (signal 9, SIGKILL) after ")
     assert reason.endswith("; resume=RUN_ID runs it again")
     assert outcome.statuses["failed"] == 2
     outcome, frame = execute(tmp_path, suite, resume=True, lanes=2)
@@ -105,7 +103,7 @@ def test_runs_past_the_time_budget_are_rows_that_say_so_and_resume_makes_them(
 ) -> None:
     ticks = iter(range(0, 10**6, 10))
     outcome, frame = execute(
-        tmp_path, ToyTrials(), lanes=lanes, budget_s=35, clock=lambda: float(next(ticks))
+        tmp_path, ToyTrials(), lanes=lanes, limits=Limits(budget_s=35), clock=lambda: float(next(ticks))
     )
     assert outcome.statuses["skipped"] == 5
     assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 35 s").all()

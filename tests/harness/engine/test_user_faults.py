@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,6 @@ class UnwritableError(RuntimeError):
 
     def __str__(self) -> str:
         raise ValueError("no text")
-
-
-class Unfit:
-    """Refuses to be copied, sent and written, each in its own way."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise AttributeError("no pickle")
-
-    def __str__(self) -> str:
-        raise KeyError("no text")
-
-    __repr__ = __str__
 
 
 @pytest.fixture(autouse=True)
@@ -99,16 +87,11 @@ def test_an_arm_whose_support_ends_the_interpreter_fails_alone(
     assert "could not tell whether it can run here: SystemExit: no licence" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("what", [Unfit(), threading.Lock(), {Unfit(): 1}])
-@pytest.mark.parametrize("isolate", ["false"])
-def test_a_resolved_that_no_file_can_hold_fails_its_rows(what: object, isolate: str, toy: ToySuite) -> None:
-    toy.behaviour = {
-        "other": lambda case: Workload(
-            run=nothing, check=lambda: Numerics({"sqnr_db": 28.5}), resolved={"it": what}
-        )
-    }
-    assert main([*WORDS, f"isolate={isolate}"]) == 1
-    assert "other" in times()
+def test_an_arm_that_ends_the_interpreter_of_the_command_is_a_row(toy: ToySuite) -> None:
+    """Built in the command's own process; an arm that is named twice has its rows once."""
+    toy.behaviour = {"other": lambda case: sys.exit(0)}
+    assert main([*WORDS, "isolate=false", "arms=[base,other,other]"]) == 1
+    assert times() == {"other": ["SystemExit: 0"] * 2}
 
 
 @pytest.mark.parametrize("target", ["../x", "a b.c"])

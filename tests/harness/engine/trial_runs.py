@@ -11,11 +11,12 @@ from toy import planned
 from toy_trials import STEPS, ToyTrials
 
 from harness import store
-from harness.engine.executor import Executor, Outcome, Place
+from harness.engine.arm_process import Conditions
+from harness.engine.bench import Setting
+from harness.engine.executor import Outcome, Place, run
 from harness.engine.plan import Plan
 from harness.engine.resume import stored_arms, stored_cases
-from harness.engine.workers import Conditions
-from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.rounds import TimingConfig
 
 ARMS = ("base", "tensorwise", "rowwise", "broken")
 
@@ -36,8 +37,9 @@ def execute(
     done_arms = stored_arms(folder, made, done) if resume else set()
     into = writer(folder)
     places = [Place(Conditions.here())] if lanes else []  # none: all in this process
-    given = {"device": "cpu", "timer": timer_for("cpu"), "places": places, "lanes": lanes} | changes
-    outcome = Executor(timing=TimingConfig(), **given).run(made, into, done, done_arms)
+    setting = Setting(changes.pop("device", "cpu"), TimingConfig())
+    given = {"places": places, "lanes": lanes} | changes
+    outcome = run(made, into, setting, done=done, done_arms=done_arms, **given)
     into.close(outcome.state)
     return outcome, store.read(folder)
 

@@ -22,15 +22,17 @@ from torch import Tensor
 import harness.judge.fleet
 from harness.__main__ import main
 from harness.cli.config import load
-from harness.engine.bench import Bench, Setting
+from harness.engine.arms import Crew, Limits
+from harness.engine.bench import Setting, measure_case
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
 from harness.judge.fleet.limit import RATE, TOLERANCE_SDS, limits, widening
+from harness.machine.gpu_monitor import NullMonitor
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
 from harness.suites import SUITES, checksum
-from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.rounds import TimingConfig
 
 ROOT = Path(harness.judge.fleet.__file__).parents[3]
 LONG = Case.of("gemm", {"M": 8192, "K": 64, "N": 64})  # on the cards that are told to have it
@@ -285,7 +287,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, wrong_at: int | None) -> list[Meas
     with monkeypatch.context() as patched:
         patched.setattr(checksum, "_product", product)
         planned = PlannedCase("checksum", checksum, CHECK, ("bf16_eager",))
-        return Bench(Setting("cpu", quick, control=False), timer_for("cpu")).measure(planned)
+        with Crew(None, Limits(), "cpu") as crew:
+            return measure_case(planned, crew, Setting("cpu", quick, control=False), NullMonitor())
 
 
 @pytest.mark.parametrize("well", [0, 1, 3])

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from toy_ranks import FAULTS, TIMEOUT_S, WORLD, ToyRanks
 
 from harness import store
-from harness.engine.executor import Executor
+from harness.engine.bench import Setting
+from harness.engine.executor import run
 from harness.engine.plan import make_plan
 from harness.machine import ranks
 from harness.machine.rank_faults import late
@@ -135,7 +136,7 @@ def test_each_fault_is_a_row_that_names_the_rank_and_takes_nothing_else(tmp_path
     }  # fmt: skip
     plan = make_plan(config, {"toy": ToyRanks(str(notes))})
     writer = store.RunWriter(tmp_path / "run", run_id="r", sweep="toy", env_id="e", env={}, about={})
-    outcome = Executor("cpu", TimingConfig()).run(plan, writer)
+    outcome = run(plan, writer, Setting("cpu", TimingConfig()))
     writer.close(outcome.state)
     row = {r.arm: r for r in store.read(tmp_path / "run").itertuples()}
     assert outcome.state == "finished"
