@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +23,6 @@ from fp8core.distributed.expert_parallel import (
     parallelize_experts,
 )
 from fp8core.distributed.wire import count_collectives
-
-if TYPE_CHECKING:
-    pass
 
 EXPERTS, WIDTH, FFN = 8, 128, 128
 Facts = dict[str, Any]

@@ -6,8 +6,6 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from fp8core import RECIPES, Float8LinearRecipeName, Format, Recipe
 from fp8core.gemm import backend_named
 from fp8core.gemm.backend import Backend
@@ -45,7 +43,3 @@ def on_cpu(name: str) -> Recipe:
 
 
 ON_CPU = tuple(name for name in RECIPES if on_cpu(name) is RECIPES[name])  # with an FP8 kernel there
-
-_FIRST = ("tensorwise", "blockwise")  # one scale, and many
-# For tests that take seconds a recipe: of each kind one, the others with the slow tests
-FIRST_THEN_SLOW = [n if n in _FIRST else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]

@@ -26,6 +26,7 @@ from fp8core import (
 from fp8core.distributed.wire import Collectives, count_collectives
 
 TOKENS = 16
+MICROBATCHES = 3
 
 
 @dataclass(frozen=True)
@@ -217,3 +218,25 @@ def compare(settings: list[Setting]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def gathered_codes(kept: bool) -> tuple[list[float], float, dict[str, int]]:
+    """Losses, the sum of the gradients, and bytes of all-gathers by dtype; `kept`: weights stay until the last backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(2)))
+    convert_to_float8_training(model, config=RECIPES["tensorwise"].with_fp8_all_gather())
+    for layer in (*model, model):
+        fully_shard(layer)
+    if kept:
+        model.set_reshard_after_forward(False)
+    losses = []
+    with count_collectives() as counts:
+        for index in range(MICROBATCHES):
+            last = index == MICROBATCHES - 1
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last or not kept)
+            loss = model(torch.full((16, 64), index + 1.0)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+    total = sum(float(p.grad.to_local().double().sum()) for p in model.parameters())
+    return losses, total, counts.of("all_gather")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,16 +24,21 @@ from tensor_parallel_plans import (
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.autograd.profiler import profile
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
 
 from fp8core import (
     RECIPES,
+    Float8ColwiseParallel,
     Float8LinearConfig,
     WaitedRowwiseParallel,
+    check_plan,
     convert_to_float8_training,
     update_scales,
     verify,
@@ -254,3 +260,51 @@ def embedded(style: type[RowwiseParallel], is_compiled: bool) -> torch.Tensor:
 def before_compiled() -> list[torch.Tensor]:
     """`embedded` in eager mode, and compiled with fp8core's style."""
     return [embedded(RowwiseParallel, False), embedded(WaitedRowwiseParallel, True)]
+
+
+def refusals() -> dict[str, str]:
+    """Messages that refuse bad plans and inputs, by what is bad."""
+    tp, tensorwise = mesh(), RECIPES["tensorwise"]
+    colwise, rowwise = {"up": Float8ColwiseParallel()}, {"down": RowwiseParallel()}
+    late, prepared = Float8ColwiseParallel(input_layouts=Shard(2)), plan("float8 sp shared")[""]
+
+    def checked(model: nn.Module, styles: dict[str, ParallelStyle]) -> nn.Module:
+        check_plan(model, tp, styles)
+        return parallelize_module(model, tp, styles)
+
+    def sharded(config: Config) -> nn.Module:
+        model = mlp(config)
+        fully_shard(model, mesh=tp)
+        return model
+
+    def but_up(model: nn.Module) -> nn.Module:
+        return convert_to_float8_training(model, module_filter_fn=lambda _, fqn: fqn != "up")
+
+    def mixed() -> nn.Module:
+        return but_up(
+            convert_to_float8_training(mlp(None), config="rowwise", module_filter_fn=lambda _, n: n == "up")
+        )
+
+    attempts: dict[str, Callable[[], object]] = {
+        "not converted": lambda: checked(but_up(mlp(None)), colwise),
+        "multiple of 16": lambda: checked(mlp(tensorwise, hidden=48), colwise),
+        "uneven": lambda: checked(mlp(tensorwise.emulated(), hidden=33), colwise),
+        "uneven, torch": lambda: checked(mlp(tensorwise.emulated(), hidden=33), rowwise),
+        "block": lambda: checked(mlp(RECIPES["blockwise"].emulated(), hidden=128), colwise),
+        "no such name": lambda: checked(mlp(tensorwise), {"upp": Float8ColwiseParallel()}),
+        "convert late": lambda: convert_to_float8_training(
+            parallelize_module(mlp(None), tp, {"up": ColwiseParallel()})
+        ),
+        "tp after fsdp": lambda: checked(sharded(tensorwise), colwise),
+        "style after fsdp": lambda: parallelize_module(sharded(tensorwise), tp, colwise),
+        "features gathered": lambda: checked(mlp(tensorwise), {"up": late}).up(data(32).chunk(2, 2)[0]),
+        "no reader": lambda: checked(mlp(None), {"": prepared}),
+        "readers differ": lambda: checked(mixed(), {"": prepared}),
+    }
+    told = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except ValueError as error:
+            told[name] = str(error)
+    return told

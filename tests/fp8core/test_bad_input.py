@@ -19,7 +19,7 @@ pytestmark = [  # both are torch's own, raised while it compiles anything at all
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
-NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8")
+NAMES = tuple(RECIPES)
 ROUTES = pytest.mark.parametrize(  # tracing takes seconds
     ("name", "kernels", "compiled"),
     [

@@ -40,7 +40,7 @@ def gfloat_codes(x: np.ndarray, fmt: Format) -> np.ndarray:
     return gfloat.encode_ndarray(info, rounded).astype(np.uint8)
 
 
-@pytest.mark.parametrize("oracle", [ml_dtypes_codes, gfloat_codes])
+@pytest.mark.parametrize("oracle", [ml_dtypes_codes, gfloat_codes], ids=["ml_dtypes", "gfloat"])
 @pytest.mark.parametrize("source", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy on NaN input
@@ -95,15 +95,6 @@ def test_layouts_do_not_matter(inputs: dict[str, torch.Tensor]) -> None:
     assert torch.equal(cast.cast_saturating(x[::3, ::7], E4M3FN).view(torch.uint8), want[::3, ::7])
 
 
-@pytest.mark.parametrize(("fmt", "codes"), [("e4m3fn", [0x80, 0x80, 0]), ("e4m3fnuz", [0, 0, 0])])
-def test_negative_zero_and_underflow_keep_the_sign_where_the_format_has_one(
-    fmt: str, codes: list[int]
-) -> None:
-    """Oracle: the code tables of OFP8 and of the fnuz formats."""
-    x = torch.tensor([-0.0, -1e-30, 1e-30])
-    assert cast.cast_saturating(x, fmt).view(torch.uint8).tolist() == codes
-
-
 @pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
 def test_dequantize_is_exact_in_float64_and_rounds_once_in_float32(fmt: Format) -> None:
     """Oracle: numpy in float64 on the format's own value table."""
@@ -116,38 +107,27 @@ def test_dequantize_is_exact_in_float64_and_rounds_once_in_float32(fmt: Format) 
     np.testing.assert_array_equal(got32, want.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    ("granularity", "rows", "columns"),
-    [
-        ("tensorwise", 256, 256),
-        ("rowwise", 1, 256),
-        ("1x128", 1, 128),
-        ("128x128", 128, 128),
-        ("1x32", 1, 32),
-    ],
-)
+GROUPS = {
+    "tensorwise": (256, 256),
+    "rowwise": (1, 256),
+    "1x128": (1, 128),
+    "128x128": (128, 128),
+    "1x32": (1, 32),
+}
+
+
+@pytest.mark.parametrize("granularity", GROUPS)
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("pow2", [False, True])
-def test_non_finite_input_never_comes_back_finite(
-    granularity: str, rows: int, columns: int, bad: float, pow2: bool
-) -> None:
+def test_non_finite_input_never_comes_back_finite(granularity: str, bad: float, pow2: bool) -> None:
     """Oracle: the written rule: the whole scaling group comes back as NaN, other groups untouched."""
+    rows, columns = GROUPS[granularity]
     x = torch.randn(256, 256)
     want = quantize(x, E4M3FN, granularity, dim=1, power_of_two=pow2).dequantize()
     x[3, 5] = bad
     want[3 // rows * rows : 3 // rows * rows + rows, :columns] = torch.nan
     back = quantize(x, E4M3FN, granularity, dim=1, power_of_two=pow2).dequantize()
     assert torch.equal(back.nan_to_num(1e9), want.nan_to_num(1e9))
-
-
-@pytest.mark.parametrize("shape", [(0, 16), (16, 0), (0,), (0, 0)])
-@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
-def test_empty_input(shape: tuple[int, ...], granularity: str) -> None:
-    """Oracle: shapes; the scale of an empty group is that of amax 0."""
-    codes, scale_inv = cast.scale_and_cast(torch.zeros(shape), E4M3FN, granularity, dim=-1)
-    assert codes.shape == shape
-    assert scale_inv.isfinite().all()
-    assert scale_inv.shape == (() if granularity == "tensorwise" else (*shape[:-1], 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.float8_e4m3fn])

@@ -48,33 +48,26 @@ def assert_one_graph() -> None:
 
 
 def test_every_recipe_is_one_graph_and_equals_eager() -> None:
-    """Oracle: eager, bitwise: casts are bit-equal and both run the same `_scaled_mm`. float32, because fusion
-    skips roundings of bfloat16 intermediates. Only the bias gradients, plain sums, add in another order."""
-    names = [
-        name for name in RECIPES if name != "mxfp8"
-    ]  # torch 2.13's CPU code generator has no float8_e8m0fnu
-    layers = [Float8Linear(64, 64, config=on_cpu(name)) for name in names]
+    """Oracle: eager, bitwise: casts are bit-equal and both run the same products. float32, because fusion skips roundings
+    of bfloat16 intermediates. Only the bias gradients, plain sums, add in another order. The graph that Inductor runs calls
+    the fused casts and our matmul, each once a use."""
+    recipes = [
+        *(
+            on_cpu(name) for name in RECIPES if name != "mxfp8"
+        ),  # torch 2.13's CPU code generator has no float8_e8m0fnu
+        *(RECIPES[name].with_kernels("always") for name in ("rowwise", "blockwise", "delayed")),
+    ]
     padded = Float8Linear(64, 40, config=dataclasses.replace(RECIPES["rowwise"], pad_inner_dim=True))
-    model = nn.Sequential(*layers, padded)
+    model = nn.Sequential(*(Float8Linear(64, 64, config=recipe) for recipe in recipes), padded)
     x, parameters = torch.randn(2, 16, 64), list(model.parameters())
-    compiled = step(torch.compile(model, fullgraph=True, dynamic=False), parameters, x)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    results = step(compiled, parameters, x)
     assert_one_graph()
-    for got, want in zip(compiled, step(model, parameters, x), strict=True):
+    for got, want in zip(results, step(model, parameters, x), strict=True):
         if want.dim() == 1:
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(got, want)
-
-
-def test_operators_stay_whole_under_the_compiler() -> None:
-    """Oracle: eager, bitwise; the graph that Inductor runs calls the fused casts and our matmul, each once a use."""
-    recipes = [RECIPES[name].with_kernels("always") for name in ("rowwise", "blockwise", "delayed")]
-    model = nn.Sequential(*(Float8Linear(64, 64, bias=False, config=recipe) for recipe in recipes))
-    x, parameters = torch.randn(16, 64), list(model.parameters())
-    compiled = torch.compile(model, fullgraph=True, dynamic=False)
-    got = step(compiled, parameters, x)
-    assert_one_graph()
-    assert all(torch.equal(a, b) for a, b in zip(got, step(model, parameters, x), strict=True))
     with torch.autograd.profiler.profile(use_kineto=False) as profiler:
         step(compiled, parameters, x)
     ran = Counter(
@@ -84,7 +77,7 @@ def test_operators_stay_whole_under_the_compiler() -> None:
         "fp8core::cast_rowwise_both": 3,
         "fp8core::cast_1x128_both": 2,
         "fp8core::cast_128x128_both": 1,
-        "fp8core::matmul": 3,
+        "fp8core::matmul": 3 * sum(recipe.backend == "triton" for recipe in recipes),
         "fp8core::amax": 3,  # delayed scales have not moved yet
         "fp8core::cast_both": 3,
     }

@@ -152,12 +152,6 @@ def test_two_recipes_in_one_model_by_two_filters() -> None:
     assert set(reasons(model).values()) == {""}
 
 
-def test_meta_models_convert() -> None:
-    with torch.device("meta"):
-        model = convert_to_float8_training(Block(), config="rowwise")
-    assert model.up.weight.device.type == "meta"
-
-
 def test_a_device_without_fp8_is_refused_before_anything_is_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulation is the way out that the message names, and it works."""
     refusing = changed(BACKENDS["torch"], device_reason=lambda *_: "Fake GPU is of 2016")

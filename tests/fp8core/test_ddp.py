@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ddp_checks
 import pytest
 import torch
+from parallel_models import several
 from sharding import Setting
 from torch import nn
 
 from fp8core import convert_to_float8_training, convert_to_high_precision
 from harness.machine import ranks
 
+SETTINGS = [Setting(recipe, sizes=(32, 64, 32), bias=True) for recipe in ("tensorwise", "rowwise", "delayed")]
+
+
+@cache
+def ran() -> list[dict[str, Any]]:
+    return ranks.run(several, 2, {"ddp": (ddp_checks.ddp, (SETTINGS,)), "amax": (ddp_checks.accumulated, ())})
+
 
 def test_ddp_equals_one_process_that_averages() -> None:
     """Bitwise on two ranks, where a sum has no order. Delayed scaling: the same amaxes on both ranks, those of all data."""
-    settings = [
-        Setting(recipe, sizes=(32, 64, 32), bias=True) for recipe in ("tensorwise", "rowwise", "delayed")
-    ]
-    for rank, results in enumerate(ranks.run(ddp_checks.ddp, 2, settings)):
-        for setting, found in zip(settings, results, strict=True):
+    for rank, results in enumerate(ran()):
+        for setting, found in zip(SETTINGS, results["ddp"], strict=True):
             oracle = ddp_checks.trained(setting, [0, 1])
             assert found["losses"] == oracle["losses"][rank::2], setting
             assert found["gradients"] == oracle["gradients"], setting
@@ -30,7 +36,7 @@ def test_ddp_equals_one_process_that_averages() -> None:
 
 def test_amaxes_of_all_microbatches_survive_the_broadcast_of_buffers() -> None:
     """Oracle: the largest input, by hand; where DDP broadcasts `pending`, the last rank's first microbatch is lost."""
-    assert ranks.run(ddp_checks.accumulated, 2) == [64.0, 64.0]
+    assert [rank["amax"] for rank in ran()] == [64.0, 64.0]
 
 
 def test_conversion_keeps_what_ddp_was_told_to_ignore() -> None:

@@ -10,10 +10,10 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-import accumulation_worker
 import pytest
 import sharding
 import torch
+from parallel_models import several
 from sharding import Setting
 
 from harness.machine import ranks
@@ -134,7 +134,9 @@ def test_a_schedule_gathers_in_high_precision_while_it_holds_back() -> None:
 def test_codes_that_stay_gathered_travel_once_a_window() -> None:
     """Oracle: the run that gathers anew in each pass: the same losses and gradients bit for bit, six times the bytes (three
     microbatches, forward and backward)."""
-    freed, kept = (ranks.run(accumulation_worker.gathered_codes, 2, keep)[0] for keep in (False, True))
+    tasks = {keep: (sharding.gathered_codes, (keep,)) for keep in (False, True)}
+    found = ranks.run(several, 2, tasks)[0]
+    freed, kept = found[False], found[True]
     assert kept[:2] == freed[:2]
     assert set(kept[2]) == {"uint8"}
-    assert freed[2]["uint8"] == 2 * accumulation_worker.MICROBATCHES * kept[2]["uint8"]
+    assert freed[2]["uint8"] == 2 * sharding.MICROBATCHES * kept[2]["uint8"]

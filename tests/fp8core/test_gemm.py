@@ -87,22 +87,6 @@ def test_reference_gemm(scaling: str, shape: tuple[int, int, int]) -> None:
     assert ((scaled_mm(qa, qb, torch.float32, backend="reference").double() - a @ b).abs() <= slack).all()
 
 
-def test_rowwise_keeps_rows_of_very_different_size_and_tensorwise_does_not(
-    sqnr_db: Measure, sqnr_rows_db: Callable[..., torch.Tensor]
-) -> None:
-    """Oracle: the float64 GEMM. Rows span ten decades; the whole-tensor figure cannot tell the two apart."""
-    a, b = operands(256, 0)
-    a = a * torch.logspace(0, -10, 256)[:, None]
-    want = a.double() @ b.double()
-    for scaling in ONE_OF_A_ROW:
-        got = scaled_mm(*cast_both(a, b, scaling), torch.float64, backend="reference")
-        assert sqnr_db(want, got) > 25
-        if scaling.startswith("rowwise"):
-            assert sqnr_rows_db(want, got).min() > SCALINGS[scaling][1][0][0] - 2.7
-        else:
-            assert (sqnr_rows_db(want, got) < 20).float().mean() > 0.4
-
-
 @pytest.mark.parametrize("scaling", ONE_OF_A_ROW)
 @pytest.mark.parametrize(
     "pair", [(E4M3FN, E4M3FN), (E5M2, E4M3FN), (E4M3FNUZ, E4M3FNUZ), (E5M2FNUZ, E4M3FNUZ)]

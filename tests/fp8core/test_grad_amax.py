@@ -6,11 +6,9 @@ import gc
 
 import pytest
 import torch
-from torch import nn
 
 from fp8core import RECIPES, Float8Linear, SwiGLU, grad_amax
 from fp8core.grad_amax import amax_of, leave
-from fp8core.linear import reads_grad_amax
 
 SEVEN = torch.tensor(7.0)
 
@@ -59,13 +57,3 @@ def test_gradients_are_those_without_it(uses: int, hook: str) -> None:
         loss = (h + 1000 * gate if uses == 2 else h).square().sum()
         grads.append(torch.autograd.grad(loss, [x, *(layer.weight for layer in layers)]))
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
-def test_who_reads_a_gradients_amax() -> None:
-    """Oracle: by hand."""
-    x = torch.randn(2, 16, 16, requires_grad=True)
-    layer = Float8Linear(16, 32, bias=False)
-    assert reads_grad_amax(layer(x))
-    assert reads_grad_amax(layer(x).view(2, 16, 4, 8))
-    rowwise = Float8Linear(16, 32, bias=False, config="rowwise")
-    assert not any(map(reads_grad_amax, (layer(x) * 2, rowwise(x), nn.Linear(16, 32)(x), x)))

@@ -74,35 +74,32 @@ def test_a_subclass_with_its_own_forward_is_refused_until_it_is_named() -> None:
     assert reason(nn.Sequential(OwnForward(32, 48)), convert_subclasses=[Inherits])  # it was not named
 
 
-def _patched() -> nn.Module:
-    linear = nn.Linear(32, 48)
-    linear.forward = lambda x: x  # as accelerate's hooks do
+def changed(linear: nn.Linear, **attributes: Any) -> nn.Linear:
+    vars(linear).update(attributes)
     return linear
 
 
-def _pruned() -> nn.Module:
-    return prune.random_unstructured(nn.Linear(32, 48), "weight", 0.5)
-
-
-def _with_buffer() -> nn.Module:
+def with_buffer() -> nn.Linear:
     linear = nn.Linear(32, 48)
     linear.register_buffer("mask", torch.ones(48))
     return linear
 
 
-def _on_meta() -> nn.Module:
-    with torch.device("meta"):
-        return OwnReset(32, 48)
-
-
 LOST = {
     "parametrized": (lambda: parametrizations.weight_norm(nn.Linear(32, 48)), "its child 'parametrizations'"),
-    "pruned": (_pruned, "its 'weight_orig' beside weight and bias would be lost"),
-    "buffer": (_with_buffer, "its 'mask' beside weight and bias would be lost"),
-    "patched": (_patched, "its forward was replaced on the instance"),
+    "pruned": (
+        lambda: prune.random_unstructured(nn.Linear(32, 48), "weight", 0.5),
+        "its 'weight_orig' beside weight and bias would be lost",
+    ),
+    "buffer": (with_buffer, "its 'mask' beside weight and bias would be lost"),
+    # as accelerate's hooks do
+    "patched": (
+        lambda: changed(nn.Linear(32, 48), forward=lambda x: x),
+        "its forward was replaced on the instance",
+    ),
     "attention": (lambda: nn.MultiheadAttention(32, 2), "nn.MultiheadAttention reads the weight"),
     "own initialisation on meta": (
-        _on_meta,
+        lambda: OwnReset(32, 48, device="meta"),
         'it lies on "meta" and class OwnReset has its own reset_parameters',
     ),
 }

@@ -23,10 +23,14 @@ def nearest_float32(quotient: Fraction) -> float:
     return float(min(candidates, key=lambda c: abs(Fraction(float(c)) - quotient)))
 
 
-@hypothesis.given(
+AMAXES = hypothesis.given(
     value=st.floats(min_value=2.0**-36, max_value=2.0**127, width=32), fmt=st.sampled_from(ELEMENT_FORMATS)
 )
-@hypothesis.settings(max_examples=300, deadline=None)
+OFTEN = hypothesis.settings(max_examples=300, deadline=None)
+
+
+@AMAXES
+@OFTEN
 def test_scale_is_the_correctly_rounded_quotient(value: float, fmt: Format) -> None:
     """Oracle: exact rational arithmetic. Double rounding (float64, then float32) may only differ at a tie."""
     scale, scale_inv = compute_scale(torch.tensor(value), fmt)
@@ -34,10 +38,8 @@ def test_scale_is_the_correctly_rounded_quotient(value: float, fmt: Format) -> N
     assert scale_inv.item() == nearest_float32(1 / Fraction(scale.item()))
 
 
-@hypothesis.given(
-    value=st.floats(min_value=2.0**-36, max_value=2.0**127, width=32), fmt=st.sampled_from(ELEMENT_FORMATS)
-)
-@hypothesis.settings(max_examples=300, deadline=None)
+@AMAXES
+@OFTEN
 def test_power_of_two_scale_is_the_largest_one_below(value: float, fmt: Format) -> None:
     """Oracle: math.frexp. amax then meets no more than the largest value, and more than half of it."""
     exact = compute_scale(torch.tensor(value), fmt)[0].item()

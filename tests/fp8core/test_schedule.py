@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +24,6 @@ from fp8core import (
 from fp8core.recipe import GEMMS
 
 STEPS = 6
-compiles = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
 
 
 class Mlp(nn.Module):
@@ -73,22 +70,19 @@ def train(
     return seen, schedule
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("before", "text", "autocast"),
+    [("", "warmup_bf16:4", False), ("", "warmup_bf16:4", True), ("the recipe", "cooldown_bf16:2", False)],
+)
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_warm_up_is_the_unconverted_model_until_the_switch(name: str, autocast: bool) -> None:
-    base, _ = train(model(), autocast=autocast)
-    arm, schedule = train(model(name), "warmup_bf16:4", autocast=autocast)
-    assert arm[:4] == base[:4]
-    assert arm[4] != base[4]
-    assert schedule.switches == 1
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_cool_down_is_all_fp8_until_the_switch(name: str) -> None:
-    fp8, _ = train(model(name))
-    arm, schedule = train(model(name), "cooldown_bf16:2")
-    assert arm[:4] == fp8[:4]
-    assert arm[4] != fp8[4]
+def test_until_the_switch_it_is_the_model_without_a_schedule(
+    name: str, before: str, text: str, autocast: bool
+) -> None:
+    """Oracle: the unconverted model before the end of a warm-up, the one that is all FP8 before a cool-down."""
+    want, _ = train(model(before and name), autocast=autocast)
+    arm, schedule = train(model(name), text, autocast=autocast)
+    assert arm[:4] == want[:4]
+    assert arm[4] != want[4]
     assert schedule.switches == 1
 
 
@@ -191,25 +185,17 @@ def test_one_step_is_written_with_its_unit(written: str) -> None:
     assert str(rule) == "warmup_bf16:1step@layers.*"
 
 
-def test_misuse_is_refused() -> None:
-    schedule = PrecisionSchedule.parse("warmup_bf16:2")
-    with pytest.raises(ValueError, match="step=-1"):
-        schedule.apply(nn.Linear(4, 4), -1, 10)
-    with pytest.raises(TypeError, match="expected Module"):
-        schedule.apply(0, 1, 10)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("warmup_bf16:10", "FP8 never runs"),
-        ("cooldown_bf16:11", "10 steps"),
-        ("keep_bf16@layers.*", "q, k, out"),
-    ],
-)
-def test_a_schedule_that_does_not_fit_the_run_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PrecisionSchedule.parse(text).apply(model("tensorwise"), 0, 10)
+def test_what_does_not_fit_the_run_is_refused() -> None:
+    for text, at, of, error, message in (
+        ("warmup_bf16:2", -1, None, ValueError, "step=-1"),
+        ("warmup_bf16:2", 1, 0, TypeError, "expected Module"),
+        ("warmup_bf16:10", 0, None, ValueError, "FP8 never runs"),
+        ("cooldown_bf16:11", 0, None, ValueError, "10 steps"),
+        ("keep_bf16@layers.*", 0, None, ValueError, "q, k, out"),
+    ):
+        given: Any = model("tensorwise") if of is None else of
+        with pytest.raises(error, match=message):
+            PrecisionSchedule.parse(text).apply(given, at, 10)
 
 
 def test_a_schedule_made_anew_for_each_step_returns_to_the_recipe() -> None:

@@ -53,21 +53,23 @@ REARRANGEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("what", REARRANGEMENTS)
-@pytest.mark.parametrize(("granularity", "dim"), [("tensorwise", 1), ("rowwise", 1), ("rowwise", 0)])
+@pytest.mark.parametrize(
+    ("granularity", "dim", "what"),
+    [
+        (granularity, dim, what)
+        for granularity, dim in (("tensorwise", 1), ("rowwise", 1), ("rowwise", 0))
+        for what in REARRANGEMENTS
+        if dim == 1 or what not in ("view", "reshape")  # which would cut its scaling groups
+    ],
+)
 def test_rearranging_moves_codes_and_scales_together(granularity: str, dim: int, what: str) -> None:
     """Oracle: the same operation on the dequantised tensor."""
-    q = quantize(torch.randn(16, 48) * torch.logspace(-3, 3, 16)[:, None], E4M3FN, granularity, dim=1)
+    q = quantize(torch.randn(16, 48) * torch.logspace(-3, 3, 16)[:, None], E4M3FN, granularity, dim=dim)
     operation = REARRANGEMENTS[what]
     got, want = operation(q), operation(q.dequantize())
     assert isinstance(got, Float8Tensor)
     assert (got.shape, got.stride()) == (want.shape, want.stride())
     assert torch.equal(got.dequantize(), want)
-
-
-def test_scales_along_dim_0_follow_a_transpose() -> None:
-    q = quantize(torch.randn(16, 48), E4M3FN, "rowwise", dim=0)
-    assert (q.scale_inv.shape, q.t().scale_inv.shape) == ((1, 48), (48, 1))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -113,14 +115,6 @@ def test_saves_and_loads_without_pickled_code(granularity: str) -> None:
     torch.save({"q": q}, buffer)
     buffer.seek(0)
     assert_same(torch.load(buffer, weights_only=True)["q"], q)
-
-
-def test_flattens_and_unflattens() -> None:
-    """Oracle: the tensor itself; this is what torch.compile and FSDP use."""
-    q = quantize(torch.randn(16, 48, dtype=torch.bfloat16), E4M3FN, "rowwise")
-    names, meta = q.__tensor_flatten__()
-    again = Float8Tensor.__tensor_unflatten__({n: getattr(q, n) for n in names}, meta, q.shape, q.stride())
-    assert_same(again, q)
 
 
 def test_bad_parts_are_refused() -> None:

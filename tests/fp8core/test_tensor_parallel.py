@@ -7,6 +7,7 @@ What ran is in `tensor_parallel_worker.py`.
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 import tensor_parallel_worker as worker
 import torch
 from parallel_models import mlp, several
-from tensor_parallel_refusals import refusals
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel
 
@@ -59,7 +59,7 @@ def ran(world: int) -> list[dict[str, Any]]:
             "sent of rowwise": (worker.collectives, (in_float32("rowwise"), torch.float32)),
             "evaluated": (worker.evaluated, ()),
             "nan": (worker.nan_on_one_rank, ()),
-            "refusals": (refusals, ()),
+            "refusals": (worker.refusals, ()),
             "verified": (worker.verified, ()),
         }
     return ranks.run(several, world, tasks)
@@ -75,38 +75,24 @@ def found(request: pytest.FixtureRequest) -> list[Errors]:
     return each(request.param, "errors")
 
 
-def errors_of(found: list[Errors], case: str) -> list[dict[str, float]]:
-    """Errors of each rank; fail where a rank refused the case."""
-    got = []
-    for rank in found:
-        answer = rank[case]
-        assert isinstance(answer, dict), answer
-        got.append(answer)
-    return got
-
-
-@pytest.mark.parametrize("bias", ["bias", "no bias"])
-@pytest.mark.parametrize("style", STYLES)
-def test_tensorwise_equals_one_process(found: list[Errors], style: str, bias: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "styles", "bias"),
+    [
+        ("tensorwise", STYLES, "bias"),
+        ("tensorwise", STYLES, "no bias"),
+        ("delayed", ("float8", "float8 sp"), "bias"),  # in its third step, with amaxes of the second in use
+        # parts of 128 and 256 features hold whole blocks, so each block's scale is the single process's
+        ("blockwise", ("torch", "torch sp", "float8"), "bias"),
+        ("mxfp8", ("torch", "torch sp", "float8"), "bias"),
+    ],
+)
+def test_equals_one_process(found: list[Errors], recipe: str, styles: tuple[str, ...], bias: str) -> None:
     """Output and all gradients, with sequence parallelism and FP8 all-gathers too."""
-    for rank in errors_of(found, f"tensorwise/{style}/{bias}"):
-        assert len(rank) == (8 if bias == "bias" else 5)
-        assert max(rank.values()) <= BOUND, rank
-
-
-@pytest.mark.parametrize("style", ["float8", "float8 sp"])
-def test_delayed_equals_one_process(found: list[Errors], style: str) -> None:
-    """In its third step, with amaxes of the second in use; Float8 styles only."""
-    for rank in errors_of(found, f"delayed/{style}/bias"):
-        assert max(rank.values()) <= BOUND, rank
-
-
-@pytest.mark.parametrize("style", ["torch", "torch sp", "float8"])
-@pytest.mark.parametrize("recipe", ["blockwise", "mxfp8"])
-def test_blocks_within_parts_equal_one_process(found: list[Errors], recipe: str, style: str) -> None:
-    """Parts of 128 and 256 features hold whole blocks, so each block's scale is the single process's."""
-    for rank in errors_of(found, f"{recipe}/{style}/bias"):
-        assert max(rank.values()) <= BOUND, rank
+    for style, rank in itertools.product(styles, found):
+        errors = rank[f"{recipe}/{style}/{bias}"]
+        assert isinstance(errors, dict), errors
+        assert len(errors) == (8 if bias == "bias" else 5)
+        assert max(errors.values()) <= BOUND, (style, errors)
 
 
 def test_what_is_not_sound_is_refused_with_the_way_out(found: list[Errors]) -> None:

@@ -141,6 +141,18 @@ def loss_of(y: torch.Tensor) -> torch.Tensor:
     return (y.float() * weight).sum()
 
 
+def seen(
+    layers: nn.Module, x: Any, operand: str = "", layer: str = "0", loss: Any = loss_of, **options: Any
+) -> list[CastRecord]:
+    """Records of one watched step, or those of one operand of one layer."""
+    with fp8core.watch(layers, every=1, **options) as watcher:
+        loss(layers(x)).backward()
+        fp8core.update_scales(layers)
+        watcher.step()
+        assert not watcher.problem
+    return [r for r in watcher.latest if not operand or (r.layer, r.operand) == (layer, operand)]
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_on() -> Iterator[None]:
     yield
@@ -159,10 +171,7 @@ def test_figures_are_those_of_the_tensors_that_were_cast(recipe: str, dtype: tor
     layers = model(recipe, dtype=dtype)
     tensors = Tensors(layers)
     records: list[CastRecord] = []
-    with fp8core.watch(layers, every=1, to=records.append, samples=ALL) as watcher:
-        loss_of(layers(batch().to(dtype))).backward()
-        watcher.step()
-        assert not watcher.problem
+    assert seen(layers, batch().to(dtype), to=records.append, samples=ALL) == records
     parts = {(r.layer, r.operand, gemm) for r in records for gemm in r.gemms}
     assert parts == {
         (layer, operand, gemm) for layer in ("0", "2") for operand, gemm in DIM
@@ -196,11 +205,7 @@ def test_delayed_scaling_shows_what_its_stale_scale_clips() -> None:
         fp8core.update_scales(layers)
     earlier = {key: max(float(np.abs(x).max()) for x in seen) for key, seen in tensors.seen.items()}
     tensors.seen.clear()
-    with fp8core.watch(layers, every=1, samples=ALL) as watcher:
-        loss_of(layers(4 * batch(seed=3, spread=0.5))).backward()
-        fp8core.update_scales(layers)
-        watcher.step()
-        records = watcher.latest
+    records = seen(layers, 4 * batch(seed=3, spread=0.5), samples=ALL)
     for record in records:
         key = record.layer, record.operand
         assert record.scaling == "delayed"
@@ -220,10 +225,7 @@ def test_one_clipped_element_is_never_a_share_of_zero() -> None:
     fp8core.update_scales(layers)
     x = torch.ones(256, 256)
     x[7, 9] = 100.0
-    with fp8core.watch(layers, every=1, samples=16) as watcher:
-        layers(x.requires_grad_()).sum().backward()
-        watcher.step()
-    (record,) = (r for r in watcher.latest if r.operand == "input")
+    (record,) = seen(layers, x.requires_grad_(), "input", samples=16)
     assert (record.amax, record.saturated_share) == (100.0, 1 / x.numel())
     assert record.sampled <= 16
 
@@ -242,10 +244,7 @@ def test_a_sample_estimates_the_shares_of_all(shape: tuple[int, int], pattern: s
     }[pattern]
     layers = convert_to_float8_training(nn.Sequential(nn.Linear(columns, 16)), config=on_cpu("tensorwise"))
     x = torch.where(small, 1e-9, 1.0) * torch.randn(shape).sign()
-    with fp8core.watch(layers, every=1, samples=4096) as watcher:
-        layers(x.requires_grad_()).sum().backward()
-        watcher.step()
-    (record,) = (r for r in watcher.latest if r.operand == "input")
+    (record,) = seen(layers, x.requires_grad_(), "input", samples=4096)
     exact = float(small.float().mean())
     assert 1000 < record.sampled <= 4096
     assert record.elements == x.numel()
@@ -260,17 +259,16 @@ def test_values_that_are_not_finite_are_counted_and_hide_nothing(samples: int, n
     layers = model("tensorwise")
     x = batch().detach()
     x[3, 5], x[4, 6] = torch.nan, torch.inf
-    with fp8core.watch(layers, every=1, samples=samples) as watcher:
-        loss_of(layers(x.requires_grad_())).backward()
-        watcher.step()
-    (record,) = (r for r in watcher.latest if (r.layer, r.operand) == ("0", "input"))
+    records = seen(layers, x.requires_grad_(), samples=samples)
+    record, weight = (
+        next(r for r in records if (r.layer, r.operand) == ("0", operand)) for operand in ("input", "weight")
+    )
     assert (record.nonfinite, record.amax, record.sqnr_db, record.saturated_share) == (
         nonfinite,
         None,
         None,
         None,
     )
-    (weight,) = (r for r in watcher.latest if (r.layer, r.operand) == ("0", "weight"))
     assert weight.nonfinite == 0
     assert weight.sqnr_db is not None
 
@@ -279,28 +277,22 @@ def test_layers_that_a_schedule_holds_in_high_precision_are_not_cast() -> None:
     layers = model("tensorwise")
     schedule = PrecisionSchedule.parse("keep_bf16@0,keep_bf16@2:grad_weight")
     schedule.apply(layers, 0, 10)
-    with fp8core.watch(layers, every=1) as watcher:
-        loss_of(layers(batch())).backward()
-        watcher.step()
-        assert not watcher.problem
-    of_first = [r for r in watcher.latest if r.layer == "0"]
+    records = seen(layers, batch())
+    of_first = [r for r in records if r.layer == "0"]
     assert {r.operand for r in of_first} == {"input", "weight", "grad_output"}
     for record in of_first:
         assert record.status == HIGH_PRECISION
         assert record.saturated_share is record.sqnr_db is record.underflow_share is None
-    status = {(r.operand, g): r.status for r in watcher.latest if r.layer == "2" for g in r.gemms}
+    status = {(r.operand, g): r.status for r in records if r.layer == "2" for g in r.gemms}
     assert status == {key: HIGH_PRECISION if key[1] == "grad_weight" else CAST for key in DIM}
 
 
 def test_a_layer_without_a_backward_pass_is_not_seen() -> None:
     layers = model("tensorwise")
     layers[0].requires_grad_(False)
-    with fp8core.watch(layers, every=1) as watcher:
-        loss_of(layers(batch().detach())).backward()
-        watcher.step()
-    assert {r.status for r in watcher.latest if r.layer == "0"} == {NOT_SEEN}
-    assert {r.status for r in watcher.latest if r.layer == "2"} == {CAST}
-    assert all(r.amax is None and r.elements == 0 for r in watcher.latest if r.layer == "0")
+    records = seen(layers, batch().detach())
+    assert {(r.layer, r.status) for r in records} == {("0", NOT_SEEN), ("2", CAST)}
+    assert all(r.amax is None and r.elements == 0 for r in records if r.layer == "0")
 
 
 @pytest.mark.parametrize("codes_alone", [False, True])
@@ -310,10 +302,7 @@ def test_a_shared_cast_is_compared_with_its_tensor_and_codes_alone_with_nothing(
     if codes_alone:
         layers[0].weight.requires_grad_(False)  # of codes for one GEMM there is no other
         x = fp8core.quantize(batch().detach(), "e4m3fn", "rowwise", power_of_two=True).requires_grad_()
-    with fp8core.watch(layers, every=1, samples=ALL) as watcher:
-        loss_of(layers[2](torch.relu(layers[0](x)))).backward()
-        watcher.step()
-    records = [r for r in watcher.latest if (r.layer, r.operand) == ("0", "input")]
+    records = seen(layers, x, "input", samples=ALL)
     assert records
     for record in records:
         if codes_alone:
@@ -332,15 +321,13 @@ def test_experts_are_named_by_their_weights(recipe: str) -> None:
     """Each expert's weight is a matrix of its own to the oracle; tokens are those of all experts together."""
     torch.manual_seed(0)
     mixture = fp8core.convert_experts_to_float8(Mixture(), config=on_cpu(recipe))
-    with fp8core.watch(mixture, every=1, samples=ALL) as watcher:
-        mixture(torch.randn(96, 32, requires_grad=True)).square().sum().backward()
-        watcher.step()
-        assert not watcher.problem
+    x = torch.randn(96, 32, requires_grad=True)
+    records = seen(mixture, x, loss=lambda y: y.square().sum(), samples=ALL)
     names = ("gate", "up", "down")
-    assert {(r.layer, r.operand, g) for r in watcher.latest for g in r.gemms} == {
+    assert {(r.layer, r.operand, g) for r in records for g in r.gemms} == {
         (f"experts.{name}", *key) for name in names for key in DIM
     }
-    for record in watcher.latest:
+    for record in records:
         weight = getattr(mixture.experts, record.layer.removeprefix("experts."))
         if record.operand == "weight":
             compare(record, expected(list(weight.detach().numpy()), record, recipe == "rowwise"))

@@ -127,25 +127,38 @@ def test_training_is_the_same_bit_by_bit_and_each_pass_counts_once(recipe: str, 
             assert record.elements == record.calls * 16 * width
 
 
-def test_a_resumed_run_counts_on() -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    records: list[CastRecord] = []
-    with fp8core.watch(model, every=5, to=records.append, first_step=8) as watcher:
-        for _ in range(8):
-            model(torch.randn(16, 32)).sum().backward()
+def small(recipe: str = "tensorwise") -> nn.Sequential:
+    torch.manual_seed(0)
+    return convert_to_float8_training(
+        nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16)), config=on_cpu(recipe)
+    )
+
+
+def run(net: nn.Module) -> None:
+    net(torch.randn(16, 32)).square().mean().backward()
+
+
+def watched(net: nn.Module, steps: int = 1, x: torch.Tensor | None = None, **options: Any) -> fp8core.Watcher:
+    """After so many steps under its eyes."""
+    with fp8core.watch(net, **options) as watcher:
+        for _ in range(steps):
+            net(torch.randn(16, 32) if x is None else x).square().mean().backward()
             watcher.step()
+    return watcher
+
+
+def test_a_resumed_run_counts_on() -> None:
+    records: list[CastRecord] = []
+    watched(small(), 8, every=5, to=records.append, first_step=8)
     assert {r.step for r in records} == {10, 15}
 
 
 def test_json_lines_are_appended(tmp_path: Path) -> None:
-    model = convert_to_float8_training(Model("plain"), config="rowwise")
     path = tmp_path / "casts.jsonl"
     path.write_text("{}\n")
-    with fp8core.watch(model, every=1, to=path) as watcher:
-        x = torch.randn(16, 32)
-        x[0, 0] = torch.inf
-        model(x).sum().backward()
-        watcher.step()
+    x = torch.randn(16, 32)
+    x[0, 0] = torch.inf
+    watcher = watched(small("rowwise"), x=x, every=1, to=path)
     first, *lines = path.read_text().splitlines()
     assert first == "{}"
     rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]  # NaN and Infinity are no JSON
@@ -153,15 +166,12 @@ def test_json_lines_are_appended(tmp_path: Path) -> None:
 
 
 def test_tensorboard_gets_scalars() -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
     writer = mock.Mock(spec=["add_scalar"])
-    with fp8core.watch(model, every=1, to=writer) as watcher:
-        model(torch.randn(16, 32)).sum().backward()
-        watcher.step()
-    record = next(r for r in watcher.latest if (r.layer, r.operand) == ("first", "weight"))
+    watcher = watched(small(), every=1, to=writer)
+    record = next(r for r in watcher.latest if (r.layer, r.operand) == ("0", "weight"))
     for figure in ("sqnr_db", "scale"):
         writer.add_scalar.assert_any_call(
-            f"fp8/first/weight/output+grad_input/{figure}", getattr(record, figure), 0
+            f"fp8/0/weight/output+grad_input/{figure}", getattr(record, figure), 0
         )
 
 
@@ -171,15 +181,9 @@ def broken(_: CastRecord) -> None:
 
 @pytest.mark.parametrize("to", [broken, "/dev/full"])
 def test_a_sink_that_fails_ends_watching_and_not_the_training(to: Any) -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
-    watcher = fp8core.watch(model, every=1, to=to)
-    model(torch.randn(16, 32)).sum().backward()
-    with pytest.warns(RuntimeWarning, match="stopped"):
-        watcher.step()
-    for _ in range(2):  # and says no more
-        model(torch.randn(16, 32)).sum().backward()
-        watcher.step()
-    watcher.close()
+    with pytest.warns(RuntimeWarning, match="stopped") as said:
+        watcher = watched(small(), 3, every=1, to=to)
+    assert len(said) == 1
     assert "step 0" in watcher.problem
 
 
@@ -243,7 +247,7 @@ def test_a_compiled_function_that_shows_nothing_is_told() -> None:
     ids=str,
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
+    model = small()
     with pytest.raises(error, match=next(iter(arguments))):
         fp8core.watch(**({"model": model} | arguments))
 
@@ -258,17 +262,6 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = [json.loads(line) for line in (tmp_path / "casts.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows} == {0, 50}
     assert all(row["status"] == "cast" and row["sqnr_db"] > 20 for row in rows)
-
-
-def small(recipe: str = "tensorwise") -> nn.Sequential:
-    torch.manual_seed(0)
-    return convert_to_float8_training(
-        nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16)), config=on_cpu(recipe)
-    )
-
-
-def run(net: nn.Module) -> None:
-    net(torch.randn(16, 32)).square().mean().backward()
 
 
 def stance() -> str:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from fp8core.formats import Format
+from hard_inputs import hard_inputs
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HERE = Path(__file__).parent
@@ -63,9 +62,7 @@ def same_bytes() -> Compare:
 @pytest.fixture(scope="session")
 def all_bf16() -> torch.Tensor:
     """Every bfloat16: NaN, Inf, both zeros and all subnormals among them; [256, 256]."""
-    return (
-        torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
-    )
+    return hard_inputs()["bf16"].view(256, 256)
 
 
 @pytest.fixture(scope="session")
@@ -75,16 +72,6 @@ def finite_bf16(all_bf16: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="session")
-def hard_float32() -> Callable[[Format], torch.Tensor]:
-    """All values of a format, all ties and the overflow threshold with both float32 neighbours and signs; random bits; specials."""
-
-    def make(fmt: Format) -> torch.Tensor:
-        finite = torch.tensor(sorted({v for v in fmt.values if v == v and abs(v) != float("inf")}))
-        points = torch.cat([finite, (finite[1:] + finite[:-1]) / 2, torch.tensor([fmt.overflow_threshold])])
-        infinity = torch.tensor(float("inf"))
-        points = torch.cat([points, torch.nextafter(points, infinity), torch.nextafter(points, -infinity)])
-        bits = torch.randint(-(2**31), 2**31, (2**17,)).to(torch.int32).view(torch.float32)
-        special = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45, 3.4e38, 1e9])
-        return torch.cat([points, -points, bits, special, -special])
-
-    return make
+def hard_float32() -> torch.Tensor:
+    """Values, ties and thresholds of all formats with their float32 neighbours; random bits; specials."""
+    return hard_inputs()["fp32"]

@@ -69,32 +69,28 @@ def float_choices(started: Launch) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in BARS]
+    ("name", "dtype"),
+    [
+        pytest.param(n, dtype, marks=[] if n in QUICK and dtype == BF16 else pytest.mark.slow)
+        for n in BARS
+        for dtype in (BF16, torch.float32)
+    ],
+    ids=str,
 )
-def test_cast(name: str) -> None:
-    """All candidates: instructions, no spill, one conversion for each scale, enough under way."""
+def test_cast(name: str, dtype: torch.dtype) -> None:
+    """All candidates: instructions, no spill, one conversion for each scale, enough under way. For float32 the same promises;
+    there one candidate of `cast_delayed_both` spills 16 bytes a thread."""
     bar = BARS[name]
-    for started, found in read(name):
+    for started, found in read(name, dtype):
         what = f"{name} {started} {found}"
         assert found.issued <= min(bar.promised, bar.tight), what
-        assert found.stack == 0, what
+        assert found.stack <= 16 * (name == "cast_delayed_both" and dtype == torch.float32), what
         assert found.conversions == bar.scales, what
         assert found.ctas_per_sm >= 3 or found.loaded >= LOADED, what
-        assert found.ctas_per_sm >= 2, what
-        elements_a_thread = math.prod(started.tile) / (32 * started.warps)
-        assert float_choices(started) <= 8 + 0.1 * elements_a_thread, what
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BARS)
-def test_cast_of_float32(name: str) -> None:
-    """The same promises for float32; one candidate of `cast_delayed_both` spills 16 bytes a thread."""
-    for started, found in read(name, torch.float32):
-        what = f"{name} {started} {found}"
-        assert found.issued <= min(BARS[name].promised, BARS[name].tight), what
-        assert found.stack <= 16 * (name == "cast_delayed_both"), what
-        assert found.conversions == BARS[name].scales, what
-        assert found.ctas_per_sm >= 3 or found.loaded >= LOADED, what
+        if dtype == BF16:
+            assert found.ctas_per_sm >= 2, what
+            elements_a_thread = math.prod(started.tile) / (32 * started.warps)
+            assert float_choices(started) <= 8 + 0.1 * elements_a_thread, what
 
 
 @triton.jit

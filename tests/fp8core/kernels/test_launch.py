@@ -80,16 +80,11 @@ def test_as_many_programs_as_run_at_once() -> None:
     start(0, x)
     assert kernel.grids == [(1320,), (1000,)]
     assert kernel.looked_at == 1
+    launch.launch(kernel, (4096, 2), device=CPU)  # an ordinary grid is left alone, and nothing looked at
+    assert (kernel.grids[-1], kernel.looked_at) == ((4096, 2), 1)
     start(8192, x.float())
     start(8192, x, block=128)
     assert kernel.looked_at == 3
-
-
-@pytest.mark.usefixtures("hopper")
-def test_ordinary_grids_are_left_alone_and_nothing_is_looked_at() -> None:
-    kernel = Kernel(registers=255, shared=0)
-    launch.launch(kernel, (4096, 2), device=CPU)
-    assert (kernel.grids, kernel.looked_at) == ([(4096, 2)], 0)
 
 
 @pytest.mark.usefixtures("hopper")

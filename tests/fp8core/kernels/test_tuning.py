@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -38,10 +38,29 @@ class Clock:
         return self.times[self.launched[-1]]
 
 
-def pick(clock: Clock, shape: tuple[int, ...] = (1000, 64), device: str = "H200") -> tuning.Candidate:
-    return tuning.choose(
-        "cast", shape, torch.bfloat16, device, [SLOW, FAST], clock.run, time_ms=clock.time_ms
-    )
+def pick(
+    by: Clock, shape: tuple[int, ...] = (1000, 64), device: str = "H200", run: Any = None, **options: Any
+) -> tuning.Candidate:
+    options = {"time_ms": by.time_ms} | options
+    offered = options.pop("offered", [SLOW, FAST])
+    return tuning.choose("cast", shape, torch.bfloat16, device, offered, run or by.run, **options)
+
+
+def failing(
+    error: Exception, *candidates: tuning.Candidate
+) -> tuple[Clock, Callable[[tuning.Candidate], None]]:
+    """A clock, and its `run`, which raises at these candidates."""
+    clock = Clock({1: 0.5, 2: 0.9})
+
+    def run(candidate: tuning.Candidate) -> None:
+        clock.run(candidate)
+        if candidate in candidates:
+            raise error
+
+    return clock, run
+
+
+NO_ROOM = triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
 
 
 def test_fastest_is_measured_once_and_kept(cache: Path) -> None:
@@ -64,28 +83,23 @@ def test_other_buckets_and_devices_are_measured(change: dict[str, object]) -> No
     assert clock.launched == MEASURED * 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '"x"', "null", "\x00\xff", '{"cast": 3}'])
-def test_damaged_cache_is_measured_anew_and_repaired(
+KEY = tuning.key("cast", (1024, 64), [torch.bfloat16], "H200")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '"x"', "null", "\x00\xff", '{"cast": 3}',
+    *(json.dumps({KEY: e}) for e in ({"BLOCK": 99}, {"BLOCK": "1"}, {"BLOCK": 1.0}, {"BLOCK": True}, "BLOCK", [], None))])  # fmt: skip
+def test_a_cache_without_a_candidate_of_this_product_is_measured_anew_and_repaired(
     content: str, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Damaged; or with a candidate that a newer version dropped, or something of another type."""
     cache.parent.mkdir()
     cache.write_text(content, encoding="latin-1")
-    with caplog.at_level(logging.WARNING):
-        assert pick(Clock({1: 0.5, 2: 0.9})) == FAST
-    assert caplog.records or content == '{"cast": 3}'
-    assert FAST in json.loads(cache.read_text()).values()
-
-
-@pytest.mark.parametrize(
-    "entry", [{"BLOCK": 99}, {"BLOCK": "1"}, {"BLOCK": 1.0}, {"BLOCK": True}, "BLOCK", [], None]
-)
-def test_entry_that_is_no_candidate_is_measured_anew(entry: object, cache: Path) -> None:
-    """A candidate that a newer version dropped, or something of another type."""
-    cache.parent.mkdir()
-    cache.write_text(json.dumps({tuning.key("cast", (1024, 64), [torch.bfloat16], "H200"): entry}))
     clock = Clock({1: 0.5, 2: 0.9})
-    assert pick(clock) == FAST
+    with caplog.at_level(logging.WARNING):
+        assert pick(clock) == FAST
     assert clock.launched == MEASURED
+    assert caplog.records or content.startswith('{"')
+    assert json.loads(cache.read_text())[KEY] == FAST
 
 
 def test_cache_that_cannot_be_written_does_not_matter(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,60 +119,34 @@ def test_what_another_process_wrote_is_kept(cache: Path) -> None:
 
 def test_refused_candidates() -> None:
     """A candidate that the device has no room for is skipped; none left is an error."""
-
-    def run(candidate: tuning.Candidate) -> None:
-        if candidate == SLOW or everything:
-            raise triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
-
-    def time_ms(closure: Callable[[], None]) -> float:
-        closure()
-        return 1.0
-
-    for everything in (False, True):
-        if everything:
-            with pytest.raises(RuntimeError, match="no candidate of cast 4 bfloat16 x runs on this device"):
-                tuning.choose("cast", (3,), torch.bfloat16, "x", [SLOW, FAST], run, time_ms=time_ms)
-        else:
-            best = tuning.choose("cast", (2,), torch.bfloat16, "x", [SLOW, FAST], run, time_ms=time_ms)
-            assert best == FAST
+    clock, run = failing(NO_ROOM, FAST)
+    assert pick(clock, run=run) == SLOW
+    clock, run = failing(NO_ROOM, FAST, SLOW)
+    with pytest.raises(RuntimeError, match="no candidate of cast 4 bfloat16 x runs on this device"):
+        pick(clock, (3,), "x", run)
 
 
 def test_every_candidate_is_launched_inside_and_none_after_an_exception(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that the device has no room for is skipped, as it is by a choice; a fault of a kernel is raised."""
-    launched: list[tuning.Candidate] = []
-
-    def run(candidate: tuning.Candidate) -> None:
-        launched.append(candidate)
-        if candidate == FAST:
-            raise error
-
-    def choose() -> tuning.Candidate:
-        return tuning.choose("cast", (3,), torch.bfloat16, "x", [FAST, SLOW], run)
-
-    error: Exception = triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
+    clock, run = failing(NO_ROOM, SLOW)
     with tuning.every_candidate(), tuning.every_candidate():
-        assert choose() == FAST
-    assert launched == [FAST, SLOW]
-    error = ZeroDivisionError("a fault of the kernel")
+        assert pick(clock, run=run, time_ms=None) == SLOW
+    assert clock.launched == [2, 1]
+    _, faulty = failing(ZeroDivisionError("a fault of the kernel"), SLOW)
     with pytest.raises(ZeroDivisionError), tuning.every_candidate():
-        choose()
-    launched.clear()
+        pick(clock, run=faulty, time_ms=None)
     monkeypatch.setenv("FP8CORE_TUNE", "0")
-    assert choose() == FAST
-    assert (launched, cache.exists()) == ([], False)
+    assert pick(clock, run=faulty, time_ms=None) == SLOW
+    assert not cache.exists()
 
 
 def test_a_candidate_with_a_fault_is_no_refusal() -> None:
     """What does not compile is a fault of the kernel: it is raised, and no other tile is taken instead."""
-
-    def run(candidate: tuning.Candidate) -> None:
-        if candidate == SLOW:
-            raise triton.compiler.errors.CompilationError("x", None, "a fault of the kernel")
-
+    clock, run = failing(triton.compiler.errors.CompilationError("x", None, "a fault of the kernel"), SLOW)
     with pytest.raises(triton.compiler.errors.CompilationError):
-        tuning.choose("cast", (4,), torch.bfloat16, "x", [SLOW, FAST], run, time_ms=lambda closure: 1.0)
+        pick(clock, run=run)
 
 
 def test_no_candidate_is_begun_after_the_limit(cache: Path) -> None:
@@ -167,12 +155,7 @@ def test_no_candidate_is_begun_after_the_limit(cache: Path) -> None:
     clock = Clock({1: 0.1, 2: 0.9, 3: 0.5})
 
     def choose(limit_s: float) -> tuning.Candidate:
-        return tuning.choose(
-            *("cast", (1000, 64), torch.bfloat16, "H200", offered, clock.run),
-            time_ms=clock.time_ms,
-            limit_s=limit_s,
-            clock=lambda: 15.0 * len(set(clock.launched)),
-        )
+        return pick(clock, offered=offered, limit_s=limit_s, clock=lambda: 15.0 * len(set(clock.launched)))
 
     assert choose(20) == {"BLOCK": 3}
     assert set(clock.launched) == {2, 3}
@@ -205,11 +188,11 @@ def test_default_where_nothing_can_be_measured(cache: Path, monkeypatch: pytest.
     """Without a GPU or with FP8CORE_TUNE=0 the first candidate, and no file."""
     monkeypatch.setenv("FP8CORE_TUNE", "0")
     clock = Clock({})
-    assert tuning.choose("cast", (3,), torch.bfloat16, "x", [SLOW, FAST], clock.run) == SLOW
+    assert pick(clock, time_ms=None) == SLOW
     assert not clock.launched
     assert not cache.exists()
     with pytest.raises(ValueError, match="no candidates"):
-        tuning.choose("cast", (3,), torch.bfloat16, "x", [], clock.run)
+        pick(clock, offered=[])
 
 
 def test_while_a_graph_records_what_is_known_is_taken_and_nothing_measured(
@@ -219,12 +202,11 @@ def test_while_a_graph_records_what_is_known_is_taken_and_nothing_measured(
     monkeypatch.setattr(tuning, "off", lambda: False)
     monkeypatch.setattr(tuning, "capturing", lambda: True)
     clock = Clock({1: 0.5, 2: 0.9})
-    arguments = ("cast", (1000, 64), torch.bfloat16, "H200", [SLOW, FAST], clock.run)
-    assert tuning.choose(*arguments) == SLOW
+    assert pick(clock, time_ms=None) == SLOW
     assert not cache.exists()
     pick(clock)
     clock.launched.clear()
-    assert tuning.choose(*arguments) == FAST
+    assert pick(clock, time_ms=None) == FAST
     assert not clock.launched
 
 
