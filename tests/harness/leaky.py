@@ -42,37 +42,29 @@ def append_to_config() -> None:
     torch._inductor.config.fx_passes_numeric_check["of_an_arm"] = True
 
 
-OF_THE_PROCESS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
-    "dynamo": (
-        lambda: setattr(torch._dynamo.config, "suppress_errors", True),
-        lambda: torch._dynamo.config.suppress_errors,
-        {"dynamo_config"},
-    ),
+Leak = tuple[Callable[[], object], Callable[[], object], set[str]]
+
+
+def attribute(owner: Any, name: str, value: object, told: str) -> Leak:
+    """A setting that is an attribute."""
+    return lambda: setattr(owner, name, value), lambda: getattr(owner, name), {told}
+
+
+OF_THE_PROCESS: Mapping[str, Leak] = {
+    "dynamo": attribute(torch._dynamo.config, "suppress_errors", True, "dynamo_config"),
     "recompile limit": (
         lambda: setattr(torch.compiler.config, "recompile_limit", 1),
         lambda: torch._dynamo.config.recompile_limit,
         {"dynamo_config"},
     ),
-    "inductor": (
-        lambda: setattr(torch._inductor.config, "max_autotune", True),
-        lambda: torch._inductor.config.max_autotune,
-        {"inductor_config"},
-    ),
-    "nested": (
-        lambda: setattr(torch._inductor.config.triton, "cudagraphs", True),
-        lambda: torch._inductor.config.triton.cudagraphs,
-        {"inductor_config"},
-    ),
+    "inductor": attribute(torch._inductor.config, "max_autotune", True, "inductor_config"),
+    "nested": attribute(torch._inductor.config.triton, "cudagraphs", True, "inductor_config"),
     "in place": (
         append_to_config,
         lambda: "of_an_arm" in torch._inductor.config.fx_passes_numeric_check,
         {"inductor_config"},
     ),
-    "budget": (
-        lambda: setattr(torch._functorch.config, "activation_memory_budget", 0.5),
-        lambda: torch._functorch.config.activation_memory_budget,
-        {"functorch_config"},
-    ),
+    "budget": attribute(torch._functorch.config, "activation_memory_budget", 0.5, "functorch_config"),
     "stance": (
         lambda: torch.compiler.set_stance("force_eager"),
         lambda: torch._dynamo.eval_frame._stance.stance,
@@ -83,10 +75,8 @@ OF_THE_PROCESS: Mapping[str, tuple[Callable[[], object], Callable[[], object], s
         torch._C._is_multithreading_enabled,
         {"autograd_threads"},
     ),
-    "fill": (
-        lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
-        lambda: torch.utils.deterministic.fill_uninitialized_memory,
-        {"fill_uninitialized_memory"},
+    "fill": attribute(
+        torch.utils.deterministic, "fill_uninitialized_memory", False, "fill_uninitialized_memory"
     ),
     "swap": (
         lambda: torch.__future__.set_swap_module_params_on_conversion(True),
@@ -168,7 +158,7 @@ def spin() -> None:
 KEPT: list[Any] = []
 LINEAR = functional.linear
 # What sets a global, what reads it, and the names that a row has it by; no name for an RNG.
-LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
+LEAKS: Mapping[str, Leak] = {
     "dtype": (
         lambda: torch.set_default_dtype(torch.float64),
         lambda: str(torch.ones(1).dtype),
@@ -180,11 +170,7 @@ LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]]
         {"default_device"},
     ),
     "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads, {"threads"}),
-    "tf32": (
-        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-        lambda: torch.backends.cuda.matmul.allow_tf32,
-        {"fp32_precision_cuda_matmul"},
-    ),
+    "tf32": attribute(torch.backends.cuda.matmul, "allow_tf32", True, "fp32_precision_cuda_matmul"),
     "precision": (
         lambda: torch.set_float32_matmul_precision("high"),
         torch.get_float32_matmul_precision,
@@ -201,16 +187,8 @@ LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]]
         lambda: torch.is_autocast_enabled("cpu"),
         {"autocast_cpu"},
     ),
-    "benchmark": (
-        lambda: setattr(torch.backends.cudnn, "benchmark", True),
-        lambda: torch.backends.cudnn.benchmark,
-        {"cudnn_benchmark"},
-    ),
-    "onednn": (
-        lambda: setattr(torch.backends.mkldnn, "enabled", False),
-        lambda: torch.backends.mkldnn.enabled,
-        {"onednn"},
-    ),
+    "benchmark": attribute(torch.backends.cudnn, "benchmark", True, "cudnn_benchmark"),
+    "onednn": attribute(torch.backends.mkldnn, "enabled", False, "onednn"),
     "denormals": (
         lambda: torch.set_flush_denormal(True),
         lambda: torch.tensor(1e-40).mul(1).item(),
@@ -229,7 +207,7 @@ LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]]
     **OF_THE_PROCESS,
 }
 # Likewise, what no process can put back; some as a library does it that is imported
-FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
+FOR_GOOD: Mapping[str, Leak] = {
     "inference": (enter_inference_mode, torch.is_inference_mode_enabled, {"inference_mode"}),
     "mode": (enter_a_mode, torch._C._len_torch_function_stack, {"function_modes"}),
     "function": (
