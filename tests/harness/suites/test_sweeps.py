@@ -45,8 +45,22 @@ def test_the_first_line_is_a_question(path: Path) -> None:
 NEITHER = {"accumulation", "codes", *SMOKE, PREDICTED, *PROCESSES}  # a tile, all patterns: a GPU gets no more
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
+LONG = {("losses", "cuda"), ("divergence", "cuda")}  # whole models on paper, for each arm
+
+
+@pytest.mark.parametrize(
+    ("path", "device"),
+    [
+        pytest.param(
+            path,
+            device,
+            id=f"{path.stem}-{device}",
+            marks=[pytest.mark.slow] if (path.stem, device) in LONG else [],
+        )
+        for path in PLANS
+        for device in ("cpu", "cuda")
+    ],
+)
 def test_every_sweep_expands(path: Path, device: str) -> None:
     """Axes, arms and shapes are valid (make_plan refuses others), no case is there twice, no shape is refused.
 
