@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -44,16 +42,6 @@ class Called:
         with self.log.open("a") as file:
             file.write(self.name + "\n")
         time.sleep(self.seconds)
-
-
-@dataclass(frozen=True)
-class DiesInRound(Called):
-    """Kills its process in its third round, whenever."""
-
-    def run(self) -> None:
-        super().run()
-        if self.log.read_text().splitlines().count(self.name) % (WARM_CALLS + 2) == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def plan(suite: ToySuite) -> Plan:

@@ -21,7 +21,3 @@ class Mlp(nn.Module):
 
 def mlp(width: int = 16, blocks: int = 3) -> nn.Module:
     return Mlp(width, blocks)
-
-
-def not_a_model() -> int:
-    return 3

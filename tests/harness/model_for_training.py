@@ -62,24 +62,5 @@ def unseeded(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor
     return x.to(device), (2 * x[:, :16]).to(device)
 
 
-def fails_late(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
-    if step == 2:
-        raise FileNotFoundError("no more data")
-    return batch(step, seed, batch_size, device)
-
-
 def fails(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
     raise FileNotFoundError("no data today")
-
-
-class Fastidious(Regression):
-    """Runs with plain layers alone."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if type(self.hidden) is not nn.Linear:
-            raise ValueError("hidden: plain layers only")
-        return super().forward(x, y)
-
-
-def fastidious() -> nn.Module:
-    return Fastidious(32)

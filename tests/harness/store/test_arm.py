@@ -27,7 +27,6 @@ from harness.store.measurement import Measurement
 from harness.suites import SUITES, divergence
 
 ROOT = Path(__file__).parents[3]
-DECLARED = [(suite, name) for suite, module in SUITES.items() for name in module.ARMS]
 
 
 # Names and records

@@ -22,6 +22,7 @@ from harness.suites.divergence import OTHER_SEEDS
 
 OWN = '{"_target_": "model_for_training.%s", "batch": "model_for_training.%s"}'
 MOE = {"model": "llama_moe_tiny", "experts": "fp8"}
+ON_RANKS = {"model": "llama_tiny", "ranks": 2, "fp8_all_gather": True, "eval_batches": 2, "diagnose_every": 0}
 ADVISED = {"convert": "advised", "compute": "bf16"}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cast": CAST,
@@ -54,6 +55,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("divergence", {"batch": 3, "seq": 5}, "rowwise_with_gw_hp", "", ""),
         ("divergence", {}, "blockwise", "device", ""),
         ("divergence", {}, "blockwise_golden", "", ""),
+        ("divergence", ON_RANKS, "rowwise", "shape", "fp8_all_gather=false"),
         ("gemm", {"K": 100}, "bf16_eager", "", ""),
         ("gemm", {"K": 100}, "rowwise_eager", "shape", r"K=100.*pad_inner_dim.*96 or 112; arms=\[bf16_eager\]"),
         ("gemm", {"N": 8}, "tensorwise_fast_eager", "shape", "nearest: N=16"),
@@ -135,6 +137,9 @@ def test_an_arm_that_a_case_has_none_of_says_why(
         ("divergence", [], {"beta2": 1.0}, "beta2=1"),
         ("divergence", [], {"schedule": "warmup:3"}, "nearest: warmup_bf16"),
         ("divergence", [], {"schedule": "cooldown_bf16:1"}, "cooldown_bf16:1step"),
+        ("divergence", [], ON_RANKS | {"eval_batches": 3}, "eval_batches=3"),
+        ("divergence", [], ON_RANKS | {"diagnose_every": 5}, "diagnose_every=5"),
+        ("divergence", [], ON_RANKS | {"ranks": 1}, "fp8_all_gather=True"),
         ("scale", ["llama3_8b"], {}, "whole models"),
         ("scale", [], {"world": 12, "tp": 8}, "no multiple"),
         ("scale", [], {"gpu": "abacus"}, "unknown gpu"),
@@ -235,9 +240,14 @@ def test_what_a_sweep_has_no_use_for_is_refused(
 
 def test_ranks_beyond_the_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for suite, arm in (("train", "bf16_eager"), ("parallel", "tensorwise")):
-        axes = DEFAULTS[suite] | ({"ranks": 2} if suite == "train" else {})
-        if suite == "train":
+    of = {
+        "train": ("bf16_eager", {"ranks": 2}),
+        "divergence": ("base", ON_RANKS),
+        "parallel": ("tensorwise", {}),
+    }
+    for suite, (arm, more) in of.items():
+        axes = DEFAULTS[suite] | more
+        if more:
             axes = SUITES[suite].points([], {name: [value] for name, value in axes.items()}, None)[0] | axes
         why = SUITES[suite].unsupported(Case.of(suite, axes), arm, "cuda")
         assert why is not None

@@ -234,9 +234,6 @@ def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path
         )
 
 
-# Requests that are refused
-
-
 # Memory
 
 

@@ -5,10 +5,11 @@ What is wrong is refused: `test_suites_wrong.py`. A check is what stands between
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from suite_checks import CAST, GEMM, LINEAR, assert_right, by_twins, case, checked, runnable
 from torch import Tensor
 
 from fp8core.gemm import scaled_mm
@@ -18,14 +19,6 @@ from fp8core.tensor import Float8Tensor
 from harness.store.case import Case
 from harness.suites import SUITES, cast, ceilings, common, gemm, linear
 from harness.timing.compiling import CompileWatch, compile_unavailable
-
-if TYPE_CHECKING:
-    pass
-
-from suite_checks import CAST, GEMM, LINEAR, assert_right, by_twins, case, checked, runnable
-
-HELPERS = {"ablation", "common", "extended", "oracle", "shapes", "training_plan"}
-
 
 needs_compiler = pytest.mark.skipif(
     compile_unavailable("cpu") is not None, reason=f"compile arms are off: {compile_unavailable('cpu')}"

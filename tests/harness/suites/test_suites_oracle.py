@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,10 +14,6 @@ from fp8core.formats import as_element_format
 from fp8core.recipe import MX_MODES, RECIPES, Cast
 from fp8core.tensor import quantize
 from harness.suites import common, oracle
-
-if TYPE_CHECKING:
-    pass
-
 
 # Models
 

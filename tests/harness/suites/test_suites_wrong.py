@@ -181,6 +181,7 @@ def test_a_wrong_product_in_the_layer_is_refused(
     monkeypatch.setattr(fp8core.scaled_linear, "scaled_mm", ANY_SCALING[fault])
     _, numerics = checked(recipes, case("recipes", LINEAR), f"{recipe}_eager")
     assert not numerics.ok
+    assert numerics.values["saved_bytes_per_elem"] > 0, "its figures are kept"
     for name in [n for n, g in RECIPES[recipe].gemms.items() if g.is_fp8]:
         assert name in numerics.reason
 

@@ -13,7 +13,6 @@ import torch
 from loop_jobs import curves
 from train_cases import divergence_case
 
-from harness.store.errors import UsageError
 from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import divergence
 from harness.training.parallel import trained
@@ -91,31 +90,3 @@ def test_the_suite_trains_on_ranks(tmp_path: Path) -> None:
     first = {s.metric: s.samples[0] for s in trial.series}
     for metric, losses in each.items():  # of some 64 float32 terms, summed in another order
         assert first[metric] == pytest.approx(sum(losses) / 2, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"eval_batches": 3}, "eval_batches=3"),
-        ({"diagnose_every": 5}, "diagnose_every=5"),
-        ({"ranks": 1}, "fp8_all_gather=True"),
-    ],
-)
-def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], word: str) -> None:
-    with pytest.raises(UsageError, match=word):
-        divergence_case(**(ON_RANKS | changes))
-
-
-@pytest.mark.parametrize(
-    ("arm", "changes", "device", "word"),
-    [
-        ("rowwise", {}, "cpu", "fp8_all_gather=false"),
-        ("base", {"ranks": 99, "eval_batches": 99}, "cuda", "99 GPUs"),
-    ],
-)
-def test_what_is_not_trained_on_ranks_is_skipped(
-    arm: str, changes: dict[str, Any], device: str, word: str
-) -> None:
-    why = divergence.unsupported(divergence_case(**(ON_RANKS | changes)), arm, device)
-    assert why is not None
-    assert word in why.reason

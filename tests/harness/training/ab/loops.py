@@ -46,10 +46,14 @@ class Loop:
         self.scheduler.step()
         self.turn += 1
 
-    def run(self, trial: Any, most: int = 10**6) -> Any:
-        """Steps until the trial is done; the trial's result."""
+    def run(
+        self, trial: Any, most: int = 10**6, *, before: Any = lambda: None, inside: Any = lambda: None
+    ) -> Any:
+        """Steps until the trial is done, with what comes before each step and within it; the trial's result."""
         while not trial.done and self.turn < most:
+            before()
             with trial.step():
+                inside()
                 self.step()
         return trial.result()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -30,14 +31,10 @@ from fp8core.distributed.wire import count_collectives
 from harness import ab
 from harness.training.ab.plan import BASE, FP8, GATHER
 
-if TYPE_CHECKING:
-    pass
-
-
 STEPS = 52  # three rounds
 
 
-def answer_of(trial: Any) -> dict[str, Any]:
+def answer_of(trial: Any, **more: Any) -> dict[str, Any]:
     result = trial.result()
     return {
         "speedup": result.effect.speedup if result.rounds else None,
@@ -48,17 +45,34 @@ def answer_of(trial: Any) -> dict[str, Any]:
         "proof": result.proof,
         "doubt": result.doubt,
         "problem": result.problem,
+        "restored": result.restored,
         "slow_rank": result.slow_rank,
         "text": "\n".join(result.lines()),
         "done": trial.done,
         "order": [trial.plan.order(i) for i in range(3)],
+        **more,
     }
 
 
-def data_parallel(slower: float = 1.0) -> dict[str, Any]:
+def begun(loop: Loop, **given: Any) -> Any:
+    return planted(ab.Trial(loop.model, **({"steps": STEPS, "rank_timeout_s": 60.0} | given)))
+
+
+def shard(loop: Loop) -> None:
+    """FSDP2 over all ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (loop.model.up, loop.model.down, loop.model):
+        fully_shard(layer, mesh=mesh)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
+    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
+
+
+def data_parallel(slower: float, group_is_seen: bool) -> dict[str, Any]:
     """DDP around a model that the trial converted before; rank 1's steps take `slower` times as long."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=STEPS)
+    loop = Loop()
+    unseen = mock.patch("torch.distributed.is_initialized", return_value=False)
+    with contextlib.nullcontext() if group_is_seen else unseen:
+        trial = ab.Trial(loop.model, steps=STEPS)
     factor = slower if dist.get_rank() else 1.0
     planted(trial, 80.0 * factor, 100.0 * factor)
     loop.model = DistributedDataParallel(loop.model)
@@ -67,159 +81,83 @@ def data_parallel(slower: float = 1.0) -> dict[str, Any]:
     return answer_of(trial)
 
 
-def sharded(recipe: str, fp8_all_gather: bool, demand: bool) -> dict[str, Any]:
-    """FSDP2 over both ranks."""
-    loop = Loop(seed=0)
-    config = (
-        Float8LinearConfig(enable_fsdp_float8_all_gather=fp8_all_gather)
-        if recipe == "tensorwise"
-        else Float8LinearConfig.from_recipe_name(recipe)
-    )
-    convert_to_float8_training(loop.model, config=config)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in (loop.model.up, loop.model.down, loop.model):
-        fully_shard(layer, mesh=mesh)
-    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
-    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
-    trial = ab.Trial(loop.model, recipe, steps=STEPS, fp8_all_gather=demand)
-    planted(trial)
+def sharded(recipe: str, fp8_all_gather: bool, demand: bool, by_trial: bool) -> dict[str, Any]:
+    """FSDP2 of a model that the trial converts, or that is converted before it."""
+    loop = Loop()
+    if by_trial:
+        trial = begun(loop, recipe=recipe, fp8_all_gather=demand)
+        shard(loop)
+    else:
+        config: Any = recipe
+        if recipe == "tensorwise":
+            config = Float8LinearConfig(enable_fsdp_float8_all_gather=fp8_all_gather)
+        convert_to_float8_training(loop.model, config=config)
+        shard(loop)
+        trial = begun(loop, recipe=recipe, fp8_all_gather=demand)
     loop.turn = 1000 * dist.get_rank()
     loop.run(trial, loop.turn + STEPS)
     return answer_of(trial)
 
 
-def left_in_bf16(when: str) -> dict[str, Any]:
-    """Something on rank 1 holds the model in bf16: from the start, or within a later block."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=STEPS)
-    planted(trial)
+def odd_rank(what: str) -> dict[str, Any]:
+    """Rank 1 alone: holds the model in bf16, meets a shorter batch, leaves, raises within a step or between two, or closes."""
+    loop, odd = Loop(), dist.get_rank() == 1
+    trial = begun(loop, rank_timeout_s=2.0 if what == "stops" else 60.0)
     held = PrecisionSchedule.parse("keep_bf16")
-    while not trial.done and loop.turn < STEPS:
-        with trial.step():
-            if dist.get_rank() == 1 and (when == "always" or loop.turn >= 40):
-                held.apply(loop.model, 0, 1)
-            loop.step()
-    return answer_of(trial)
 
-
-def stops_early() -> dict[str, Any]:
-    """Rank 1 leaves the loop in the first round."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=2.0)
-    loop.run(trial, 12 if dist.get_rank() == 1 else STEPS)
-    return answer_of(trial)
-
-
-def other_shapes() -> dict[str, Any]:
-    """Rank 1 meets a shorter batch within a block."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=STEPS)
-    planted(trial)
-    while not trial.done and loop.turn < STEPS:
-        if dist.get_rank() == 1:
+    def before() -> None:
+        if odd and what == "shapes":
             loop.rows = 8 if loop.turn == 20 else 16
-        with trial.step():
-            loop.step()
-    return answer_of(trial)
+        if odd and loop.turn == 20 and what == "raises between":
+            raise ZeroDivisionError("planted")
+        if odd and loop.turn == 20 and what == "closes":
+            trial.close()
 
+    def inside() -> None:
+        if odd and (what == "bf16" or (what == "bf16 later" and loop.turn >= 40)):
+            held.apply(loop.model, 0, 1)
+        if odd and loop.turn == 20 and what == "raises within":
+            raise ZeroDivisionError("planted")
 
-def raises() -> dict[str, Any]:
-    """Rank 1 raises within a step, catches it and leaves."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=20.0)
-    with contextlib.suppress(ZeroDivisionError):
-        while not trial.done and loop.turn < STEPS:
-            with trial.step():
-                if dist.get_rank() == 1 and loop.turn == 20:
-                    raise ZeroDivisionError("planted")
-                loop.step()
-    return answer_of(trial)
+    began = time.monotonic()
+    with contextlib.suppress(ZeroDivisionError), trial if "between" in what else contextlib.nullcontext():
+        loop.run(trial, 12 if odd and what == "stops" else STEPS, before=before, inside=inside)
+    return answer_of(trial, took_s=time.monotonic() - began)
 
 
 def reports_early() -> dict[str, Any]:
     """Rank 0 prints a report in the middle."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=STEPS)
-    planted(trial)
+    loop = Loop()
+    trial = begun(loop)
     loop.run(trial, 30)
     told = trial.report() if dist.get_rank() == 0 else "under way"
     early = trial.done
     loop.run(trial)
-    return {**answer_of(trial), "told": told, "early": early}
-
-
-def made_before_the_group() -> dict[str, Any]:
-    """The trial is made while no process group can be seen; rank 1's steps take 1.2 times as long."""
-    loop = Loop(seed=0)
-    with mock.patch("torch.distributed.is_initialized", return_value=False):
-        trial = ab.Trial(loop.model, steps=STEPS)
-    factor = 1.2 if dist.get_rank() else 1.0
-    planted(trial, 80.0 * factor, 100.0 * factor)
-    loop.model = DistributedDataParallel(loop.model)
-    loop.turn = 1000 * dist.get_rank()
-    loop.run(trial, loop.turn + STEPS)
-    return answer_of(trial)
-
-
-def converted_and_sharded(recipe: str) -> dict[str, Any]:
-    """The trial converts for FP8 all-gather; then FSDP2."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, recipe, steps=STEPS, fp8_all_gather=True)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in (loop.model.up, loop.model.down, loop.model):
-        fully_shard(layer, mesh=mesh)
-    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
-    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
-    planted(trial)
-    loop.run(trial, STEPS)
-    return answer_of(trial)
+    return answer_of(trial, told=told, early=early)
 
 
 def other_trial(what: str) -> dict[str, Any]:
     """Rank 1 is given another trial; no collective joins the ranks."""
-    loop = Loop(seed=0)
-    given: dict[str, Any] = {"recipe": "tensorwise", "steps": STEPS, "restore": []}
-    if dist.get_rank():
-        given |= {
-            "seed": {"seed": 1},
-            "restore": {"restore": [loop.optimizer]},
-        }.get(what, {})
+    loop, odd = Loop(), dist.get_rank() == 1
+    given: dict[str, Any] = {"recipe": "tensorwise", "restore": []}
+    if odd:
+        given |= {"seed": {"seed": 1}, "restore": {"restore": [loop.optimizer]}}.get(what, {})
         if what == "layers":
             given["after"] = "bf16"  # as rank 0's, which comes unconverted, is left
             convert_to_float8_training(loop.model, module_filter_fn=lambda module, fqn: fqn == "up")
     if what == "casts":  # of a recipe of the same name
         own = RECIPES["delayed"]
-        if dist.get_rank():
+        if odd:
             own = replace(own, grad_input=own.output)
         given |= {"recipe": "delayed", "after": "bf16"}
         convert_to_float8_training(loop.model, config=own)
-    trial = ab.Trial(loop.model, rank_timeout_s=60.0, **given)
-    planted(trial)
-    loop.run(trial, STEPS)
-    return {**answer_of(trial), "turn": loop.turn, "steps_run": trial.result().steps_run}
-
-
-def leaves(how: str) -> dict[str, Any]:
-    """Rank 1 closes the trial, or raises between two steps, while rank 0 goes on."""
-    loop = Loop(seed=0)
-    trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=60.0)
-    planted(trial)
-    began = time.monotonic()
-    with contextlib.suppress(ZeroDivisionError), trial:
-        while not trial.done and loop.turn < STEPS:
-            if dist.get_rank() == 1 and loop.turn == 20:
-                if how == "raises":
-                    raise ZeroDivisionError("planted")
-                trial.close()
-                break
-            with trial.step():
-                loop.step()
-    return {**answer_of(trial), "took_s": time.monotonic() - began}
+    trial = begun(loop, **given)
+    return answer_of(trial, steps_run=loop.run(trial, STEPS).steps_run, turn=loop.turn)
 
 
 def cannot_begin() -> dict[str, Any]:
     """Rank 1 cannot begin: something is wrong at its first step alone."""
-    loop = Loop(seed=0)
+    loop = Loop()
     trial: Any = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=60.0)
     raised = ""
     broken = mock.patch("harness.training.ab.trial.Meter", side_effect=RuntimeError("planted"))
@@ -228,23 +166,15 @@ def cannot_begin() -> dict[str, Any]:
             loop.run(trial, STEPS)
         except RuntimeError as error:
             raised = str(error)
-    return {**answer_of(trial), "raised": raised, "hooks": len(loop.model._forward_hooks)}
+    return answer_of(trial, raised=raised, hooks=len(loop.model._forward_hooks))
 
 
 BOTH_STEPS = 43  # 11 that prove, then three rounds of four arms, a block of one step and one untimed step: 11 + 3 * 8 = 35
 
 
-def shard(loop: Loop) -> None:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in (loop.model.up, loop.model.down, loop.model):
-        fully_shard(layer, mesh=mesh)
-    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
-    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
-
-
 def both_gathers() -> dict[str, Any]:
     """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster."""
-    loop = Loop(seed=0)
+    loop = Loop()
     convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
     trial = ab.Trial(loop.model, steps=BOTH_STEPS, block=1, fp8_all_gather="both")
     shard(loop)
@@ -261,22 +191,19 @@ def both_gathers() -> dict[str, Any]:
             elif arm != "after":
                 loop.step()
     result = trial.result()
-    return {
-        **answer_of(trial),
-        "sent": sent,
-        "between": {
-            "fp8": result.between(FP8, BASE).speedup,
-            "gather": result.between(GATHER, BASE).speedup,
-            "gains": result.between(GATHER, FP8).speedup,
-        },
-        "gather_proof": result.gather_proof,
-        "gather_left": {layer.recipe.fp8_all_gather for layer in trial._switch.layers},
-    }
+    pairs = {"fp8": (FP8, BASE), "gather": (GATHER, BASE), "gains": (GATHER, FP8)}
+    return answer_of(
+        trial,
+        sent=sent,
+        between={name: result.between(*pair).speedup for name, pair in pairs.items()},
+        gather_proof=result.gather_proof,
+        gather_left={layer.recipe.fp8_all_gather for layer in trial._switch.layers},
+    )
 
 
 def same_results() -> bool:
     """A step with codes gathered, and one without, from the same weights: what the model returns, bit for bit."""
-    loop = Loop(seed=0)
+    loop = Loop()
     trial = ab.Trial(loop.model, steps=BOTH_STEPS, block=1, fp8_all_gather="both")
     shard(loop)
     found = []
@@ -304,7 +231,7 @@ def tensor_parallel() -> dict[str, Any]:
             y = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
             return y, (y - x).square().mean()
 
-    loop = Loop(seed=0)
+    loop = Loop()
     loop.model = Mlp()
     convert_to_float8_training(loop.model)
     plan = {
@@ -318,14 +245,13 @@ def tensor_parallel() -> dict[str, Any]:
     loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
     trial = ab.Trial(loop.model, steps=25, block=1, restore=[loop.optimizer])
     trial._clock = PlantedClock(lambda count: 80.0 if trial._turn.is_fp8 else 100.0)
-    loop.run(trial)
-    result = trial.result()
-    return {**answer_of(trial), "tokens": result.tokens, "flops": result.flops, "restored": result.restored}
+    result = loop.run(trial)
+    return answer_of(trial, tokens=result.tokens, flops=result.flops)
 
 
 def slowed(kind: str, ms: float, more: float, where: str = "inside") -> dict[str, Any]:
     """Each rank's own part of a step is `ms` of work; that of rank 1 takes `more` longer, or is spent between steps."""
-    loop = Loop(seed=0)
+    loop = Loop()
     own_s = 1e-3 * ms * (1 + more * dist.get_rank())
     # After a profiled step no time between steps is read, so a block needs two timed ones
     trial = ab.Trial(
@@ -336,41 +262,31 @@ def slowed(kind: str, ms: float, more: float, where: str = "inside") -> dict[str
     else:
         loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()
-    while not trial.done:
-        if where == "between" and dist.get_rank():
-            time.sleep(own_s)
-        with trial.step():
-            if where == "inside":
-                time.sleep(own_s)
-            loop.step()
-    return {**answer_of(trial), "own": trial._known._own}
+    wait = {"before": dist.get_rank() * own_s} if where == "between" else {"inside": own_s}
+    loop.run(trial, **{at: functools.partial(time.sleep, seconds) for at, seconds in wait.items()})
+    return answer_of(trial, own=trial._known._own)
 
 
 def raises_within() -> dict[str, Any]:
     """All ranks raise in the middle of a backward pass; then training goes on."""
-    loop, plain = Loop(seed=0), Loop(seed=0)
+    loop, plain = Loop(), Loop()
     for each in (loop, plain):
         convert_to_float8_training(each.model)
-    for each in (loop, plain):
         shard(each)
     trial = ab.Trial(loop.model, steps=25, block=1, restore=[loop.optimizer, loop.scheduler])
-    armed = [False]
 
-    def planted(*_: Any) -> None:
-        if armed[0]:
+    def raises(*_: Any) -> None:
+        if loop.turn == 5:
             raise ZeroDivisionError("planted")
 
-    loop.model.up.register_full_backward_pre_hook(planted)
+    hook = loop.model.up.register_full_backward_pre_hook(raises)
     with contextlib.suppress(ZeroDivisionError), trial:
-        while not trial.done:
-            armed[0] = loop.turn == 5
-            with trial.step():
-                loop.step()
-    armed[0] = False
+        loop.run(trial)
+    hook.remove()
     loop.turn = plain.turn
     trial._switch.leave(fp8=True)
     for _ in range(2):
         loop.step()
         plain.step()
     locals_: list[list[Any]] = [[p.to_local() for p in each.model.parameters()] for each in (loop, plain)]
-    return {**answer_of(trial), "restored": trial.result().restored, "equal": equal(*locals_)}
+    return answer_of(trial, equal=equal(*locals_))

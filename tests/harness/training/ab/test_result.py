@@ -190,21 +190,33 @@ def run(nvml: FakeNvml, step_ms: float) -> tuple[ab.Trial, TrialResult]:
     return trial, trial.result()
 
 
-def test_long_blocks_are_metered_from_the_second_round_on() -> None:
+def energy_of(trial: ab.Trial, folder: Path) -> Any:
+    rows = store.read([trial.save(folder)])
+    return rows[rows["metric"] == "joules_per_token"].set_index("arm")
+
+
+def test_long_blocks_are_metered_from_the_second_round_on_and_stored_by_token(tmp_path: Path) -> None:
     nvml = FakeNvml()
-    _, result = run(nvml, 600.0)
+    trial, result = run(nvml, 600.0)
     of_rounds = {
         arm: tuple((i, j) for i in (1, 2, 3)) for arm, j in ((BASE, BASE_J), (AGAIN, BASE_J), (FP8, FP8_J))
     }
     assert result.joules == of_rounds
     assert nvml.opened == 0, "NVML is let go at the end"
+    energy = energy_of(trial, tmp_path)
+    assert list(energy["status"]) == ["ok", "ok"]
+    assert energy["value"].to_dict() == pytest.approx({"base": BASE_J / 16, "tensorwise": FP8_J / 16})
+    assert list(energy.loc["base", "rounds"]) == [1, 2, 3]
 
 
-def test_short_blocks_are_not_metered_and_it_is_said_how_long_they_are() -> None:
-    _, result = run(FakeNvml(), 100.0)
+def test_short_blocks_are_not_metered_and_it_is_said_how_long_they_are(tmp_path: Path) -> None:
+    trial, result = run(FakeNvml(), 100.0)
     assert result.joules == {}
-    assert "403 ms" in result.unmetered
     assert "block=20" in result.unmetered
+    energy = energy_of(trial, tmp_path)
+    assert set(energy["status"]) == {"skipped"}
+    for told in (result.unmetered, energy["reason"].iloc[0]):
+        assert "403 ms" in told
 
 
 def test_a_counter_that_cannot_be_read_is_told() -> None:
@@ -213,37 +225,14 @@ def test_a_counter_that_cannot_be_read_is_told() -> None:
     assert result.unmetered == "the counter of the board's energy cannot be read here"
 
 
-def test_a_slice_of_a_board_has_no_energy_of_its_own() -> None:
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_slice_of_a_board_and_a_cpu_have_no_energy_of_their_own(gpu: bool) -> None:
     nvml = FakeNvml(mig=True)
-    meter = Meter(torch.device("cpu"), GpuMonitor(uuid=nvml.UUID, nvml=nvml))
+    meter = Meter(torch.device("cpu"), *([GpuMonitor(uuid=nvml.UUID, nvml=nvml)] if gpu else []))
     meter.judge(10.0, 4)
     assert not meter.reads
-
-
-def test_without_a_gpu_no_energy_is_claimed() -> None:
-    meter = Meter(torch.device("cpu"))
-    meter.judge(10.0, 4)
-    assert not meter.reads
-    assert meter.why_not == "a cpu has no counter here"
+    assert gpu or meter.why_not == "a cpu has no counter here"
     meter.close()
-
-
-def test_energy_is_stored_by_token(tmp_path: Path) -> None:
-    trial, _ = run(FakeNvml(), 600.0)
-    rows = store.read([trial.save(tmp_path)])
-    energy = rows[rows["metric"] == "joules_per_token"].set_index("arm")
-    assert list(energy["status"]) == ["ok", "ok"]
-    assert energy.loc["base", "value"] == pytest.approx(BASE_J / 16)
-    assert energy.loc["tensorwise", "value"] == pytest.approx(FP8_J / 16)
-    assert list(energy.loc["base", "rounds"]) == [1, 2, 3]
-
-
-def test_energy_that_was_not_measured_is_a_skipped_row(tmp_path: Path) -> None:
-    trial, _ = run(FakeNvml(), 100.0)
-    rows = store.read([trial.save(tmp_path)])
-    energy = rows[rows["metric"] == "joules_per_token"]
-    assert set(energy["status"]) == {"skipped"}
-    assert "a block lasts 403 ms" in energy["reason"].iloc[0]
 
 
 def of_h200(**changes: Any) -> TrialResult:

@@ -6,13 +6,13 @@ Oracles: the same loop without a trial, bit for bit; planted clocks and faults; 
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import rank_loops
 import torch
 from fakes import FakeCuda
 from loops import Loop, PlantedClock, equal, planted
@@ -22,7 +22,7 @@ from torch import nn
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule, convert_to_float8_training, verify
 from fp8core.extensions import Extension
 from harness import ab, store
-from harness.machine import hardware, mfu, ranks
+from harness.machine import hardware, mfu
 from harness.store import read
 from harness.store.compare import paired_ratios
 from harness.store.errors import UsageError
@@ -311,34 +311,18 @@ def test_a_model_compiled_after_the_trial_was_made_keeps_its_graphs() -> None:
     assert "shapes of batches were not seen" in "\n".join(result.lines())
 
 
-STEPS = 52
-
-
-def run(loop: Loop, trial: Any, before: Any = lambda: None, inside: Any = lambda: None) -> Any:
-    planted(trial)
-    while not trial.done and loop.turn < STEPS:
-        before()
-        with trial.step():
-            inside()
-            loop.step()
-    return trial.result()
-
-
-def test_a_model_that_something_holds_in_bf16_is_disproved() -> None:
-    loop, held = Loop(), PrecisionSchedule.parse("keep_bf16")
-    trial = ab.Trial(loop.model, steps=STEPS)
-    result = run(loop, trial, inside=lambda: held.apply(loop.model, 0, 1))
+@pytest.mark.parametrize(
+    ("schedule", "doubt"), [("keep_bf16", ""), ("", "in a step that was to be bf16|not in high precision")]
+)
+def test_a_model_that_something_holds_in_one_precision_is_disproved(schedule: str, doubt: str) -> None:
+    loop = Loop()
+    held = PrecisionSchedule.parse(schedule) if schedule else PrecisionSchedule()
+    trial = ab.Trial(loop.model, **SHORT)
+    result = loop.run(planted(trial), inside=lambda: held.apply(loop.model, 0, 1))
     assert not result.proved
-    assert result.rounds == ()
+    assert re.search(doubt, result.doubt)
+    assert not schedule or result.rounds == ()
     assert trial.done
-
-
-def test_a_model_that_something_holds_in_fp8_is_found_by_its_bf16_steps() -> None:
-    loop, free = Loop(), PrecisionSchedule()
-    trial = ab.Trial(loop.model, steps=STEPS)
-    result = run(loop, trial, inside=lambda: free.apply(loop.model, 0, 1))
-    assert not result.proved
-    assert "in a step that was to be bf16" in result.doubt or "not in high precision" in result.doubt
 
 
 def test_a_batch_of_another_length_is_named() -> None:
@@ -347,7 +331,7 @@ def test_a_batch_of_another_length_is_named() -> None:
     def shorter() -> None:
         loop.rows = 8 if loop.turn == 20 else 16
 
-    result = run(loop, ab.Trial(loop.model, steps=STEPS), before=shorter)
+    result = loop.run(planted(ab.Trial(loop.model, **SHORT)), before=shorter)
     ((arm, why),) = [item for r in result.rounds for item in r.faults.items()]
     assert arm in ("base", "base:again", "fp8")
     assert "8x32" in why
@@ -363,7 +347,7 @@ def test_a_compilation_within_a_block_is_named() -> None:
             torch._dynamo.reset()
             compiled(torch.ones(2))
 
-    result = run(loop, ab.Trial(loop.model, steps=STEPS), inside=compiles)
+    result = loop.run(planted(ab.Trial(loop.model, **SHORT)), inside=compiles)
     faults = [why for r in result.rounds for why in r.faults.values()]
     assert faults
     assert all("compiled" in why for why in faults)
@@ -372,14 +356,14 @@ def test_a_compilation_within_a_block_is_named() -> None:
 @pytest.mark.parametrize("is_fp8", [True, False])
 def test_memory_that_runs_out_is_named_with_its_precision(is_fp8: bool) -> None:
     loop = Loop()
-    trial = ab.Trial(loop.model, steps=STEPS, restore=[loop.optimizer])
+    trial = planted(ab.Trial(loop.model, **SHORT, restore=[loop.optimizer]))
 
     def out() -> None:
         if loop.turn > 20 and trial._turn.is_fp8 is is_fp8:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     with pytest.raises(torch.OutOfMemoryError):
-        run(loop, trial, inside=out)
+        loop.run(trial, inside=out)
     result = trial.result()
     assert f"a step in {'FP8' if is_fp8 else 'bf16'} ran out of memory" in result.doubt
     assert result.decision == "cannot tell"
@@ -388,7 +372,7 @@ def test_memory_that_runs_out_is_named_with_its_precision(is_fp8: bool) -> None:
 
 def test_a_step_inside_of_a_step_is_refused() -> None:
     loop = Loop()
-    trial = ab.Trial(loop.model, steps=STEPS)
+    trial = ab.Trial(loop.model, **SHORT)
     with pytest.raises(RuntimeError, match="inside of"), trial.step(), trial.step():
         pass
 
@@ -405,7 +389,7 @@ def test_a_loop_that_ends_early_decides_nothing() -> None:
 
 def test_shapes_may_be_told_where_the_model_is_not_seen() -> None:
     loop = Loop()
-    trial = ab.Trial(loop.model, steps=STEPS)
+    trial = ab.Trial(loop.model, **SHORT)
     trial._clock = PlantedClock(lambda count: 1.0)
     while not trial.done:
         with trial.step({"ids": torch.zeros(2, 7 if loop.turn == 20 else 8)}):
@@ -416,7 +400,7 @@ def test_shapes_may_be_told_where_the_model_is_not_seen() -> None:
 
 def test_steps_in_which_the_model_does_not_run_count_for_nothing() -> None:
     loop = Loop()
-    trial = ab.Trial(loop.model, steps=STEPS)
+    trial = ab.Trial(loop.model, **SHORT)
     while not trial.done:
         with trial.step():
             if loop.turn < trial.plan.before:
@@ -429,7 +413,7 @@ def test_steps_in_which_the_model_does_not_run_count_for_nothing() -> None:
 def test_a_step_around_each_microbatch_is_found() -> None:
     """The optimizer runs at every second one: no step is as the proved one throughout."""
     loop = Loop()
-    trial = ab.Trial(loop.model, steps=STEPS)
+    trial = ab.Trial(loop.model, **SHORT)
     while not trial.done:
         with trial.step():
             _, loss = loop.model(loop.batch())
@@ -675,21 +659,6 @@ def test_batches_that_a_hook_tells_are_added_up() -> None:
     assert len(faults) == 1
     assert "16x32, 16x32" in faults[0]
     assert "8x32" in faults[0]
-
-
-def test_ranks_that_meet_after_the_trial_was_made_are_one_trial() -> None:
-    """Lightning and accelerate may form the process group when training begins. Oracle: the slower rank's planted time."""
-    for answer in ranks.run(rank_loops.made_before_the_group, 2):
-        assert answer["proved"], answer["proof"]
-        assert answer["base_ms"] == pytest.approx(120.0)
-        assert "the slowest of 2 ranks" in answer["text"]
-
-
-def test_a_trial_that_demands_fp8_all_gather_converts_for_it() -> None:
-    for answer in ranks.run(rank_loops.converted_and_sharded, 2, "tensorwise"):
-        assert answer["proved"], answer["proof"]
-        assert "gathered in FP8" in answer["proof"]
-        assert answer["rounds"] == 3
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,11 @@ from harness.training.ab.plan import FP8, GATHER, WITH_GATHER, Plan
 from harness.training.ab.waits import own_ms, slowest
 
 
-def test_two_ranks_switch_together_and_the_slower_one_counts() -> None:
-    answers = ranks.run(rank_loops.data_parallel, 2, 1.2)
+@pytest.mark.parametrize(
+    "group_is_seen", [True, False]
+)  # Lightning and accelerate form it when training begins
+def test_two_ranks_switch_together_and_the_slower_one_counts(group_is_seen: bool) -> None:
+    answers = ranks.run(rank_loops.data_parallel, 2, 1.2, group_is_seen)
     assert answers[0]["order"] == answers[1]["order"]
     for answer in answers:
         assert answer["proved"], answer["proof"]
@@ -31,58 +34,63 @@ def test_two_ranks_switch_together_and_the_slower_one_counts() -> None:
         assert "the slowest of 2 ranks" in answer["text"]
 
 
-@pytest.mark.parametrize(("recipe", "gather"), [("tensorwise", True), ("rowwise", False)])
-def test_a_sharded_model_is_switched_and_proved(recipe: str, gather: bool) -> None:
-    for answer in ranks.run(rank_loops.sharded, 2, recipe, gather, gather):
-        assert answer["proved"], answer["proof"]
-        assert answer["rounds"] == 3
-        assert answer["faults"] == [{}] * 3
-        assert ("gathered in FP8" in answer["proof"]) == gather
-
-
-def test_an_all_gather_that_is_not_fp8_is_no_proof_where_it_is_demanded() -> None:
-    for answer in ranks.run(rank_loops.sharded, 2, "tensorwise", False, True):
-        assert not answer["proved"]
-        assert "the all-gather is not in FP8" in answer["doubt"]
+@pytest.mark.parametrize(
+    ("recipe", "gathers", "demanded", "by_trial"),
+    [
+        ("tensorwise", True, True, False),
+        ("rowwise", False, False, False),
+        ("tensorwise", False, True, False),  # no proof where FP8 all-gather is demanded
+        ("tensorwise", True, True, True),
+    ],
+)
+def test_a_sharded_model_is_switched_and_proved(
+    recipe: str, gathers: bool, demanded: bool, by_trial: bool
+) -> None:
+    for answer in ranks.run(rank_loops.sharded, 2, recipe, gathers, demanded, by_trial):
         assert answer["done"]
+        assert answer["proved"] == (gathers or not demanded), answer["proof"]
+        if answer["proved"]:
+            assert answer["faults"] == [{}] * 3
+            assert ("gathered in FP8" in answer["proof"]) == gathers
+        else:
+            assert "the all-gather is not in FP8" in answer["doubt"]
 
 
-def test_a_rank_left_in_bf16_disproves_the_trial_on_every_rank() -> None:
-    answers = ranks.run(rank_loops.left_in_bf16, 2, "always")
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("stops", "rank 1 did not answer within 2 s"),
+        ("raises within", "rank 1: a step in .*planted"),
+        ("raises between", "^rank 1: the loop raised ZeroDivisionError: planted$"),
+        ("closes", "^rank 1: closed the trial before its end$"),
+        ("bf16", ""),
+        ("bf16 later", ""),
+        ("shapes", ""),
+    ],
+)
+def test_what_one_rank_does_is_told_on_the_others_and_nothing_hangs(what: str, problem: str) -> None:
+    first, second = answers = ranks.run(rank_loops.odd_rank, 2, what)
+    assert first["done"]
+    assert first["took_s"] < 30, "it did not wait for its time to be up"
+    assert re.search(problem, first["problem"])
+    if what == "stops":
+        assert first["rounds"] == 0
+    if what == "raises within":
+        assert second["problem"].endswith("ZeroDivisionError: planted")
+    if what == "bf16":
+        assert "rank 1" in first["doubt"]
     for answer in answers:
-        assert not answer["proved"]
-        assert answer["rounds"] == 0
-        assert "for speed: cannot tell" in answer["text"]
-    assert "rank 1" in answers[0]["doubt"]
-
-
-def test_a_rank_that_goes_back_to_bf16_within_a_block_takes_the_block_with_it() -> None:
-    for answer in ranks.run(rank_loops.left_in_bf16, 2, "later"):
-        faults = [why for each in answer["faults"] for arm, why in each.items() if arm == "fp8"]
-        assert faults
-        assert all("rank 1: 2 of 2 FP8 layers were not in FP8" in why for why in faults)
-
-
-def test_a_rank_that_leaves_the_loop_is_named_and_nothing_hangs() -> None:
-    first, _ = ranks.run(rank_loops.stops_early, 2)
-    assert first["done"]
-    assert "rank 1 did not answer within 2 s" in first["problem"]
-    assert first["rounds"] == 0
-
-
-def test_a_batch_of_another_shape_on_one_rank_takes_the_block_with_it() -> None:
-    for answer in ranks.run(rank_loops.other_shapes, 2):
-        (fault,) = [why for each in answer["faults"] for why in each.values()]
-        assert fault.startswith("rank 1: a step of 1 forward passes of 8x32")
-        assert "8x32" in fault
-
-
-def test_a_rank_that_raises_ends_the_trial_of_the_others() -> None:
-    first, second = ranks.run(rank_loops.raises, 2)
-    assert first["done"]
-    assert "rank 1: a step in " in first["problem"]
-    assert "planted" in first["problem"]
-    assert second["problem"].endswith("ZeroDivisionError: planted")
+        faults = [(arm, why) for each in answer["faults"] for arm, why in each.items()]
+        if what == "bf16":
+            assert (answer["proved"], answer["rounds"]) == (False, 0)
+            assert "for speed: cannot tell" in answer["text"]
+        if what == "bf16 later":
+            found = [why for arm, why in faults if arm == "fp8"]
+            assert found
+            assert all("rank 1: 2 of 2 FP8 layers were not in FP8" in why for why in found)
+        if what == "shapes":
+            ((_, fault),) = faults
+            assert fault.startswith("rank 1: a step of 1 forward passes of 8x32")
 
 
 def test_a_report_on_one_rank_does_not_end_its_trial() -> None:
@@ -112,20 +120,6 @@ def test_ranks_with_other_trials_get_no_ratio(what: str, words: str) -> None:
         assert answer["steps_run"] == (0, 0), "the step runs plain, before anything was switched"
         assert answer["turn"] == 1
         assert "no ratio: the ranks are not in one trial" in answer["text"]
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("raises", "rank 1: the loop raised ZeroDivisionError: planted"),
-        ("closes", "rank 1: closed the trial before its end"),
-    ],
-)
-def test_a_rank_that_leaves_between_steps_tells_the_others(how: str, words: str) -> None:
-    first, _ = ranks.run(rank_loops.leaves, 2, how)
-    assert first["problem"] == words
-    assert first["done"]
-    assert first["took_s"] < 30, "it did not wait for its time to be up"
 
 
 def test_a_rank_that_cannot_begin_tells_the_others_and_leaves_nothing_behind() -> None:

@@ -64,6 +64,8 @@ def test_any_file_as_bytes(tmp_path: Path) -> None:
     found = corpus("bytes", path)
     assert found.train.tolist() == list(range(180))
     assert found.heldout.tolist() == list(range(180, 200))
+    assert extent("bytes", path) == found.extent
+    assert (found.extent.train, found.extent.heldout, found.extent.vocab_size) == (180, 20, 256)
 
 
 @needs_copy
@@ -77,6 +79,7 @@ def test_shakespeare() -> None:
     ids = np.array([index[character] for character in text])
     assert np.array_equal(np.concatenate([found.train, found.heldout]), ids)
     assert found.sha256 == hashlib.sha256(COPY.read_bytes()).hexdigest()
+    assert extent("shakespeare") == found.extent
 
 
 def test_shakespeare_that_is_another_text(tmp_path: Path) -> None:
@@ -84,18 +87,6 @@ def test_shakespeare_that_is_another_text(tmp_path: Path) -> None:
     path.write_text("To be, or not to be\n")
     with pytest.raises(UsageError, match=r"20 bytes with sha256 .*, expected 86c4e6aa.*take data=bytes"):
         corpus("shakespeare", path)
-
-
-@needs_copy
-def test_extent_of_shakespeare_is_that_of_the_text() -> None:
-    """Oracle: the copy."""
-    assert extent("shakespeare") == corpus("shakespeare", COPY).extent
-
-
-def test_extent_of_a_text_at_a_path_is_that_of_the_text(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(bytes(range(200)))
-    found = extent("bytes", tmp_path / "text")
-    assert (found.train, found.heldout, found.vocab_size) == (180, 20, 256)
 
 
 class TestDownload:
@@ -144,14 +135,13 @@ class TestDownload:
 
     @needs_copy
     def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Oracle: the copy; the second time the cache answers."""
+        """Oracle: the copy; the second time the cache answers; one that cannot be written is none."""
         asked = self.answer(monkeypatch, COPY.read_bytes())
         first, second = shakespeare.load(), shakespeare.load()
         assert asked == [shakespeare.ADDRESS]
         assert np.array_equal(first.train, second.train)
-        assert [path.suffix for path in shakespeare.cache_folder().iterdir()] == [
-            ".txt"
-        ]  # nothing half-written
+        (kept,) = shakespeare.cache_folder().iterdir()  # nothing half-written
+        assert kept.suffix == ".txt"
 
     @needs_copy
     def test_cache_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +149,18 @@ class TestDownload:
         (tmp_path / "cache").write_text("a file where the folder should be")
         assert shakespeare.load().vocab_size == 65
 
-    def test_offline(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answer(monkeypatch, urllib.error.URLError("Name or service not known"))
-        with pytest.raises(UsageError, match=r"cannot be downloaded .*give a copy by data_path=FILE"):
-            shakespeare.load()
-
-    def test_another_text_is_refused_and_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answer(monkeypatch, b"<html>404</html>")
-        with pytest.raises(UsageError, match="is not nanoGPT's text: 16 bytes"):
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (urllib.error.URLError("unknown name"), r"cannot be downloaded .*give a copy by data_path=FILE"),
+            (b"<html>404</html>", "is not nanoGPT's text: 16 bytes"),
+        ],
+    )
+    def test_what_is_no_text_is_refused_and_not_kept(
+        self, text: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.answer(monkeypatch, text)
+        with pytest.raises(UsageError, match=message):
             shakespeare.load()
         assert not shakespeare.cache_folder().exists()
 
@@ -296,22 +290,14 @@ def test_held_out_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "block", "message"),
+    ("call", "message"),
     [
-        (10, 9, "the training part has 9 tokens, a window needs 9 and a target; .* seq=8 at most"),
-        (0, 4, "the training part has 0 tokens"),
+        (lambda: counting(10).batch(0, 0, 1, 9), "training part has 9 tokens, a window needs 9 and a target; .* seq=8 at most"),
+        (lambda: counting(0).batch(0, 0, 1, 4), "the training part has 0 tokens"),
+        (lambda: counting(100).heldout_batches(1, 1, 16), "data=counting: the held-out part has 10 tokens"),
+        (lambda: counting().batch(0, -1, 1, 16), "seed=-1: batches are drawn for .* seeds of 0 or more"),
     ],
-)
-def test_text_shorter_than_a_block(length: int, block: int, message: str) -> None:
+)  # fmt: skip
+def test_what_has_no_batch_is_refused(call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        counting(length).batch(0, 0, 1, block)
-
-
-def test_held_out_part_shorter_than_a_block() -> None:
-    with pytest.raises(UsageError, match="data=counting: the held-out part has 10 tokens"):
-        counting(100).heldout_batches(1, 1, 16)
-
-
-def test_negative_seed() -> None:
-    with pytest.raises(UsageError, match=r"seed=-1: batches are drawn for .* seeds of 0 or more"):
-        counting().batch(0, -1, 1, 16)
+        call()
