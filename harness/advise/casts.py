@@ -96,6 +96,6 @@ def not_by_default(library: str, name: str) -> str:
 def provenance(library: str) -> str:
     """What of a library's FP8 layers was not measured, and where."""
     if library == FP8CORE:
-        return "fp8core's kernels, but for tensorwise on one H200"
+        return "fp8core's kernels beyond one H200"
     name = "torchao" if library == TORCHAO else "TransformerEngine"
     return f"{name}'s kernels here (costs from its source, held against its publications)"

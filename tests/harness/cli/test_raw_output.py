@@ -58,7 +58,7 @@ def swept(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], 
 
 
 def test_a_worker_and_its_parent_mutter_into_the_log(tmp_path: Path) -> None:
-    """The worker's lines name case and arm; a case whose process ended says its last words on the terminal."""
+    """The lines of an arm name case and arm; the terminal has the reason of one that left."""
     done, log = swept(tmp_path)
     shown = done.stdout + done.stderr
     for text in PLANTED:
@@ -68,7 +68,7 @@ def test_a_worker_and_its_parent_mutter_into_the_log(tmp_path: Path) -> None:
         assert of_arm, text
         assert all("toy[n=1] printed: " in line for line in of_arm), of_arm
     assert done.returncode == 1
-    assert "last words" in done.stdout
+    assert "other: SystemExit: 3" in done.stdout
     assert any("toy[n=3] printed: last words" in line for line in log)
     assert "[1/2] toy[n=1]" in done.stderr
 

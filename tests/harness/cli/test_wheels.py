@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 # What a box made for torch has beside it, by distribution; jinja2 and numpy's like come with these.
 BOX = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "jinja2", "rich", "pyyaml", "psutil",
-       "nvidia-ml-py", "pytest", "pytest-benchmark", "packaging", "typing_extensions")  # fmt: skip
+       "nvidia-ml-py", "scipy", "pytest", "pytest-benchmark", "packaging", "typing_extensions")  # fmt: skip
 # Imported inside a function that says what to do without: peers that need a GPU of their own to build.
 OPTIONAL = {
     "transformer_engine": "peer",

@@ -14,6 +14,7 @@ from torch import Tensor
 from train_cases import case, execute, row
 
 from fp8core import Float8Linear
+from harness.engine import arm_process
 from harness.suites import train
 from harness.training import cuda_graph, setup, steps, timed
 from harness.training.setup import Trainee
@@ -113,15 +114,18 @@ def test_replays_that_are_not_the_eager_steps_are_a_failed_row(
     assert row(frame, "bf16_eager")["status"] == "ok"
 
 
-def test_a_step_that_cannot_be_recorded_is_a_failed_row(tmp_path: Path, tapes: list[OperatorTape]) -> None:
+def test_a_step_that_cannot_be_recorded_is_a_failed_row(
+    tmp_path: Path, tapes: list[OperatorTape], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It spoils its process; here, where there is no other, for the arms beside it too (else: test_executor_arms.py)."""
+    monkeypatch.setattr(arm_process, "_spoiled", [])  # of this process, which other tests use
     model = '{"_target_": "model_for_training.copies", "batch": "model_for_training.batch"}'
     frame = execute(tmp_path, ["bf16_eager", "bf16_graph", "tensorwise_graph"], model=model, batch=16)
     why = "CaptureError: the step can't be recorded as a CUDA graph: RefusedError: aten.lift_fresh"
-    assert row(frame, "bf16_graph")["reason"].startswith(why)
-    for arm in ("bf16_eager", "tensorwise_graph"):
-        (reason,) = frame[(frame["arm"] == arm) & (frame["metric"] == "time_ms")]["reason"]
-        assert reason.startswith(f"the device was lost in arm bf16_graph: {why}")
+    for arm in ("bf16_eager", "bf16_graph", "tensorwise_graph"):
+        reasons = frame[(frame["arm"] == arm) & (frame["status"] == "failed")]["reason"]
+        assert len(reasons)
+        assert reasons.str.contains(why, regex=False).all()
 
 
 # A wrong arm gets no speed
@@ -191,7 +195,7 @@ def test_a_wrong_arm_is_a_failed_row_and_the_others_go_on(
     failed = frame[(frame["arm"] == "tensorwise_eager") & (frame["status"] != "skipped")]
     assert set(failed["status"]) == {"failed"}
     assert failed["reason"].str.contains(reason).all()
-    assert row(frame, "bf16_eager")["status"] == "ok"
+    assert row(frame, "bf16_eager")["status"] == "ok", row(frame, "bf16_eager")["reason"]
 
 
 def test_bounds_of_the_first_step() -> None:
