@@ -80,7 +80,7 @@ class Fastest(Backend):
         self.choices: dict[Product, str] = {}
         self._time_ms = time_ms
         self.is_fp8 = all(backend.is_fp8 for backend in self.candidates.values())
-        # A result must not depend on who was faster: where one of them rounds, both do
+        # A result must not depend on who was faster: where one of them rounds, both do. "cuda" asks for kernels at all
         self.bf16_only = frozenset(
             granularity
             for granularity in GRANULARITIES

@@ -27,9 +27,8 @@ from torch.torch_version import TorchVersion
 
 from fp8core.formats import E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
 
-CPU_TAKES_ONE_SCALE = (
-    TorchVersion(torch.__version__) < "2.13"
-)  # torch 2.11 asserts internally; 2.12 was not tried
+# On a CPU torch 2.11 asserts internally where scales are of rows; 2.12 was not tried
+CPU_TAKES_ONE_SCALE = TorchVersion(torch.__version__) < "2.13"
 MULTIPLE = 16  # elements; 16 bytes, the vector that the FP8 units load
 MIN_CAPABILITY = (8, 9)
 OUT_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)

@@ -76,18 +76,10 @@ class ShapesAlone(FakeTensorMode):
         self.kernels = kernels
 
 
-def shapes_alone(tensor: torch.Tensor) -> bool:
-    """Whether it was made under `ShapesAlone`."""
-    return isinstance(tensor, FakeTensor) and isinstance(tensor.fake_mode, ShapesAlone)
-
-
-def stands_for_gpu(tensor: torch.Tensor) -> bool:
-    """Whether it was made under `ShapesAlone(kernels=True)`."""
-    return (
-        isinstance(tensor, FakeTensor)
-        and isinstance(tensor.fake_mode, ShapesAlone)
-        and tensor.fake_mode.kernels
-    )
+def shapes_alone(tensor: torch.Tensor) -> ShapesAlone | None:
+    """The mode that it was made under; None of every other tensor."""
+    mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+    return mode if isinstance(mode, ShapesAlone) else None
 
 
 class Reference(Backend):

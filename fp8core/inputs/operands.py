@@ -22,6 +22,7 @@ from torch.torch_version import TorchVersion
 from fp8core import cast as casts
 from fp8core.arguments import PLAIN_TENSORS
 from fp8core.gemm.layout import Operand, transposed
+from fp8core.gemm.reference import shapes_alone
 from fp8core.kernels import ops
 from fp8core.scaling import amax as plain_amax
 from fp8core.tensor import Float8Tensor
@@ -44,9 +45,8 @@ def why_unfused(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str 
             return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
         return "torch.compile fuses plain code with its neighbours"
     if type(x) not in PLAIN_TENSORS:
-        from fp8core.gemm.reference import stands_for_gpu  # fake tensors bring DTensor with them
-
-        return None if stands_for_gpu(x) else f"{type(x).__name__} is a tensor of its own kind"
+        alone = shapes_alone(x)
+        return None if alone and alone.kernels else f"{type(x).__name__} is a tensor of its own kind"
     return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
 
 
