@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 from torch.nn import functional
@@ -47,8 +47,6 @@ from harness.training.diagnostics import untouched
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from torch import Tensor
 
     from harness.training.setup import Trainee
 
@@ -102,15 +100,19 @@ class FirstStep:
 
 
 @contextmanager
-def spread_of_logits(model: nn.Module) -> Iterator[list[float]]:
-    """The standard deviations of what `model.head` returns in this block, of some tokens of each call; empty without a head."""
+def spread_of_logits(trainee: Trainee) -> Iterator[list[float]]:
+    """Standard deviations of the logits that `model.head` returns in this block, of some tokens of each call.
+
+    Empty without a head, and where what it returns is not one number for each token of a known vocabulary.
+    """
     found: list[float] = []
 
-    def note(module: nn.Module, args: object, logits: Tensor) -> None:
-        some = logits.detach().flatten(0, -2)[:: (logits.shape[:-1].numel() // 256) | 1]
-        found.append(float(some.float().std(-1).mean()))
+    def note(module: nn.Module, args: object, logits: object) -> None:
+        if isinstance(logits, Tensor) and logits.shape[-1:] == (trainee.setup.vocab_size,):
+            some = logits.detach().flatten(0, -2)[:: (logits.shape[:-1].numel() // 256) | 1]
+            found.append(float(some.float().std(-1).mean()))
 
-    head = getattr(model, "head", None)
+    head = getattr(trainee.model, "head", None)
     handle = head.register_forward_hook(note) if isinstance(head, nn.Module) else None
     try:
         yield found

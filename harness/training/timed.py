@@ -294,7 +294,7 @@ def _control(setup: Setup, source: Source, device: str) -> Control:
     weights = keep(trainee.model, KEPT_SHARE * total)
     with torch.random.fork_rng(devices=[0] if on_gpu else []):
         torch.manual_seed(setup.seed)
-        with steps.spread_of_logits(trainee.model) as spread:
+        with steps.spread_of_logits(trainee) as spread:
             loss = trainee.step(_step(setup, source, 0, device))
     return Control(weights, steps.FirstStep.of(loss, trainee, spread))
 

@@ -153,7 +153,7 @@ def first_step() -> steps.FirstStep:
     """Takes the first step; gradients are this rank's part. Logits are looked at in eager mode, which the control has."""
     held = _held[0]
     looked: AbstractContextManager[list[float]] = (
-        nullcontext([]) if held.arm.setup.compiled else steps.spread_of_logits(held.trainee.model)
+        nullcontext([]) if held.arm.setup.compiled else steps.spread_of_logits(held.trainee)
     )
     with looked as spread:
         return steps.FirstStep.of(held.run(), held.trainee, spread)

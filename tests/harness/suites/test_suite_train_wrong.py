@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,15 +226,18 @@ def test_the_loss_bound_follows_the_logits() -> None:
         broken = steps.FirstStep(lost, 2.0, logit_spread=lost)
         assert steps.first_step_fault(base, broken)
         assert steps.first_step_fault(broken, broken)
-    model = torch.nn.Module()
-    model.head = torch.nn.Identity()
-    with steps.spread_of_logits(model) as spread:
-        model.head(torch.tensor([1.0, 3.0]).repeat(2, 700, 1))
-    model.head(torch.zeros(2, 3, 4))
-    assert spread == [pytest.approx(math.sqrt(2))]
-    with steps.spread_of_logits(torch.nn.Module()) as spread:
+    model: Any = torch.nn.Module()
+    trainee: Any = SimpleNamespace(model=model, setup=SimpleNamespace(vocab_size=2))
+    with steps.spread_of_logits(trainee) as without_a_head:
         pass
-    assert steps.FirstStep(5.0, 2.0, {}, max(spread, default=0.0)).loss_bound == steps.LOSS_BOUND
+    model.head = torch.nn.Identity()
+    with steps.spread_of_logits(trainee) as spread:
+        model.head(torch.tensor([1.0, 3.0]).repeat(2, 700, 1))
+        model.head(torch.randn(2, 3, 4))  # no logits of this vocabulary
+        model.head("no tensor")
+    model.head(torch.zeros(2, 3, 2))
+    assert spread == [pytest.approx(math.sqrt(2))]
+    assert not without_a_head
 
 
 def test_bounds_of_the_first_gradients() -> None:
