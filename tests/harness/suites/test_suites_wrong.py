@@ -14,7 +14,7 @@ from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Case
-from harness.suites import cast, ceilings, gemm, linear, recipes
+from harness.suites import cast, ceilings, gemm, linear, recipes, smoke_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,3 +249,21 @@ def test_a_sum_that_no_register_explains_fails(monkeypatch: pytest.MonkeyPatch) 
     numerics = accumulation.build(case("accumulation", SUM), "slow", "cpu").check()
     assert not numerics.ok
     assert "short accumulator" in numerics.reason
+
+
+def test_kernels_may_round_otherwise_and_no_more() -> None:
+    """By hand: a norm's last bit and its amax may differ, a wrong one of 40 rows may not; a cast may differ in no code."""
+    y = torch.randn(40, 64)
+    nearly = y * (1 + 2.0**-20)
+    assert smoke_kernels.compare("rms_norm_amax", (y, y.amax()), (nearly, nearly.amax())) == (0, "")
+    wrong = y.clone()
+    wrong[7] = -wrong[7]
+    differ, why = smoke_kernels.compare("rms_norm_amax", (wrong, y.amax()), (y, y.amax()))
+    assert differ == 64
+    assert why
+    codes = y.to(torch.float8_e4m3fn)
+    other = codes.view(torch.uint8).clone()
+    other[0, 0] ^= 1
+    assert smoke_kernels.compare("cast", (codes,), (codes,)) == (0, "")
+    assert smoke_kernels.compare("cast", (other.view(codes.dtype),), (codes,))[0] == 1
+    assert smoke_kernels.compare("cast", (codes, codes), (codes,))[1]
