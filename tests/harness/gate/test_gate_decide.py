@@ -181,6 +181,8 @@ def test_what_no_round_count_settles_is_not_promised_rounds() -> None:
     assert decide([many], [NONE], [stored], scatter=0.04)[0].verdict is Verdict.INCONCLUSIVE
     (fresh,) = decide([rows], [NONE], [stored], scatter=0.04, fresh=True)
     assert fresh.verdict is Verdict.OK
+    (at_it,) = decide([stored + 0.05 * np.array([-1, 1] * 5)], [NONE], [stored], scatter=0.04)
+    assert (at_it.more, at_it.apart) == (None, False)  # measured together it would stay open too
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.05, 0.06])
