@@ -233,6 +233,7 @@ def _measure_one(options: argparse.Namespace, policy: Policy, argv: Sequence[str
     """Measures this work tree alone, and judges it by a stored run if one is named."""
     from harness.gate.render import Answer
     from harness.gate.runner import Request, SideError, measure_and_judge
+    from harness.gate.sides import load_side
     from harness.gate.sweeping import Sweeping
 
     root = Path(__file__).resolve().parents[2]
@@ -246,7 +247,7 @@ def _measure_one(options: argparse.Namespace, policy: Policy, argv: Sequence[str
         _typed(argv),
     )
     if stored is not None:
-        _side(options, "baseline")  # refused before minutes are spent
+        load_side(stored, "baseline", options.results_dir)  # refused before minutes are spent
         return Answer.of(measure_and_judge(request, _report))
     session = request.session(_report)
     try:

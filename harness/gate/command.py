@@ -69,7 +69,7 @@ class Commanded(Instrument):
         proven: of the run of a side that shows the least.
         written: names of the benchmarks of a side.
         rounds: complete ones.
-        failed: what a `SideError` is about, and how it is called: the command, or the set-up.
+        step: what is being run, and a `SideError` is about: the set-up, or the command.
     """
 
     line: str
@@ -82,7 +82,7 @@ class Commanded(Instrument):
     proven: dict[str, Proof] = field(default_factory=dict)
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
-    failed: tuple[str, str] = ("", COMMAND)
+    step: str = COMMAND
 
     def set_up(self, tell: Report) -> None:
         """Runs the set-up once in each tree; once more in a fresh tree where it fails on the baseline alone.
@@ -109,7 +109,7 @@ class Commanded(Instrument):
             raise GateError(
                 Exit.USAGE, f"the set-up fails on both sides ({faults['candidate'].reason}): {command}"
             )
-        self.failed = command, SET_UP
+        self.step = SET_UP
 
         def again() -> Fault | None:
             restore(self.trees["baseline"])
@@ -118,7 +118,7 @@ class Commanded(Instrument):
         for side, fault in faults.items():
             if self._is_own(side, fault, again):
                 raise SideError(side, fault.reason)
-        self.failed = self.line, COMMAND
+        self.step = COMMAND
 
     def warm(self, left: Callable[[], float]) -> None:
         """Where the wall time is judged, runs each tree once: it writes its byte code then."""
@@ -163,7 +163,7 @@ class Commanded(Instrument):
             GateError: the candidate does not work either (exit 2), or is not proven to run its own tree (6).
             OutOfTimeError: it does not end.
         """
-        what, name = self.failed
+        what, name = (self.setup or "") if self.step == SET_UP else self.line, self.step
         mends = f"the {name} failed on the {error.side}, twice, and the candidate works: {error.reason}"
         broken = ""
         if error.side == "candidate":
@@ -179,7 +179,9 @@ class Commanded(Instrument):
         return self.one_sided(name, what, "runs", float(error.side == "candidate"), broken, mends, note)
 
     def notes(self) -> list[str]:
-        """What the verdict has to say about how the command was run."""
+        """What the verdict has to say about how the command was run; nothing where it worked on neither side, or was not run."""
+        if not self.proven:
+            return []
         lines = [f"the command, in fresh processes, one side after the other: {self.line}"]
         if self.proven and all(proof.count for proof in self.proven.values()):
             counted = "; ".join(f"{s} {p.count}: {some(p.names)}" for s, p in sorted(self.proven.items()))
@@ -261,12 +263,12 @@ class Commanded(Instrument):
         if fault.kind is Kind.ENDED:
             raise GateError(
                 Exit.INCONCLUSIVE,
-                f"the {self.failed[1]} on the {side}: {fault.reason}; ended by a signal or not started (126, 127 and above), "
+                f"the {self.step} on the {side}: {fault.reason}; ended by a signal or not started (126, 127 and above), "
                 "which need not be its code's doing",
             )
         if side == "baseline" and fault.kind is Kind.NO_FOLDER:
             raise _not_in_base(self.inside, fault.reason)
-        if side == "baseline" and self.failed[1] == COMMAND:
+        if side == "baseline" and self.step == COMMAND:
             self._require_base_paths(fault.reason)
 
     def _require_base_paths(self, reason: str) -> None:

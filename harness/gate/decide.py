@@ -148,10 +148,11 @@ def decide(
             verdict = Verdict.REGRESSED if leans[i] > 0 else Verdict.IMPROVED
         elif effect.rounds >= MIN_ROUNDS and high < limits[i]:
             verdict = Verdict.OK
-        more = None
+        more, born_apart = None, False
         if verdict is Verdict.INCONCLUSIVE:
             level = alpha_confirm / (len(family) or 1) if one_run else alpha_confirm
-            more = _more(pooled[i], limits[i], quiet[i], apart, level)
+            more, together = (_more(pooled[i], limits[i], quiet[i], a, level) for a in (apart, 0.0))
+            born_apart = more is None and together is not None
         out.append(
             Decision(
                 verdict,
@@ -163,7 +164,7 @@ def decide(
                 flagged=bool(flagged[i]),
                 fresh=len(second[i]),
                 more=more,
-                apart=verdict is Verdict.INCONCLUSIVE and more is None and apart > 0,
+                apart=born_apart,
                 suspect=low > limits[i] or bool(flagged[i] and leans[i] > 0),
             )
         )

@@ -217,7 +217,7 @@ def _exact(unit: Unit) -> Finding:
 
 
 def _held(finding: Finding, policy: Policy, date: datetime.date) -> Finding:
-    """The finding with what the policy says of it: slower times that are told only, an allowance."""
+    """Applies the policy to a finding: whether a slower time is only reported, and whether an allowance covers it."""
     unit = finding.unit
     told_only = policy.on_slower == "warn" and unit.is_time
     allowed = None

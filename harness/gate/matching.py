@@ -140,7 +140,7 @@ def _units(mine: Table, theirs: Table, policy: Policy, notes: list[str], *, else
             unit.after, unit.rows = found[0].value, (rows, found)
             units += _declared(unit, policy)
             continue
-        there = (found or [other for other in arms.get(arm, []) if other.status != "ok"] or [None])[0]
+        there = found[0] if found else _absent(arms.get(arm, []))
         unit.set_aside(*_lost(there))
         if elsewhere and there is not None and there.status == "skipped":
             # Another machine may lack a compiler or a kernel, whatever the code.
@@ -164,6 +164,17 @@ def _is_curve(row: Any) -> bool:
     return row.metric == LOSS or (
         len(row.samples) > 1 and row.metric in METRICS and METRICS[row.metric].series
     )
+
+
+def _absent(rows: Sequence[Any]) -> Any:
+    """Of the rows of an arm, the one that says why it has no number; None where all have one.
+
+    A failure goes before a metric that was only skipped, and the last failure before others: a worker writes the rows of
+    a check's figures before that of the check itself.
+    """
+    lost = [row for row in rows if row.status != "ok"]
+    failed = [row for row in lost if row.status == "failed"]
+    return (failed or lost or [None])[-1]
 
 
 def _lost(row: Any, when: str = "") -> tuple[State, str]:
@@ -235,13 +246,15 @@ def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
         {k: ok for k, rows in t.items() if (ok := [r for r in rows if r.status == "ok"])}
         for t in (before, after)
     ]
-    lost = {(k.case_id, k.arm): rows[0] for k, rows in after.items() if rows[0].status != "ok"}
+    arms: dict[tuple[str, str], list[Any]] = {}
+    for k, rows in after.items():
+        arms.setdefault((k.case_id, k.arm), []).append(rows[0])
     for unit in units:
         if unit.trouble or unit.is_open:
             continue
         key = unit.key
         was, now = (table.get(key, []) for table in sound)
-        row = (after.get(key) or [lost.get((key.case_id, key.arm))])[0]
+        row = (after.get(key) or [_absent(arms.get((key.case_id, key.arm), []))])[0]
         if unit.rows[1] and row is not None and not now:
             unit.set_aside(*_lost(row, " in the confirmation"))
         elif unit.rule.rule == "timed":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -150,10 +150,15 @@ def _over(policy: Policy, path: Path, where: str) -> Policy:
 def _fields(kind: type, value: Any, what: str = "key") -> dict[str, Any]:
     """The entries of a mapping as fields of a dataclass, each read by its annotation."""
     types = {f.name: str(f.type) for f in fields(kind)}
+    return _each(_known(value, types, what), lambda name, entry: _read(name, types[name], entry))
+
+
+def _each(entries: Iterator[tuple[str, Any]], read: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Entries as read; an error names its entry."""
     found = {}
-    for name, entry in _known(value, types, what):
+    for name, entry in entries:
         try:
-            found[name] = _read(name, types[name], entry)
+            found[name] = read(name, entry)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
     return found
@@ -172,12 +177,12 @@ def _read(name: str, kind: str, value: Any) -> Any:
     if kind.startswith("Mapping"):
         known = {"metrics": METRICS, "units": {metric.unit for metric in METRICS.values()}}.get(name)
         read = partial(_record, Rule) if known else partial(_word, Better)
-        return {key: read(entry) for key, entry in _known(value, known, name.removesuffix("s"))}
+        return _each(_known(value, known, name.removesuffix("s")), lambda _, entry: read(entry))
     if kind.startswith("tuple"):
         if not isinstance(value, list):
             raise UsageError(f"{value!r} must be a list")
         if name == "exclude":
-            return tuple(key for key, _ in _known(dict.fromkeys(value), CONDITIONS, "condition"))
+            return tuple(key for key, _ in _known(dict.fromkeys(map(str, value)), CONDITIONS, "condition"))
         return tuple(_record(Group if name == "groups" else Allowance, entry) for entry in value)
     if kind == "Match":
         return Match(tuple((key, str(glob)) for key, glob in _known(value or {}, MATCH_FIELDS)))
@@ -208,10 +213,10 @@ def _known(value: Any, names: Collection[str] | None, kind: str = "key") -> Iter
     """The entries of a mapping; a name that is not known is refused."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{value!r} must be a mapping")
-    for name, entry in value.items():
+    for name, entry in ((str(key), entry) for key, entry in value.items()):
         if names is not None and name not in names:
-            raise unknown(kind, str(name), names)
-        yield str(name), entry
+            raise unknown(kind, name, names)
+        yield name, entry
 
 
 def _word(words: Any, value: Any) -> Any:

@@ -145,8 +145,8 @@ class Instrument:
             unit.set_aside(State.LOST, broken)
             finding = Finding(unit, Verdict.REGRESSED, broken, cause=Cause(suite))
         return Judgement(
-            Side(str(self.trees.get("baseline")), {}, {}, ""),
-            Side(str(self.trees.get("candidate")), {}, {}, ""),
+            Side(str(self.trees.get("baseline", "baseline")), {}, {}, ""),
+            Side(str(self.trees["candidate"]), {}, {}, ""),
             "broken",
             (finding,),
             Control(False, "no control case was measured"),

@@ -188,7 +188,8 @@ def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:
     faults = {f"lacks {name!r}": frame[name].isna() for name in IDENTITY} | {
         "has the status {status!r}": ~frame["status"].isin(get_args(Status)),
         "holds no samples": ok & (counts == 0),
-        "does not record the rounds of its samples": ok & (sizes > 0) & (sizes != counts),
+        "does not record the rounds of its samples": ok
+        & (frame["rounds"].isna() | ((sizes > 0) & (sizes != counts))),
         "holds NaN": ok & (frame["value"].isna() | samples.map(lambda x: np.isnan(x).any())),
     }
     for what, wrong in faults.items():

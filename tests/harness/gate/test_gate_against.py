@@ -139,3 +139,10 @@ def test_two_gates_at_once_take_nothing_from_each_other(tmp_path: Path) -> None:
     assert [gate.returncode for gate in gates] == [6, 6], said  # one round decides nothing
     assert len(list(tmp_path.glob("gate/*/*/stage1/_run.json"))) == 4
     assert not list(tmp_path.glob(trees.PREFIX + "*"))
+
+
+def test_outside_of_git_there_is_no_other_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(trees, "__file__", str(tmp_path / "a" / "b" / "c.py"))
+    with pytest.raises(GateError, match="no git checkout") as caught:
+        trees.project_root()
+    assert caught.value.code is Exit.NO_BASELINE

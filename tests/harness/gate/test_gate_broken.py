@@ -61,6 +61,9 @@ def test_a_candidate_that_does_not_import_is_a_finding_and_one_that_mends_it_pas
     )
     assert (finding.unit.before, finding.unit.after) == (0.0, 1.0)
     assert judged(trees["broken"], trees["broken"], "baseline").code is Exit.REGRESSED
+    alone = Sweeping({"candidate": trees["broken"]}, WORDS, 1)  # --measure: the baseline is stored
+    found = alone.judge_broken(SideError("candidate", "SyntaxError: x"), lambda: math.inf)
+    assert (found.baseline.name, found.code) == ("baseline", Exit.REGRESSED)
 
 
 @pytest.mark.parametrize(

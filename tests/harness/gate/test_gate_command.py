@@ -158,6 +158,7 @@ def test_a_candidate_that_fails_is_a_finding(root: Path, source: str, reason: st
     code, said, document = run(root)
     assert (code, document["verdict"], document["mode"]) == (1, "REGRESSED", "broken"), said
     assert reason in said
+    assert [f["case"] for f in document["findings"]] == [FAKE]
 
 
 def test_a_candidate_that_was_killed_is_not_judged(root: Path) -> None:
@@ -215,6 +216,9 @@ def test_a_set_up_that_fails(
     )
     assert ended == code, said
     assert (document["verdict"] == verdict) if verdict else "findings" not in document
+    if verdict == "REGRESSED":  # nothing is said of a command that was not run
+        assert [f["case"] for f in document["findings"]] == [setup]
+        assert document["notes"] == ["the set-up fails on the candidate; no time was judged"]
 
 
 def test_a_folder_that_is_not_in_the_base_commit_is_no_baseline(root: Path) -> None:

@@ -45,6 +45,20 @@ def test_the_first_stage_is_students_test_against_the_limit(logs: np.ndarray) ->
     assert decision.p == pytest.approx(scipy.stats.t.sf(t, len(x) - 1), rel=1e-6, abs=1e-300)
 
 
+def test_fifty_units_ten_percent_slower_are_found_in_eight_rounds() -> None:
+    """Stored rounds that differ by 1 %; a sign-flip test finds none. One slower unit of 50 likewise."""
+    random = np.random.default_rng(0)
+    stored = LIMIT + math.log1p(0.02)
+    for slow in (50, 1):
+        found = 0
+        for _ in range(100):
+            means = np.where(np.arange(50) < slow, math.log1p(0.1), 0.0)
+            rows = list(random.normal(means[:, None], 0.01, (50, 8)))
+            decisions = decide(rows, [NONE] * 50, [stored] * 50, scatter=0.04)
+            found += sum(d.verdict is Verdict.REGRESSED for d in decisions)
+        assert found >= 0.95 * 100 * slow
+
+
 def test_a_lucky_quiet_unit_is_held_to_the_spread_of_the_others() -> None:
     """Eight rounds of one unit agree to a thousandth, 6 % up; the other 20 units differ by 5 % from round to round."""
     random = np.random.default_rng(1)
@@ -181,6 +195,8 @@ def test_what_no_round_count_settles_is_not_promised_rounds() -> None:
     assert decide([many], [NONE], [stored], scatter=0.04)[0].verdict is Verdict.INCONCLUSIVE
     (fresh,) = decide([rows], [NONE], [stored], scatter=0.04, fresh=True)
     assert fresh.verdict is Verdict.OK
+    (at_it,) = decide([stored + 0.05 * np.array([-1, 1] * 5)], [NONE], [stored], scatter=0.04)
+    assert (at_it.more, at_it.apart) == (None, False)  # measured together it would stay open too
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.05, 0.06])

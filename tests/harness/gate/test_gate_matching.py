@@ -51,6 +51,24 @@ def test_an_arm_that_no_longer_runs_is_no_pass(
     assert lost.reason in finding.reason
 
 
+@pytest.mark.parametrize("confirm", [False, True])
+@pytest.mark.parametrize("cause", [Cause.RUN, Cause.NUMERICS])
+def test_a_failed_arm_is_not_taken_for_a_skipped_one(tmp_path: Path, cause: Cause, *, confirm: bool) -> None:
+    """A worker writes what it skipped, then the figures of a check, then the failed time. On another machine a skipped arm is open."""
+    skipped, figure, failed = (
+        failed_row(1, "no oracle", status="skipped"), failed_row(1, "3; below 20", cause=cause), failed_row(1, "below 20", cause=cause),
+    )  # fmt: skip
+    lost = [
+        dataclasses.replace(skipped, metric="mismatches"), dataclasses.replace(figure, metric="sqnr_db"), failed,
+    ]  # fmt: skip
+    before = [time_row(1, Times()()), value_row(1, "rel_err_max", 0.1)]
+    sides: Any = {"confirm": (before, lost)} if confirm else {}
+    found = run(tmp_path, before, before if confirm else lost, envs=NEWER, machine_free=True, **sides)
+    assert found.code is (Exit.NUMERICS if cause is Cause.NUMERICS else Exit.REGRESSED)
+    when = " in the confirmation" if confirm else ""
+    assert [f.reason.partition(": what")[0] for f in found.findings] == [f"failed{when}: below 20"] * 2
+
+
 def test_a_check_that_fails_in_the_confirmation_alone_is_a_numerics_failure(tmp_path: Path) -> None:
     times, again = Times(), Times(seed=1)
     sides = [[time_row(1, times(f)), value_row(1, "sqnr_db", 28.5)] for f in (1.0, 1.1)]

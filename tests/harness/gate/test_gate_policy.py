@@ -51,13 +51,17 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
     assert policy.rule_for(unit("time_ms")) == Rule("timed", 0.1)
     assert policy.rule_for(unit("compile_s")) == load_policy().rule_for(unit("compile_s"))
     assert (policy.pairs, policy.confirm_pairs) == (4, load_policy().confirm_pairs)
+    assert policy_of(tmp_path, "units: {1: {rule: exact}}").units["1"] == Rule("exact")  # YAML reads a number
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("metrics: {time_mss: {rule: timed}}", "unknown metric 'time_mss' (nearest: time_ms)"),
-        ("metrics: {time_ms: {rule: timid}}", "'timid' must be one of timed, exact, numerics, ignore"),
+        (
+            "metrics: {time_ms: {rule: timid}}",
+            "metrics: time_ms: rule: 'timid' must be one of timed, exact, numerics, ignore",
+        ),
         ("metrics: {time_ms: {rule: timed, tolerence: 1}}", "unknown key 'tolerence' (nearest: tolerance)"),
         ("metrics: {time_ms: {rule: timed, tolerance: -1}}", "-1 must be a number of at least 0"),
         ("metrics: [time_ms]", "must be a mapping"),
@@ -67,7 +71,7 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
         ("session_spread: .nan", "nan must be a number"),
         ("on_inconclusive: maybe", "'maybe' must be one of warn, share, fail"),
         ("units: {msec: {rule: exact}}", "unknown unit 'msec' (nearest: "),
-        ("facts: {fp8_layers: more}", "'more' must be one of lower, higher"),
+        ("facts: {fp8_layers: more}", "fp8_layers: 'more' must be one of lower, higher"),
         ("budget_s: .inf", "inf must be a number"),
         ("allow: [{match: {arm: x}, until: soon, reason: y}]", "until: 'soon' must be a date"),
         ("allow: [{match: {arm: x}, until: 2027-01-01}]", "lacks 'reason'"),
@@ -75,6 +79,7 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
         ("allow: [{until: 2027-01-01, reason: y}]", "lacks 'match'"),
         ("metrics: {time_ms: {tolerance: 1}}", "lacks 'rule'"),
         ("groups: [{match: {arn: x}}]", "unknown key 'arn' (nearest: arm)"),
+        ("exclude: [[throttled]]", "unknown condition"),
         ("- a", "must be a mapping of keys"),
         ("a: [", "cannot read the policy"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from gate_fixtures import ENV, Times, case, time_row, write
 
 from harness.__main__ import main
-from harness.gate import _parse
+from harness.gate import _parse, runner
 from harness.gate.sides import load_side
 
 
@@ -93,6 +93,7 @@ def test_a_side_that_cannot_be_judged(
         ({"value": pa.array([float("nan")])}, "holds NaN"),
         ({"samples": pa.array([None], pa.list_(pa.float64()))}, "holds no samples"),
         ({"rounds": pa.array([[0, 1]])}, "does not record the rounds"),
+        ({"rounds": pa.array([None], pa.list_(pa.int32()))}, "does not record the rounds"),
         ({"rounds": None}, "lacks columns"),
         ({"suite": pa.array([None], pa.string())}, "lacks 'suite'"),
         ({"status": pa.array(["fine"])}, "has the status 'fine'"),
@@ -146,6 +147,15 @@ def test_a_damaged_row_is_refused_and_no_run_is_overwritten(
 def test_words_that_do_not_go_together(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gate", *words]) == 2
     assert refused(capsys)
+
+
+def test_a_file_is_no_baseline_to_measure_against_and_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "measure_and_judge", lambda *_: pytest.fail("it was measured"))
+    (file,) = files(tmp_path, "a", 1)
+    assert main(["gate", "--measure", "--baseline", file]) == 2
+    assert refused(capsys, "cannot read")
 
 
 @pytest.mark.parametrize(
