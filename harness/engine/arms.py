@@ -35,7 +35,7 @@ from harness.engine.rows import PreparedArm, row
 from harness.engine.stages import Stage, StageKind, Steps
 from harness.machine.processes import MARK, ending, kill_all_of
 from harness.store.cause import Cause
-from harness.store.errors import RemoteError, cause_of, one_line
+from harness.store.errors import LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
 from harness.timing.timers import CpuTimer
 from harness.timing.workload import Numerics, Workload
@@ -70,10 +70,6 @@ UNFIT = (
     ValueError,
     AttributeError,
 )  # the last ones: of data that an arm has made up
-
-
-class LateError(RuntimeError):
-    """The case as a whole has taken too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +322,7 @@ class Crew:
         self.links: dict[str, Process | Here] = {}
         self._settled: dict[str, int] = {}  # resident memory after the first case
         self._until = math.inf
+        self._killed = False
 
     def __enter__(self) -> Crew:
         return self
@@ -353,6 +350,8 @@ class Crew:
         link = self.links[key]
         if isinstance(link, Process):
             link.until = self._until
+            if self._killed:  # looked at once it is in `links`, where `kill` may have missed it
+                link.kill()
         return link
 
     def retire(self, arm: str) -> None:
@@ -385,7 +384,8 @@ class Crew:
         return [link.pid for link in self.links.values() if link.pid]
 
     def kill(self) -> None:
-        """From another thread: end all processes, so that whoever waits for one goes on."""
+        """From another thread: end all processes, and each that is started from now on, so that whoever waits for one goes on."""
+        self._killed = True
         for link in list(self.links.values()):
             if isinstance(link, Process):
                 link.kill()

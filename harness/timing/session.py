@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from harness.machine.gpu_monitor import THROTTLING, Monitor, NullMonitor
 from harness.store.cause import Cause
-from harness.store.errors import cause_of, one_line
+from harness.store.errors import LateError, cause_of, one_line
 from harness.store.stats import t_interval
 from harness.timing.config import Regime, StopReason, Timing, TimingConfig, WarmupRule
 
@@ -159,6 +159,8 @@ class Sampler:
                         samples = take(run.fn, n, calls, self.probe)
                 wall = self.clock() - begin
                 after = self.monitor.energy_j() if lead else None
+        except LateError:
+            raise
         except Exception as error:  # noqa: BLE001 -- the closure is anyone's; its failure becomes a row
             run.failure, run.cause = one_line(error), cause_of(error, Cause.RUN)
             return []
