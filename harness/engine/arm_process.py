@@ -143,7 +143,14 @@ def answered(fn: Callable[..., Any], args: tuple[Any, ...], tell: Tell, caught: 
 
 
 def _failed(error: BaseException) -> bytes:
+    _note(error)
     return json.dumps({"failed": plain(one_line(error)), "cause": cause_of(error, Cause.RUN)}).encode()
+
+
+def _note(error: BaseException) -> None:
+    """Remembers what has left this process unfit for its device."""
+    if isinstance(error, SpoiledError):
+        _spoiled.append(one_line(error))
 
 
 def plain(value: Any) -> Any:
@@ -203,7 +210,7 @@ def clear(tell: Tell, device: str) -> int:
     return memory_of_this_process("VmRSS")
 
 
-def lost(tell: Tell, device: str) -> str:
+def lost(device: str) -> str:
     """Why this process can use its device no more; "" where it can. After a CUDA fault every later call fails."""
     try:
         device_timer(device).synchronize()
@@ -285,8 +292,7 @@ def _prepared(
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
         resolved, cause = resolved | about(error), cause_of(error, Cause.BUILD)
         rows.append(row(planned, name, "failed", "", resolved, one_line(error), cause=cause))
-        if isinstance(error, SpoiledError):
-            _spoiled.append(one_line(error))
+        _note(error)
         return None
     if not numerics.ok:
         why, cause = f"numerics: {numerics.reason}", numerics.cause
@@ -380,12 +386,8 @@ def sample(
     for _ in range(lead):
         fn()
     marks = {"split": held.work.split} if split else {}
-    try:
-        with timer.annotate(arm):
-            samples = getattr(timer, way)(fn, n, calls, **marks)
-    except SpoiledError as error:
-        _spoiled.append(one_line(error))
-        raise
+    with timer.annotate(arm):
+        samples = getattr(timer, way)(fn, n, calls, **marks)
     return {"samples": samples, "late": timer.late, "split": held.work.split.samples_ms if split else []}
 
 
@@ -411,8 +413,11 @@ def trial(tell: Tell, planned: PlannedCase, arm: str, device: str, workspace: Pa
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
         trace = "".join(traceback.format_exception(error))[-4000:]
         made = Trial((), failure=one_line(error), cause=cause_of(error, Cause.RUN))
+        _note(error)
     return {
-        "series": [[s.metric, [float(x) for x in s.samples], s.steps, s.part] for s in made.series],
+        "series": [
+            [s.metric, [float(x) for x in s.samples], [int(n) for n in s.steps], s.part] for s in made.series
+        ],
         "resolved": made.resolved,
         "failure": made.failure,
         "refusal": made.refusal,

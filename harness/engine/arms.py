@@ -20,6 +20,7 @@ import socket
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from harness.engine.rows import PreparedArm, row
 from harness.engine.stages import Stage, StageKind, Steps
 from harness.machine.processes import MARK, ending, kill_all_of
 from harness.store.cause import Cause
-from harness.store.errors import RemoteError, cause_of, one_line
+from harness.store.errors import LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
 from harness.timing.timers import CpuTimer
 from harness.timing.workload import Numerics, Workload
@@ -60,6 +61,7 @@ LEAK_BYTES = (
 )  # of resident memory above what the first case of a process left: then another takes its place
 
 Tell = Callable[[Stage | Steps | list[str]], None]
+Meanwhile = Callable[[], object] | None
 _starting = threading.Lock()
 
 
@@ -70,10 +72,6 @@ UNFIT = (
     ValueError,
     AttributeError,
 )  # the last ones: of data that an arm has made up
-
-
-class LateError(RuntimeError):
-    """The case as a whole has taken too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,12 @@ def start_server(suites: Iterable[object] = (), *, compiles: bool = False) -> No
     forkserver.ensure_running()
 
 
-class Here:
-    """This process in place of another one: its arms share what belongs to a process."""
+class Link(ABC):
+    """Where an arm is.
+
+    Attributes:
+        pid: number of its process; 0 for this one.
+    """
 
     pid = 0
 
@@ -124,21 +126,64 @@ class Here:
         fn: Callable[..., Any],
         *args: Any,
         what: str = "",
-        meanwhile: Callable[[], object] | None = None,
+        meanwhile: Meanwhile = None,
         tell: Tell = lambda sign: None,
     ) -> Any:
-        """See `Process.ask`."""
-        result = _result(json.loads(answered(fn, args, tell, (Exception, SystemExit))))
+        """What `fn(tell, *args)` returns there, as JSON has it.
+
+        Args:
+            fn: of `harness.engine.arm_process`.
+            args: picklable.
+            what: is under way, for the words of a fault.
+            meanwhile: called here while it works.
+            tell: given its signs of life.
+
+        Raises:
+            RemoteError: it raised there, or the process is gone, silent, or has lost its device.
+            LateError: it was not done in time.
+        """
+        return _result(self._answer(fn, args, what, meanwhile, tell))
+
+    @abstractmethod
+    def _answer(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
+    ) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, or give up all arms."""
+
+
+class Here(Link):
+    """This process in place of another one: its arms share what belongs to a process.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Attributes:
+        lost: why it can use its device no more; "" while it can. Every later call fails by that, and not by its own.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device, self.lost = device, ""
+
+    def _answer(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
+    ) -> dict[str, Any]:
+        if self.lost and fn is not arm_process.finish:  # which asks nothing of the device
+            raise RemoteError(self.lost, Cause.DEVICE_LOST)
+        answer: dict[str, Any] = json.loads(answered(fn, args, tell, (Exception, SystemExit)))
+        self.lost = self.lost or arm_process.lost(self._device)
         if meanwhile is not None:
             meanwhile()
-        return result
+        return answer
 
     def close(self) -> None:
         """Give up all arms."""
         arm_process.clear(lambda sign: None, "cpu")
 
 
-class Process:
+class Process(Link):
     """A process that does what it is asked, until it is closed or has died.
 
     Args:
@@ -177,27 +222,9 @@ class Process:
         theirs.close()
         output_pipe.close()
 
-    def ask(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        what: str = "",
-        meanwhile: Callable[[], object] | None = None,
-        tell: Tell = lambda sign: None,
-    ) -> Any:
-        """What `fn(tell, *args)` returns there, as JSON has it.
-
-        Args:
-            fn: of `harness.engine.arm_process`.
-            args: picklable.
-            what: is under way, for the words of a fault.
-            meanwhile: called here while it works.
-            tell: given its signs of life.
-
-        Raises:
-            RemoteError: it raised there, or the process is gone or silent.
-            LateError: it was not done by `until`.
-        """
+    def _answer(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
+    ) -> dict[str, Any]:
         if self.fault:
             raise RemoteError(self.fault, Cause.DIED)
         self._printed.begin()
@@ -229,7 +256,7 @@ class Process:
                 else:
                     self._patience_s = 0.0
                     self._printed.last_lines()
-                    return _result(answer)
+                    return answer
                 deadline = time.monotonic() + self._limits.silence_s
             elif self._process.sentinel in ready:
                 self._died(what)
@@ -323,9 +350,10 @@ class Crew:
         self, conditions: Conditions | None, limits: Limits, device: str, tell: Tell = lambda sign: None
     ) -> None:
         self._conditions, self._limits, self._device, self._tell = conditions, limits, device, tell
-        self.links: dict[str, Process | Here] = {}
+        self.links: dict[str, Link] = {}
         self._settled: dict[str, int] = {}  # resident memory after the first case
         self._until = math.inf
+        self._killed = False
 
     def __enter__(self) -> Crew:
         return self
@@ -344,15 +372,19 @@ class Crew:
         for name in self.links.keys() - set(arms):
             self.retire(name)
 
-    def of(self, arm: str) -> Process | Here:
+    def of(self, arm: str) -> Link:
         """The process of an arm."""
         key = arm if self._shared is None else self._shared
         if key not in self.links:
-            here = self._conditions is None
-            self.links[key] = Here() if here else Process(self._conditions, self._limits, self._tell)  # type: ignore[arg-type]
+            given = self._conditions
+            self.links[key] = (
+                Here(self._device) if given is None else Process(given, self._limits, self._tell)
+            )
         link = self.links[key]
         if isinstance(link, Process):
             link.until = self._until
+            if self._killed:  # looked at once it is in `links`, where `kill` may have missed it
+                link.kill()
         return link
 
     def retire(self, arm: str) -> None:
@@ -378,14 +410,15 @@ class Crew:
     def lost(self) -> str:
         """Why this process itself can use its device no more; "" where it can, and where arms have others."""
         here = self.links.get("")
-        return str(here.ask(arm_process.lost, self._device)) if isinstance(here, Here) else ""
+        return here.lost if isinstance(here, Here) else ""
 
     def pids(self) -> list[int]:
         """Numbers of the processes."""
         return [link.pid for link in self.links.values() if link.pid]
 
     def kill(self) -> None:
-        """From another thread: end all processes, so that whoever waits for one goes on."""
+        """From another thread: end all processes, and each that is started from now on, so that whoever waits for one goes on."""
+        self._killed = True
         for link in list(self.links.values()):
             if isinstance(link, Process):
                 link.kill()
@@ -401,7 +434,7 @@ class RemoteArm:
         facts: of its workload.
     """
 
-    def __init__(self, link: Process | Here, name: str, device: str, facts: dict[str, Any]) -> None:
+    def __init__(self, link: Link, name: str, device: str, facts: dict[str, Any]) -> None:
         self._link, self.name, self._device, self.timer = link, name, device, facts["timer"]
         given: dict[str, Any] = {
             field: (RemoteClosure(self, field),) * length for field, length in facts["lengths"].items()
@@ -418,7 +451,7 @@ class RemoteArm:
         )
 
     def ask(self, fn: Callable[..., Any], *args: Any, meanwhile: Callable[[], object] | None = None) -> Any:
-        """See `Process.ask`."""
+        """See `Link.ask`."""
         what = f"timing began in arm {self.name}"
         return self._link.ask(fn, self.name, *args, what=what, meanwhile=meanwhile)
 

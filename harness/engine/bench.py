@@ -131,7 +131,10 @@ def measure_case(
     failed = {original_name(r.arm) for r in rows if r.status == "failed"}
     if lost := crew.lost():
         why = f"the device was lost in this case: {lost}; resume=RUN_ID runs it again"
-        others = [name for name in planned.runnable if name not in failed]
+        own = {
+            original_name(r.arm) for r in rows if r.status == "failed" and r.cause is not Cause.DEVICE_LOST
+        }
+        others = [name for name in planned.runnable if name not in own]
         rows = [r for r in rows if original_name(r.arm) not in others]
         rows += [row(planned, name, "failed", reason=why, cause=Cause.DEVICE_LOST) for name in others]
     else:

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.engine import arm_process
-from harness.engine.arms import UNFIT, Crew, LateError, Limits, failed_row
+from harness.engine.arms import UNFIT, Crew, Limits, failed_row
 from harness.engine.bench import Setting, measure_case
 from harness.engine.rows import all_arms, is_trial, row, skipped_rows, trial_rows
 from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.tasks import Task
 from harness.machine.gpu_monitor import GpuMonitor, monitor_for
 from harness.store.cause import RETRYABLE, Cause
+from harness.store.errors import LateError, cause_of, one_line
 from harness.store.run_files import CHECKPOINTS
 from harness.timing.workload import runs_alone
 
@@ -218,7 +219,7 @@ class _Run:
 
     def _one(self, task: Task, crew: Crew, monitor: Any, place: Place | None, beside: int) -> None:
         tries, rows = 1, self._rows(task, crew, monitor, place)
-        if place is not None and any(r.cause is Cause.DIED for r in rows):
+        if place is not None and not self._stopped and any(r.cause is Cause.DIED for r in rows):
             tries, rows = 2, self._rows(task, crew, monitor, place)
         rows = [replace(r, tries=tries) for r in rows]
         if task.arm and self.setting.device != "cpu" and beside > 1:
@@ -251,11 +252,17 @@ class _Run:
                 tell=tell,
                 on_rows=lambda rows: self.keep(task, rows, place),
             )
+        except (_DiskError, _StoppedError):
+            raise
         except LateError as error:
-            return self._unfinished(task, str(error))
+            fault, cause = str(error), Cause.TIMEOUT
+        except Exception as error:  # noqa: BLE001 - a fault of none of its arms; the other cases of the sweep go on
+            fault, cause = one_line(error), cause_of(error, Cause.ERROR)
+        crew.keep(())  # they are amid of it
+        return self._unfinished(task, fault, cause)
 
-    def _unfinished(self, task: Task, fault: str, cause: Cause = Cause.TIMEOUT) -> list[Measurement]:
-        """The rows of a case that took too long as a whole: of an arm with finished rounds those, with what ended it."""
+    def _unfinished(self, task: Task, fault: str, cause: Cause) -> list[Measurement]:
+        """The rows of a case that came to no end: of an arm with finished rounds those, with what ended it."""
         kept = [r for r in self._partial.get(task.case.case_id, ()) if r.status == "partial"]
         failed = [task.arm] if task.arm else task.planned.runnable
         arms = {r.arm for r in kept}

@@ -23,6 +23,10 @@ class SpoiledError(RuntimeError):
     """What was refused has left this process unfit for its device, though the device still answers it."""
 
 
+class LateError(RuntimeError):
+    """The case as a whole has taken too long: no fault of the arm that was under way."""
+
+
 class RemoteError(RuntimeError):
     """What went wrong in another process: its one line, and its cause."""
 

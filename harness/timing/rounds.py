@@ -64,7 +64,6 @@ def measure(
     on_round: Callable[[dict[str, Timing]], None] | None = None,
     splits: Mapping[str, Split] | None = None,
     rotations: Mapping[str, Sequence[Callable[[], object]]] | None = None,
-    around: Annotate | None = None,
 ) -> dict[str, Timing]:
     """Times all arms of a case in the isolated regime, interleaved.
 
@@ -85,13 +84,12 @@ def measure(
         rotations: of each arm closures over operand sets that together exceed twice the last cache, made when first
             asked for. Where an arm's calls take less than `SHORT_MS`, all arms take several calls a sample over them,
             and nothing is flushed: one method for all arms of a case.
-        around: name -> context around each block and the clock of its bookkeeping: nothing that it does is timed.
 
     Returns:
         A Timing per arm. All arms that did not fail have the same rounds. An arm that raises leaves the
         later rounds and has `failure` set; the others go on.
     """
-    session = Sampler(arms, timer, config, seed, monitor, clock, annotate, resident, splits, around)
+    session = Sampler(arms, timer, config, seed, monitor, clock, annotate, resident, splits)
     take = timer.back_to_back if resident else timer.block
     rule = _warm_up(session, take)
     mean = False
@@ -185,7 +183,6 @@ def measure_sustained(
     monitor: Monitor | None = None,
     clock: Clock = time.perf_counter,
     annotate: Annotate | None = None,
-    around: Annotate | None = None,
 ) -> dict[str, Timing]:
     """Times all arms of a case under sustained load, each rotating through its closures.
 
@@ -206,7 +203,6 @@ def measure_sustained(
         monitor: as in `measure`.
         clock: as in `measure`.
         annotate: as in `measure`.
-        around: as in `measure`.
 
     Returns:
         As `measure`; rounds are `sustained_rounds` unless `max_seconds` per arm is spent before.
@@ -218,7 +214,7 @@ def measure_sustained(
         if not closures:
             raise ValueError(f"arm {name!r} has no closure to run")
     rotating = {name: _rotate(closures) for name, closures in arms.items()}
-    session = Sampler(rotating, timer, config, seed, monitor, clock, annotate, around=around)
+    session = Sampler(rotating, timer, config, seed, monitor, clock, annotate)
     run_ms = 1e3 * config.sustained_seconds / config.sustained_rounds
     lead_ms = 1e3 * config.sustained_lead_seconds
     begin, budget = clock(), config.max_seconds * len(arms)

@@ -9,13 +9,13 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.machine.gpu_monitor import THROTTLING, Monitor, NullMonitor
 from harness.store.cause import Cause
-from harness.store.errors import cause_of, one_line
+from harness.store.errors import LateError, cause_of, one_line
 from harness.store.stats import t_interval
 from harness.timing.config import Regime, StopReason, Timing, TimingConfig, WarmupRule
 
@@ -109,7 +109,6 @@ class Sampler:
         annotate: Annotate | None,
         resident: Mapping[str, Resident] | None = None,
         splits: Mapping[str, Split] | None = None,
-        around: Annotate | None = None,
     ) -> None:
         self.runs = {
             name: Run(fn, (resident or {}).get(name), split=(splits or {}).get(name))
@@ -119,7 +118,6 @@ class Sampler:
         self.timer, self.config, self.clock = timer, config, clock
         self.monitor: Monitor = monitor if monitor is not None else NullMonitor()
         self.annotate = annotate or timer.annotate
-        self.around: Annotate = around or (lambda name: nullcontext())
         self.random = random.Random(seed)
         self.reading: float | None = None
         self.joules: float | None = None  # of one call of the last block, as in Run
@@ -148,7 +146,7 @@ class Sampler:
         # One more call leads into a resident block: its first sample must not begin on an idle device.
         lead = 0 if run.resident is None else 1
         try:
-            with self.around(name), self._resident(run):
+            with self._resident(run):
                 # It says nothing of a block of kernels, which is far shorter than METERED_S.
                 joules = self.monitor.energy_j() if lead else None
                 begin = self.clock()
@@ -161,6 +159,8 @@ class Sampler:
                         samples = take(run.fn, n, calls, self.probe)
                 wall = self.clock() - begin
                 after = self.monitor.energy_j() if lead else None
+        except LateError:
+            raise
         except Exception as error:  # noqa: BLE001 -- the closure is anyone's; its failure becomes a row
             run.failure, run.cause = one_line(error), cause_of(error, Cause.RUN)
             return []

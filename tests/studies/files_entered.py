@@ -2,7 +2,7 @@
 
     python tests/studies/files_entered.py sweep=gemm device=cpu shapes=[] axes.M=64 axes.K=64 axes.N=64 isolate=false
 
-With `isolate=false` all of a sweep is in one process; what other processes do is not counted..
+With `isolate=false` all of a sweep is in one process; what other processes do is not counted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
         code = command(words)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     rooms = Counter("/".join(name.split("/")[:2]) for name in entered.calls)
     print(f"exit {code}; {len(entered.calls)} files, {entered.changes} changes of the file")
     print(", ".join(f"{room} {count}" for room, count in rooms.most_common()))

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -24,16 +25,16 @@ from unruly import FOUR, Alone, Unruly, fault, kept
 
 from harness import store
 from harness.__main__ import main
-from harness.engine import arms
+from harness.engine import arms, bench
 from harness.engine.arm_process import Conditions
 from harness.engine.arms import Limits
 from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, Place, run
 from harness.engine.plan import Plan
 from harness.engine.resume import stored_cases
-from harness.engine.stages import Mark
+from harness.engine.stages import Mark, Stage
 from harness.engine.tasks import Task
-from harness.timing.rounds import TimingConfig
+from harness.timing.rounds import TimingConfig, measure
 from harness.timing.timers import CpuTimer
 
 QUICK = TimingConfig(
@@ -152,6 +153,7 @@ def test_fifty_kills_in_two_hundred_cases_lose_nothing() -> None:
             killers[-1].start()
         started[0] += 1
 
+    arms.start_server()  # else the first kill finds none, and strikes a child of this process
     outcome, frame = sweep(Unruly(), 200, tell=on_case)
     for killer in killers:
         killer.join()
@@ -270,11 +272,12 @@ def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.parametrize("act", ["lose", "timed lose"])
 def test_without_other_processes_a_lost_device_is_laid_at_its_arm_and_resume_runs_the_case(
-    monkeypatch: pytest.MonkeyPatch,
+    act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuTimer, "synchronize", CpuTimer.synchronize)  # is put back, as `fault` is
-    suite = Unruly(ARMS=FOUR, acts={2: {"other": "timed lose"}})
+    suite = Unruly(ARMS=FOUR, acts={2: {"other": act}})
     try:
         _, frame = sweep(suite, 3, places=())
     finally:
@@ -296,7 +299,48 @@ def test_a_case_that_takes_too_long_as_a_whole_fails_as_a_whole() -> None:
         "not done within 5 s after it was begun in arm other; case_wall_s=SECONDS allows more"
     ] * len(rows)
     assert rows["arm"].tolist() == ["base", "other"]
-    assert (of_case(frame, 2)["status"] == "ok").all()
+    after = of_case(frame, 2)
+    assert (set(after["status"]), set(after["tries"])) == ({"ok"}, {1})
+
+
+def test_a_case_that_is_late_while_it_is_timed_is_no_fault_of_its_arms() -> None:
+    _, frame = sweep(Unruly(acts={1: {"other": "timed hang"}}), 1, wall_s=5.0)
+    why = "not done within 5 s after timing began in arm other; case_wall_s=SECONDS allows more"
+    rows = frame.set_index("arm")[["status", "cause", "reason"]]
+    assert rows.T.to_dict("list") == {arm: ["failed", "timeout", why] for arm in ("base", "other")}
+
+
+def test_a_fault_outside_of_the_arms_fails_its_case_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = iter([False, True, False])
+
+    def timed(*given: Any, **named: Any) -> Any:
+        if next(broken):
+            raise ZeroDivisionError("planted")
+        return measure(*given, **named)
+
+    monkeypatch.setattr(bench, "measure", timed)
+    outcome, frame = sweep(Unruly(), 3)
+    assert outcome.state == "finished"
+    whole(frame, 3)
+    assert set(of_case(frame, 2)["reason"]) == {"ZeroDivisionError: planted"}
+    assert set(of_case(frame, 2)["status"]) == {"failed"}
+    assert set(frame[frame["axes"] != '{"n":2}']["status"]) == {"ok"}
+
+
+def test_an_interrupt_of_several_lanes_waits_for_none_of_them() -> None:
+    """They hang in processes; what an interrupt has killed is not begun anew."""
+    begun: list[Task | None] = []
+
+    def interrupt(task: Task | None, what: object) -> None:
+        begun.extend([task] * isinstance(what, Stage))
+        if len(begun) == 4:  # each of two cases has built its baseline
+            os.kill(os.getpid(), signal.SIGINT)
+
+    places = [Place(Conditions.here(), f"e-{name}", {}) for name in "ab"]
+    started = time.monotonic()
+    outcome, _ = sweep(Unruly(acts={1: "hang", 2: "hang"}), 2, places=places, tell=interrupt, silence_s=60.0)
+    assert outcome.state == "interrupted"
+    assert time.monotonic() - started < 45.0
 
 
 # What arm `other` puts into its answer, and how the reason of its row begins: an object becomes its text.

@@ -19,6 +19,7 @@ from harness.__main__ import main
 from harness.cli import run
 from harness.engine.arms import Limits
 from harness.machine.gpu_monitor import NullMonitor
+from harness.store.cause import Cause
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -67,9 +68,7 @@ def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_f
     suite = ToyTrials({"tensorwise": "die 2"})
     outcome, frame = execute(tmp_path, suite, lanes=2)
     assert curves(frame) == {key: values for key, values in WHOLE.items() if key[1] != "tensorwise"}
-    (reason,) = set(frame[frame["status"] == "failed"]["reason"])
-    assert reason.startswith("its process died (signal 9, SIGKILL) after ")
-    assert reason.endswith("; resume=RUN_ID runs it again")
+    assert set(frame[frame["status"] == "failed"]["cause"]) == {Cause.DIED}
     assert outcome.statuses["failed"] == 2
     outcome, frame = execute(tmp_path, suite, resume=True, lanes=2)
     assert curves(frame) == WHOLE
