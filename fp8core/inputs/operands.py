@@ -40,14 +40,17 @@ def why_unfused(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str 
         return None
     if kernels == "never":
         return "the recipe says kernels='never'"
+    dtypes = [cast.format.dtype for cast in wanted if cast is not None]
     if torch.compiler.is_compiling():
         if x.is_cuda and INDUCTOR_GARBLES_CASTS:
-            return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
+            return ops.kernel_missing(x, *dtypes)
         return "torch.compile fuses plain code with its neighbours"
     if type(x) not in PLAIN_TENSORS:
         alone = shapes_alone(x)
-        return None if alone and alone.kernels else f"{type(x).__name__} is a tensor of its own kind"
-    return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
+        if alone and alone.kernels:
+            return ops.not_taken(x, *dtypes)
+        return f"{type(x).__name__} is a tensor of its own kind"
+    return ops.kernel_missing(x, *dtypes)
 
 
 def inductor_garbles_casts(torch_version: str, hip: str | None) -> bool:

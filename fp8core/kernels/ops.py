@@ -58,6 +58,11 @@ def kernel_missing(x: torch.Tensor, *dtypes: torch.dtype) -> str | None:
     """Why no Triton kernel runs on tensors like x with these FP8 dtypes; None where one does."""
     if not INTERPRETED and (not x.is_cuda or torch.version.hip is not None):
         return f"the kernels run on NVIDIA GPUs, not on {'ROCm' if x.is_cuda else x.device.type}"
+    return not_taken(x, *dtypes)
+
+
+def not_taken(x: torch.Tensor, *dtypes: torch.dtype) -> str | None:
+    """Why the kernels take no tensors like x with these FP8 dtypes, where they run; None if they do."""
     for dtype in dtypes:
         if dtype not in _KERNEL_DTYPES:
             fnuz = [as_element_format(each).name for each in dtypes if each not in _KERNEL_DTYPES]

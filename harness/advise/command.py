@@ -119,17 +119,16 @@ def main(words: Sequence[str]) -> int:
         return 0
     question = parse(words)
     found = answer(question)
-    if not question.json:
-        show(found, console(WIDTH), question.full == "true")
-        return 0
-    text = json.dumps(as_dict(found), indent=1)
-    if question.json == "true":
-        print(text)  # noqa: T201  # asked for on standard output
-        return 0
-    try:
-        Path(question.json).write_text(text + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
+    if question.json:
+        text = json.dumps(as_dict(found), indent=1)
+        if question.json == "true":
+            print(text)  # noqa: T201  # asked for on standard output
+            return 0
+        try:
+            Path(question.json).write_text(text + "\n")
+        except OSError as error:
+            raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
+    show(found, console(WIDTH), question.full == "true")
     return 0
 
 

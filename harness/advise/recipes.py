@@ -9,6 +9,7 @@ codes and transposed as codes; every other second cast reads the tensor again, a
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 from fp8core.distributed.gather_reasons import recipe_reason
@@ -21,38 +22,19 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast as CoreCast
     from fp8core.recipe import Recipe as CoreRecipe
 
-# recipe -> case of reports/published/studies/compiled-casts.md -> bytes an element beyond bf16 of input, weight, output
-# gradient, counted by `python tests/studies/compiled_casts.py`; a test holds them to its page.
-COUNTED: dict[str, dict[str, tuple[float, float, float]]] = {
-    "tensorwise": {
-        "Linear": (6.0, 8.0, 6.0),
-        "RMSNorm -> Linear": (2.0, 8.0, 6.0),
-        "SwiGLU -> Linear": (4.0, 8.0, 6.0),
-    },
-    "rowwise": {
-        "Linear": (6.0, 8.0, 6.0),
-        "RMSNorm -> Linear": (4.0, 8.0, 6.0),
-        "SwiGLU -> Linear": (0.0, 6.0, 6.0),
-    },
-    "rowwise_with_gw_hp": {
-        "Linear": (3.0, 8.0, 3.0),
-        "RMSNorm -> Linear": (1.0, 8.0, 3.0),
-        "SwiGLU -> Linear": (1.0, 8.0, 3.0),
-    },
-    "delayed": {
-        "Linear": (6.0, 6.0, 6.0),
-        "RMSNorm -> Linear": (0.0, 6.0, 6.0),
-        "SwiGLU -> Linear": (4.0, 6.0, 6.0),
-    },
-    "blockwise": {
-        "Linear": (8.0, 8.0, 8.0),
-        "RMSNorm -> Linear": (6.0, 8.0, 8.0),
-        "SwiGLU -> Linear": (4.0, 8.0, 8.0),
-    },
+# Case of reports/published/studies/compiled-casts.md -> columns of the inputs that are made so in a block of Llama-3-8B: one by
+# attention, with which nothing fuses, two by a norm, one by SwiGLU. What a cast of an input costs depends on what makes it;
+# figures are means over them.
+CASES = {"Linear": 4096, "RMSNorm -> Linear": 2 * 4096, "SwiGLU -> Linear": 14336}
+# recipe -> in each of the cases bytes an element beyond bf16 of input, weight, output gradient, counted by
+# `python tests/studies/compiled_casts.py`; a test holds them to its page.
+COUNTED = {
+    "tensorwise": ((6.0, 8.0, 6.0), (2.0, 8.0, 6.0), (4.0, 8.0, 6.0)),
+    "rowwise": ((6.0, 8.0, 6.0), (4.0, 8.0, 6.0), (0.0, 6.0, 6.0)),
+    "rowwise_with_gw_hp": ((3.0, 8.0, 3.0), (1.0, 8.0, 3.0), (1.0, 8.0, 3.0)),
+    "delayed": ((6.0, 6.0, 6.0), (0.0, 6.0, 6.0), (4.0, 6.0, 6.0)),
+    "blockwise": ((8.0, 8.0, 8.0), (6.0, 8.0, 8.0), (4.0, 8.0, 8.0)),
 }
-# What a cast of an input costs depends on what makes it. Case -> columns of the inputs that are made so in a block of
-# Llama-3-8B: two by a norm, one by attention, with which nothing fuses, and one by SwiGLU. Figures are means over them.
-_COLUMNS = {"Linear": 4096, "RMSNorm -> Linear": 2 * 4096, "SwiGLU -> Linear": 14336}
 # Rates of products over those of one scale a tensor by cuBLAS. Rowwise: 1216 over 1230 TFLOP/s, cuBLAS on H100, torch 2.11
 # (tritonbench pull request 1149). Blocks: 870 TFLOP/s, Triton on H100 (FBGEMM pull request 2546; 1126 for one scale by
 # Triton), over cuBLAS's 1403 on H100 (ml-engineering, MAMF table): fp8core multiplies blocks by Triton, one scale by cuBLAS.
@@ -125,9 +107,8 @@ def _compiled(recipe: CoreRecipe, tensor: str) -> CastCost:
     kernels = (along_1 is not None) + _whole(along_1) + (along_0 is not None)
     if recipe.name not in COUNTED or not streamed + strided:
         return CastCost(streamed, strided, kernels, forward)
-    counted = COUNTED[recipe.name]
-    i = TENSORS.index(tensor)
-    total = sum(columns * counted[case][i] for case, columns in _COLUMNS.items()) / sum(_COLUMNS.values())
+    counted = (bytes_each[TENSORS.index(tensor)] for bytes_each in COUNTED[recipe.name])
+    total = sum(map(operator.mul, CASES.values(), counted)) / sum(CASES.values())
     part = total / (streamed + strided)
     return CastCost(streamed * part, strided * part, kernels, min(forward, total))
 

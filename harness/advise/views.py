@@ -124,7 +124,7 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "recipe": chosen.recipe.name,
             **_picked(found, about),
             "not_measured": "; ".join(found.not_measured),
-            "memory": memory and asdict(memory) | {"word": memory.word, "margin": MARGIN},
+            "memory": memory and _picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
             "step_speedup": chosen.step,
             "step_ms": {n: _ms(parts.seconds) for n, parts in zip(("bf16", "fp8"), found.parts, strict=True)},
             "recipes": [

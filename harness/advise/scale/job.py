@@ -184,7 +184,7 @@ def layout(
         if pp is None:
             most_pp = min(most_pp, max(1, room // tp), model.blocks or 1)
             stages = (n for n in (8, 4, 2, 1) if n <= most_pp and room % (tp * n) == 0)
-            pp = room // tp if dp else next(stages, 1)
+            pp = max(1, room // tp) if dp else next(stages, 1)
         if (dp or gpus // (tp * pp)) * tp * pp != gpus:
             named = f"dp={dp}, tp={tp}, pp={pp}" if dp else f"tp={tp}, pp={pp}"
             raise UsageError(

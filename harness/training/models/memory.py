@@ -57,7 +57,8 @@ def predict(
         model: on "meta", already converted to FP8 if it will be; not changed.
         batch: its inputs; only their shapes and dtypes count, so "meta" will do.
         device: for which device. Without that device in this machine "cpu" stands in: its attention keeps what
-            the GPU's keeps. Casts for "cuda" are fp8core's operators, whose temporaries never reach memory.
+            the GPU's keeps. Casts for "cuda" are fp8core's operators, whose temporaries never reach memory; on ROCm, and to
+            formats that no kernel writes, they are plain.
         autocast: dtype of an autocast around the forward pass.
         optimizer_states: values that the optimizer keeps for each parameter.
 
@@ -67,7 +68,7 @@ def predict(
     meant = kind = torch.device(device).type
     kind = kind if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()) else "cpu"
     model = copy.deepcopy(model)
-    with ShapesAlone(kernels=meant == "cuda"):
+    with ShapesAlone(kernels=meant == "cuda" and torch.version.hip is None):
         made = {p: nn.Parameter(_blank(p, kind), p.requires_grad) for p in model.parameters()}
         replace_parameters(model, made)
         for module in model.modules():

@@ -59,6 +59,14 @@ def test_the_answer_is_twenty_lines_of_eighty_columns(name: str, advice: dict[st
     assert [line.rstrip() for line in text] == lines(advice[name])
 
 
+def test_the_example_of_the_page_is_what_is_printed(advice: dict[str, Advice]) -> None:
+    """docs/advise.md leaves lines out, and has no other."""
+    page = (Path(__file__).parents[3] / "docs" / "advise.md").read_text()
+    example = page.split("Example, shortened:")[1].split("```")[1].strip().splitlines()
+    printed = iter(lines(advice["a step that fits"]))
+    assert all(line in printed for line in example), "in the same order"
+
+
 def test_a_step_that_does_not_fit_is_the_headline(
     advice: dict[str, Advice], capsys: pytest.CaptureFixture[str]
 ) -> None:

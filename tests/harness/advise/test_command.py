@@ -188,5 +188,6 @@ def test_the_same_as_plain_values_and_in_a_file(tmp_path: Path, capsys: pytest.C
         "eval loss",
     ]
     target = tmp_path / "advice.json"
-    said(capsys, "model=llama3_1b", "gpu=h200", f"json={target}")
+    shown = said(capsys, "model=llama3_1b", "gpu=h200", f"json={target}")
+    assert shown == said(capsys, "model=llama3_1b", "gpu=h200")
     assert json.loads(target.read_text()) == found

@@ -49,6 +49,7 @@ from harness.store.errors import UsageError
         (["model=llama3_1b", "gpu=h100", "fp8_all_gather=true", "dp=8", "recipe=rowwise"], "rowwise casts"),
         (["model=llama3_1b", "gpu=h100", "gpus=8", "dp=3"], "gpus=8 is not what"),
         (["model=llama3_1b", "gpu=h100", "gpus=8", "tp=16"], "gpus=8 is not what"),
+        (["model=llama3_1b", "gpu=h100", "gpus=4", "dp=8"], "dp=8, tp=1, pp=1 multiply to"),
         (["model=llama3_1b", "gpu=h100", "dp=8", "pp=64"], "has 16 blocks"),
         (["model=llama3_1b", "gpu=h100", "schedule=interleaved", "dp=8"], "pp="),
         (["model=llama3_1b", "gpu=h100", "dp=8", "replicas=3"], "is no multiple of tp x replicas"),

@@ -10,7 +10,7 @@ from fp8core.kernels import traffic
 from fp8core.recipe import RECIPES
 from harness.advise.cast_traffic import cast_bytes
 from harness.advise.casts import TENSORS
-from harness.advise.recipes import COUNTED, candidates, unavailable
+from harness.advise.recipes import CASES, COUNTED, candidates, unavailable
 from harness.machine.hardware import DEVICES
 
 EAGER, COMPILED = candidates(False), candidates(True)
@@ -32,7 +32,11 @@ def test_bytes_of_generated_code() -> None:
     page = (Path(__file__).parents[3] / "reports" / "published" / "studies" / "compiled-casts.md").read_text()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
     rows = {(c[2], c[0]): tuple(map(float, c[4:7])) for c in cells if len(c) > 6 and c[1] == "fp8core"}
-    assert rows == {(recipe, case): b for recipe, cases in COUNTED.items() for case, b in cases.items()}
+    assert rows == {
+        (recipe, case): b
+        for recipe, counted in COUNTED.items()
+        for case, b in zip(CASES, counted, strict=True)
+    }
     casts = COMPILED["tensorwise"].casts
     mean = (6 * 4096 + 2 * 2 * 4096 + 4 * 14336) / (3 * 4096 + 14336)
     assert casts["input"].total == pytest.approx(mean)

@@ -15,6 +15,7 @@ from harness.advise.plan import Plan, Recompute
 from harness.advise.rates import rates_of
 from harness.advise.step import (
     Pass,
+    as_sent,
     pipeline,
     sharding,
     speedup,
@@ -240,3 +241,14 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
         split(model(("q", 64, 64)), 3)
     with pytest.raises(UsageError, match="whose 50257 features"):
         split(trace(resolve("gpt2"), 1, 64), 2)
+
+
+def test_a_cast_before_the_gather_is_of_a_shard() -> None:
+    """Oracle: by hand; of 5 bytes an element a GPU moves those of its shard, and codes are transposed whole."""
+    sends, plan = replace(SIX, gathered_weight=CastCost(5.0, 2.0)), Plan(dp=64, gather_fp8=True)
+    weight = as_sent(sends, plan).casts["weight"]
+    assert (weight.streamed, weight.strided) == (5 / 64, 2.0)
+    assert as_sent(sends, replace(plan, replicas=8)).casts["weight"].streamed == 5 / 8
+    for kept in (replace(plan, gather_fp8=False), replace(plan, dp=1)):
+        assert as_sent(sends, kept) == sends
+    assert as_sent(SIX, plan) == SIX

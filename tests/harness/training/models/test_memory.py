@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from fp8core import Float8Tensor, convert_to_float8_training
-from fp8core.recipe import RECIPES
+from fp8core.formats import E4M3FNUZ
+from fp8core.recipe import RECIPES, Cast, Gemm
 from harness.training.models import CHECKPOINTING, build, memory
 from harness.training.models.memory import GIB, PARTS, fits, of_weights, predict
 
@@ -181,6 +183,25 @@ def test_casts_on_a_gpu_take_no_temporaries() -> None:
         (part for part in PARTS if part != "workspace"), 0
     )
     assert plain["workspace"] - fused["workspace"] > rows.numel()
+
+
+@pytest.mark.parametrize("where", ["ROCm", "fnuz", "never"])
+def test_casts_without_a_kernel_take_temporaries_on_a_gpu_too(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the plain casts of a CPU, byte for byte; a GPU's are less (the test above)."""
+    recipe = RECIPES["tensorwise"].emulated()
+    if where == "ROCm":
+        monkeypatch.setattr(torch.version, "hip", "6.4")
+    elif where == "fnuz":
+        each = Cast(E4M3FNUZ, "tensorwise")
+        recipe = replace(recipe, **dict.fromkeys(recipe.gemms, Gemm(each, each)))
+    else:
+        recipe = recipe.with_kernels("never")
+    linear = nn.Sequential(nn.Linear(1024, 1024, bias=False)).bfloat16().to("meta")
+    layer = Summed(convert_to_float8_training(linear, config=recipe))
+    rows = torch.empty(4096, 1024, device="meta", dtype=torch.bfloat16)
+    assert predict(layer, (rows,), device="cuda") == predict(layer, (rows,))
 
 
 @pytest.mark.parametrize("recipe", [None, "tensorwise"])
