@@ -210,7 +210,8 @@ def predictions(world, arm, memory, fits=True):
     case = Case.of("scale", {"model": "llama_tiny", "world": world, "node": 8})
     resolved = {"tokens_per_s": 1000.0, "mfu_mixed": 0.5, "fits": fits}
     values = [("predicted_step_ms", 20.0, ""), ("predicted_step_ms", 3.0, "communication"), ("sent_bytes", 7e9, ""),
-              ("predicted_memory_bytes", memory, ""), ("sent_bytes", 7e9, "weights_forward")]  # fmt: skip
+              ("predicted_memory_bytes", memory, ""), ("predicted_memory_bytes", 1e9, "activations"),
+              ("sent_bytes", 7e9, "weights_forward")]  # fmt: skip
     return [
         replace(figure(case, arm, metric, value, resolved=resolved), part=part)
         for metric, value, part in values
