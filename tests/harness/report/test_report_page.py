@@ -141,6 +141,15 @@ def test_squares_show_every_cell(gpu_machine, cpu_machine):
         rows = [row for grid in tables.square_grids(found) for row in grid.table.rows]
         assert len(rows) % 4 == 0
         assert all(len(row) == 3 and all(cell.text for cell in row) for row in rows)
+        stored = found.frame[found.frame["suite"] == "linear"].set_index(
+            ["case_id", "arm", "regime", "metric"]
+        )
+        for grid in tables.square_grids(found)[:3]:
+            case, regime = re.fullmatch(r"square-.*-([0-9a-f]{12})-(\w+)", grid.table.key).groups()
+            for precision, *times in grid.table.rows:
+                for mode, cell in zip(("eager", "compile"), times, strict=True):
+                    time = stored["value"].get((case, f"{precision.text}_{mode}", regime, "time_ms"), np.nan)
+                    assert cell.order == pytest.approx(time) if cell.order is not None else np.isnan(time)
     notes = [cell.note for row in rows for cell in row]  # of the CPU
     assert notes.count("no C++ compiler: torch.compile needs one") == len(rows)
 
