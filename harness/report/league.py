@@ -67,6 +67,7 @@ def places(machine: Machine) -> list[Row]:
 
 
 def _place(arm: str, ours: str, shared: Iterable[tuple[str, str]], by_arm: Mapping[str, Times]) -> Row:
+    shared = sorted(shared)  # a set has another order in each process, and a mean other last digits
     records = [by_arm[arm][key] for key in shared]
     resolved = resolved_of(_any(by_arm[arm]))
     whose = f"{resolved.get('peer', '')} {resolved.get('peer_version', '')}".strip() or "fp8core"
