@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 def facts(machine: Machine) -> list[tuple[str, str]]:
     """Every field of the environment, then how the times were taken, as (name, value with unit)."""
-    names, every = _names(), [_flat(env) for env in machine.envs]
+    known, every = names(), [_flat(env) for env in machine.envs]
     present = list(dict.fromkeys(key for env in every for key in env))
     found, absent = [], []
-    for key in [*(k for k in names if k in present), *(k for k in present if k not in names)]:
-        name, _, unit = names.get(key, key.replace("_", " ")).partition(", ")
+    for key in [*(k for k in known if k in present), *(k for k in present if k not in known)]:
+        name, unit = known.get(key, (key.replace("_", " "), ""))
         values = dict.fromkeys(_value(v, unit) for env in every if (v := env.get(key)) is not None)
         if values:
             found.append((name, "; ".join(values)))
@@ -62,12 +62,10 @@ def described(machine: Machine) -> str:
 
 
 @cache
-def _names() -> dict[str, str]:
+def names() -> dict[str, tuple[str, str]]:
     """Fields of the environment fingerprint with a name, and a unit, of their own; all others follow as they are."""
-    found: dict[str, str] = yaml.safe_load(
-        Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8")
-    )
-    return found
+    said = yaml.safe_load(Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8"))
+    return {key: (each, "") if isinstance(each, str) else tuple(each) for key, each in said.items()}
 
 
 def _peaks(machine: Machine) -> list[tuple[str, str]]:

@@ -45,12 +45,19 @@ COLUMNS = columns("headline")
 
 def headline_rows(machine: Machine, conditions: str, ledger: Ledger) -> list[HeadlineRow]:
     """A row an FP8 arm, the best first, with each of its numbers entered into the ledger."""
+    made = {
+        "speedup over bf16": _gain,
+        "mixed MFU": _mixed_mfu,
+        "worst SQNR (dB)": _worst,
+        "FP8 GEMMs": proof,
+        "loss": _loss,
+    }
     rows = []
     for standing in standings(machine)[:MOST_ROWS]:
         what = what_of(standing.suite) if standing.suite else ""
-        made = (_gain, _mixed_mfu, _worst, proof, _loss)
         cells = [Cell(standing.arm, standing.arm)]
-        for column, make in zip(COLUMNS[1:], made, strict=False):
+        for column in COLUMNS[1:-1]:
+            make = made[column.title]
             cell, of = make(machine, standing)
             if cell.text and of:
                 title = f"{column.title}, {what}" if make is _gain else column.title

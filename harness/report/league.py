@@ -67,6 +67,7 @@ def places(machine: Machine) -> list[Row]:
 
 
 def _place(arm: str, ours: str, shared: Iterable[tuple[str, str]], by_arm: Mapping[str, Times]) -> Row:
+    shared = sorted(shared)  # a set has another order in each process, and a mean other last digits
     records = [by_arm[arm][key] for key in shared]
     resolved = resolved_of(_any(by_arm[arm]))
     whose = f"{resolved.get('peer', '')} {resolved.get('peer_version', '')}".strip() or "fp8core"
@@ -81,12 +82,15 @@ def _place(arm: str, ours: str, shared: Iterable[tuple[str, str]], by_arm: Mappi
         "sqnr_db": min(sqnr, default=math.nan),
         "mismatches": max((r["mismatches"] for r in records if known(r.get("mismatches"))), default=math.nan),
     }
-    for name, other in (("against_ours", ours), ("over_bf16", _root(arm, by_arm))):
+    for name, cell, other in (
+        ("against_ours", "against_ours_cell", ours),
+        ("over_bf16", "over_bf16_cell", _root(arm, by_arm)),
+    ):
         of = by_arm.get(other, {})
         ratios = [of[key]["value"] / by_arm[arm][key]["value"] for key in shared if key in of]
         mean = stats.geometric_mean(ratios).value if ratios else math.nan
         style = "" if not known(mean) or 0.99 <= mean <= 1.01 else "faster" if mean > 1 else "slower"
-        place |= {name: mean, f"{name}_cell": Cell(text.ratio(mean), mean, style)}
+        place |= {name: mean, cell: Cell(text.ratio(mean), mean, style)}
     return place
 
 

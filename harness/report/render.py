@@ -24,7 +24,7 @@ from harness.report.picture import picture
 from harness.report.runs import dates
 from harness.report.section import sections
 from harness.report.standings import lead
-from harness.report.words import HERE
+from harness.report.words import HERE, say
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> dict[str
     return {
         "env_id": machine.env_id,
         "name": machine.name,
-        "is_gpu": machine.is_gpu,
+        "notice": say("cpu_notice", machine=machine),
         "conditions": conditions(machine),
         "described": described(machine),
         "lead": lead(machine, answers),

@@ -38,7 +38,7 @@ def scale_table(machine: Machine) -> Table:
         record = found[key]
         if row["metric"] == "sent_bytes" and row["part"]:
             record[row["part"]] = row["value"] / _GB
-        elif row["metric"] == "predicted_memory_bytes":
+        elif (row["metric"], row["part"]) == ("predicted_memory_bytes", ""):
             record["memory"] = _memory(row["value"], resolved.get("fits", True))
         elif (row["metric"], row["part"]) == ("predicted_step_ms", "communication"):
             record["exposed"] = row["value"]

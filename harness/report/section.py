@@ -68,7 +68,7 @@ class Section:
 
 
 def section(
-    machine: Machine, key: str, facts: Mapping[str, Any] | None = None, *, block: str = "", timed: bool = False,
+    machine: Machine, key: str, facts: Mapping[str, Any] | None = None, *, block: str | None = None, timed: bool = False,
     **shown: Any,
 ) -> Section:  # fmt: skip
     """A section of a machine, with the title and introduction of a block of words.
@@ -77,11 +77,12 @@ def section(
         machine: whose rows it shows.
         key: its name, which begins its id within the page.
         facts: that the words need beside the machine.
-        block: of its words, `section_KEY`; where there is none its title is its key.
+        block: of its words, where it is not `section_KEY`; "": it has none, and its title is its key.
         timed: its figures are times: on a CPU they check the harness and nothing else, so it is folded and labelled.
         **shown: fields of `Section`.
     """
-    title, intro = titled(block or f"section_{key}", key.capitalize(), machine=machine, **(facts or {}))
+    block = f"section_{key}" if block is None else block
+    title, intro = titled(block, machine=machine, **(facts or {})) if block else (key.capitalize(), "")
     if timed and not machine.is_gpu:
         title, shown["folded"] = f"CPU times: {title}", True
     return Section(f"{key}-{machine.env_id}", title, intro, **shown)

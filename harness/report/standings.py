@@ -93,7 +93,7 @@ def timed(machine: Machine) -> list[Standing]:
 def in_question(machine: Machine) -> list[Standing]:
     """Arms that the answer about speed rests on: those of one suite and mode."""
     part = deciding(machine) if machine.is_gpu else None
-    return [s for s in timed(machine) if part and s.suite == part[0] and s.arm in set(part[2]["arm"])]
+    return [s for s in timed(machine) if part and s.suite == part.suite and s.arm in set(part.pairs["arm"])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ def _in_doubt(machine: Machine) -> str:
         if why := doubts(machine, s.arm):
             alike.setdefault(tuple(why), []).append(s.arm)
     groups = sorted(alike.items(), key=lambda group: -len(group[0]))
-    few = [text.some(arms, MOST_NAMED).replace("; ", ", ") for _, arms in groups]
+    few = [text.some(arms, MOST_NAMED, ", ") for _, arms in groups]
     return text.some(
         [f"{arms} ({', '.join(why)})" for arms, (why, _) in zip(few, groups, strict=True)], MOST_NAMED
     )

@@ -10,7 +10,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.advise.advised_arms import advised_arms, verdict
+from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.model_title import title_of
 from harness.machine import mfu
 from harness.machine.kernels_by_name import CLASSES
@@ -26,8 +26,10 @@ from harness.report.table import (
     Table,
     arm_cell,
     axis_columns,
+    columns,
     estimate,
     known,
+    make_table,
     resolved_of,
     table_of,
     word,
@@ -91,7 +93,10 @@ def advised_table(machine: Machine) -> Table:
         record |= {"speedup": gain, "predicted": predicted, "outcome": word(a.outcome, text.reason(a.reason))}
         record["layers"] = Cell(f"{a.converted} of {a.layers}" if a.layers else text.NONE, a.converted)
         records.append(record)
-    return table_of(machine, "advised", records, f"{verdict(arms)}." if arms else "", sortable=False)
+    hint = "holds or below: the whole interval is on that side of the bar"
+    every = [*columns("advised"), Column(f"not below {FLOOR:g}", "outcome", hint)]
+    said = f"{verdict(arms)}." if arms else ""
+    return make_table(f"advised-{machine.env_id}", every, records, said, sortable=False)
 
 
 def traces_table(machine: Machine) -> Table:

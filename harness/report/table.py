@@ -191,22 +191,25 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
 @cache
 def columns(table: str) -> tuple[Column, ...]:
     """The columns of a table, from `columns.yaml`."""
-    every = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
-    found = []
-    for said in every[table]:
-        about = {"title": said} if isinstance(said, str) else said
-        field, show, needs = about.get("field", about["title"]), about.get("show"), about.get("needs", "")
-        meaning = METRICS[field].meaning if needs is True and field in METRICS else ""
-        column = Column(
-            about["title"],
-            COMPUTED.get(field, field),
-            about.get("hint", meaning),
-            bool(show),
-            SHOWS[show or "number"],
-            field if needs is True else needs,
-        )
-        found.append(column)
-    return tuple(found)
+    return tuple(column(said) if isinstance(said, str) else column(**said) for said in said_columns()[table])
+
+
+@cache
+def said_columns() -> Mapping[str, Sequence[Any]]:
+    """What `columns.yaml` says of each table."""
+    found: Mapping[str, Sequence[Any]] = yaml.safe_load(
+        Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def column(title: str, *, field: str = "", show: str = "", hint: str = "", needs: bool | str = "") -> Column:
+    """A column as the table of columns says it; by its arguments a key that is none of them is an error."""
+    field = field or title
+    if not hint and needs is True and field in METRICS:
+        hint = METRICS[field].meaning
+    value, shown = COMPUTED.get(field, field), SHOWS[show or "number"]
+    return Column(title, value, hint, bool(show), shown, field if needs is True else needs or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from harness.report.table import (
     table_of,
 )
 from harness.report.verdicts import VERDICTS, extremes, fp8_pairs, rank
+from harness.report.words import blocks
 from harness.store import stats, text
 from harness.store.arm import baseline_of
 from harness.store.compare import MODES, rows_of, square, summary
@@ -220,7 +221,10 @@ def suite(machine: Machine, name: str) -> Section:
     shown: Any = {"charts": drawn, "tables": [suite_table(machine, name)]}
     if name == "gemm":
         shown["grids"] = heat_maps(machine, name)
-    return section(machine, name, block=f"section_suite_{name}", timed=name not in NUMERIC, **shown)
+    block = f"section_suite_{name}"  # suites that are not of `section.OWN` have none
+    return section(
+        machine, name, block=block if block in blocks() else "", timed=name not in NUMERIC, **shown
+    )
 
 
 def suite_table(machine: Machine, suite: str) -> Table:

@@ -33,10 +33,12 @@ from harness.report.words import say
 from harness.store import stats, text
 from harness.store.arm import (
     COOLDOWN,
+    EPS,
     GOLDEN,
     GRAD_FORMAT,
     ONLY_GEMM,
     ONLY_OPERAND,
+    OTHER,
     WARMUP,
     Arm,
     arm_of,
@@ -250,9 +252,9 @@ def what(arm: Arm, schedule: str = "") -> str:
     """
     parts = {"only operand": ONLY_OPERAND, "only GEMM": ONLY_GEMM, "all, gradients in": GRAD_FORMAT}
     found = [f"{words} {own[arm.variant]}, emulated" for words, own in parts.items() if arm.variant in own]
-    return (
-        found[0] if found else say("in_fp8", arm=arm, control=CONTROL, negative=NEGATIVE, schedule=schedule)
-    )
+    names = {"control": CONTROL, "negative": NEGATIVE, "eps": EPS, "other": OTHER, "golden": GOLDEN}
+    names |= {"warmup": WARMUP, "cooldown": COOLDOWN}
+    return found[0] if found else say("in_fp8", arm=arm, schedule=schedule, **names)
 
 
 def _gap_to_control(verdict: ArmVerdict, gate: str) -> GateResult | None:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 Verdict = Literal["yes", "partly", "no", "can't tell"]
 MOST_BRIEF = 90  # two lines of a third of the page
-WHAT = {
-    "train": "training steps (forward, backward, update)",
-    "linear": "whole layers (forward and backward, casts included)",
-    "gemm": "single GEMMs (operands already cast)",
+WHAT = {  # suites that answer for speed: what they time, in two words, and what that includes
+    "train": ("training steps", "forward, backward, update"),
+    "linear": ("whole layers", "forward and backward, casts included"),
+    "gemm": ("single GEMMs", "operands already cast"),
 }
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
 # Suites whose cases break casts and recipes on purpose: they can show that something is wrong, not that training is sound.
@@ -106,7 +106,7 @@ def fp8_pairs(machine: Machine) -> pd.DataFrame:
 
 def what_of(suite: str) -> str:
     """What a suite times, in two words."""
-    return WHAT.get(suite, f"suite {suite}").partition(" (")[0]
+    return WHAT[suite][0] if suite in WHAT else f"suite {suite}"
 
 
 def rank(suite: str) -> tuple[int, str]:
@@ -142,11 +142,11 @@ def is_faster(machine: Machine) -> Answer:
         ran = bool(fp8_rows(machine))
         evidence = reasons(machine) if machine.is_gpu else [told]
         return answer("speed", "can't tell", evidence, machine=machine, ran=ran, arms=[])
-    evidence = [line for part in parts for line in _spreads(machine, *part)]
+    evidence = [line for part in parts for line in _spreads(machine, part)]
     missing = int((pairs["verdict"] == "missing").sum())
     if missing:
         evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
-    suite, how, first = parts[0]
+    suite, mode, how, first = parts[0]
     arms, same_suite = by_arm(first), pairs[pairs["suite"] == suite]
     slower = _slower_under_load(same_suite, [arm for arm, *_ in arms])
     judged = [_speed_verdict(own, arm in slower) for arm, _, own in arms]
@@ -161,8 +161,10 @@ def is_faster(machine: Machine) -> Answer:
         evidence,
         machine=machine,
         arms=told_arms,
-        what=WHAT.get(suite, f"suite {suite}"),
+        what=what_of(suite),
+        includes=WHAT[suite][1] if suite in WHAT else "",
         how=how,
+        compiled=mode == "compile",
         over=counted(arms[0][2]),
         slower=slower,
         judged=judged,
@@ -170,28 +172,32 @@ def is_faster(machine: Machine) -> Answer:
     )
 
 
-def deciding(machine: Machine) -> tuple[str, str, pd.DataFrame] | None:
-    """The part that `is_faster` decides on: (suite, how its arms were run, pairs); None where there is no ratio."""
+class Part(NamedTuple):
+    """Pairs whose arms were run the same way: the mode of their baselines, with the load in words as `how`."""
+
+    suite: str
+    mode: str
+    how: str
+    pairs: pd.DataFrame
+
+
+def deciding(machine: Machine) -> Part | None:
+    """The part that `is_faster` decides on; None where there is no ratio."""
     return next(iter(_by_part(fp8_pairs(machine))), None)
 
 
-def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    """(suite, how the arms were run, pairs), the part that decides the question first."""
+def _by_part(pairs: pd.DataFrame) -> list[Part]:
+    """The parts that have a ratio, the one that decides the question first."""
     modes = [baseline_of(r).mode for r in rows_of(pairs)]
     grouped = pairs.assign(mode=[m if m in (*MODES, "graph") else "" for m in modes])
     parts = []
     for (suite, mode, regime), group in grouped.groupby(["suite", "mode", "regime"]):
         if group["speedup"].notna().any():
             how = [f"{mode} against {mode}"] * bool(mode) + ["sustained load"] * (regime == "sustained")
-            order = (
-                rank(str(suite))[0],
-                regime == "sustained",
-                mode != "compile",
-                str(suite),
-                ", ".join(how),
-            )
-            parts.append((order, group))
-    return [(order[3], order[4], group) for order, group in sorted(parts, key=lambda part: part[0])]
+            part = Part(str(suite), str(mode), ", ".join(how), group)
+            order = (rank(part.suite)[0], regime == "sustained", mode != "compile", part.suite, part.how)
+            parts.append((order, part))
+    return [part for _, part in sorted(parts, key=lambda each: each[0])]
 
 
 def _speed_verdict(pairs: Sequence[Mapping[str, Any]], lost_under_load: bool) -> Verdict:
@@ -240,15 +246,15 @@ def extremes(machine: Machine, pairs: Iterable[Mapping[str, Any]]) -> list[Mappi
     return [{**p, "where": machine.label(p) if several else ""} for p in (*formed[:1], *formed[-1:])]
 
 
-def _spreads(machine: Machine, suite: str, how: str, pairs: pd.DataFrame) -> Iterable[str]:
+def _spreads(machine: Machine, part: Part) -> Iterable[str]:
     """A line an arm: geometric mean, slowest and fastest pair with their intervals."""
-    for arm, mean, own in by_arm(pairs):
+    for arm, mean, own in by_arm(part.pairs):
         ends = [
             f"{text.ratio(p['speedup'])} ({text.interval(p['low'], p['high'])})"
             + f" at {p['where']}" * bool(p["where"])
             for p in extremes(machine, own)
         ]
-        name = ", ".join(filter(None, (suite, how, arm)))
+        name = ", ".join(filter(None, (part.suite, part.how, arm)))
         yield f"{name}: {text.ratio(mean)}; from {' to '.join(ends)}"
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from harness.store import text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 HERE = Path(__file__).parent
 
@@ -19,10 +22,13 @@ def say(block: str, **facts: Any) -> str:
     return " ".join(paragraphs(block, **facts))
 
 
-def titled(block: str, other: str = "", **facts: Any) -> tuple[str, str]:
-    """The first paragraph of a block, and the rest in one line; the other title where there is no such block."""
-    if block not in _template().blocks:
-        return other, ""
+def blocks() -> Collection[str]:
+    """Names of all blocks."""
+    return _template().blocks
+
+
+def titled(block: str, **facts: Any) -> tuple[str, str]:
+    """The first paragraph of a block, and the rest in one line."""
     title, *rest = paragraphs(block, **facts)
     return title, " ".join(rest)
 
@@ -44,7 +50,5 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    words = ("number", "ratio", "percent", "count", "plural", "some", "axis_value", "axes_said", "case_label")
-    environment.filters.update({name: getattr(text, name) for name in words})
-    environment.globals.update(interval=text.interval, spread=text.spread)
+    environment.filters.update(number=text.number, ratio=text.ratio, count=text.count, plural=text.plural)
     return environment.get_template("words.j2")

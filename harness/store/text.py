@@ -164,10 +164,10 @@ def plural(number_of: int, one: str) -> str:
     return f"{number_of:,} {one}" + ("" if number_of == 1 else "s")
 
 
-def some(items: Sequence[str], most: int = 4) -> str:
+def some(items: Sequence[str], most: int = 4, between: str = "; ") -> str:
     """The first few items and how many more there are."""
     more = len(items) - most
-    return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+    return between.join(items[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def short(words: str, most: int) -> str:

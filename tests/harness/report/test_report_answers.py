@@ -146,7 +146,13 @@ def test_briefs_are_composed_to_fit_and_not_cut(cpu_machine, gpu_machine):
             "slower": ["arm"] * slower,
             "arms": [("arm", 1.1, "", "1 faster")] * len(full),
         }
-        facts |= {"what": "training steps", "how": "compile against compile", "over": (1, "case")}
+        facts |= {
+            "what": "training steps",
+            "includes": "",
+            "how": "compile against compile",
+            "compiled": True,
+            "over": (1, "case"),
+        }
         found.append(paragraphs("answer_speed", machine=gpu_machine, most=MOST_BRIEF, **facts)[-1])
     assert all(0 < len(brief) <= MOST_BRIEF and "\u2026" not in brief for brief in found)
 

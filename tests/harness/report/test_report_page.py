@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 from pathlib import Path
@@ -13,8 +14,10 @@ from report_cases import cast_cases, ceiling_cases, tiny_run
 from report_fixtures import Invented, write_run
 from report_pages import Page, machine, run_of, table
 
+import harness
 from harness import store
-from harness.report import records, tables, write_report
+from harness.report import facts, records, section, tables, words, write_report
+from harness.report import table as columns_of
 from harness.store.case import Case
 
 
@@ -96,11 +99,57 @@ def test_a_suite_that_nobody_knew_gets_a_table(tmp_path):
     assert "0.25" in page
 
 
+def strings(*folders):
+    """The string constants of the code in some folders."""
+    found = set()
+    for folder in folders:
+        for path in folder.rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            found |= {
+                node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+    return found
+
+
+def test_a_misspelt_word_column_or_field_is_seen():
+    """What no code names would show nothing, and nobody would miss it. Oracle: the strings of the code itself."""
+    code = Path(harness.__file__).parent
+    known = strings(code) | set(columns_of.COMPUTED)
+    fields = {
+        (table, field)
+        for table, said in columns_of.said_columns().items()
+        if table
+        not in ("findings", "headline")  # attributes of an object, and cells made by title: both raise
+        for each in said
+        for about in [{"title": each} if isinstance(each, str) else each]
+        for field in (about.get("field", about["title"]), about.get("needs", True))
+    }
+    assert [named for named in fields if named[1] is not True and named[1] not in known] == []
+    assert set(columns_of.said_columns()) <= known
+    assert facts.names().keys() <= strings(code / "machine")
+    assert {b for b in words.blocks() if b.startswith("section_suite_")} == {
+        f"section_suite_{name}" for name in section.OWN if name not in section.INSTEAD
+    }
+    with pytest.raises(TypeError, match="hnit"):
+        columns_of.column(title="cases", hnit="how many")
+    with pytest.raises(KeyError):
+        words.titled("figure_speedpu")
+
+
 def test_squares_show_every_cell(gpu_machine, cpu_machine):
     for found in (gpu_machine, cpu_machine):
         rows = [row for grid in tables.square_grids(found) for row in grid.table.rows]
         assert len(rows) % 4 == 0
         assert all(len(row) == 3 and all(cell.text for cell in row) for row in rows)
+        stored = found.frame[found.frame["suite"] == "linear"].set_index(
+            ["case_id", "arm", "regime", "metric"]
+        )
+        for grid in tables.square_grids(found)[:3]:
+            case, regime = re.fullmatch(r"square-.*-([0-9a-f]{12})-(\w+)", grid.table.key).groups()
+            for precision, *times in grid.table.rows:
+                for mode, cell in zip(("eager", "compile"), times, strict=True):
+                    time = stored["value"].get((case, f"{precision.text}_{mode}", regime, "time_ms"), np.nan)
+                    assert cell.order == pytest.approx(time) if cell.order is not None else np.isnan(time)
     notes = [cell.note for row in rows for cell in row]  # of the CPU
     assert notes.count("no C++ compiler: torch.compile needs one") == len(rows)
 

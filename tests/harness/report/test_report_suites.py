@@ -186,19 +186,30 @@ def test_gathered_bytes_stand_beside_those_of_the_baseline(tmp_path):
     case = Case.of("allgather", {"ranks": 2, "param_dtype": "bf16"})
     rows = [absent(case, "torchao", "skipped", f"{REFUSES}torchao failed", "bf16", metric="loss")]
     values = {"loss": 1.5, "step_ms": 4.0, "exposed_ms": 1.0}
-    for arm, size, kind, more in (
-        ("fp8", 101.0, "uint8", {"baseline": "bf16"}),
-        ("bf16", 200.0, "bfloat16", {}),
+    for arm, size, kind, apart, more in (
+        ("fp8", 101.0, "uint8", 0.0, {"baseline": "bf16"}),
+        ("late", 101.0, "uint8", 1e-3, {"baseline": "bf16"}),
+        ("bf16", 200.0, "bfloat16", None, {}),
     ):
-        own = [replace(figure(case, arm, "wire_bytes", size, **more), part=f"all_gather {kind}")]
+        counts = {
+            "all_gather": ("wire_bytes", size),
+            "reduce_scatter": ("wire_bytes", 64.0),
+            "all_reduce": ("collectives", 3.0),
+        }
+        own = [
+            replace(figure(case, arm, *one, **more), part=f"{name} {kind}") for name, one in counts.items()
+        ]
+        own += [figure(case, arm, "loss_deviation", apart, **more)] if apart is not None else []
         own += [figure(case, arm, name, value, **more) for name, value in values.items()]
         rows = [replace(one, resolved={"weights": {"linear": 1000, "other": 8}}) for one in own] + rows
     made = gathers_table(run_of(tmp_path, rows, **ABOUT))
-    titles = ("arm", "all-gather (bytes)", "of the baseline's", "last loss", "exposed (ms)")
+    titles = ("arm", "all-gather (bytes)", "of the baseline's", "all-reduces", "reduce-scatter (bytes)", "last loss",
+              "same loss", "exposed (ms)")  # fmt: skip
     assert [[row.get(title, "") for title in titles] for row in table(made)] == [
-        ["bf16", "200", "1.000", "1.500000", "1.00"],
-        ["fp8", "101", "0.5050", "1.500000", "1.00"],
-        ["torchao", "skipped", "", "", ""],
+        ["bf16", "200", "1.000", "3", "64", "1.500000", "", "1.00"],
+        ["late", "101", "0.5050", "3", "64", "1.500000", "0.0010 apart", "1.00"],
+        ["fp8", "101", "0.5050", "3", "64", "1.500000", "yes", "1.00"],
+        ["torchao", "skipped", "", "", "", "", "", ""],
     ]
     assert "1,000 weights" in made.caption
 
@@ -210,7 +221,8 @@ def predictions(world, arm, memory, fits=True):
     case = Case.of("scale", {"model": "llama_tiny", "world": world, "node": 8})
     resolved = {"tokens_per_s": 1000.0, "mfu_mixed": 0.5, "fits": fits}
     values = [("predicted_step_ms", 20.0, ""), ("predicted_step_ms", 3.0, "communication"), ("sent_bytes", 7e9, ""),
-              ("predicted_memory_bytes", memory, ""), ("sent_bytes", 7e9, "weights_forward")]  # fmt: skip
+              ("predicted_memory_bytes", memory, ""), ("predicted_memory_bytes", 1e9, "activations"),
+              ("sent_bytes", 7e9, "weights_forward")]  # fmt: skip
     return [
         replace(figure(case, arm, metric, value, resolved=resolved), part=part)
         for metric, value, part in values
