@@ -167,7 +167,7 @@ def _is_curve(row: Any) -> bool:
 
 
 def _absent(rows: Sequence[Any]) -> Any:
-    """Of the rows of an arm, the one that says why it has no number; None where all have one.
+    """The row of an arm that says why it has no number; None where all have one.
 
     A failure goes before a metric that was only skipped, and the last failure before others: a worker writes the rows of
     a check's figures before that of the check itself.

@@ -31,7 +31,6 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
 POINTS = {
     "engine.runlog.ProgressFile.write": (1, "failed"),
     "engine.executor._Run.store": (2, "failed"),
-    "engine.executor._Run.keep": (1, "failed"),
     "store.parquet.RunWriter._compact": (1, "failed"),
     "cli.measure.report.write_report": (1, "finished"),
 }
