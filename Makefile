@@ -3,7 +3,7 @@
 # make test-nightly the slow tests alone: more processes, more compiled cases
 # make test-cluster a real Slurm and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
 #                   slurm-wlm, munge and iproute2
-# make check        format, lint, types, import contracts
+# make check        format, lint, types, import contracts, weight of each room
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
 # make aot          reports/published/studies/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
@@ -56,6 +56,7 @@ check: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as main; main()"
+	$(PY) tests/studies/house.py --weight
 
 format: $(READY)
 	$(PY) -m ruff format .

@@ -1,4 +1,5 @@
-"""The house in figures, as markdown: `python tests/studies/house.py [--repeats 3]`; `--picture` prints the rooms of docs/architecture.md.
+"""The house in figures, as markdown: `python tests/studies/house.py [--repeats 3]`; `--picture` prints the rooms of docs/architecture.md,
+`--weight` exits 1 where a room holds more tokens of code than pyproject.toml allows it (`make check`).
 
 Packages, modules and lines; import layers; pages that are too long; the CPU seconds (user and system, the least of so many
 repeats) and modules of commands that ought to be quick.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,6 +34,42 @@ COMMANDS = (
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     shown = [head, ["---"] * len(head), *rows]
     return f"### {title}\n\n" + "\n".join("| " + " | ".join(map(str, row)) + " |" for row in shown)
+
+
+NOT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def tokens(path: Path) -> int:
+    """Tokens of a module's code: comments, docstrings and line breaks weigh nothing, so that merging lines gains nothing."""
+    source = path.read_text()
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documented = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
+    docstrings = {
+        (node.body[0].lineno, node.body[0].col_offset)
+        for node in documented
+        if ast.get_docstring(node, clean=False) is not None
+    }
+    found = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type not in NOT_CODE and token.start not in docstrings for token in found)
+
+
+def too_heavy() -> list[str]:
+    """A line for each folder that weighs more than `tool.house.tokens` of pyproject.toml allows it."""
+    allowed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["house"]["tokens"]
+    weighed = {name: sum(map(tokens, (ROOT / name).rglob("*.py"))) for name in allowed}
+    return [
+        f"{name} weighs {weighed[name]:,} tokens of code, {most:,} are allowed; make it lighter, "
+        "or raise its line under [tool.house.tokens] in pyproject.toml and say why in the commit"
+        for name, most in allowed.items()
+        if weighed[name] > most
+    ]
 
 
 def contracts() -> list[dict[str, list[str]]]:
@@ -92,7 +131,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--picture", action="store_true")
+    parser.add_argument("--weight", action="store_true")
     options = parser.parse_args()
+    if options.weight:
+        sys.exit("\n".join(too_heavy()) or None)
     if options.picture:
         print(picture())
         return
