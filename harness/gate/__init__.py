@@ -60,6 +60,11 @@ OPTIONS = {
         "answer",
         "with --command, where no Python process imports a file of its work tree (default: refuse)",
     ),
+    "accept-changed-benchmark": (
+        "flag",
+        "with --command: each side is judged by its own benchmark (default: both by the base commit's)",
+    ),
+    "fresh-home": ("flag", "with --command: an empty home, cache and temporary folder for each run"),
     "dry-run": ("flag", "print how many rounds a decision takes; measure nothing"),
     "measure": ("flag", "measure this work tree alone; judge by --baseline"),
     "machine-free": ("flag", "judge no times but ratios, numerics and counts"),
@@ -78,7 +83,7 @@ OPTIONS = {
     "results-dir": ("folder", "where sessions are stored, and runs looked for (default: results)"),
 }
 OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run", "command")  # where two sides are measured
-OF_A_COMMAND = ("setup", "unproven_tree")
+OF_A_COMMAND = ("setup", "unproven_tree", "accept_changed_benchmark", "fresh_home")
 NOT_OF_A_COMMAND = {
     "dry_run": "how many benchmarks a command writes is known only when it ran",
     "machine_free": "a command has times alone",
@@ -294,6 +299,9 @@ def _measure_two(options: argparse.Namespace, policy: Policy, argv: Sequence[str
         instrument: Instrument
         if by_command:
             instrument = _commanded(options, stack, root, baseline, written)
+            if not (instrument.proof.changed or options.accept_changed_benchmark or options.even_if_equal):
+                same = f"only documents, tests and benchmarks differ between {commit[:10]} and here, so nothing was measured"
+                return Answer(Exit.OK, "OK", f"{same} (--even-if-equal measures)")
         else:
             sides = {"baseline": baseline, "candidate": root}
             instrument = Sweeping(sides, words, policy.blocks, options.alone, base.clock)
@@ -306,23 +314,34 @@ def _commanded(
 ) -> Commanded:
     """A command, with work trees of its own for both sides: HEAD with what is not committed copied in is the candidate."""
     from harness.gate import trees
-    from harness.gate.command import Commanded
-    from harness.gate.tree_proof import Trees
+    from harness.gate.command import OUT, Commanded, named_paths
+    from harness.gate.tree_proof import Trees, is_code, is_test
 
     head = trees.commit_to_compare(root, "HEAD", tip=True)
     candidate = stack.enter_context(trees.work_tree(root, head))
     trees.copy_changes(root, candidate, written)
     sides = {"baseline": baseline, "candidate": candidate}
     files = {name: trees.files_of(tree, written) for name, tree in {**sides, "original": root}.items()}
+    inside = str(Path.cwd().resolve().relative_to(root))
+    named = named_paths(options.command, inside) if OUT in options.command else ()
+    changed = trees.differing(baseline, candidate, files["baseline"] | files["candidate"])
+    benchmark = [name for name in changed if is_test(name) or name in named]
+    code = frozenset(name for name in changed if is_code(name)).difference(benchmark)
+    restored = [name for name in benchmark if name in files["baseline"]]
+    if options.accept_changed_benchmark:
+        restored = []
+    trees.replace_files(baseline, candidate, restored)
     return Commanded(
         sides,
         ("--command", options.command),
         1,
         options.command,
-        Trees(sides, root, files),
-        inside=str(Path.cwd().resolve().relative_to(root)),
+        Trees(sides, root, files, code),
+        inside=inside,
         scratch=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-command-"))).resolve(),
         commits={side: trees.commit_of(tree) for side, tree in sides.items()},
         setup=options.setup,
         unproven_ok=options.unproven_tree == "ok",
+        benchmark=restored,
+        fresh_home=options.fresh_home,
     )

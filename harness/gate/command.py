@@ -2,8 +2,11 @@
 
 The command is a shell line. Where it holds `{out}`, it writes pytest-benchmark JSON there and each benchmark is a unit by
 its fullname; without `{out}` its wall time is the only unit. A round runs the command once a side, in random order. Each
-run has to prove which tree it ran (`harness.gate.tree_proof`). Neither tree is the user's checkout itself, so that an
-import from the checkout shows.
+run has to prove which tree it ran (`harness.gate.tree_proof`), that the change was in what ran, and that it left both trees
+as they were. Neither tree is the user's checkout itself, so that an import from the checkout shows.
+
+The benchmark is part of the judge: where a change touches it, the base commit's stands in both trees, unless the user
+accepts that each side is judged by its own.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +29,8 @@ from harness.gate.collect import Collected
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
 from harness.gate.shell import Fault, Kind, last_line, run_shell
-from harness.gate.tree_proof import RECORDER, VARIABLE, Proof, Trees, read_modules, unproven
-from harness.gate.trees import restore
+from harness.gate.tree_proof import OPENED, RECORDER, VARIABLE, Proof, Trees, read_modules, unproven
+from harness.gate.trees import content, replace_files, restore
 from harness.machine.environment import env_id
 from harness.store.arm import Arm
 from harness.store.case import Case
@@ -34,7 +38,7 @@ from harness.store.errors import UsageError
 from harness.store.text import some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from harness.gate.runner import Report, Round
     from harness.gate.unit import Judgement
@@ -66,6 +70,9 @@ class Commanded(Instrument):
         commits: commit of each tree, as a fingerprint names it.
         setup: another shell line, run once in each tree before.
         unproven_ok: a side need not prove that it ran its own tree.
+        benchmark: files of the benchmark that the change touches; in both trees they are the base commit's.
+        fresh_home: each run has an empty home, cache and temporary folder of its own.
+        seen: files of the change that were seen to run.
         proven: of the run of a side that shows the least.
         written: names of the benchmarks of a side.
         rounds: complete ones.
@@ -79,6 +86,9 @@ class Commanded(Instrument):
     commits: Mapping[str, Mapping[str, Any]]
     setup: str | None = None
     unproven_ok: bool = False
+    benchmark: Sequence[str] = ()
+    fresh_home: bool = False
+    seen: set[str] = field(default_factory=set)
     proven: dict[str, Proof] = field(default_factory=dict)
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
@@ -97,10 +107,9 @@ class Commanded(Instrument):
             return
 
         def run(side: str) -> Fault | None:
-            output = self.scratch / f"setup-{side}"
-            seconds, fault = run_shell(
-                command, self.trees[side] / self.inside, None, output, dict(os.environ)
-            )
+            output, env = self.scratch / f"setup-{side}", dict(os.environ)
+            with self._left_alone("set-up", side, [s for s in self.trees if s != side]):
+                seconds, fault = run_shell(command, self.trees[side] / self.inside, None, output, env)
             tell(f"set up the {side} in {seconds:.0f} s" + (f": {fault.reason}" if fault else ""))
             return fault
 
@@ -167,6 +176,14 @@ class Commanded(Instrument):
         mends = f"the {name} failed on the {error.side}, twice, and the candidate works: {error.reason}"
         broken = ""
         if error.side == "candidate":
+            if self.benchmark and name == COMMAND:
+                replace_files(self.proof.original, self.trees["candidate"], self.benchmark)
+                if self._run("candidate", left).fault is None:
+                    raise GateError(
+                        Exit.INCONCLUSIVE,
+                        f"the base commit's benchmark does not run on the candidate, and the candidate's does "
+                        f"({some(self.benchmark, 5)}): {error.reason}; --accept-changed-benchmark judges each side by its own",
+                    )
             broken = f"the {name} fails on the candidate and works on the baseline: {error.reason}"
         elif name == SET_UP:
             run = self._run("candidate", left)
@@ -182,7 +199,21 @@ class Commanded(Instrument):
         """What the verdict has to say about how the command was run; nothing where it worked on neither side, or was not run."""
         if not self.proven:
             return []
-        lines = [f"the command, in fresh processes, one side after the other: {self.line}"]
+        homes = (
+            "an empty home each time"
+            if self.fresh_home
+            else "caches outside of the trees are shared (--fresh-home)"
+        )
+        lines = [f"the command, in fresh processes, one side after the other, {homes}: {self.line}"]
+        if self.benchmark:
+            lines.append(f"the base commit's benchmark judged both sides; changed: {some(self.benchmark, 5)}")
+        if self.proof.changed:
+            unseen = sorted(self.proof.changed - self.seen)
+            lines.append(
+                f"of the change these files were seen to run: {some(sorted(self.seen), 5) or 'none'}"
+            )
+            if unseen:
+                lines.append(f"not seen to run: {some(unseen, 5)}")
         if self.proven and all(proof.count for proof in self.proven.values()):
             counted = "; ".join(f"{s} {p.count}: {some(p.names)}" for s, p in sorted(self.proven.items()))
             sides = "each side" if len(self.proven) > 1 else f"the {next(iter(self.proven))}"
@@ -206,12 +237,18 @@ class Commanded(Instrument):
         (folder / "modules").mkdir(parents=True)
         out, output = folder / "benchmarks.json", folder / "output"
         line = self.line.replace(OUT, shlex.quote(str(out)))
-        env = recording(self.scratch, folder / "modules")
+        env = recording(self.scratch, folder / "modules", opened=not all(map(_is_module, self.proof.changed)))
+        if self.fresh_home:
+            for name, variable in (("home", "HOME"), ("cache", "XDG_CACHE_HOME"), ("tmp", "TMPDIR")):
+                (folder / name).mkdir()
+                env[variable] = str(folder / name)
         try:
-            seconds, fault = run_shell(line, self.trees[side] / self.inside, left(), output, env)
+            with self._left_alone("command", side, list(self.trees)):
+                seconds, fault = run_shell(line, self.trees[side] / self.inside, left(), output, env)
         except subprocess.TimeoutExpired as error:
             raise OutOfTimeError from error
         proven = self.proof.check(side, read_modules(folder / "modules"))
+        self.seen |= proven.changed
         shutil.rmtree(folder / "modules")
         document: dict[str, Any] = {}
         if OUT in self.line:
@@ -224,6 +261,20 @@ class Commanded(Instrument):
             self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
         return Run(seconds, fault, document, out)
 
+    @contextmanager
+    def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
+        """Refuses what changes a file of these trees that git knows: later runs would measure something else."""
+        before = {name: content(self.trees[name], self.proof.files[name]) for name in trees}
+        yield
+        for name in trees:
+            after = content(self.trees[name], self.proof.files[name])
+            if changed := [file for file, digest in before[name].items() if after[file] != digest]:
+                raise GateError(
+                    Exit.INVALID,
+                    f"the {what} of the {side} changed files in the work tree of the {name}: {some(changed, 5)}; let it write "
+                    "to files that git ignores",
+                )
+
     def _check(self, runs: Mapping[str, Run], left: Callable[[], float]) -> None:
         """Refuses a round in which the command failed, or a side did not run its tree."""
         bad = {side: run.fault for side, run in sorted(runs.items()) if run.fault is not None}
@@ -231,6 +282,12 @@ class Commanded(Instrument):
             reasons = "; ".join(f"{side}: {fault.reason}" for side, fault in bad.items())
             raise GateError(Exit.USAGE, f"the command works on neither side ({reasons}): {self.line}")
         self._require_proof([side for side in runs if side not in bad])
+        if not bad and self.proof.changed and not self.seen and not self.unproven_ok:
+            raise GateError(
+                Exit.INCONCLUSIVE,
+                f"the change was not seen to run: no Python process of the command imported or opened any of "
+                f"{some(sorted(self.proof.changed), 5)}; benchmark what changed, or --unproven-tree ok",
+            )
         for side, fault in bad.items():
             if side in self.proven:  # it worked before: in a round, or when it was run to fill the caches
                 raise GateError(
@@ -273,16 +330,11 @@ class Commanded(Instrument):
 
     def _require_base_paths(self, reason: str) -> None:
         """Refuses a command that names a path which only the candidate's tree has: no baseline could have run it."""
-        try:
-            words = shlex.split(self.line)
-        except ValueError:
-            words = self.line.split()
         held = [
             {folder for file in self.proof.files[side] for folder in (file, *map(str, Path(file).parents))}
             for side in ("candidate", "baseline")
         ]
-        for name in (name for word in words for name in re.split("[=:]+", word) if name):
-            path = posixpath.normpath(posixpath.join(self.inside, name))
+        for path, name in named_paths(self.line, self.inside).items():
             if path in held[0] - held[1]:
                 raise _not_in_base(name, reason)
 
@@ -323,14 +375,29 @@ def _not_in_base(path: str, reason: str) -> GateError:
     )
 
 
-def recording(scratch: Path, folder: Path) -> dict[str, str]:
-    """The environment in which Python processes record into `folder` what they imported."""
+def named_paths(line: str, inside: str) -> dict[str, str]:
+    """What a shell line may name below a work tree: path there -> the word, or the part of one."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = line.split()
+    names = [name for word in words for name in re.split("[=:]+", word) if name]
+    return {posixpath.normpath(posixpath.join(inside, name)): name for name in names}
+
+
+def _is_module(name: str) -> bool:
+    return name.endswith((".py", ".so", ".pyd"))
+
+
+def recording(scratch: Path, folder: Path, *, opened: bool = False) -> dict[str, str]:
+    """The environment in which Python processes record into `folder` what they imported, and the files that they opened."""
     site = scratch / "site"
     if not site.exists():
         site.mkdir()
         shutil.copy(RECORDER, site / "sitecustomize.py")
     path = filter(None, (str(site), os.environ.get("PYTHONPATH")))
-    return {**os.environ, VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
+    env = {**os.environ, VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
+    return {**env, OPENED: "1"} if opened else env
 
 
 def _row(name: str, samples: Sequence[float], resolved: object) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def decide(
     scatter: float = 0.0,
     fresh: bool = False,
     groups: int = 0,
+    ticks: Sequence[float] = (),
 ) -> list[Decision]:
     """The verdict on each unit.
 
@@ -116,7 +117,9 @@ def decide(
         fresh: each round has processes of its own, so that the rounds of few units show what processes differ by.
         groups: how many of the last units are means over others: quieter than each by nature, so no unit is held to them
             nor they to the units.
+        ticks: of each unit, by how much the step of the clock may move its log ratio: a part of every bar.
     """
+    steps = ticks or [0.0] * len(first)
     own = len(first) - groups
     members = first[:own] if one_run else []
     quiet = [spread_floor(members, control)] * own + [LEAST_SPREAD] * groups
@@ -126,8 +129,8 @@ def decide(
     confirming = any(map(len, second))
 
     def p_values(stage: Sequence[Vector]) -> Vector:
-        each = zip(leans, stage, limits, quiet, strict=True)
-        return np.array([_p(lean * r - limit, least, apart) for lean, r, limit, least in each])
+        each = zip(leans, stage, limits, steps, quiet, strict=True)
+        return np.array([_p(lean * r - limit - step, least, apart) for lean, r, limit, step, least in each])
 
     p = p_values(first)
     flagged = p <= alpha
@@ -142,6 +145,7 @@ def decide(
     out = []
     for i, effect in enumerate(all_paired(pooled, floors)):
         low, high = _interval(pooled[i], effect, apart)
+        low, high = low - steps[i], high + steps[i]
         verdict = Verdict.INCONCLUSIVE
         enough = len((second if confirming else first)[i]) >= FEWEST_TO_CLAIM
         if flagged[i] and enough and adjusted[i] <= alpha_confirm:

@@ -79,6 +79,7 @@ def judge(
         scatter=policy.scatter if apart else 0.0,
         fresh=baseline.fresh and candidate.fresh,
         groups=len(groups),
+        ticks=[u.tick for u in timed],
         floors=[max((f[i] for f in floors if (i := u.key.case_id) in f), default=math.nan) for u in timed],
     )
     findings = [_timed(*one, control) for one in zip(timed, decisions, limits, strict=True)]
@@ -147,6 +148,7 @@ def _group_units(units: Sequence[Unit], policy: Policy) -> Iterator[Unit]:
             second=np.mean([u.second for u in whole], axis=0)
             if len({u.second.size for u in whole}) == 1
             else np.empty(0),
+            tick=float(np.mean([u.tick for u in whole])),
             members=tuple(sorted({u.key.case_id for u in whole})),
         )
 
@@ -161,6 +163,10 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
     if decision.verdict is Verdict.REGRESSED and (control.moved or verdict is Verdict.REGRESSED):
         moved_by = math.log(control.change) if control.change > 0 else math.nan
         cause = cause_of(unit, decision.effect.log, moved_by)
+    if decision.verdict is Verdict.INCONCLUSIVE and unit.tick > limit:
+        reason = (
+            f"the clock moves in steps of {math.expm1(unit.tick):.1%} of this time: measure something longer"
+        )
     if control.moved:
         verdict, reason = Verdict.INCONCLUSIVE, "the control case moved"
     suspect = verdict is Verdict.INCONCLUSIVE and not control.moved and decision.suspect

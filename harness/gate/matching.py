@@ -282,6 +282,7 @@ def _fill(timed: Sequence[Unit], policy: Policy, notes: list[str], *, paired: bo
             unconfirmed += bool(why)
             unit.first = unit.worse * log_ratios(*unit.rows, by_number=paired)
             unit.second = unit.worse * log_ratios(*again, by_number=paired)
+            unit.tick = _tick([*unit.rows, *again])
             if excluded:
                 unit.set_aside(State.EXCLUDED, excluded)
     notes += [f"{count} times were measured {CONDITIONS[name]}" for name, count in counts.items() if count]
@@ -358,6 +359,18 @@ def _invalid_sample(rows: Sequence[Any], unit: str) -> str:
             where = f" of round {row.rounds[place]}" if len(row.rounds) else ""
             return f"sample{where} is {samples[place]:g} {unit}"
     return ""
+
+
+def _tick(sides: Sequence[Sequence[Any]]) -> float:
+    """By how much the step of the clock may move a ratio of times, as a logarithm.
+
+    The step is the least distance of two samples, and the whole time where all are equal: of a clock that resolves them,
+    two hundred samples lie far closer together than they scatter.
+    """
+    samples = np.sort(np.concatenate([row.samples for side in sides for row in side]))
+    samples = samples[np.isfinite(samples)]
+    steps = np.diff(samples, prepend=0.0)
+    return math.log1p(float(steps[steps > 1e-9 * samples].min() / np.median(samples)))
 
 
 def log_ratios(before: Sequence[Any], after: Sequence[Any], *, by_number: bool) -> Vector:

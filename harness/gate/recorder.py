@@ -2,7 +2,8 @@
 
 The gate copies this file into a folder that it puts first on PYTHONPATH of a benchmark command. Every Python process of the
 command then imports it, leaves its place to the `sitecustomize` that would have been imported without it, and at its end
-writes one file of names. It imports nothing that an interpreter has not loaded by then.
+writes one file of names. It imports nothing that an interpreter has not loaded by then. Where a change holds files that are
+no modules, the files that Python opens are told too.
 """
 
 import atexit
@@ -10,6 +11,7 @@ import os
 import sys
 
 FOLDER = os.environ.get("HARNESS_GATE_RECORD", "")
+OPENED: "set[str]" = set()
 
 
 def _record(folder: str, owner: int) -> None:
@@ -24,10 +26,16 @@ def _record(folder: str, owner: int) -> None:
             file = getattr(getattr(module, "__loader__", None), "path", None)
         if isinstance(file, str) and file != __file__:
             lines.append(f"{name}\t{os.path.realpath(file)}")
+    lines += [f"\t{os.path.realpath(file)}" for file in OPENED]
     path = f"{folder}/{owner}-{os.urandom(4).hex()}"
     with open(path + ".new", "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write("\n".join(line for line in lines if line.count("\t") == 1 and "\n" not in line))
     os.rename(path + ".new", path + ".modules")
+
+
+def _note_opened(event: str, args: "tuple[object, ...]") -> None:
+    if event == "open" and isinstance(args[0], str):
+        OPENED.add(os.path.abspath(args[0]))
 
 
 def _hand_over(own_folder: str) -> None:
@@ -46,5 +54,7 @@ def _hand_over(own_folder: str) -> None:
 
 if __name__ == "sitecustomize":
     if FOLDER:
+        if os.environ.get("HARNESS_GATE_OPENED"):
+            sys.addaudithook(_note_opened)
         atexit.register(_record, FOLDER, os.getpid())
     _hand_over(os.path.dirname(os.path.realpath(__file__)))

@@ -87,6 +87,8 @@ def headline(judgement: Judgement) -> str:
     slower = sum(f.told_only and f.verdict is Verdict.REGRESSED for f in judgement.findings)
     if judgement.could_not_judge and judgement.code in (Exit.OK, Exit.INCONCLUSIVE):
         return _open(judgement)
+    if judgement.mode == "broken" and judgement.code is Exit.REGRESSED:
+        return "BROKEN"  # nothing is slower: it does not run
     if judgement.code is not Exit.OK:
         return HEADLINE[judgement.code]
     words = ["OK"] if judgement.times else ["OK", "no time judged"]

@@ -1,4 +1,8 @@
-"""Shell: one run of a user's shell line, how it failed if it did, and the end of all that it started."""
+"""Shell: one run of a user's shell line, how it failed if it did, and the end of all that it started.
+
+A pipe fails where any of its programs fails (`pipefail`): the benchmark of `bench | cat` may have crashed. Work that a
+line leaves behind in the background would not be in its time, so such a run is no measurement.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,17 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil
+
+from harness.gate.tree_proof import VARIABLE
 from harness.machine.processes import MARK, interruptible, marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KILLER = "import sys\nfrom harness.machine.processes import kill_marked\nsys.stdin.read()\nkill_marked(sys.argv[1])\n"
+SHELL = ("bash", "-o", "pipefail", "-c")
+ENDING_S = 1.0  # for helpers, as multiprocessing's tracker, to see that their parent has ended
 # Exit codes of a program's own; beyond: not executable, not found, ended by a signal
 ORDINARY = range(1, 126)
 
@@ -27,7 +36,7 @@ class Kind(Enum):
     """Kinds of fault: only one that the program reports itself says that its code is broken."""
 
     FAILED = auto()  # an exit code of its own, or it wrote no benchmark
-    ENDED = auto()  # by a signal, or it could not be started
+    ENDED = auto()  # by a signal, or it could not be started, or what it started had not ended
     NO_FOLDER = auto()
 
 
@@ -50,23 +59,44 @@ def run_shell(
         return 0.0, Fault(f"the commit has no folder {folder.name}", Kind.NO_FOLDER)
     if timeout_s is not None and timeout_s <= 0:
         raise subprocess.TimeoutExpired(line, timeout_s)
+    waited, left = 0.0, ""
     with output.open("wb") as file:
         begun = time.perf_counter()
         process = subprocess.Popen(
-            line, shell=True, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            [*SHELL, line], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
             start_new_session=True,
         )  # fmt: skip
         try:
             code = process.wait(None if timeout_s is None or math.isinf(timeout_s) else timeout_s)
             seconds = time.perf_counter() - begun
+            if VARIABLE in env:
+                waited, left = _left_behind(env[VARIABLE])
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    if left:
+        return seconds, Fault(f"{left} still ran when the line had ended: wait for it there", Kind.ENDED)
     if code == 0:
-        return seconds, None
+        return seconds + waited, None
     kind = Kind.FAILED if code in ORDINARY else Kind.ENDED
     return seconds, Fault(f"exit code {code}; {last_line(output)}", kind)
+
+
+def _left_behind(mark: str) -> tuple[float, str]:
+    """Seconds until all of a run has ended, at most `ENDING_S`, and what has not by then; "" for nothing.
+
+    Args:
+        mark: the folder that the run's processes record into, by which they are known.
+    """
+    begun, waited = time.monotonic(), 0.0
+    while True:
+        processes = psutil.process_iter(["pid", "name", "environ"])
+        left = [p.info for p in processes if (p.info["environ"] or {}).get(VARIABLE) == mark]
+        if not left or waited > ENDING_S:
+            return waited, f"process {left[0]['pid']} ({left[0]['name']})" if left else ""
+        time.sleep(0.01)
+        waited = time.monotonic() - begun
 
 
 @contextmanager

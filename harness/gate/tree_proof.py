@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.gate.exit_code import Exit, GateError
+from harness.gate.trees import differing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 RECORDER = Path(__file__).with_name("recorder.py")
-VARIABLE = "HARNESS_GATE_RECORD"
+VARIABLE, OPENED = "HARNESS_GATE_RECORD", "HARNESS_GATE_OPENED"
+DOCUMENTS = (".md", ".rst")  # no benchmark's time depends on them
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 PACKAGE_FOLDERS = ("", "src/", "python/", "lib/")  # below a project, where its packages lie
 TEST_FOLDERS = frozenset(("test", "tests", "bench", "benches", "benchmark", "benchmarks"))
@@ -44,20 +46,30 @@ class Proof:
         count: modules, tests aside.
         names: their top-level modules, and the path of a script.
         tests: modules of test files, which prove nothing.
+        changed: files of the change that were imported or opened, or whose build was.
     """
 
     count: int = 0
     names: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    changed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Trees:
-    """The two work trees, the checkout that they come from, and the files of each."""
+    """The two work trees, the checkout that they come from, the files of each, and those in which they differ.
+
+    Attributes:
+        trees: by side.
+        original: the checkout.
+        files: by side, and of "original".
+        changed: files whose bytes differ, documents and tests aside.
+    """
 
     trees: Mapping[str, Path]
     original: Path
-    files: Mapping[str, Files]  # by side, and "original"
+    files: Mapping[str, Files]
+    changed: Files = frozenset()
 
     def check(self, side: str, imported: Collection[tuple[str, Path]]) -> Proof:
         """What a side imported from its own tree.
@@ -71,18 +83,29 @@ class Trees:
         """
         own, mine = self.trees[side], self.files[side]
         modules, tests = set(), set()
+        (other,) = (tree for name, tree in self.trees.items() if name != side)
+        seen = set()
         for name, file in sorted(imported):
             inside, top = _below(file, own), name.partition(".")[0]
+            if inside in self.changed:
+                seen.add(inside)
+            if not name:  # opened
+                continue
             if inside is None:
                 if where := self._elsewhere(side, name, file):
                     self._refuse(side, name, file, where)
             elif name == "__main__" and inside in mine:
                 modules.add((name, inside))
-            elif inside in mine and _is_test(inside):
+            elif inside in mine and is_test(inside):
                 tests.add(name)
             elif inside in mine or _holds(own, mine, name, file):
                 modules.add((name, top))
-        return Proof(len(modules), tuple(sorted({top for _, top in modules})), tuple(sorted(tests)))
+                if inside not in mine and differing(
+                    own, other, [inside]
+                ):  # built, or installed, in each tree
+                    seen.add(inside)
+        names = tuple(sorted({top for _, top in modules}))
+        return Proof(len(modules), names, tuple(sorted(tests)), frozenset(seen))
 
     def _elsewhere(self, side: str, name: str, file: Path) -> str:
         """The wrong place that holds a file which is not in the side's tree; "" where it is no wrong one."""
@@ -130,7 +153,7 @@ def _projects(tree: Path, files: Files) -> Files:
     """Import names that the names of the tree's own projects suggest."""
     names = set()
     for file in files:
-        if file.rpartition("/")[2] == "pyproject.toml" and not _is_test(file):
+        if file.rpartition("/")[2] == "pyproject.toml" and not is_test(file):
             try:
                 project = tomllib.loads((tree / file).read_text(encoding="utf-8"))["project"]
                 names.add(_import_name(str(project["name"])))
@@ -187,10 +210,15 @@ def _folder(inside: str) -> str:
     return inside.rpartition("/")[0]
 
 
-def _is_test(inside: str) -> bool:
+def is_test(inside: str) -> bool:
     """Whether a file of a tree is part of its tests, by its name or its folders."""
     *folders, name = inside.split("/")
     return not TEST_FOLDERS.isdisjoint(folders) or bool(re.match(r"conftest\.|test_|[^.]*_test\.", name))
+
+
+def is_code(inside: str) -> bool:
+    """Whether a time may depend on a file: on no document, nor on what only tools read (`.github`)."""
+    return not inside.endswith(DOCUMENTS) and not any(part.startswith(".") for part in inside.split("/"))
 
 
 def _import_name(project: str) -> str:

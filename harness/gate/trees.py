@@ -9,6 +9,7 @@ rest of the gate is this tree's, as it runs; where a change touches it, the verd
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -25,7 +26,7 @@ from harness.store.errors import UsageError
 from harness.store.text import some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from harness.gate.policy import Policy
 
@@ -123,7 +124,9 @@ def same_code(root: Path, commit: str, paths: Sequence[str] = MEASURED, left_out
     """
     where = ["--", *paths, *_but(left_out)]
     return not (
-        _listed(root, "diff", "--name-only", commit, *where) or _listed(root, "ls-files", *NEW, *where)
+        _listed(root, "diff", "--name-only", commit, *where)
+        or _listed(root, "ls-files", *NEW, *where)
+        or any(_blob(root, commit, name) != _content(root / name) for name in _hidden(root, where))
     )
 
 
@@ -143,13 +146,35 @@ def copy_changes(root: Path, tree: Path, left_out: Sequence[str] = ()) -> None:
     deleted, there = (_listed(root, *diff[:3], f"--diff-filter={kind}", *diff[3:]) for kind in "Dd")
     for name in deleted:
         _remove(tree / name)
-    for name in there + _listed(root, "ls-files", *NEW, *where):
+    replace_files(root, tree, there + _listed(root, "ls-files", *NEW, *where) + _hidden(root, where))
+
+
+def replace_files(root: Path, tree: Path, names: Iterable[str]) -> None:
+    """Makes files of a tree what they are below `root`; those that are not there are removed."""
+    for name in names:
         source, target = root / name, tree / name
         if source.is_dir() and not source.is_symlink():  # a submodule, or a repository within this one
             continue
         _remove(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target, follow_symlinks=False)
+        if source.exists() or source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _hidden(root: Path, where: Sequence[str]) -> list[str]:
+    """Files whose changes git was told not to see (skip-worktree, assume-unchanged) and that are there; the index is not asked."""
+    flagged = (line.partition(" ") for line in _listed(root, "ls-files", "-v", *where))
+    return [name for flag, _, name in flagged if (flag == "S" or flag.islower()) and (root / name).is_file()]
+
+
+def _blob(root: Path, commit: str, name: str) -> bytes | None:
+    """A file as a commit has it; None where it has none."""
+    done = subprocess.run(
+        ["git", "-C", str(root), "cat-file", "--filters", f"{commit}:{name}"],
+        capture_output=True,
+        check=False,
+    )
+    return None if done.returncode else done.stdout
 
 
 def _remove(path: Path) -> None:
@@ -263,7 +288,7 @@ def base_of(
     relative = named and (below(root, named) or below(root, named.resolve()))
     paths = [path for path in (*judges, own, relative) if path]
     here, there = (files_of(side, paths=paths) if paths else frozenset() for side in (root, tree))
-    changed = sorted(name for name in here | there if _content(root / name) != _content(tree / name))
+    changed = differing(root, tree, here | there)
     notes = []
     if relative:
         named = tree / relative
@@ -289,6 +314,17 @@ def base_of(
         ) from error
     lent = tree if any(name.startswith(CLOCK) for name in changed) else None
     return Base(policy, lent, tuple(Loud(f"JUDGE CHANGED: {note}") for note in notes))
+
+
+def differing(one: Path, other: Path, names: Iterable[str]) -> list[str]:
+    """Of files below two folders, those whose bytes differ, or that one alone has."""
+    return sorted(name for name in names if _content(one / name) != _content(other / name))
+
+
+def content(tree: Path, names: Iterable[str]) -> dict[str, bytes | None]:
+    """SHA-256 of files below a folder; None of those that are not there."""
+    found = {name: _content(tree / name) for name in names}
+    return {name: None if data is None else hashlib.sha256(data).digest() for name, data in found.items()}
 
 
 def below(root: Path, path: Path) -> str:

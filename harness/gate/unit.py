@@ -60,6 +60,7 @@ class Unit:
         before, after: the two values, in `unit`.
         first, second: log(candidate / baseline) by round of the first stage and of the confirmation, positive = worse.
         strayed: samples at a clock that is not their round's.
+        tick: by how much the step of the clock may move a ratio, as a logarithm.
         rows, again: the stored rows of the first stage and of the confirmation.
         members: of a group: the ids of its cases.
     """
@@ -76,6 +77,7 @@ class Unit:
     state: State = State.SOUND
     why: str = ""
     strayed: int = 0
+    tick: float = 0.0
     rows: Pair = field(default_factory=lambda: ([], []))
     again: Pair = field(default_factory=lambda: ([], []))
     members: tuple[str, ...] = ()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from command_repo import FAKE, FEW, PROGRAM, commit, fake_repository, gate, git, make_repository, package
 from curves_for_tests import control, rows_of_runs, shifted
 from gate_fixtures import (
     ENV,
@@ -28,7 +29,8 @@ from situations import Place, situation
 from harness.__main__ import main
 from harness.gate import trees as work_trees
 from harness.gate.exit_code import GateError
-from harness.gate.tree_proof import Trees
+from harness.gate.shell import run_shell
+from harness.gate.tree_proof import VARIABLE, Trees
 from harness.machine.environment import env_id
 
 if TYPE_CHECKING:
@@ -215,30 +217,91 @@ def damaged_part(place: Place, planted: bool) -> object:
     return main(["gate", "--baseline", "a", "--candidate", "b"])
 
 
-@situation(
-    "gate --against",
-    "a measured file has an uncommitted change",
-    word="the same code: nothing to measure",
-    positive=True,
-    instead=False,
+of_trees = partial(
+    situation, "gate --against", word="the same code: nothing to measure", positive=True, instead=False
 )
+of_command = partial(situation, "gate --command", word="exit code", positive=0)
+
+
+@of_trees(what="a measured file has an uncommitted change")
 def uncommitted_change(place: Place, planted: bool) -> object:
-    (place.folder / "harness").mkdir()
-    file = place.folder / "harness" / "a.py"
-    file.write_text("a = 1\n")
-    for words in (
-        ["init", "-q"],
-        ["add", "."],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
-    ):
-        subprocess.run(["git", *words], check=True, cwd=place.folder)
+    file = make_repository(place.folder / "repo", {"harness/a.py": "a = 1\n"}) / "harness" / "a.py"
     if planted:
         file.write_text("a = 2\n")
-    return work_trees.same_code(place.folder, "HEAD")
+    return work_trees.same_code(place.folder / "repo", "HEAD")
 
 
-@situation(
-    "gate --command",
+@of_trees(what="git was told not to look at the file that is changed")
+def hidden_change(place: Place, planted: bool) -> object:
+    root = make_repository(place.folder / "repo", {f"harness/{name}.py": "a = 1\n" for name in "ab"})
+    for name, flag in (("a", "--skip-worktree"), ("b", "--assume-unchanged")):
+        git(root, "update-index", flag, f"harness/{name}.py")
+        if planted:
+            (root / "harness" / f"{name}.py").write_text("a = 2\n")
+    return work_trees.same_code(root, "HEAD")
+
+
+@of_gate(what="each sample is one tick of a clock of 15.6 ms", instead=6)
+def coarse_clock(place: Place, planted: bool) -> object:
+    return code(place.folder, *(([time_row(1, [15.6] * 10)],) * 2 if planted else sound()))
+
+
+def ended(place: Place, line: str) -> object:
+    """Kind of the fault of a shell line; "" where it worked."""
+    env = {**os.environ, VARIABLE: str(place.folder)}
+    _, fault = run_shell(line, place.folder, 60.0, place.folder / "output", env)
+    return fault.kind.name if fault else ""
+
+
+of_line = partial(situation, "gate --command", word="Fault.kind is empty", positive="")
+
+
+@of_line(what="the benchmark crashes, and its output goes through `cat`", instead="FAILED")
+def crash_in_a_pipe(place: Place, planted: bool) -> object:
+    return ended(place, f"(echo times; exit {3 * planted}) | cat")
+
+
+@of_line(what="the line ends before the work that it began in the background", instead="ENDED")
+def work_left_behind(place: Place, planted: bool) -> object:
+    return ended(place, "setsid sleep 60 & " + ("" if planted else "kill $!"))
+
+
+def gated(place: Place, change: dict[str, str], *words: str, command: str = FAKE) -> int:
+    """Exit code of a gate on a change of a small repository."""
+    root = fake_repository(place.folder / "repo")
+    commit(root, change)
+    return gate(root, "--command", command, *FEW, *words)[0]
+
+
+CODE = "src/pkg/__init__.py"
+SAME = {CODE: package(a=0.01, b=0.02) + "\n# the same, anew\n"}
+
+
+@of_command(what="the candidate's set-up writes into the work tree of the baseline", instead=3)
+def set_up_of_the_other_tree(place: Place, planted: bool) -> object:
+    sleep = "for tree in $(git worktree list --porcelain | sed -n 's/^worktree //p'); do echo '# slow' >> $tree/bench/program.py; done"
+    return gated(place, SAME, "--setup", sleep if planted else "true")
+
+
+@of_command(what="the work of both sides is that of a program elsewhere", instead=6)
+def change_that_does_not_run(place: Place, planted: bool) -> object:
+    """Both import a module of their own tree, and not the one that is changed."""
+    other = {"src/pkg/other.py": "A = 1\n"}
+    return gated(place, other if planted else SAME)
+
+
+@of_command(
+    what="the code is 20 % slower, and the benchmark that came with it does 60 % of the work", instead=1
+)
+def benchmark_that_does_less(place: Place, planted: bool) -> object:
+    less = {
+        CODE: package(a=0.012, b=0.024),
+        "bench/program.py": PROGRAM.replace("seconds *", "0.6 * seconds *"),
+    }
+    return gated(place, less if planted else SAME)
+
+
+@of_command(
     "the command imports the project from the checkout, not from its work tree",
     word="exit code",
     positive=0,

@@ -50,7 +50,7 @@ def test_a_candidate_that_does_not_import_is_a_finding_and_one_that_mends_it_pas
         True,
     )
     assert math.isnan(finding.unit.before)  # nothing is claimed of a baseline that was not tried
-    assert "REGRESSED (exit 1)" in render.terminal(Answer.of(found))
+    assert "BROKEN (exit 1)" in render.terminal(Answer.of(found))
     assert '"exit_code": 1' in render.as_json(Answer.of(found))
     found = judged(trees["broken"], trees["sound"], "baseline")
     (finding,) = found.findings

@@ -41,7 +41,7 @@ SOURCE = "src/pkg/__init__.py"
 SLOWER = {SOURCE: package(a=0.012, b=0.02)}
 BROKEN = {SOURCE: "def times(:\n"}
 WORDS = {"README.md": "words\n"}
-UNPROVEN = ("--unproven-tree", "ok")
+UNPROVEN = ("--unproven-tree", "ok", "--even-if-equal")
 LOOSE = "metrics:\n  time_ms: {rule: timed, tolerance: 9.0}\n"
 
 
@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(root: Path, *words: str, command: str = FAKE, **env: str) -> tuple[int, str, dict[str, Any]]:
-    ended = gate(root, "--command", command, *FEW, *words, **env)
+    ended = gate(root, "--command", command, *FEW, "--even-if-equal", *words, **env)
     assert len(git(root, "worktree", "list").splitlines()) == 1
     return ended
 
@@ -99,9 +99,12 @@ def test_what_is_not_committed_is_measured_as_it_is(root: Path) -> None:
 
 
 def test_equal_trees_are_ok_without_measuring(root: Path) -> None:
-    code, said, _ = run(root)
+    code, said, _ = gate(root, "--command", FAKE)
     assert (code, said[:35]) == (0, "OK (exit 0): all files are the same")
-    assert run(root, "--even-if-equal")[2]["verdict"] == "OK"
+    assert run(root)[2]["verdict"] == "OK"
+    commit(root, {**WORDS, "bench/test_more.py": ""})
+    code, said, _ = gate(root, "--command", FAKE)
+    assert (code, said[:37]) == (0, "OK (exit 0): only documents, tests an")
 
 
 def test_a_renamed_benchmark_is_listed_on_both_sides(root: Path) -> None:
@@ -115,6 +118,60 @@ def test_a_renamed_benchmark_is_listed_on_both_sides(root: Path) -> None:
     assert run(root, "--policy", str(policy))[0] == 0
     commit(root, {SOURCE: package(c=0.01, d=0.02)})
     assert run(root)[0] == 5
+
+
+LESS = {"bench/program.py": PROGRAM.replace("seconds *", "0.6 * seconds *")}
+OTHER = {"bench/program.py": PROGRAM.replace("pkg.times()", "pkg.new_times()")}
+NEW = {SOURCE: package(a=0.01, b=0.02).replace("times", "new_times")}
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "code", "verdict"),
+    [
+        ({**LESS, **SLOWER}, (), 1, "REGRESSED"),
+        ({**LESS, **SLOWER}, ("--accept-changed-benchmark",), 0, "OK"),
+        ({**OTHER, **NEW}, (), 6, "no verdict (exit 6)"),  # the base commit's does not run there
+        ({**OTHER, **NEW}, ("--accept-changed-benchmark",), 0, "OK"),
+        ({**OTHER, **BROKEN}, (), 1, "BROKEN"),  # neither does its own
+        ({"bench/data.txt": "1", "src/pkg/data.txt": "1"}, (), 6, "no verdict (exit 6)"),
+    ],
+)
+def test_the_benchmark_is_the_base_commits(
+    root: Path, change: dict[str, str], words: tuple[str, ...], code: int, verdict: str | None
+) -> None:
+    commit(root, change)
+    ended, said, document = gate(root, "--command", FAKE, *FEW, *words)
+    assert (ended, document.get("verdict")) == (code, verdict), said
+
+
+def test_what_was_seen_to_run_is_told_and_an_opened_file_is_seen(root: Path) -> None:
+    reads = package(a=0.01, b=0.02) + "open(__file__.replace('__init__.py', 'data.txt')).read()\n"
+    commit(root, {SOURCE: reads, "src/pkg/data.txt": "1", "src/pkg/unused.py": ""})
+    code, said, document = gate(root, "--command", FAKE, *FEW)
+    assert code == 0, said
+    assert {
+        "of the change these files were seen to run: src/pkg/__init__.py; src/pkg/data.txt",
+        "not seen to run: src/pkg/unused.py",
+    } <= set(document["notes"])
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("--fresh-home",), 1)])
+def test_a_cache_in_the_home_hides_a_slow_start_unless_the_home_is_fresh(
+    root: Path, tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    """The candidate takes twice as long where it finds no cache."""
+    slow = package(a=0.01) + (
+        "\nfrom pathlib import Path\ncache = Path.home() / 'cache'\nif not cache.exists():\n"
+        "    cache.touch()\n    times = lambda: {'bench.py::a': 0.02}\n"
+    )
+    (root / SOURCE).write_text(package(a=0.01))
+    git(root, "commit", "-qam", "base")
+    git(root, "branch", "-f", "main")
+    commit(root, {SOURCE: slow})
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "cache").touch()
+    ended, said, _ = gate(root, "--command", FAKE, *FEW, *words, HOME=str(tmp_path / "home"))
+    assert ended == code, said
 
 
 def test_a_command_that_writes_other_benchmarks_each_time_is_not_judged(root: Path) -> None:
@@ -156,7 +213,7 @@ def test_a_change_that_mends_a_broken_baseline_passes_and_one_that_does_not_is_r
 def test_a_candidate_that_fails_is_a_finding(root: Path, source: str, reason: str) -> None:
     commit(root, {SOURCE: source})
     code, said, document = run(root)
-    assert (code, document["verdict"], document["mode"]) == (1, "REGRESSED", "broken"), said
+    assert (code, document["verdict"], document["mode"]) == (1, "BROKEN", "broken"), said
     assert reason in said
     assert [f["case"] for f in document["findings"]] == [FAKE]
 
@@ -200,7 +257,7 @@ def test_a_baseline_that_had_worked_is_not_mended(root: Path, tmp_path: Path) ->
     ("setup", "command", "code", "verdict"),
     [
         ("echo no such thing; exit 4", "true", 2, None),
-        ("! test -e README.md", "true", 1, "REGRESSED"),
+        ("! test -e README.md", "true", 1, "BROKEN"),
         ("test -e README.md", "true", 0, "OK, no time judged"),  # the change mends it
         ("test -e README.md", "exit 3", 2, None),  # and the command was never seen to work
         ("test -e README.md || (mkdir made && ! mkdir {seen})", FAKE, 0, "OK"),  # works in a fresh tree
@@ -216,7 +273,7 @@ def test_a_set_up_that_fails(
     )
     assert ended == code, said
     assert (document["verdict"] == verdict) if verdict else "findings" not in document
-    if verdict == "REGRESSED":  # nothing is said of a command that was not run
+    if verdict == "BROKEN":  # nothing is said of a command that was not run
         assert [f["case"] for f in document["findings"]] == [setup]
         assert document["notes"] == ["the set-up fails on the candidate; no time was judged"]
 
@@ -277,7 +334,7 @@ def test_what_a_gate_wrote_is_no_change_of_the_next_one(tmp_path: Path) -> None:
         code, said, _ = run(root, *out, command=command)
         assert code == 0, said
     (root / "README.md").unlink()
-    assert run(root, *out, command=command)[1].startswith("OK (exit 0): all files are the same")
+    assert gate(root, "--command", command, *out)[1].startswith("OK (exit 0): all files are the same")
 
 
 # Where it may be typed
@@ -295,7 +352,9 @@ def test_the_command_runs_in_the_folder_where_it_was_typed(tmp_path: Path) -> No
     program = "import sys\nsys.exit(0 if sys.argv[1] == open('here').read() else 3)\n"
     root = make_repository(tmp_path / "repo", {"deep/er/b.py": program, "deep/er/here": "x"})
     commit(root, WORDS)
-    code, said, document = gate(root / "deep" / "er", "--command", f"{sys.executable} b.py x", "--pairs", "1")
+    code, said, document = gate(
+        root / "deep" / "er", "--command", f"{sys.executable} b.py x", "--pairs", "1", "--even-if-equal"
+    )
     assert (code, document["verdict"]) == (6, "COULD NOT JUDGE 1 of 1"), said  # one round decides nothing
     assert any("baseline 1: deep/er/b.py" in note for note in document["notes"])  # a script proves itself
 
@@ -313,7 +372,7 @@ def walls(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, flo
         side = "change" if (folder / "README.md").exists() else "main"
         seconds["clock"] += seconds[side]
         seconds["runs"] += 1
-        return seconds[side], None
+        return seconds[side] * (1 + 1e-6 * seconds["runs"]), None
 
     monkeypatch.setattr(command_module, "run_shell", run)
     opened = Request.session

@@ -70,7 +70,10 @@ SCRIPT: dict[str, Any] = {"plan": PLAN, "prepare": PREPARE, "block": BLOCK}
 
 
 def block(ms: float) -> dict[str, Any]:
-    return {"fp8": {"samples": [ms, ms], "clocks": [], "late": 0, "timing": TIMED}, "control": CONTROL}
+    return {
+        "fp8": {"samples": [ms, 1.00001 * ms], "clocks": [], "late": 0, "timing": TIMED},
+        "control": CONTROL,
+    }
 
 
 def script(ms: float) -> dict[str, Any]:
