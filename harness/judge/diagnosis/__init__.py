@@ -1,8 +1,8 @@
 """Diagnosis: what is probably wrong with a run, found in its stored rows, each finding with its figures and a way out.
 
-One function a symptom, all in `CHECKS`; a symptom that the rows do not show yields nothing. The symptoms are those
-that guides for FP8 training warn of and leave to the reader: FP8 that never ran, hardware without it, a loss that
-diverges at once or spikes, memory that FP8 needs and bf16 did not, layers too small to pay, scales that never move.
+One function a symptom, all in `checks.CHECKS`. The symptoms are those that guides for FP8 training warn of and leave to the
+reader: FP8 that never ran, hardware without it, a loss that diverges at once or spikes, memory that FP8 needs and bf16 did
+not, layers too small to pay, scales that never move.
 """
 
 from __future__ import annotations
@@ -10,32 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import verdict
-from harness.judge.diagnosis import casts, curves, execution
+from harness.judge.diagnosis.checks import CHECKS
 from harness.judge.diagnosis.finding import Finding, Material, Record
 from harness.judge.verdict.rows import setups
 from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
 
     from harness.judge.verdict import ArmVerdict
 
 __all__ = ["CHECKS", "Finding", "findings", "lines"]
-
-CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
-    execution.fp8_did_not_run,
-    execution.fp8_not_proved,
-    execution.unsupported_hardware,
-    curves.early_divergence,
-    execution.out_of_memory,
-    curves.loss_spikes,
-    execution.cannot_pay,
-    execution.advice_was_wrong,
-    casts.frozen_scales,
-    casts.unhealthy_casts,
-)
 
 
 def findings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from harness.store.cause import known
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pandas as pd
 
@@ -41,22 +42,23 @@ class Record:
     """One stored row with its JSON columns parsed."""
 
     def __init__(self, row: dict[str, Any]) -> None:
-        self.run_id, self.suite, self.case_id = str(row["run_id"]), str(row["suite"]), str(row["case_id"])
-        self.arm, self.baseline, self.metric = str(row["arm"]), str(row["baseline"] or ""), str(row["metric"])
-        self.part, self.status, self.reason = (
-            str(row.get("part") or ""),
-            row["status"],
-            str(row["reason"] or ""),
+        (
+            self.run_id,
+            self.suite,
+            self.case_id,
+            self.arm,
+            self.metric,
+            self.baseline,
+            self.part,
+            self.reason,
+        ) = (
+            str(row.get(column) or "")
+            for column in ("run_id", "suite", "case_id", "arm", "metric", "baseline", "part", "reason")
         )
-        self.cause = known(row["cause"])
-        self.samples, self.rounds = row["samples"], row["rounds"]
-        self.axes, self.resolved, self.env = (parse(row[c]) for c in ("axes", "resolved", "env"))
-
-    @property
-    def recipe(self) -> str:
-        """The FP8 recipe of the arm; empty for one without FP8."""
+        self.status, self.cause, self.samples = row["status"], known(row["cause"]), row["samples"]
+        self.axes, self.resolved, self.env = (parse(row[column]) for column in ("axes", "resolved", "env"))
         name = str(self.resolved.get("recipe") or "")
-        return "" if name in ("none", "None") else name
+        self.recipe = "" if name in ("none", "None") else name  # empty for an arm without FP8
 
     @property
     def setting(self) -> str:
@@ -73,6 +75,14 @@ class Material:
     setups: Sequence[Setup]
     verdicts: Sequence[ArmVerdict]
     ratios: pd.DataFrame | None = None  # of `harness.store.compare.paired_ratios`, where they are at hand
+
+
+def gathered(lines: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Lines by the arm that they are about, in order."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for arm, line in lines:
+        found[arm].append(line)
+    return found
 
 
 def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:

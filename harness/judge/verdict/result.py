@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from harness.store.loss_limits import MIN_POINTS as MIN_POINTS
 from harness.store.loss_limits import MIN_SEEDS as MIN_SEEDS
-
-if TYPE_CHECKING:
-    from harness.judge.verdict.curves import Pairs
-    from harness.store.stats import Vector
 
 Status = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE"]
 
@@ -85,6 +81,10 @@ class GateResult:
     margin_at_step: float = math.nan
 
 
+class CannotTell(Exception):  # noqa: N818  # a result, not an error
+    """Raised by a gate whose question these runs cannot answer; its text becomes the sentence of INCONCLUSIVE."""
+
+
 def percent(value: float) -> str:
     """A share of the loss with its sign: "+0.018 %".
 
@@ -94,34 +94,3 @@ def percent(value: float) -> str:
     digits = 3 if abs(value) < 0.1 else 1
     shown = round(100 * value, digits) + 0.0  # no minus before a zero
     return f"{shown:+.{digits}f} %"
-
-
-def estimate(
-    gate: str, status: Status, sentence: str, values: Vector, interval: tuple[float, float], margin: float
-) -> GateResult:
-    """A result whose effect is the mean over seeds of something relative to the loss."""
-    return GateResult(
-        gate,
-        status,
-        sentence,
-        float(values.mean()),
-        *interval,
-        float(values.std(ddof=1)),
-        values.size,
-        margin,
-        "of the loss",
-    )
-
-
-def too_little(pairs: Pairs, gate: str) -> GateResult | None:
-    """The result of a gate that has too few pairs or steps to say anything; None if there is enough."""
-    seeds, points = len(pairs.seeds), pairs.steps.size
-    if seeds < MIN_SEEDS:
-        said = f"{seeds} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
-    elif points < MIN_POINTS:
-        said = f"{points} logged steps; fewer than {MIN_POINTS} can't be judged"
-    elif pairs.control.mean(axis=1).min() <= 0 or pairs.control[:, -max(1, points // 5) :].mean() <= 0:
-        said = "the control's loss is not above 0, so a gap relative to it says nothing"
-    else:
-        return None
-    return GateResult(gate, "INCONCLUSIVE", said, seeds=seeds)

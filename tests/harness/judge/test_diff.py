@@ -15,7 +15,7 @@ from report_fixtures import CPU, H200, TIMING, frame, write_run
 
 from harness import store
 from harness.__main__ import main
-from harness.judge.diff.changes import CLOCK, CONTROL, HOST, KERNEL, changes
+from harness.judge.diff import CLOCK, CONTROL, HOST, KERNEL, changes
 from harness.store.case import Case
 from harness.store.effect import unpaired
 from harness.store.measurement import Measurement
@@ -23,7 +23,7 @@ from harness.store.measurement import Measurement
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.judge.diff.changes import Changes, Timed
+    from harness.judge.diff import Changes, Timed
 
 CASE = Case.of("train", {"model": "gpt2", "batch": 8})
 OTHER = Case.of("train", {"model": "gpt2", "batch": 16})

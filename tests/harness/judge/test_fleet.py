@@ -26,7 +26,7 @@ from harness.engine.arms import Crew, Limits
 from harness.engine.bench import Setting, measure_case
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
-from harness.judge.fleet.limit import RATE, TOLERANCE_SDS, limits, widening
+from harness.judge.fleet.judge import RATE, TOLERANCE_SDS, limits, widening
 from harness.machine.gpu_monitor import NullMonitor
 from harness.store.case import Case
 from harness.store.cause import Cause

@@ -12,9 +12,8 @@ from curves_for_tests import AXES, control, rows_of_runs, run_of
 from harness import store
 from harness.__main__ import main
 from harness.judge.verdict import Run, rows
-from harness.judge.verdict.power import seeds_for
 from harness.judge.verdict.result import MARGIN
-from harness.judge.verdict.stored_noise import best_noise, lines
+from harness.judge.verdict.stored_noise import best_noise, lines, seeds_for
 
 GAPS = (-1.0, 0.0, 1.0, 0.5, -0.5)  # of the seeds, in units of `size`
 

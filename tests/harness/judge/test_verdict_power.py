@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.judge.verdict.power import seeds_for, tost_power
+from harness.judge.verdict.stored_noise import seeds_for, tost_power
 from harness.store.stats import t_quantile
 
 # sd and gap in units of the margin, seeds, share of passes: simulated for the design, two digits each.

@@ -11,9 +11,9 @@ from curves_for_tests import STEPS, control, shifted
 
 from harness.judge.verdict import judge_pairs
 from harness.judge.verdict.curves import Pairs, ema, half_life
+from harness.judge.verdict.gates import Evidence, trend
 from harness.judge.verdict.result import MARGIN
 from harness.judge.verdict.spike_events import Calm
-from harness.judge.verdict.trend import trend
 
 BASE = control()
 
@@ -41,8 +41,8 @@ def on_lines(slopes, end, length=400):
     np.testing.assert_allclose(ema(gap, steps, half_life(length), from_zero=True), smooth, atol=1e-12)
     flat = np.ones_like(gap)
     pairs = Pairs(tuple(range(len(slopes))), steps, flat + gap, flat)
-    none = np.zeros(len(slopes), np.int64)
-    return Calm(pairs, gap, np.zeros(gap.shape, bool), np.zeros(len(slopes), bool), (none, none))
+    none = np.zeros((2, len(slopes)), np.int64)
+    return Evidence({}, {}, Calm(pairs, gap, np.zeros(gap.shape, bool), none > 0, none))
 
 
 def test_a_growing_gap_cannot_be_passed_and_a_flat_or_falling_one_can():
@@ -57,8 +57,7 @@ def test_a_growing_gap_cannot_be_passed_and_a_flat_or_falling_one_can():
 
 def test_the_step_at_which_the_margin_is_met_is_that_of_the_line():
     """Oracle: without a spread between seeds the bound is the line itself, 0.5 M + 0.25 M ln(steps / 400) = M."""
-    calm = on_lines([0.25 * MARGIN] * 3, [0.5 * MARGIN] * 3)
-    result = trend(calm)
+    result = trend(on_lines([0.25 * MARGIN] * 3, [0.5 * MARGIN] * 3))
     assert result.margin_at_step == pytest.approx(400 * math.exp(2), rel=1e-4)
     assert f"after {result.margin_at_step:,.0f} steps" in result.sentence
 
