@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -85,7 +85,7 @@ class Timed:
     Attributes:
         suite, case_id, axes, arm, regime, metric: which.
         before, after: medians in seconds.
-        ratio, low, high: after over before, with its 95 % interval (NaN below three rounds): above 1 is slower.
+        ratio, low, high: after over before, with its 95 % interval (None below three rounds): above 1 is slower.
         verdict: slower, faster, same or unclear.
         cause: a key of `CAUSES`.
         rounds: of the run that has fewer.
@@ -101,12 +101,24 @@ class Timed:
     before: float
     after: float
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     verdict: str
     cause: str
     rounds: int
     floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A field of what ran that differs, and in how many cases."""
+
+    suite: str
+    arm: str
+    field: str
+    before: Any
+    after: Any
+    cases: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +138,7 @@ class Changes:
 
     Attributes:
         environment: field -> (before, after).
-        resolved: (suite, arm, field) -> (before, after, in how many cases): what ran.
+        resolved: what ran.
         only_before, only_after: (suite, case, arm) that one run alone has with a time.
         broken: (suite, case, arm, reason): had a time before and has none now.
         times: of both.
@@ -136,7 +148,7 @@ class Changes:
     """
 
     environment: Mapping[str, tuple[Any, ...]]
-    resolved: Mapping[tuple[str, str, str], tuple[Any, Any, int]]
+    resolved: tuple[Resolved, ...]
     only_before: tuple[tuple[str, ...], ...]
     only_after: tuple[tuple[str, ...], ...]
     broken: tuple[tuple[str, ...], ...]
@@ -234,7 +246,7 @@ def _timed(
 ) -> Timed:
     suite, case, arm, regime, metric = key
     found = effects[key]
-    low, high = (found.low, found.high) if found.has_interval else (math.nan, math.nan)
+    low, high = (found.low, found.high) if found.has_interval else (None, None)
     before, after = (row["value"] * SECONDS[row["unit"]] for row in (one, other))
     cause = UNKNOWN
     if found.direction in _STYLES:
@@ -248,7 +260,7 @@ def _timed(
         own = [p.after - p.before for p in parts if metric == "time_ms" and (p.case_id, p.arm) == (case, arm)]
         if max(cycles, 1 / cycles) <= _CYCLES:
             cause = CLOCK
-        elif base and base.direction == found.direction and low <= base.ratio <= high:
+        elif base and base.direction == found.direction and found.low <= base.ratio <= found.high:
             cause = CONTROL
         elif own:
             more, slower = sum(own) * 1e-3, after - before
@@ -280,18 +292,16 @@ def _environment(frame: pd.DataFrame) -> dict[str, Any]:
     return {name: next(iter(v.values())) if len(v) == 1 else list(v.values()) for name, v in found.items()}
 
 
-def _resolved(
-    shared: Sequence[tuple[Key, Mapping[str, Any], Mapping[str, Any]]],
-) -> dict[tuple[str, str, str], tuple[Any, Any, int]]:
-    found: dict[tuple[str, str, str], tuple[Any, Any, int]] = {}
+def _resolved(shared: Sequence[tuple[Key, Mapping[str, Any], Mapping[str, Any]]]) -> tuple[Resolved, ...]:
+    found: dict[tuple[str, str, str], Resolved] = {}
     for (suite, _, arm, *_), *rows in shared:
         one, other = (parse(row["resolved"]) for row in rows)
         for name in sorted({**one, **other}.keys() - _RESULTS):
             before, after = one.get(name), other.get(name)
             if before != after:
-                known = found.get((suite, arm, name), (before, after, 0))
-                found[suite, arm, name] = (known[0], known[1], known[2] + 1)
-    return found
+                known = found.get((suite, arm, name)) or Resolved(suite, arm, name, before, after, 0)
+                found[suite, arm, name] = replace(known, cases=known.cases + 1)
+    return tuple(found.values())
 
 
 def _figures(before: pd.DataFrame, after: pd.DataFrame) -> Iterator[tuple[str, str, str, str, float, float]]:
@@ -307,23 +317,8 @@ def _figures(before: pd.DataFrame, after: pd.DataFrame) -> Iterator[tuple[str, s
 
 
 def as_dict(found: Changes) -> dict[str, Any]:
-    """Plain values; NaN and infinities as null."""
-    resolved = [
-        {"suite": suite, "arm": arm, "field": name, "before": one, "after": other, "cases": count}
-        for (suite, arm, name), (one, other, count) in found.resolved.items()
-    ]
-    times = [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(t).items()}
-        for t in found.times
-    ]
-    plain = {field: getattr(found, field) for field in Changes.__slots__}
-    return plain | {
-        "resolved": resolved,
-        "times": times,
-        "parts": [asdict(part) for part in found.parts],
-        "caution": CPU_CAUTION if found.cpu else "",
-        "policy": POLICY,
-    }
+    """Plain values."""
+    return asdict(found) | {"caution": CPU_CAUTION if found.cpu else "", "policy": POLICY}
 
 
 def show(found: Changes, runs: Sequence[str], where: Console) -> None:
@@ -354,8 +349,8 @@ def _tables(found: Changes) -> Iterator[Table]:
         row(made, name, _value(one), _value(other))
     yield made
     made = table("what ran", "arm", "field", "before", "after", "cases")
-    for (suite, arm, name), (one, other, count) in list(found.resolved.items())[:_MOST]:
-        row(made, f"{suite}/{arm}", name, _value(one), _value(other), str(count))
+    for r in found.resolved[:_MOST]:
+        row(made, f"{r.suite}/{r.arm}", r.field, _value(r.before), _value(r.after), str(r.cases))
     yield made
     moved = [t for t in found.times if t.verdict in _STYLES]
     those = "times, by how far they moved (ms)"

@@ -50,7 +50,14 @@ def main(words: Sequence[str]) -> int:
     runs, options = keyed(words, USAGE, ("tolerance", "json", "markdown", "results_dir"))
     if not runs:
         raise UsageError("fleet takes runs: folders of runs, or run ids")
-    tolerance = _tolerance(options.get("tolerance", "5"))
+    try:
+        tolerance = float(options.get("tolerance", "5"))
+    except ValueError:
+        tolerance = -1.0
+    if not 0 < tolerance < 100:
+        raise UsageError(
+            f"tolerance={terminal.printable(options['tolerance'])}: expected percent between 0 and 100"
+        )
     folders = [store.find_run(run, options.get("results_dir", "results")) for run in runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
     unread = frame.attrs["problems"]
@@ -58,7 +65,7 @@ def main(words: Sequence[str]) -> int:
         raw_output.say(f"warning: {terminal.printable(problem)}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(runs)}")
-    found = judge(frame, tolerance)
+    found = judge(frame, tolerance / 100)
     is_out = any(group.outliers for group in found)
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(as_dict(found, unread), indent=1) + "\n")
@@ -67,16 +74,6 @@ def main(words: Sequence[str]) -> int:
     else:
         _show(found, unread, "bold red" if is_out else "bold")
     return 1 if is_out else 2 if unread else 0
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 100:
-        raise UsageError(f"tolerance={terminal.printable(text)}: expected percent between 0 and 100")
-    return value / 100
 
 
 def as_dict(found: Sequence[Group], unread: Sequence[str]) -> dict[str, Any]:

@@ -170,6 +170,33 @@ def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
     ]
     losses: dict[tuple[str, bytes], int] = {}
     gaps: dict[int, Vector] = {}  # of the seeds that are whole and new
+
+    def repeats(seed: int, mine: Vector, theirs: Vector) -> list[str]:
+        """What a pair repeats of an earlier seed, which makes it no evidence; nothing if it is new, and then it is remembered.
+
+        A gap of 0 at every step is no repetition: a candidate may equal its control in every seed. Neither is a loss of
+        the candidate that never changes: a model that FP8 broke predicts the same in every seed.
+        """
+        keys = [(named, mine.tobytes())] * bool(np.ptp(mine) > 0) + [("control", theirs.tobytes())]
+        repeated = [
+            f"the losses of the {key[0]} repeat those of seed {losses[key]} bit for bit"
+            for key in keys
+            if key in losses
+        ]
+        gap = mine - theirs
+        near = SAME_GAP * float(np.abs(gap).max())
+        if not repeated and near:
+            same = (
+                s for s, g in gaps.items() if abs(gap[-1] - g[-1]) <= near and np.abs(gap - g).max() <= near
+            )
+            repeated = [
+                f"the gap of the {named} repeats that of seed {other} at every step" for other in same
+            ][:1]
+        if not repeated:
+            losses.update(dict.fromkeys(keys, seed))
+            gaps[seed] = gap
+        return repeated
+
     for seed in sorted(candidate.keys() & control.keys()):
         run, other = candidate[seed], control[seed]
         reasons = [
@@ -179,7 +206,7 @@ def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
         if batches:
             where = ", ".join(w if w == "heldout" else f"step {w}" for w in batches)
             reasons.append(f"the {named} read other batches than the control ({where})")
-        reasons = reasons or _repeats(seed, named, run.loss.values, other.loss.values, losses, gaps)
+        reasons = reasons or repeats(seed, run.loss.values, other.loss.values)
         problems += [f"seed {seed}: {why}" for why in reasons]
     a, b = ([runs[seed] for seed in gaps] for runs in sides.values())
     mine, theirs = (np.reshape([r.loss.values for r in runs], (len(gaps), steps.size)) for runs in (a, b))
@@ -208,40 +235,6 @@ def _unusable(run: Run, reference: Vector) -> Iterator[str]:
         yield "was logged at other steps"
     elif run.planned_steps > int(steps[-1]) + 1 + int(np.diff(steps).max(initial=1)):
         yield f"ended at step {int(steps[-1]) + 1} of {run.planned_steps}{why}"
-
-
-def _repeats(
-    seed: int,
-    named: str,
-    mine: Vector,
-    theirs: Vector,
-    losses: dict[tuple[str, bytes], int],
-    gaps: dict[int, Vector],
-) -> list[str]:
-    """What a pair repeats of an earlier seed, which makes it no evidence; nothing if it is new, and then it is remembered.
-
-    A gap of 0 at every step is no repetition: a candidate may equal its control in every seed. Neither is a loss of
-    the candidate that never changes: a model that FP8 broke predicts the same in every seed.
-    """
-    keys = [("control", theirs.tobytes())]
-    if np.ptp(mine) > 0:
-        keys.insert(0, (named, mine.tobytes()))
-    repeated = [
-        f"the losses of the {key[0]} repeat those of seed {losses[key]} bit for bit"
-        for key in keys
-        if key in losses
-    ]
-    gap = mine - theirs
-    near = SAME_GAP * float(np.abs(gap).max())
-    if not repeated and near:
-        same = (s for s, g in gaps.items() if abs(gap[-1] - g[-1]) <= near and np.abs(gap - g).max() <= near)
-        repeated = [f"the gap of the {named} repeats that of seed {other} at every step" for other in same][
-            :1
-        ]
-    if not repeated:
-        losses.update(dict.fromkeys(keys, seed))
-        gaps[seed] = gap
-    return repeated
 
 
 def _final_heldout(candidate: Sequence[Run], control: Sequence[Run]) -> tuple[Vector, Vector] | None:

@@ -16,7 +16,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -189,6 +189,14 @@ def lines(verdicts: list[ArmVerdict]) -> list[str]:
     return out
 
 
+class Note(NamedTuple):
+    """What a reader must know, whether nothing passes beside it, and whether FP8 cannot have run."""
+
+    text: str
+    withholds: bool = True
+    not_fp8: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Judged:
     """One arm of a set-up and what it is compared with."""
@@ -204,11 +212,6 @@ class _Judged:
     def golden(self) -> Arm:
         """The emulation of its recipe."""
         return Arm(self.fields.recipe, variant=GOLDEN)
-
-    @property
-    def claims_fp8(self) -> bool:
-        """Its name says that FP8 GEMMs run: neither an emulation nor a part of one."""
-        return self.fields.has_fp8 and self.fields.variant not in (GOLDEN, *ABLATIONS)
 
     @property
     def other_layers(self) -> str:
@@ -290,54 +293,54 @@ def _judge_arm(it: _Judged, margin: float) -> Verdict:
                 margin=margin,
             )
             verdict = replace(verdict, settled=settled)
-    for condition in CONDITIONS:
-        for note, withholds in condition(it):
-            notes.append(note)
-            if withholds and verdict.outcome == "PASS":
-                verdict = replace(verdict, outcome="INCONCLUSIVE")
-            if condition is _equals_control and fields.has_fp8 and not is_perturbed:
-                verdict = replace(verdict, not_fp8=note)
+    for note in (note for condition in CONDITIONS for note in condition(it)):
+        notes.append(note.text)
+        if note.withholds and verdict.outcome == "PASS":
+            verdict = replace(verdict, outcome="INCONCLUSIVE")
+        if note.not_fp8:
+            verdict = replace(verdict, not_fp8=note.text)
     return replace(verdict, notes=(*notes, *verdict.notes))
 
 
-def _equals_control(it: _Judged) -> Iterator[tuple[str, bool]]:
+def _equals_control(it: _Judged) -> Iterator[Note]:
     """An arm that should differ and does not was not run as it is named, in these seeds."""
     if equal := it.equal(it.control):
         claims_fp8 = it.fields.has_fp8 and it.fields.variant != EPS
         why = "FP8 cannot have run" if claims_fp8 else "it was not run as it is named"
-        yield f"{it.seeds(equal)}every loss is bitwise equal to {it.against}: {why}", True
+        yield Note(f"{it.seeds(equal)}every loss is bitwise equal to {it.against}: {why}", not_fp8=claims_fp8)
 
 
-def _equals_golden(it: _Judged) -> Iterator[tuple[str, bool]]:
+def _equals_golden(it: _Judged) -> Iterator[Note]:
     """An arm whose losses are the emulation's was emulated, unless both are proved to form the same sums."""
     if not it.fields.has_fp8 or it.fields.variant or it.other_layers:
         return
     if copied := it.equal(it.setup.runs_of(it.golden)):
         emulated = [it.setup.says(arm, "emulated") for arm in (it.arm, it.golden)]
         proved = all(it.runs[seed].proof_outcome is ProofOutcome.PROVED for seed in copied)
-        differ = emulated == [False, True] and proved
-        why = ", though its FP8 GEMMs were proved: here both form the same sums"
-        if not differ:
-            why = ": FP8 was emulated, or the golden arm was not"
+        withholds, why = True, ": FP8 was emulated, or the golden arm was not"
+        if proved and emulated == [False, True]:
+            withholds, why = False, ", though its FP8 GEMMs were proved: here both form the same sums"
         seeds = ", ".join(map(str, copied))
-        yield f"seed {seeds}: every loss is bitwise equal to {it.fields.recipe}_golden{why}", not differ
+        yield Note(f"seed {seeds}: every loss is bitwise equal to {it.fields.recipe}_golden{why}", withholds)
 
 
-def _unproved(it: _Judged) -> Iterator[tuple[str, bool]]:
+def _unproved(it: _Judged) -> Iterator[Note]:
     """FP8 was proved in every seed of an arm that claims FP8 GEMMs, or all of it was emulated."""
     runs = dict(sorted(it.runs.items()))
     emulated = all(run.emulated for run in runs.values())
-    if it.claims_fp8 and emulated:
-        yield "emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran", False
-    yield from ((f"seed {seed}: {run.proof}", True) for seed, run in runs.items() if run.doubted)
+    # Neither an emulation nor a part of one, by its name
+    claims_fp8 = it.fields.has_fp8 and it.fields.variant not in (GOLDEN, *ABLATIONS)
+    if claims_fp8 and emulated:
+        yield Note("emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran", withholds=False)
+    yield from (Note(f"seed {seed}: {run.proof}") for seed, run in runs.items() if run.doubted)
     unasked = [seed for seed, run in runs.items() if run.proof_outcome is ProofOutcome.NONE]
-    if it.claims_fp8 and not emulated and unasked:
+    if claims_fp8 and not emulated and unasked:
         said = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
-        yield f"{it.seeds(unasked)}{said}", True
+        yield Note(f"{it.seeds(unasked)}{said}")
 
 
-# What must hold of the stored runs of an arm: each yields notes, and whether nothing passes beside them.
-CONDITIONS: tuple[Callable[[_Judged], Iterator[tuple[str, bool]]], ...] = (
+# What must hold of the stored runs of an arm, whatever the gates say: each yields a note on what does not.
+CONDITIONS: tuple[Callable[[_Judged], Iterator[Note]], ...] = (
     _equals_control,
     _equals_golden,
     _unproved,

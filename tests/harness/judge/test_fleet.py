@@ -379,9 +379,7 @@ def test_the_limit_is_the_tolerance_or_three_and_a_half_robust_deviations(tmp_pa
 # The command, and the sweep
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["."], [".", "tolerance=0"], [".", "tolerance=x"], [".", "--fast"], [".", "speed=1"]]
-)
+@pytest.mark.parametrize("words", [[], ["."], [".", "tolerance=0"], [".", "tolerance=x"]])
 def test_bad_input_is_one_line_and_exit_2(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,18 @@
-"""Checks: one function a symptom, in the order in which they are told; a symptom that the rows do not show yields nothing."""
+"""Diagnosis: what is probably wrong with a run, found in its stored rows, each finding with its figures and a way out.
+
+One function a symptom, all in `CHECKS`, in the order in which they are told; a symptom that the rows do not show yields
+nothing. The symptoms are those that guides for FP8 training warn of and leave to the reader: FP8 that never ran, hardware
+without it, a loss that diverges at once or spikes, memory that FP8 needs and bf16 did not, layers too small to pay, scales
+that never move.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,18 +20,19 @@ import numpy as np
 from harness.advise import fp8_break_even
 from harness.advise.advised_arms import FLOOR, advised_arms
 from harness.judge import verdict
-from harness.judge.diagnosis.finding import Finding, few, gathered, gib
-from harness.judge.verdict.rows import CONTROL, NEGATIVE
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
 from harness.store.arm import WARMUP
-from harness.store.cause import Cause
-from harness.store.compare import TIMES
+from harness.store.cause import Cause, known
+from harness.store.compare import TIMES, rows_of
+from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from harness.judge.diagnosis.finding import Material, Record
-    from harness.judge.verdict import Run
+    import pandas as pd
+
+    from harness.judge.verdict import ArmVerdict, Run
     from harness.judge.verdict.rows import Setup
 
 FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
@@ -51,6 +60,112 @@ CASTS = {
         "a recipe with finer scales, or these layers in bf16",
     ),
 }
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is probably wrong.
+
+    Attributes:
+        symptom: what is seen, in one sentence that names the arm.
+        evidence: the figures that it rests on.
+        cause: the likely reason.
+        change: the command or the change that helps.
+    """
+
+    symptom: str
+    evidence: tuple[str, ...]
+    cause: str
+    change: str
+
+
+class Record:
+    """One stored row with its JSON columns parsed."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        (
+            self.run_id,
+            self.suite,
+            self.case_id,
+            self.arm,
+            self.metric,
+            self.baseline,
+            self.part,
+            self.reason,
+        ) = (
+            str(row.get(column) or "")
+            for column in ("run_id", "suite", "case_id", "arm", "metric", "baseline", "part", "reason")
+        )
+        self.status, self.cause, self.samples = row["status"], known(row["cause"]), row["samples"]
+        self.axes, self.resolved, self.env = (parse(row[column]) for column in ("axes", "resolved", "env"))
+        name = str(self.resolved.get("recipe") or "")
+        self.recipe = "" if name in ("none", "None") else name  # empty for an arm without FP8
+
+    @property
+    def setting(self) -> str:
+        """The set-up that the row belongs to: its axes without the seed."""
+        return json.dumps({k: v for k, v in self.axes.items() if k != "seed"}, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Material:
+    """What the checks look at."""
+
+    frame: pd.DataFrame
+    records: Sequence[Record]
+    setups: Sequence[Setup]
+    verdicts: Sequence[ArmVerdict]
+    ratios: pd.DataFrame | None = None  # of `harness.store.compare.paired_ratios`, where they are at hand
+
+
+def gathered(lines: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Lines by the arm that they are about, in order."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for arm, line in lines:
+        found[arm].append(line)
+    return found
+
+
+def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:
+    """The first few items, each once, and how many more there are."""
+    items = list(dict.fromkeys(items))
+    more = len(items) - most
+    return (*items[:most], *([f"and {more} more"] if more > 0 else []))
+
+
+def gib(size: float) -> str:
+    """A size in GiB, or MiB where it is small."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"
+
+
+def findings(
+    frame: pd.DataFrame,
+    verdicts: Sequence[ArmVerdict] | None = None,
+    ratios: pd.DataFrame | None = None,
+    rows: Sequence[dict[str, Any]] | None = None,
+) -> list[Finding]:
+    """Everything that the rows show to be wrong, in the order of `CHECKS`; each finding once.
+
+    Args:
+        frame: rows as read by `harness.store.read`.
+        verdicts: of `harness.judge.verdict.judge` on the same rows, where they are at hand.
+        ratios: of `harness.store.compare.paired_ratios`, likewise.
+        rows: of `harness.store.compare.rows_of`, likewise.
+    """
+    records = [Record(row) for row in (rows_of(frame) if rows is None else rows)]
+    verdicts = verdict.judge(frame) if verdicts is None else verdicts
+    material = Material(frame, records, setups(frame), verdicts, ratios)
+    return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
+
+
+def lines(found: Sequence[Finding]) -> list[str]:
+    """Findings as text for a terminal."""
+    out = []
+    for f in found:
+        out += [f"finding  {f.symptom}", *(f"         {e}" for e in f.evidence)]
+        out += [f"         cause: {f.cause}", f"         change: {f.change}"]
+    return out
 
 
 def fp8_did_not_run(material: Material) -> Iterator[Finding]:
