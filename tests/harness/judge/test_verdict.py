@@ -50,6 +50,10 @@ def test_moving_average_of_a_run_longer_than_a_block_has_no_seam():
     np.testing.assert_allclose(short[1000::97], long, rtol=1e-12, atol=1e-12)
 
 
+def test_half_life_changes_above_a_thousand_steps():
+    assert [half_life(n) for n in (1, 1000, 1001)] == [20, 20, 100]
+
+
 # L1
 
 
@@ -534,7 +538,12 @@ def test_a_span_without_a_logged_step_cannot_tell():
 
 def test_other_seeds_pass_the_wide_band_and_a_worse_arm_does_not():
     other = {s: run_of(falling(50 + s)) for s in range(5)}
-    assert judge_other_seeds(other, BASE).outcome == "PASS"
+    found = judge_other_seeds(other, BASE)
+    assert found.outcome == "PASS"
+    # Oracle: scipy's prediction interval of one more run, at 99 % for all five together.
+    late = [BASE[s].loss.values[-60:].mean() for s in BASE]
+    half = scipy.stats.t.ppf(1 - 0.005 / 5, 4) * np.std(late, ddof=1) * math.sqrt(1 + 1 / 5)
+    assert gate(found, "band").margin == pytest.approx(half / np.mean(late), rel=1e-3)
     worse = {s: run_of(falling(50 + s) + 0.3) for s in range(5)}
     assert judge_other_seeds(worse, BASE).outcome == "FAIL"
     assert judge_other_seeds(other, {0: BASE[0]}).outcome == "INCONCLUSIVE"
