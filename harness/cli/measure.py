@@ -24,7 +24,7 @@ from harness.engine.rows import is_trial
 from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.tasks import Task
 from harness.judge import diagnosis, verdict
-from harness.judge.diagnosis.finding import few
+from harness.judge.diagnosis import few
 from harness.judge.fleet.request import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked

@@ -54,10 +54,6 @@ def title_of(row: Mapping[str, Any]) -> str:
 def _count(number: float) -> str:
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
-            value = number / size
-            return (
-                f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f}{unit}"
-                if value < 100
-                else f"{value:.0f}{unit}"
-            )
+            whole = len(str(int(number / size)))
+            return f"{number / size:.{max(0, 3 - whole)}f}{unit}"
     return f"{number:g}"

@@ -1,4 +1,4 @@
-"""Statistics of repeated timings, on numpy alone, so that a laptop can judge runs made elsewhere.
+"""Statistics of repeated timings, without torch, so that a laptop can judge runs made elsewhere.
 
 The unit is the round. Samples of one round share clock, temperature and neighbours; a rank test at 5 % that
 counts them as independent alarms on 5 to 36 % of unchanged pairs, by kind of noise (tests/studies/gate_error_rates.py).
@@ -190,7 +190,7 @@ def holm(p_values: ArrayLike) -> Vector:
 
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t distribution, by bisection of its distribution function.
+    """Quantile of Student's t distribution.
 
     >>> round(t_quantile(0.975, 7), 6)
     2.364624
@@ -198,60 +198,13 @@ def t_quantile(probability: float, degrees: int) -> float:
     Raises:
         ValueError: probability outside of (0, 1) or fewer than one degree of freedom.
     """
+    from scipy.special import (
+        stdtrit,
+    )  # a tenth of a second, which a command that judges nothing need not wait for
+
     if not 0 < probability < 1 or degrees < 1:
         raise ValueError(f"t_quantile({probability}, {degrees}): needs 0 < probability < 1 and degrees >= 1")
-    if probability == 0.5:
-        return 0.0
-    tail = min(probability, 1 - probability)
-    high = 1.0
-    while t_upper_tail(high, degrees) > tail:
-        high *= 2
-    low = 0.0
-    while True:
-        middle = (low + high) / 2
-        if middle in (low, high):  # adjacent floating-point numbers
-            return math.copysign(middle, probability - 0.5)
-        if t_upper_tail(middle, degrees) > tail:
-            low = middle
-        else:
-            high = middle
-
-
-def t_upper_tail(t: float, degrees: int) -> float:
-    """P(T > t) of Student's t: for t >= 0 half of I_x(degrees / 2, 1 / 2), x = degrees / (degrees + t^2) (DLMF 8.17).
-
-    >>> round(t_upper_tail(2.364624, 7), 6), t_upper_tail(0.0, 7)
-    (0.025, 0.5)
-    """
-    if t < 0:
-        return 1 - t_upper_tail(-t, degrees)
-    return 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """Regularised incomplete beta function I_x(a, b), by the continued fraction DLMF 8.17.22."""
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, its mirror image is quick
-        return 1 - _incomplete_beta(1 - x, b, a)
-    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-    front = math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta) / a
-    # Modified Lentz: c and d are ratios of successive numerators and denominators.
-    c, d, fraction = 1.0, 0.0, 1.0
-    for m in range(500):
-        half = m // 2
-        if m == 0:
-            term = 1.0
-        elif m % 2 == 0:
-            term = half * (b - half) * x / ((a + m - 1) * (a + m))
-        else:
-            term = -(a + half) * (a + b + half) * x / ((a + m - 1) * (a + m))
-        d = 1 / (1 + term * d)
-        c = 1 + term / c
-        fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            return front * (fraction - 1)
-    raise AssertionError(f"incomplete beta({x}, {a}, {b}) did not converge")
+    return float(stdtrit(degrees, probability))
 
 
 def _vector(values: ArrayLike) -> Vector:

@@ -17,7 +17,7 @@ from situations import Place, situation
 from harness import store
 from harness.__main__ import main
 from harness.judge import diagnosis
-from harness.judge.diff.changes import changes
+from harness.judge.diff import changes
 from harness.judge.smoke import failed_recipes
 from harness.machine.hardware import named
 from harness.machine.mfu import utilization

@@ -1,4 +1,4 @@
-"""How often the rule of `harness.judge.fleet.limit` is wrong: the table of docs/fleet.md, by simulation.
+"""How often the rule of `harness.judge.fleet.judge` is wrong: the table of docs/fleet.md, by simulation.
 
 python tests/studies/fleet_rates.py
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.fleet.limit import limits, widening
+from harness.judge.fleet.judge import limits, widening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,8 +28,8 @@ import numpy as np
 from documented_table import fill
 
 from harness.judge.verdict import Curve, Run, ema, judge_pairs
-from harness.judge.verdict.power import seeds_for
 from harness.judge.verdict.result import LATE, MARGIN
+from harness.judge.verdict.stored_noise import seeds_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

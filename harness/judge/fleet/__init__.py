@@ -23,8 +23,20 @@ compares cards of one model: spread, outliers, the slowest card, corrupt results
 RUN  a folder of a run or of runs, or a run id    tolerance  percent by which healthy cards may differ
 exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read
 """
-# A table: its title, the names of its columns and its rows
-_Table = tuple[str, list[str], list[list[str]]]
+_OUTLIERS = "card", "suite", "regime", "what", "why"
+_SPREADS = (
+    "suite",
+    "regime",
+    "arm",
+    ">cards",
+    ">cases",
+    ">fastest",
+    ">slowest",
+    "slowest card",
+    ">speedup",
+    ">at least",
+)
+_DIFFERENCES = "field", "value", "cards"
 
 
 def main(words: Sequence[str]) -> int:
@@ -38,7 +50,14 @@ def main(words: Sequence[str]) -> int:
     runs, options = keyed(words, USAGE, ("tolerance", "json", "markdown", "results_dir"))
     if not runs:
         raise UsageError("fleet takes runs: folders of runs, or run ids")
-    tolerance = _tolerance(options.get("tolerance", "5"))
+    try:
+        tolerance = float(options.get("tolerance", "5"))
+    except ValueError:
+        tolerance = -1.0
+    if not 0 < tolerance < 100:
+        raise UsageError(
+            f"tolerance={terminal.printable(options['tolerance'])}: expected percent between 0 and 100"
+        )
     folders = [store.find_run(run, options.get("results_dir", "results")) for run in runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
     unread = frame.attrs["problems"]
@@ -46,45 +65,31 @@ def main(words: Sequence[str]) -> int:
         raw_output.say(f"warning: {terminal.printable(problem)}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(runs)}")
-    found = judge(frame, tolerance)
+    found = judge(frame, tolerance / 100)
+    is_out = any(group.outliers for group in found)
     if options.get("json") == "true":
         sys.stdout.write(json.dumps(as_dict(found, unread), indent=1) + "\n")
     elif options.get("markdown") == "true":
         sys.stdout.write("\n".join(_as_markdown(found, unread)) + "\n")
     else:
-        _show(found, unread)
-    if any(group.outliers for group in found):
-        return 1
-    return 2 if unread else 0
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 100:
-        raise UsageError(f"tolerance={terminal.printable(text)}: expected percent between 0 and 100")
-    return value / 100
+        _show(found, unread, "bold red" if is_out else "bold")
+    return 1 if is_out else 2 if unread else 0
 
 
 def as_dict(found: Sequence[Group], unread: Sequence[str]) -> dict[str, Any]:
     """Plain values; `unread`: files that could not be read, and why."""
     groups = [asdict(group) for group in found]
-    return {
-        "unread": list(unread),
-        "outliers": [outlier for group in groups for outlier in group["outliers"]],
-        "groups": groups,
-    }
+    outliers = [outlier for group in groups for outlier in group["outliers"]]
+    return {"unread": list(unread), "outliers": outliers, "groups": groups}
 
 
 def _as_markdown(found: Sequence[Group], unread: Sequence[str]) -> Iterator[str]:
     """The same as the terminal shows, for a pull request or a page."""
     for group in found:
-        head, *lines = _lines(group)
-        yield from (f"## {markdown(head)}", "")
+        head, *lines = map(markdown, _lines(group))
+        yield from (f"## {head}", "")
         for line in lines:
-            yield from (markdown(line), "")
+            yield from (line, "")
         for title, columns, rows in _tables(group):
             names = " | ".join(name.lstrip(">") for name in columns)
             yield from (f"**{title}**", "", f"| {names} |", "|---" * len(columns) + "|")
@@ -93,20 +98,17 @@ def _as_markdown(found: Sequence[Group], unread: Sequence[str]) -> Iterator[str]
     yield _verdict(found, unread)
 
 
-def _show(found: Sequence[Group], unread: Sequence[str]) -> None:
+def _show(found: Sequence[Group], unread: Sequence[str], style: str) -> None:
     where = terminal.console()
     for group in found:
-        head, *lines = _lines(group)
-        terminal.say(where, head, "bold")
-        for line in lines:
-            terminal.say(where, line)
+        for i, line in enumerate(_lines(group)):
+            terminal.say(where, line, "" if i else "bold")
         for title, columns, rows in _tables(group):
             made = terminal.table(title, *columns)
             for cells in rows:
                 terminal.row(made, *cells)
             where.print(made)
-    out = any(group.outliers for group in found)
-    terminal.say(where, _verdict(found, unread), "bold red" if out else "bold")
+    terminal.say(where, _verdict(found, unread), style)
 
 
 def _lines(group: Group) -> Iterator[str]:
@@ -124,40 +126,31 @@ def _lines(group: Group) -> Iterator[str]:
         yield "No checksum of a product was measured on two of them (sweep=fleet does)."
 
 
-def _tables(group: Group) -> Iterator[_Table]:
-    if group.outliers:
-        rows = [[o.card, o.suite, o.regime, o.kind, o.reason] for o in group.outliers]
-        yield "Out of line", ["card", "suite", "regime", "what", "why"], rows
-    if group.spreads:
-        yield (
-            "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest",
-            [
-                "suite",
-                "regime",
-                "arm",
-                ">cards",
-                ">cases",
-                ">fastest",
-                ">slowest",
-                "slowest card",
-                ">speedup",
-                ">at least",
-            ],
-            [
-                [
-                    *(s.suite, s.regime, s.arm, f"{s.cards}", f"{s.cases}", percent(s.low), percent(s.high)),
-                    *(s.slowest, ratio(s.speedup), ratio(s.slowest_speedup)),
-                ]
-                for s in group.spreads
-            ],
-        )
-    if group.differences:
-        rows = [
-            [name, value, f"{len(cards)}: {some(cards)}"]
-            for name, values in group.differences.items()
-            for value, cards in values.items()
+def _tables(group: Group) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """Title, names of the columns and rows of each table that has any."""
+    outliers = [[o.card, o.suite, o.regime, o.kind, o.reason] for o in group.outliers]
+    spreads = [
+        [
+            *(s.suite, s.regime, s.arm, str(s.cards), str(s.cases), percent(s.low), percent(s.high)),
+            *(s.slowest, ratio(s.speedup), ratio(s.slowest_speedup)),
         ]
-        yield "Differences between these cards", ["field", "value", "cards"], rows
+        for s in group.spreads
+    ]
+    differ = [
+        [name, value, f"{len(cards)}: {some(cards)}"]
+        for name, values in group.differences.items()
+        for value, cards in values.items()
+    ]
+    spread = (
+        "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest"
+    )
+    for title, columns, rows in (
+        ("Out of line", _OUTLIERS, outliers),
+        (spread, _SPREADS, spreads),
+        ("Differences between these cards", _DIFFERENCES, differ),
+    ):
+        if rows:
+            yield title, columns, rows
 
 
 def _verdict(found: Sequence[Group], unread: Sequence[str]) -> str:
@@ -170,11 +163,11 @@ def _verdict(found: Sequence[Group], unread: Sequence[str]) -> str:
         return f"{plural(len(out), 'card')} of {len(every)} out of line: {', '.join(sorted(out))}"
     if not timed | compared | partly.keys():
         return f"can't tell: none of {plural(len(every), 'card')} could be judged"
-    unknown = sorted(every - timed - partly.keys()) if timed else []
-    missing = f"; not by times: {some(unknown)}" if unknown else ""
+    judged = f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}"
+    if timed and (unknown := sorted(every - timed - partly.keys())):
+        judged += f"; not by times: {some(unknown)}"
     if partly:
-        missing += f"; not by all times: {some([f'{name} (no {some(arms)})' for name, arms in sorted(partly.items())])}"
-    judged = f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}{missing}"
+        judged += f"; not by all times: {some([f'{name} (no {some(arms)})' for name, arms in sorted(partly.items())])}"
     if unread:
         return f"can't tell: {plural(len(unread), 'file')} could not be read, named above; of the others none is out of line, {judged}"
     return f"no card out of line; {judged}"

@@ -7,7 +7,7 @@ newest attempt counts, whole; but a card that was wrong once has been wrong, wha
 
 **Rule of times.** Compared are cards that are alike, on each measurement that at least three of them have. A card's
 deviation there is the logarithm of its time over the median of the cards; its score in a suite and regime is the median
-of its deviations there, and how far a score may lie from the middle one says `harness.judge.fleet.limit`. A median over
+of its deviations there, and how far a score may lie from the middle one says `limits`. A median over
 measurements keeps one noisy case from condemning a card; a score by suite shows a fault of the memory (copies) beside
 one of the cores (products), and one by regime a card that throttles under sustained load alone.
 
@@ -16,28 +16,40 @@ the one that it gave a moment before, computes wrongly whatever the others do. A
 whichever gave bits that most of the others did not is wrong, be it once, and where no value has a majority all are suspect.
 
 **Rule of failures.** A card on which something fails is out of line if it runs on at least half of those that tried.
+
+**The limit of a score.** The tolerance is what cards that are well may differ by: 5 %, taken as 2.44 standard deviations of
+2 %. A judgement compares every card in every score, and what is rare in one comparison is likely in one of hundreds. So the
+tolerance is widened until at most `RATE` of healthy fleets of that many cards and scores have any card out of line, if their
+scores are normal, independent and spread by no more than that. Where the scores at hand spread further, 3.5 robust standard
+deviations of them (1.4826 times the median absolute deviation; Iglewicz and Hoaglin, How to Detect and Handle Outliers, ASQC
+1993) are the limit; no rate is kept then. docs/fleet.md has the table (tests/studies/fleet_rates.py).
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge.fleet.limit import limits
 from harness.judge.fleet.request import CHECKSUM, card_name
-from harness.store import differences as environments
 from harness.store.arm import without_controls
 from harness.store.cause import REFUTED
 from harness.store.compare import TIMES
+from harness.store.differences import differences
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import pandas as pd
+
+    from harness.store.stats import Vector
+
+    Card = str
 
 ENOUGH = 3  # cards, below which the odd one can't be told from the others
 CLOCK_SHARE = 0.97  # of the others' clock, below which the clock is taken for the cause
@@ -45,6 +57,14 @@ CLOCK_SHARE = 0.97  # of the others' clock, below which the clock is taken for t
 SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "threads", "gpu_sm_count")
 # What may differ between cards that are
 VARIES = ("driver", "power_limit_w", "max_sm_clock_mhz", "ecc", "git_commit", "git_dirty", "os", "python")
+RATE = 0.05  # of healthy fleets may have a card out of line
+TOLERANCE_SDS = 2.44  # standard deviations of healthy cards in a tolerance: log(1.05) / 0.02
+SIGMAS = 3.5
+MAD_TO_SD = 1.4826  # of a normal distribution: 1 / quantile(0.75)
+DRAWN = (
+    2_000_000  # cards, in as many fleets as that makes, but `FEWEST`: the rate is met to a tenth of itself
+)
+FEWEST = 4000
 _PLACE = ["suite", "regime"]  # of a score
 _ARM = ["suite", "arm", "regime"]  # which a card has to have measured to be judged by
 _KEY = ["suite", "case_id", "arm", "metric", "regime"]  # of a measurement
@@ -55,7 +75,7 @@ _RUN = ["suite", "case_id", "arm"]  # rows of an arm that never ran have no regi
 class Outlier:
     """A card that is out of line, in one suite and regime or by its results (regime "")."""
 
-    card: str
+    card: Card
     suite: str
     regime: str
     kind: str  # slow, fast, corrupt, fails
@@ -82,7 +102,7 @@ class Spread:
     cases: int
     low: float
     high: float
-    slowest: str
+    slowest: Card
     speedup: float | None
     slowest_speedup: float | None
 
@@ -104,15 +124,15 @@ class Group:
 
     model: str
     software: str
-    cards: list[str]
+    cards: list[Card]
     not_judged: str
     spreads: list[Spread]
     outliers: list[Outlier]
-    differences: dict[str, dict[str, list[str]]]
+    differences: dict[str, dict[str, list[Card]]]
     checksums_compared: int
-    judged_by_times: list[str]
-    judged_by_results: list[str]
-    lacking: dict[str, list[str]]
+    judged_by_times: list[Card]
+    judged_by_results: list[Card]
+    lacking: dict[Card, list[str]]
 
 
 def judge(frame: pd.DataFrame, tolerance: float) -> list[Group]:
@@ -122,22 +142,21 @@ def judge(frame: pd.DataFrame, tolerance: float) -> list[Group]:
         frame: rows of the store with all attempts: cards that were given one run id must not replace each other.
         tolerance: deviation that is no fault, 0.05 for 5 %.
     """
-    rows = (
-        without_controls(frame)
-        .sort_values("attempt", kind="stable", ignore_index=True)
-        .fillna({"regime": "", "attempt": 0})
-    )
-    rows["card"] = [card_name(parse(text)) for text in rows["env"]]
-    rows["alike"] = [_alike(parse(text)) for text in rows["env"]]
-    found = [_group(own, tolerance) for _, own in rows.groupby("alike")]
+    rows = without_controls(frame).sort_values("attempt", kind="stable", ignore_index=True)
+    rows = rows.fillna({"regime": "", "attempt": 0})
+    envs = {text: parse(text) for text in rows["env"].unique()}
+    rows["card"] = rows["env"].map({text: card_name(env) for text, env in envs.items()})
+    alike = rows["env"].map({text: _alike(env) for text, env in envs.items()})
+    found = [_group(own, tolerance) for _, own in rows.groupby(alike)]
     return sorted(found, key=lambda group: (-len(group.cards), group.cards[0]))
 
 
 def _alike(env: Mapping[str, Any]) -> str:
     # Rows of before the code was hashed have its commit. MIG counts as off where it could not be asked for: a slice has
     # fewer multiprocessors and less memory than its card.
-    software = [str(env.get(name)) for name in SOFTWARE]
-    return "\n".join([_model(env), *software, str(_code(env)), str(bool(env.get("mig")))])
+    return "\n".join(
+        [_model(env), *(str(env.get(name)) for name in SOFTWARE), str(_code(env)), str(bool(env.get("mig")))]
+    )
 
 
 def _code(env: Mapping[str, Any]) -> object:
@@ -160,60 +179,58 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
     now = tried[(tried["attempt"] == newest) & tried["metric"].isin(list(TIMES)) & ~wrong[tried.index]]
     times = now[(now["status"] == "ok") & (now["value"] > 0) & np.isfinite(now["value"])]
     times = times.drop_duplicates([*_KEY, "card"], keep="last")
-    logs = times.assign(log=np.log(times["value"]))
-    by_key = logs.groupby(_KEY)["log"]
-    shared = logs.assign(off=logs["log"] - by_key.transform("median"))[by_key.transform("size") >= ENOUGH]
-    arms = _sets(shared, _ARM)
-    every: set[tuple[str, ...]] = set().union(*arms.values())
+    times = times.assign(log=np.log(times["value"]))
+    by_key = times.groupby(_KEY)["log"]
+    shared = times.assign(off=times["log"] - by_key.transform("median"))[by_key.transform("size") >= ENOUGH]
+    arms = _by_card(shared, _ARM)
+    every = set[tuple[str, ...]]().union(*arms.values())
     lacking = {card: sorted(" ".join(filter(None, arm)) for arm in every - own) for card, own in arms.items()}
     given = _given(rows[of_results & ~wrong])
-    several = {key: by_card for key, by_card in given.items() if len(by_card) > 1}
-    refuted = {row["card"]: _of(row) for row in rows[wrong].iloc[::-1].to_dict("records")}
+    several = [by_card for by_card in given.values() if len(by_card) > 1]
+    refuted = {
+        r["card"]: f"product {r['arm']} of case {r['case_id']}: {r['reason']}"
+        for r in rows[wrong].iloc[::-1].to_dict("records")
+    }
     not_judged = f"{len(envs)} of this model, software and code: an outlier takes {ENOUGH} to tell"
     if len(envs) >= ENOUGH:
         not_judged = "" if len(shared) else f"no measurement that {ENOUGH} of the cards have in common"
-    outliers = [
-        *_corrupt(given, refuted),
-        *_failing(times, now[now["status"] == "failed"]),
-        *_out_of_line(shared, times, envs, tolerance),
-    ]
     return Group(
         model=_model(env),
         software=f"torch {env.get('torch')}, code {str(_code(env) or 'unknown')[:12]}",
         cards=list(envs),
         not_judged=not_judged,
         spreads=list(_spreads(shared, times)),
-        outliers=outliers,
+        outliers=[
+            *_corrupt(given, refuted),
+            *_failing(times, now[now["status"] == "failed"]),
+            *_out_of_line(shared, times, envs, tolerance),
+        ],
         differences=_differences(envs),
         checksums_compared=len(several),
         judged_by_times=[card for card, missing in lacking.items() if not missing],
-        judged_by_results=sorted(refuted.keys() | {card for by_card in several.values() for card in by_card}),
+        judged_by_results=sorted(refuted.keys() | {card for by_card in several for card in by_card}),
         lacking={card: missing for card, missing in lacking.items() if missing},
     )
 
 
-def _sets(rows: pd.DataFrame, columns: list[str]) -> dict[str, set[tuple[str, ...]]]:
+def _by_card(rows: pd.DataFrame, columns: list[str]) -> dict[Card, set[tuple[str, ...]]]:
     """What each card has of some columns, as tuples."""
-    found: dict[str, set[tuple[str, ...]]] = {}
+    found: dict[Card, set[tuple[str, ...]]] = {}
     for card, *values in rows[["card", *columns]].itertuples(index=False):
         found.setdefault(card, set()).add(tuple(values))
     return dict(sorted(found.items()))
 
 
-def _of(row: Mapping[Any, Any]) -> str:
-    return f"product {row['arm']} of case {row['case_id']}: {row['reason']}"
-
-
-def _differences(envs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = {}
-    for name, seen in environments.differences(list(envs.values()), VARIES).items():
+def _differences(envs: Mapping[Card, Mapping[str, Any]]) -> dict[str, dict[str, list[Card]]]:
+    found: dict[str, dict[str, list[Card]]] = {}
+    for name, seen in differences(list(envs.values()), VARIES).items():
         for card, value in zip(envs, seen, strict=True):
             found.setdefault(name, {}).setdefault(str(value), []).append(card)
     return found
 
 
 def _out_of_line(
-    shared: pd.DataFrame, times: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]], tolerance: float
+    shared: pd.DataFrame, times: pd.DataFrame, envs: Mapping[Card, Mapping[str, Any]], tolerance: float
 ) -> Iterator[Outlier]:
     places = shared.groupby(_PLACE)
     for place, own in places:
@@ -231,10 +248,12 @@ def _out_of_line(
                 yield Outlier(str(card), suite, regime, "slow" if off > 0 else "fast", off, why)
 
 
-def _cause(card: str, times: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]]) -> str:
+def _cause(card: Card, times: pd.DataFrame, envs: Mapping[Card, Mapping[str, Any]]) -> str:
     """What else is different about a card that is out of line, by its times of one place."""
-    times = times.assign(clock=[_middle_clock(clocks) for clocks in times["sample_clock_mhz"]])
-    is_mine = times["card"] == card
+    clocks = times["sample_clock_mhz"].map(
+        lambda mhz: np.median([c for c in mhz if np.isfinite(c)] or [np.nan])
+    )
+    times, is_mine = times.assign(clock=clocks), times["card"] == card
     mine, others = times[is_mine].set_index(_KEY), times[~is_mine].groupby(_KEY)["clock"].median()
     notes = []
     if throttled := sum(parse(text).get("throttled") is True for text in mine["timing"]):
@@ -243,10 +262,11 @@ def _cause(card: str, times: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]]
     if share < CLOCK_SHARE:
         notes.append(f"SM clock {share:.0%} of the others'")
     for name in ("power_limit_w", "driver"):
-        others_have = Counter(str(env.get(name)) for other, env in envs.items() if other != card)
-        ((usual, _),) = others_have.most_common(1)
-        if str(envs[card].get(name)) != usual:
-            notes.append(f"{name} {envs[card].get(name)}, most others {usual}")
+        values = {other: str(env.get(name)) for other, env in envs.items()}
+        own = values.pop(card)
+        ((usual, _),) = Counter(values.values()).most_common(1)
+        if own != usual:
+            notes.append(f"{name} {own}, most others {usual}")
     if notes:
         return ", ".join(notes)
     if np.isnan(share):
@@ -254,31 +274,24 @@ def _cause(card: str, times: pd.DataFrame, envs: Mapping[str, Mapping[str, Any]]
     return "at the others' clock and power limit: memory, cooling of the memory, or a fault"
 
 
-def _middle_clock(clocks: Collection[float]) -> float:
-    read = [clock for clock in clocks if np.isfinite(clock)]
-    return float(np.median(read)) if read else np.nan
-
-
 def _spreads(shared: pd.DataFrame, times: pd.DataFrame) -> Iterator[Spread]:
     """Each arm's spread; its speedup over the cases that a card measured in both arms, in the same rounds."""
-    same = ["card", "suite", "case_id", "metric", "regime"]
-    base = times[[*same, "arm", "value"]].rename(columns={"arm": "baseline", "value": "base"})
+    same = ["card", "suite", "case_id", "metric", "regime", "baseline"]
+    base = times[[*same[:-1], "arm", "log"]].rename(columns={"arm": "baseline", "log": "base"})
     for place, own in shared.groupby([*_PLACE, "arm"]):
         suite, regime, arm = map(str, place)
         levels = own.groupby("card")["off"].median()
         slowest = max(levels.index, key=lambda card: (levels[card], card))
-        pairs = own.merge(base, on=[*same, "baseline"])
-        speedups = np.exp((np.log(pairs["base"]) - pairs["log"]).groupby(pairs["card"]).mean())
-        yield Spread(
-            *(suite, regime, arm, len(levels), own.groupby(_KEY).ngroups),
-            *(float(np.expm1(levels.min())), float(np.expm1(levels[slowest])), slowest),
-            *((float(speedups.median()), float(speedups.min())) if len(speedups) else (None, None)),
-        )
+        pairs = own.merge(base, on=same)
+        speedups = (pairs["base"] - pairs["log"]).groupby(pairs["card"]).mean().map(math.exp)
+        low, high = (float(np.expm1(level)) for level in (levels.min(), levels[slowest]))
+        gains = (float(speedups.median()), float(speedups.min())) if len(speedups) else (None, None)
+        yield Spread(suite, regime, arm, len(levels), own.groupby(_KEY).ngroups, low, high, slowest, *gains)
 
 
-def _given(rows: pd.DataFrame) -> dict[tuple[str, str], dict[str, set[str]]]:
+def _given(rows: pd.DataFrame) -> dict[tuple[str, str], dict[Card, set[str]]]:
     """The checksums that each card ever gave, by case and arm; more than one where a card contradicts itself."""
-    found: dict[tuple[str, str], dict[str, set[str]]] = {}
+    found: dict[tuple[str, str], dict[Card, set[str]]] = {}
     for row in rows.to_dict("records"):
         if (value := parse(row["resolved"]).get("checksum")) is not None:
             by_card = found.setdefault((row["case_id"], row["arm"]), {})
@@ -287,7 +300,7 @@ def _given(rows: pd.DataFrame) -> dict[tuple[str, str], dict[str, set[str]]]:
 
 
 def _corrupt(
-    given: Mapping[tuple[str, str], Mapping[str, set[str]]], refuted: Mapping[str, str]
+    given: Mapping[tuple[str, str], Mapping[Card, set[str]]], refuted: Mapping[Card, str]
 ) -> Iterator[Outlier]:
     """Cards whose results are wrong, and why: refuted by the card's own check, or of other bits than most cards'."""
     found = dict(refuted)
@@ -296,24 +309,57 @@ def _corrupt(
         known = 2 * votes > len(by_card) and all(count < votes for _, count in others)
         said = f"{votes} of {len(by_card)} cards give {first}" if known else "no value has a majority"
         for card, values in by_card.items():
-            if values != ({first} if known else set()):
+            if not known or values != {first}:
                 gave = " and ".join(sorted(values))
                 why = f"product {arm} of case {case} has checksum {gave}, {said}: a card computes wrongly"
                 found.setdefault(card, why)
-    for card, why in sorted(found.items()):
-        yield Outlier(card, CHECKSUM, "", "corrupt", 0.0, why)
+    return (Outlier(card, CHECKSUM, "", "corrupt", 0.0, why) for card, why in sorted(found.items()))
 
 
 def _failing(times: pd.DataFrame, failed: pd.DataFrame) -> Iterator[Outlier]:
     """Cards on which something fails that runs on at least half of the cards that tried."""
-    broken, timed = _sets(failed, _RUN), _sets(times, _RUN)
+    broken, timed = _by_card(failed, _RUN), _by_card(times, _RUN)
     fails = Counter(key for own in broken.values() for key in own)
     runs = Counter(key for card, own in timed.items() for key in own - broken.get(card, set()))
     failed = failed.sort_values(_RUN, kind="stable").drop_duplicates(["card", *_RUN], keep="last")
     for card, own in failed.groupby("card"):
-        alone = own[[runs[tuple(key)] >= fails[tuple(key)] for key in own[_RUN].to_numpy()]]
+        alone = own[[runs[key] >= fails[key] for key in own[_RUN].itertuples(index=False, name=None)]]
         if len(alone):
             first = alone.iloc[0]
             more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
             why = f"{first['arm']} of case {first['case_id']}{more}: {first['reason']}"
             yield Outlier(str(card), first["suite"], "", "fails", 0.0, why)
+
+
+def limits(scores: Vector, tolerance: float, of: int) -> tuple[Vector, Vector]:
+    """The middle score of each fleet and how far a card's may be from it.
+
+    Args:
+        scores: [fleets, cards], logarithms.
+        tolerance: deviation that is no fault, 0.05 for 5 %.
+        of: scores that each card is judged by, this one among them.
+    """
+    middle, sd = _robust(scores)
+    return middle, np.maximum(widening(scores.shape[1], of) * math.log1p(tolerance), SIGMAS * sd)
+
+
+@functools.cache
+def widening(cards: int, of: int) -> float:
+    """The factor on the logarithm of the tolerance that keeps `RATE`, by simulation; at least 1.
+
+    Args:
+        cards: of the fleet, at least 2.
+        of: scores that each is judged by, at least 1.
+    """
+    shape = max(FEWEST, DRAWN // cards), cards
+    scores = np.random.default_rng([cards, of]).normal(0.0, 1 / TOLERANCE_SDS, shape)
+    middle, sd = _robust(scores)
+    furthest = np.abs(scores - middle[:, None]).max(axis=1)
+    needed = np.where(furthest > SIGMAS * sd, furthest, 0.0)
+    return max(1.0, float(np.quantile(needed, (1 - RATE) ** (1 / of))))
+
+
+def _robust(scores: Vector) -> tuple[Vector, Vector]:
+    """Median and standard deviation of each fleet, robust to a minority of its cards."""
+    middle = np.median(scores, axis=1)
+    return middle, MAD_TO_SD * np.median(np.abs(scores - middle[:, None]), axis=1)

@@ -1,6 +1,6 @@
 """Judge: all gates of one candidate, and the verdict that follows from them: PASS, FAIL or INCONCLUSIVE.
 
-FAIL: some gate failed. PASS: every gate passed or warned (warnings are shown) and every run had its partner. Anything else is
+FAIL: some gate failed. PASS: every gate passed or warned (warnings are shown) and no condition is violated. Anything else is
 INCONCLUSIVE: what could not be tested is never passed in silence.
 """
 
@@ -10,20 +10,23 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.judge.verdict import breaks, gates, gradients, patterns
+import numpy as np
+
+from harness.judge.verdict import gates
 from harness.judge.verdict.curves import pair
-from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
+from harness.judge.verdict.result import LATE, MARGIN, MIN_POINTS, MIN_SEEDS, percent
 from harness.judge.verdict.spike_events import calm
-from harness.judge.verdict.trend import trend
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from harness.judge.verdict.curves import Run
+    from harness.judge.verdict.curves import Run, Runs
+    from harness.judge.verdict.gates import Evidence
     from harness.judge.verdict.result import GateResult
     from harness.judge.verdict.settle import Settled
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+FIRST = 0.1  # of the steps: where the control begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +56,20 @@ class Verdict:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The gates that decided, or the warnings of a PASS, as "L4: sentence"; those that say the same, in one."""
-        decisive = {"FAIL": ("FAIL",), "INCONCLUSIVE": ("INCONCLUSIVE",), "PASS": ("WARN",)}[self.outcome]
-        gates: dict[str, list[str]] = {}
+        decisive = "WARN" if self.outcome == "PASS" else self.outcome
+        names: dict[str, list[str]] = {}
         for g in self.gates:
-            if g.status in decisive:
-                gates.setdefault(g.sentence, []).append(g.gate)
-        return tuple(f"{', '.join(names)}: {sentence}" for sentence, names in gates.items())
+            if g.status == decisive:
+                names.setdefault(g.sentence, []).append(g.gate)
+        return tuple(f"{', '.join(gates)}: {sentence}" for sentence, gates in names.items())
 
 
 def judge_pairs(
-    candidate: Mapping[int, Run],
-    control: Mapping[int, Run],
+    candidate: Runs,
+    control: Runs,
     *,
-    golden: Mapping[int, Run] | None = None,
-    twin: Mapping[int, Run] | None = None,
+    golden: Runs | None = None,
+    twin: Runs | None = None,
     twin_name: str = "its base arm",
     margin: float = MARGIN,
 ) -> Verdict:
@@ -90,52 +93,41 @@ def judge_pairs(
         raise ValueError(f"margin={margin} must be above 0; 0.0025 is 0.25 % of the control's loss")
     if not candidate or not control:
         raise ValueError(f"{len(candidate)} candidate and {len(control)} control runs: both sides need some")
-    pairs = pair(candidate, control)
-    switches = {run.switch_step for run in candidate.values()} - {None}
-    warm_up = twin is control and bool(switches)
+    switches = [run.switch_step for run in candidate.values() if run.switch_step is not None]
+    back = [run.switch_back_step for run in candidate.values() if run.switch_back_step is not None]
     span = gates.WHOLE
-    if warm_up:
-        back = [run.switch_back_step for run in candidate.values() if run.switch_back_step is not None]
-        span = (float(max(s for s in switches if s is not None)), float(min(back, default=math.inf)))
+    if switches and twin is control:
+        span = float(max(switches)), float(min(back, default=math.inf))
     elif switches and twin:
-        span = (0.0, float(min(s for s in switches if s is not None)))
+        span = 0.0, float(min(switches))
     band = pair(golden, control, "golden arm") if golden else None
-    without_spikes = calm(pairs)
-    results = [
-        breaks.finite(candidate, control),
-        breaks.spikes(without_spikes),
-        # The golden arm has no warm-up; right after one its gap is no measure.
-        gates.early_window(without_spikes, None if warm_up or band is None else calm(band), span),
-        gates.late_window(without_spikes, margin, span[0]),
-        gates.heldout(without_spikes, margin),
-        trend(without_spikes, margin, span[0]),
-        gradients.gradients(pairs, band, span),
-    ]
-    notes = list(pairs.problems)
-    idle = breaks.idle(pairs, margin)
-    if idle:
-        notes.append(idle)
+    evidence = gates.Evidence(candidate, control, calm(pair(candidate, control)), band, margin, span)
+    results = list(gates.results(evidence))
+    withheld = [why for condition in CONDITIONS for why in condition(evidence)]
+    notes = list(withheld)
     if switches:
-        results.append(patterns.prefix(candidate, twin or {}, twin_name))
-        if twin and not warm_up:
+        results.append(gates.judged("prefix", len(candidate), gates.prefix, candidate, twin or {}, twin_name))
+        if twin and twin is not control:
             notes += _cooled(candidate, twin, control)
     if band is not None:
         notes += [problem for problem in band.problems if problem not in notes]
-    if band is not None and len(band.seeds) < MIN_SEEDS:
-        notes.append(f"{len(band.seeds)} golden runs are too few for a band: the fixed band is used")
-    return conclude(results, notes, limits({**control, **candidate}), whole=not pairs.problems and not idle)
+        if len(band.seeds) < MIN_SEEDS:
+            notes.append(f"{len(band.seeds)} golden runs are too few for a band: the fixed band is used")
+    return conclude(results, notes, limits({**control, **candidate}.values()), whole=not withheld)
 
 
-def judge_other_seeds(other: Mapping[int, Run], control: Mapping[int, Run]) -> Verdict:
+def judge_other_seeds(other: Runs, control: Runs) -> Verdict:
     """Judges runs of other seeds by the wide band that the control's own seeds span; nothing is paired."""
-    results = [breaks.finite(other, {}), patterns.seed_band(other, control)]
-    missing = sorted(control.keys() - other.keys())
-    notes = [f"no run for seed {', '.join(map(str, missing))}"] if missing else []
-    return conclude(results, notes, limits(other), whole=not missing)
+    results = [gates.finite(other, {}), gates.judged("band", len(other), gates.band, other, control)]
+    missing = ", ".join(map(str, sorted(control.keys() - other.keys())))
+    notes = [f"no run for seed {missing}"] * bool(missing)
+    return conclude(results, notes, limits(other.values()), whole=not missing)
 
 
-def conclude(results: list[GateResult], notes: list[str], limit: str, *, whole: bool = True) -> Verdict:
-    """The verdict that follows from the gates; `whole`: every run had its partner, and the control learned."""
+def conclude(
+    results: Sequence[GateResult], notes: Iterable[str], limit: str, *, whole: bool = True
+) -> Verdict:
+    """The verdict that follows from the gates; `whole`: no condition is violated."""
     statuses = {r.status for r in results}
     outcome: Outcome = "PASS"
     if "FAIL" in statuses:
@@ -145,33 +137,59 @@ def conclude(results: list[GateResult], notes: list[str], limit: str, *, whole: 
     return Verdict(outcome, tuple(results), tuple(notes), limit)
 
 
-def limits(runs: Mapping[int, Run]) -> str:
+def unpaired(evidence: Evidence) -> Iterator[str]:
+    """Every run has a partner that read the same batches and can be compared with it step by step."""
+    yield from evidence.pairs.problems
+
+
+def idle(evidence: Evidence) -> Iterator[str]:
+    """The control learns: its loss falls by more than the margin; if not, weights that never change would be equivalent to it.
+
+    Medians, of the first tenth and the last fifth of the steps, so that a spike decides nothing.
+    """
+    pairs, margin = evidence.pairs, evidence.margin
+    if not pairs.seeds or pairs.steps.size < MIN_POINTS:
+        return
+    share = (pairs.steps - pairs.steps[0]) / (pairs.length - 1)
+    first, last = (np.median(pairs.control[:, at], axis=1) for at in (share <= FIRST, share >= 1 - LATE))
+    fall = float((first - last).mean() / np.abs(last).mean())
+    if not fall > margin:
+        yield (
+            f"the control's loss {'falls' if fall >= 0 else 'rises'} by {percent(abs(fall))[1:]}; to fall by no more than the "
+            f"margin, {percent(margin)[1:]}, takes no learning, so PASS would say nothing: train for longer, or check learning "
+            "rate and data"
+        )
+
+
+# What must hold of the runs for a PASS, whatever the gates say: each yields what is violated, and each of these is a note.
+CONDITIONS: tuple[Callable[[Evidence], Iterator[str]], ...] = (unpaired, idle)
+
+
+def limits(runs: Iterable[Run]) -> str:
     """What runs of this length cannot certify, in numbers.
 
     DeepSeek-V3 (arXiv 2412.19437, appendix B.2) reports that blockwise quantised activation gradients diverged after
     about 300 billion tokens: an implementation that passes here can still do that.
     """
-    steps = max(run.loss.steps[-1] - run.loss.steps[0] + 1 for run in runs.values())
-    tokens = max(run.tokens_per_step for run in runs.values()) * steps
-    seen = f"{steps:,.0f} steps" + (f", {_tokens(tokens)} tokens a seed" if tokens else ", tokens unknown")
+    lengths, tokens_per_step = zip(
+        *((r.loss.steps[-1] - r.loss.steps[0] + 1, r.tokens_per_step) for r in runs), strict=True
+    )
+    tokens = max(tokens_per_step) * max(lengths)
+    shown = f"{tokens:,.0f}"
+    for size, word in ((1e6, "million"), (1e9, "billion")):
+        if tokens >= size:
+            shown = f"{tokens / size:.3g} {word}"
+    seen = f"{shown} tokens a seed" if tokens else "tokens unknown"
     return (
-        f"{seen}: shows faults of the implementation, not that longer runs are safe. Instabilities of FP8 have been "
-        "reported after 300 billion tokens."
+        f"{max(lengths):,.0f} steps, {seen}: shows faults of the implementation, not that longer runs are safe. Instabilities "
+        "of FP8 have been reported after 300 billion tokens."
     )
 
 
-def _tokens(count: float) -> str:
-    for size, word in ((1e9, "billion"), (1e6, "million")):
-        if count >= size:
-            return f"{count / size:.3g} {word}"
-    return f"{count:,.0f}"
-
-
-def _cooled(candidate: Mapping[int, Run], twin: Mapping[int, Run], control: Mapping[int, Run]) -> list[str]:
+def _cooled(candidate: Runs, twin: Runs, control: Runs) -> Iterator[str]:
     """Whether the cool-down left a smaller late gap than training in FP8 to the end."""
     mine, theirs = (gates.late_gaps(calm(pair(runs, control))) for runs in (candidate, twin))
-    if not mine.size or not theirs.size:
-        return []
-    word = "no larger than" if abs(mine.mean()) <= abs(theirs.mean()) else "larger than"
-    from_text, to_text = percent(float(theirs.mean())), percent(float(mine.mean()))
-    return [f"late gap after the cool-down {to_text}, {word} without it ({from_text})"]
+    if mine.size and theirs.size:
+        after, before = float(mine.mean()), float(theirs.mean())
+        word = "no larger than" if abs(after) <= abs(before) else "larger than"
+        yield f"late gap after the cool-down {percent(after)}, {word} without it ({percent(before)})"

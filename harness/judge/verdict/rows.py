@@ -16,23 +16,25 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from harness.judge.verdict.curves import Curve, Run
-from harness.judge.verdict.judge import Outcome, Verdict, conclude, judge_other_seeds, judge_pairs
+from harness.judge.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
-from harness.judge.verdict.settle import Settled, settle
+from harness.judge.verdict.settle import settle
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import pandas as pd
+
+    from harness.judge.verdict.curves import Runs
 
 SUITE = "divergence"
 CONTROL = "base"
@@ -45,12 +47,7 @@ _CURVES = {
     "fp8_grad_norm": "fp8_grad_norm",
     "elapsed_s": "elapsed",
 }
-
-_UNASKED = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
-_EMULATED = "emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran"
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
-
-Arms = dict[str, dict[int, Run]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +56,7 @@ class Setup:
 
     run_id: str
     axes: Mapping[str, Any]
-    arms: Arms
+    arms: dict[str, dict[int, Run]]
     records: dict[str, Arm]
     failed: dict[str, dict[int, str]]  # arm -> seed -> reason
     resolved: dict[str, dict[str, Any]]  # arm -> what its runs say of themselves
@@ -68,6 +65,10 @@ class Setup:
         """Runs of an arm by seed; None where it was not run."""
         name = str(arm)
         return self.arms[name] if self.records.get(name) == arm else None
+
+    def says(self, arm: Arm | str, field: str) -> Any:
+        """What the runs of an arm say of themselves; None where they do not."""
+        return self.resolved.get(str(arm), {}).get(field)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,9 +101,8 @@ class ArmVerdict:
         no fault, just too little data, which the arms' own gates (power, partners, steps) judge for themselves; it is told
         as a note.
         """
-        if self.arm == NEGATIVE:
-            return self.verdict.outcome != "FAIL"
-        return self.arm in MUST_PASS and self.verdict.outcome == "FAIL"
+        failed = self.verdict.outcome == "FAIL"
+        return not failed if self.arm == NEGATIVE else failed and self.arm in MUST_PASS
 
 
 def judge(frame: pd.DataFrame, margin: float = MARGIN) -> list[ArmVerdict]:
@@ -123,63 +123,38 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
     """The training runs in some rows of the store, by set-up."""
     rows = frame[(frame["suite"] == SUITE) & (frame["metric"].isin(_CURVES) | (frame["status"] != "ok"))]
     found: dict[tuple[str, str], Setup] = {}
-    curves: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+    stored: dict[tuple[str, str, str, int], tuple[dict[str, Curve], dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         if row.get("part"):
             continue
-        axes = dict(parse(row["axes"]))
+        axes, arm = dict(parse(row["axes"])), row["arm"]
         seed = int(axes.pop("seed", row["seed"]))
         key = (str(row["run_id"]), json.dumps(axes, sort_keys=True))
         setup = found.setdefault(key, Setup(key[0], axes, {}, {}, {}, {}))
-        runs = setup.arms.setdefault(row["arm"], {})
-        setup.records[row["arm"]] = arm_of({str(k): v for k, v in row.items()})
+        runs = setup.arms.setdefault(arm, {})
+        setup.records[arm] = arm_of({str(k): v for k, v in row.items()})
         if row["status"] != "ok":
-            setup.failed.setdefault(row["arm"], {})[seed] = str(row["reason"])
+            setup.failed.setdefault(arm, {})[seed] = str(row["reason"])
             if row["cause"] == Cause.DIVERGED:  # at its very first step: there is no curve to store
                 runs[seed] = Run(Curve.of([math.nan]))
             continue
-        about = curves.setdefault((*key, row["arm"], seed), {"resolved": {}})
-        about["resolved"] |= parse(row["resolved"])
-        setup.resolved.setdefault(row["arm"], {}).update(about["resolved"])
-        rounds = list(row["rounds"]) or list(range(len(row["samples"])))
-        about[_CURVES[row["metric"]]] = Curve.of(row["samples"], rounds)
-        if "loss" in about:
-            runs[seed] = _run(about)
+        curves, resolved = stored.setdefault((*key, arm, seed), ({}, {}))
+        resolved |= parse(row["resolved"])
+        setup.resolved.setdefault(arm, {}).update(resolved)
+        steps = list(row["rounds"]) or None
+        curves[_CURVES[row["metric"]]] = Curve.of(row["samples"], steps)
+        if "loss" in curves:
+            runs[seed] = _run(curves, resolved)
     return list(found.values())
 
 
-def lines(verdicts: list[ArmVerdict]) -> list[str]:
-    """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
-    out = []
-    groups: dict[tuple[str, str], list[ArmVerdict]] = {}
-    for v in verdicts:
-        groups.setdefault((v.run_id, json.dumps(v.axes, sort_keys=True)), []).append(v)
-    for (_, _), members in groups.items():
-        axes = members[0].axes
-        out.append("verdict  " + " ".join(f"{k}={v}" for k, v in axes.items() if v not in (None, "")))
-        arms: dict[str, list[str]] = {}
-        for v in members:
-            settled = [] if v.verdict.settled is None else [v.verdict.settled.sentence]
-            for reason in (*v.verdict.reasons, *v.verdict.notes, *settled):
-                arms.setdefault(reason, []).append(v.arm)
-        for v in members:
-            as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
-            out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
-            out += [f"               {reason}" for reason, whose in arms.items() if whose == [v.arm]]
-        out += [f"  {', '.join(whose)}: {reason}" for reason, whose in arms.items() if len(whose) > 1]
-        out += [f"  missing: {m}" for m in members[0].missing]
-        out.append(f"  {members[0].verdict.limits}")
-    return out
-
-
-def _run(about: Mapping[str, Any]) -> Run:
-    resolved = about["resolved"]
-    switches = resolved.get("switch_steps") or [None]
+def _run(curves: Mapping[str, Any], resolved: Mapping[str, Any]) -> Run:
+    switch, back = (*(resolved.get("switch_steps") or ()), None, None)[:2]
     return Run(
-        **{name: about[name] for name in _CURVES.values() if name in about},
+        **curves,
         planned_steps=int(resolved.get("steps") or 0),
-        switch_step=None if switches[0] is None else int(switches[0]),
-        switch_back_step=int(switches[1]) if len(switches) > 1 else None,
+        switch_step=None if switch is None else int(switch),
+        switch_back_step=None if back is None else int(back),
         nonfinite_step=resolved.get("nonfinite_step"),
         stopped=str(resolved.get("stopped") or ""),
         tokens_per_step=float(resolved.get("tokens_per_step") or 0),
@@ -190,128 +165,186 @@ def _run(about: Mapping[str, Any]) -> Run:
     )
 
 
+def lines(verdicts: list[ArmVerdict]) -> list[str]:
+    """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
+    out = []
+    groups: dict[tuple[str, str], list[ArmVerdict]] = {}
+    for v in verdicts:
+        groups.setdefault((v.run_id, json.dumps(v.axes, sort_keys=True)), []).append(v)
+    for members in groups.values():
+        first = members[0]
+        out.append("verdict  " + " ".join(f"{k}={v}" for k, v in first.axes.items() if v not in (None, "")))
+        arms: dict[str, list[str]] = {}
+        for v in members:
+            settled = v.verdict.settled
+            for reason in (*v.verdict.reasons, *v.verdict.notes, *([settled.sentence] if settled else [])):
+                arms.setdefault(reason, []).append(v.arm)
+        for v in members:
+            as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
+            out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
+            out += [f"               {reason}" for reason, whose in arms.items() if whose == [v.arm]]
+        out += [f"  {', '.join(whose)}: {reason}" for reason, whose in arms.items() if len(whose) > 1]
+        out += [f"  missing: {m}" for m in first.missing]
+        out.append(f"  {first.verdict.limits}")
+    return out
+
+
+class Note(NamedTuple):
+    """What a reader must know, whether nothing passes beside it, and whether FP8 cannot have run."""
+
+    text: str
+    withholds: bool = True
+    not_fp8: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judged:
+    """One arm of a set-up and what it is compared with."""
+
+    setup: Setup
+    arm: str
+    fields: Arm
+    against: str
+    runs: Runs
+    control: Runs
+
+    @property
+    def golden(self) -> Arm:
+        """The emulation of its recipe."""
+        return Arm(self.fields.recipe, variant=GOLDEN)
+
+    @property
+    def other_layers(self) -> str:
+        """Layers that either the arm or its golden arm has in FP8 and the other has not; "" where they have the same.
+
+        Rows from before they were stored say nothing of it, and are compared.
+        """
+        mine, golden = (self.setup.says(arm, "fp8_layers") for arm in (self.arm, self.golden))
+        both = isinstance(mine, list) and isinstance(golden, list)
+        return ", ".join(sorted(map(str, set(mine) ^ set(golden)))) if both else ""
+
+    def equal(self, runs: Runs | None) -> list[int]:
+        """Seeds in which its losses are those of other runs, bit for bit."""
+        shared = sorted(self.runs.keys() & (runs or {}).keys())
+        return [s for s in shared if runs and np.array_equal(self.runs[s].loss.values, runs[s].loss.values)]
+
+    def seeds(self, some: list[int]) -> str:
+        """ "seed 1, 2: ", or "" where it is all of them."""
+        return "" if len(some) == len(self.runs) else f"seed {', '.join(map(str, some))}: "
+
+
 def _judge_setup(setup: Setup, margin: float) -> list[ArmVerdict]:
-    missing = _missing(setup)
+    missing = tuple(_missing(setup))
     verdicts = []
     for arm in setup.arms:
-        if arm == CONTROL:
-            continue
-        fields = setup.records[arm]
-        against = control_of(fields, setup)
-        verdict = _judge_arm(setup, arm, against, margin)
-        expected = "FAIL" if arm == NEGATIVE else "PASS"
-        verdicts.append(
-            ArmVerdict(setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing)
-        )
+        if arm != CONTROL:
+            fields = setup.records[arm]
+            against = control_of(fields, setup)
+            it = _Judged(setup, arm, fields, against, setup.arms[arm], setup.arms.get(against, {}))
+            expected = "FAIL" if arm == NEGATIVE else "PASS"
+            verdict = _judge_arm(it, margin)
+            verdicts.append(
+                ArmVerdict(setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing)
+            )
     return _doubted(verdicts)
 
 
-def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
-    mine, control = setup.arms[arm], setup.arms.get(against, {})
-    failed = [f"seed {seed}: {reason}" for seed, reason in sorted(setup.failed.get(arm, {}).items())]
-    if not mine or not control:
-        lacking = arm if not mine else against
-        result = GateResult("L1", "INCONCLUSIVE", f"no finished run of {lacking}")
-        return conclude([result], failed, "nothing was trained to the end")
-    fields = setup.records[arm]
-    is_perturbed, is_part = fields.variant == EPS, fields.variant in ABLATIONS
-    golden = setup.runs_of(Arm(fields.recipe, variant=GOLDEN))
-    if other := _other_layers(setup, arm, fields):
-        golden = None
-        if not is_perturbed and not is_part and fields.variant != GOLDEN:
-            failed.append(f"{fields.recipe}_golden was not compared: it rounds other layers ({other})")
-    if arm == f"{CONTROL}_other":
-        verdict = judge_other_seeds(mine, control)
+def _judge_arm(it: _Judged, margin: float) -> Verdict:
+    setup, fields, runs = it.setup, it.fields, it.runs
+    notes = [f"seed {seed}: {reason}" for seed, reason in sorted(setup.failed.get(it.arm, {}).items())]
+    if not runs or not it.control:
+        result = GateResult("L1", "INCONCLUSIVE", f"no finished run of {it.against if runs else it.arm}")
+        return conclude([result], notes, "nothing was trained to the end")
+    is_perturbed = fields.variant == EPS
+    has_golden = not is_perturbed and fields.variant not in ABLATIONS
+    if it.other_layers and has_golden:
+        has_golden = False
+        if fields.variant != GOLDEN:
+            notes.append(
+                f"{fields.recipe}_golden was not compared: it rounds other layers ({it.other_layers})"
+            )
+    if it.arm == f"{CONTROL}_other":
+        verdict = judge_other_seeds(runs, it.control)
     else:
-        schedule = str(setup.resolved.get(arm, {}).get("schedule") or "")
+        schedule = str(setup.says(it.arm, "schedule") or "")
         cool_down = fields.variant == COOLDOWN
         warm_up = bool(_WARM_UP.search(schedule)) or fields.variant == WARMUP
         if schedule and (is_perturbed or not (warm_up or cool_down)):
             # The run that its first phase should equal is of another set-up, or starts from other weights.
             warm_up = False
-            failed.append(f"schedule {schedule}: its first phase was not compared bit for bit")
-            mine = {seed: replace(run, switch_step=None) for seed, run in mine.items()}
+            notes.append(f"schedule {schedule}: its first phase was not compared bit for bit")
+            runs = {seed: replace(run, switch_step=None) for seed, run in runs.items()}
         verdict = judge_pairs(
-            mine,
-            control,
-            golden=None if is_perturbed or is_part else golden,
-            twin=control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
-            twin_name=against if warm_up else fields.recipe,
+            runs,
+            it.control,
+            golden=setup.runs_of(it.golden) if has_golden else None,
+            twin=it.control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
+            twin_name=it.against if warm_up else fields.recipe,
             margin=margin,
         )
-        if against == CONTROL and fields.has_fp8:
-            verdict = replace(verdict, settled=_settled(setup, fields, mine, control, warm_up, margin))
-    if equal := _identical(mine, control):
-        # An arm that should differ and does not was not run as it is named, in these seeds.
-        named = "" if len(equal) == len(mine) else f"seed {', '.join(map(str, equal))}: "
-        claims_fp8 = fields.has_fp8 and not is_perturbed
-        why = "FP8 cannot have run" if claims_fp8 else "it was not run as it is named"
-        failed.append(f"{named}every loss is bitwise equal to {against}: {why}")
-        verdict = replace(verdict, not_fp8=failed[-1] if claims_fp8 else "")
-        if verdict.outcome == "PASS":
+        if it.against == CONTROL and fields.has_fp8:
+            switches = [run.switch_step or 0 for run in runs.values()]
+            settled = settle(
+                runs,
+                it.control,
+                perturbed=setup.runs_of(Arm(fields.recipe, variant=EPS)),
+                unperturbed=setup.runs_of(Arm(fields.recipe)),
+                start=max(switches) if warm_up else 0,
+                margin=margin,
+            )
+            verdict = replace(verdict, settled=settled)
+    for note in (note for condition in CONDITIONS for note in condition(it)):
+        notes.append(note.text)
+        if note.withholds and verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
-    if fields.has_fp8 and not fields.variant and (copied := _identical(mine, golden or {})):
-        named = f"seed {', '.join(map(str, copied))}: every loss is bitwise equal to {fields.recipe}_golden"
-        if _differ_by_proof(setup, arm, fields, [mine[seed] for seed in copied]):
-            failed.append(f"{named}, though its FP8 GEMMs were proved: here both form the same sums")
-        else:
-            failed.append(f"{named}: FP8 was emulated, or the golden arm was not")
-            if verdict.outcome == "PASS":
-                verdict = replace(verdict, outcome="INCONCLUSIVE")
-    doubted = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.doubted]
-    if fields.has_fp8 and fields.variant not in (
-        GOLDEN,
-        *ABLATIONS,
-    ):  # which claim no FP8 GEMM by their names
-        emulated = [seed for seed, run in mine.items() if run.emulated]
-        if len(emulated) == len(mine):
-            failed.append(_EMULATED)
-        unasked = [
-            str(seed)
-            for seed, run in sorted(mine.items())
-            if run.proof_outcome is ProofOutcome.NONE and len(emulated) < len(mine)
-        ]
-        if unasked:
-            named = "" if len(unasked) == len(mine) else f"seed {', '.join(unasked)}: "
-            doubted.append(f"{named}{_UNASKED}")
-    failed += doubted
-    if doubted and verdict.outcome == "PASS":
-        verdict = replace(verdict, outcome="INCONCLUSIVE")
-    return replace(verdict, notes=(*failed, *verdict.notes))
+        if note.not_fp8:
+            verdict = replace(verdict, not_fp8=note.text)
+    return replace(verdict, notes=(*notes, *verdict.notes))
 
 
-def _other_layers(setup: Setup, arm: str, fields: Arm) -> str:
-    """Layers that either the arm or its golden arm has in FP8 and the other has not; "" where they have the same.
-
-    Rows from before they were stored say nothing of it, and are compared.
-    """
-    mine, golden = (
-        setup.resolved.get(name, {}).get("fp8_layers")
-        for name in (arm, str(Arm(fields.recipe, variant=GOLDEN)))
-    )
-    if not isinstance(mine, list) or not isinstance(golden, list):
-        return ""
-    return ", ".join(sorted(map(str, set(mine) ^ set(golden))))
+def _equals_control(it: _Judged) -> Iterator[Note]:
+    """An arm that should differ and does not was not run as it is named, in these seeds."""
+    if equal := it.equal(it.control):
+        claims_fp8 = it.fields.has_fp8 and it.fields.variant != EPS
+        why = "FP8 cannot have run" if claims_fp8 else "it was not run as it is named"
+        yield Note(f"{it.seeds(equal)}every loss is bitwise equal to {it.against}: {why}", not_fp8=claims_fp8)
 
 
-def _settled(
-    setup: Setup,
-    fields: Arm,
-    mine: Mapping[int, Run],
-    control: Mapping[int, Run],
-    warm_up: bool,
-    margin: float,
-) -> Settled:
-    """When an FP8 arm settles, by the noise of its recipe; a warm-up counts from its switch."""
-    switches = [run.switch_step for run in mine.values() if run.switch_step is not None]
-    return settle(
-        mine,
-        control,
-        perturbed=setup.runs_of(Arm(fields.recipe, variant=EPS)),
-        unperturbed=setup.runs_of(Arm(fields.recipe)),
-        start=max(switches, default=0) if warm_up else 0,
-        margin=margin,
-    )
+def _equals_golden(it: _Judged) -> Iterator[Note]:
+    """An arm whose losses are the emulation's was emulated, unless both are proved to form the same sums."""
+    if not it.fields.has_fp8 or it.fields.variant or it.other_layers:
+        return
+    if copied := it.equal(it.setup.runs_of(it.golden)):
+        emulated = [it.setup.says(arm, "emulated") for arm in (it.arm, it.golden)]
+        proved = all(it.runs[seed].proof_outcome is ProofOutcome.PROVED for seed in copied)
+        withholds, why = True, ": FP8 was emulated, or the golden arm was not"
+        if proved and emulated == [False, True]:
+            withholds, why = False, ", though its FP8 GEMMs were proved: here both form the same sums"
+        seeds = ", ".join(map(str, copied))
+        yield Note(f"seed {seeds}: every loss is bitwise equal to {it.fields.recipe}_golden{why}", withholds)
+
+
+def _unproved(it: _Judged) -> Iterator[Note]:
+    """FP8 was proved in every seed of an arm that claims FP8 GEMMs, or all of it was emulated."""
+    runs = dict(sorted(it.runs.items()))
+    emulated = all(run.emulated for run in runs.values())
+    # Neither an emulation nor a part of one, by its name
+    claims_fp8 = it.fields.has_fp8 and it.fields.variant not in (GOLDEN, *ABLATIONS)
+    if claims_fp8 and emulated:
+        yield Note("emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran", withholds=False)
+    yield from (Note(f"seed {seed}: {run.proof}") for seed, run in runs.items() if run.doubted)
+    unasked = [seed for seed, run in runs.items() if run.proof_outcome is ProofOutcome.NONE]
+    if claims_fp8 and not emulated and unasked:
+        said = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
+        yield Note(f"{it.seeds(unasked)}{said}")
+
+
+# What must hold of the stored runs of an arm, whatever the gates say: each yields a note on what does not.
+CONDITIONS: tuple[Callable[[_Judged], Iterator[Note]], ...] = (
+    _equals_control,
+    _equals_golden,
+    _unproved,
+)
 
 
 def control_of(arm: Arm, setup: Setup) -> str:
@@ -320,59 +353,48 @@ def control_of(arm: Arm, setup: Setup) -> str:
     return str(own) if arm.variant == EPS and setup.runs_of(own) is not None else CONTROL
 
 
-def _differ_by_proof(setup: Setup, arm: str, fields: Arm, runs: Sequence[Run]) -> bool:
-    """Whether an arm is known to have run kernels and its golden arm to have emulated them."""
-    both = (arm, str(Arm(fields.recipe, variant=GOLDEN)))
-    emulated = [setup.resolved.get(name, {}).get("emulated") for name in both]
-    return emulated == [False, True] and all(run.proof_outcome is ProofOutcome.PROVED for run in runs)
-
-
-def _identical(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> list[int]:
-    """Seeds in which both have the same losses, bit for bit."""
-    shared = sorted(candidate.keys() & control.keys())
-    return [s for s in shared if np.array_equal(candidate[s].loss.values, control[s].loss.values)]
-
-
 def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
     """Where a control did the opposite of what it must, no other arm passes; where it can't tell, each is told so."""
-    doubts = tuple(
+    doubts = [
         f"{v.arm} is {v.verdict.outcome}, not {v.expected}: this set-up cannot tell"
         for v in verdicts
         if v.surprising
-    )
-    unknown = tuple(
+    ]
+    unknown = [
         f"{v.arm} is INCONCLUSIVE: that this set-up passes what it must was not shown"
         for v in verdicts
         if v.arm in MUST_PASS and v.verdict.outcome == "INCONCLUSIVE"
-    )
-    return [
-        v if v.surprising or v.verdict.outcome != "PASS" else _with_doubt(v, doubts, unknown)
-        for v in verdicts
     ]
+    told = []
+    for v in verdicts:
+        own = v.verdict
+        if own.outcome == "PASS" and not v.surprising:
+            outcome = "INCONCLUSIVE" if doubts else own.outcome
+            v = replace(v, verdict=replace(own, outcome=outcome, notes=(*doubts, *unknown, *own.notes)))
+        told.append(v)
+    return told
 
 
-def _with_doubt(passed: ArmVerdict, doubts: tuple[str, ...], unknown: tuple[str, ...]) -> ArmVerdict:
-    own = passed.verdict
-    outcome: Outcome = "INCONCLUSIVE" if doubts else own.outcome
-    return replace(passed, verdict=replace(own, outcome=outcome, notes=(*doubts, *unknown, *own.notes)))
-
-
-def _missing(setup: Setup) -> tuple[str, ...]:
+def _missing(setup: Setup) -> Iterator[str]:
     """Control arms that were not run, with what is therefore not shown."""
-    controls = (EPS, OTHER, GOLDEN, WARMUP, COOLDOWN, NEGATIVE, *ABLATIONS)
-    recipes = [
-        a.recipe or name
-        for name, a in setup.records.items()
-        if a.recipe != CONTROL and a.variant not in controls
-    ]
     wanted = {
         Arm(CONTROL, variant=EPS): "the numeric noise floor of the control is not known",
         Arm(CONTROL, variant=OTHER): "the spread between seeds was not tested",
         Arm(variant=NEGATIVE): "that a broken arm would fail here was not shown",
     }
-    for recipe in recipes:
-        wanted[Arm(recipe, variant=GOLDEN)] = (
-            f"fixed limits replace the early band of {recipe}, and an error of its gradients' scale below 2 % is not seen"
-        )
-        wanted[Arm(recipe, variant=EPS)] = f"the noise floor of {recipe} is not known"
-    return tuple(f"{arm} ({why})" for arm, why in wanted.items() if not setup.runs_of(arm))
+    for name, arm in setup.records.items():
+        if arm.recipe != CONTROL and arm.variant not in (
+            EPS,
+            OTHER,
+            GOLDEN,
+            WARMUP,
+            COOLDOWN,
+            NEGATIVE,
+            *ABLATIONS,
+        ):
+            recipe = arm.recipe or name
+            wanted[Arm(recipe, variant=GOLDEN)] = (
+                f"fixed limits replace the early band of {recipe}, and an error of its gradients' scale below 2 % is not seen"
+            )
+            wanted[Arm(recipe, variant=EPS)] = f"the noise floor of {recipe} is not known"
+    return (f"{arm} ({why})" for arm, why in wanted.items() if not setup.runs_of(arm))

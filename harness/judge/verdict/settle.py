@@ -11,6 +11,7 @@ Gaps are smoothed as in the gates, which delays a crossing by about 1.4 half-liv
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,9 @@ from harness.judge.verdict.result import MARGIN, MIN_POINTS, MIN_SEEDS, percent
 from harness.store import stats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
-    from harness.judge.verdict.curves import Pairs, Run
+    from harness.judge.verdict.curves import Pairs, Runs
     from harness.store.stats import Vector
 
 BOUND = 0.99  # one-sided, for the largest gap of one more run
@@ -54,17 +55,12 @@ class Settled:
     @property
     def step(self) -> float:
         """Median over seeds, infinite where half of them are not settled; NaN where nobody can tell."""
-        values = sorted(self.steps.values())
-        if self.problem or not values:
-            return math.nan
-        return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+        return statistics.median(self.steps.values()) if self.steps else math.nan
 
     @property
     def interval(self) -> tuple[float, float, float]:
         """(low, high, coverage) of the median over seeds; `high` is infinite where the interval is open."""
-        if self.problem or not self.steps:
-            return math.nan, math.nan, math.nan
-        return median_interval(list(self.steps.values()))
+        return median_interval(self.steps.values()) if self.steps else (math.nan, math.nan, math.nan)
 
     @property
     def unsettled(self) -> int:
@@ -76,11 +72,10 @@ class Settled:
         """The result in words: what the limit is, the step with its interval, and the seeds that never settle."""
         if self.problem:
             return f"could not tell from which step the gap stays within the noise: {self.problem}"
-        limit = percent(self.limit)[1:]
+        limit = f"{percent(self.limit)[1:]} of the loss"
+        what = f"the margin ({limit}; no perturbed runs of the recipe show its noise)"
         if self.noise_runs:
-            what = f"the noise ({limit} of the loss, from {self.noise_runs} perturbed pairs of the recipe)"
-        else:
-            what = f"the margin ({limit} of the loss; no perturbed runs of the recipe show its noise)"
+            what = f"the noise ({limit}, from {self.noise_runs} perturbed pairs of the recipe)"
         seeds, after = len(self.steps), f" after the switch at step {self.start}" if self.start else ""
         outside = f"outside of it after {self.logged:,} steps{after} in {self.unsettled} of {seeds} seeds"
         low, high, coverage = self.interval
@@ -94,11 +89,11 @@ class Settled:
 
 
 def settle(
-    candidate: Mapping[int, Run],
-    control: Mapping[int, Run],
+    candidate: Runs,
+    control: Runs,
     *,
-    perturbed: Mapping[int, Run] | None = None,
-    unperturbed: Mapping[int, Run] | None = None,
+    perturbed: Runs | None = None,
+    unperturbed: Runs | None = None,
     start: int = 0,
     margin: float = MARGIN,
 ) -> Settled:
@@ -115,32 +110,29 @@ def settle(
         start: step to count from; gaps before it are ignored.
         margin: the limit where fewer than `MIN_SEEDS` perturbed runs have a partner, relative to the loss.
     """
-    noise = pair(perturbed, unperturbed) if perturbed and unperturbed else None
-    limit, noise_runs = noise_limit(noise) if noise is not None else (math.nan, 0)
-    if not noise_runs:
-        limit = margin
+    limit, noise_runs = noise_limit(pair(perturbed or {}, unperturbed or {})) or (margin, 0)
     pairs = pair(candidate, control)
-    broken = [
-        seed
-        for seed, run in candidate.items()
-        if run.broke_at is not None and seed in control and control[seed].broke_at is None
-    ]
+    shared = candidate.keys() & control.keys()
+    broken = [s for s in shared if candidate[s].broke_at is not None and control[s].broke_at is None]
     inside = pairs.steps >= start
     seeds, points = len(pairs.seeds) + len(broken), int(inside.sum())
-    logged = int(pairs.steps[-1]) + 1 - start if points else 0
+    steps: dict[int, float] = {}
     problem = ""
     if seeds < MIN_SEEDS:
         problem = f"{seeds} seeds have a pair, {MIN_SEEDS} are needed"
     elif points < MIN_POINTS:
         problem = f"{points} logged steps, {MIN_POINTS} are needed"
-    if problem:
-        return Settled({}, limit, noise_runs, start, logged, problem)
-    gaps = relative_gap(pairs)[:, inside] if pairs.seeds else np.zeros((0, points))
-    steps = {
-        seed: _last_entry(gap, pairs.steps[inside] - start, limit)
-        for seed, gap in zip(pairs.seeds, gaps, strict=True)
-    }
-    return Settled(steps | dict.fromkeys(broken, math.inf), limit, noise_runs, start, logged)
+    else:
+        # Where each step is followed by the next logged one, a run is settled from the one after the last outside.
+        following = np.append(pairs.steps[inside][1:] - start, math.inf)
+        gaps = relative_gap(pairs)[:, inside] if pairs.seeds else ()
+        for seed, gap in zip(pairs.seeds, gaps, strict=True):
+            outside = np.flatnonzero(gap > limit)
+            steps[seed] = float(following[outside[-1]]) if outside.size else 0.0
+        steps |= dict.fromkeys(broken, math.inf)
+    return Settled(
+        steps, limit, noise_runs, start, int(pairs.steps[-1]) + 1 - start if points else 0, problem
+    )
 
 
 def relative_gap(pairs: Pairs) -> Vector:
@@ -150,21 +142,18 @@ def relative_gap(pairs: Pairs) -> Vector:
     return np.asarray(np.abs(gap) / ema(pairs.control, pairs.steps, life), np.float64)
 
 
-def noise_limit(noise: Pairs) -> tuple[float, int]:
-    """(limit, pairs it rests on): the largest relative gap that one more perturbed run shows in its last half.
-
-    Returns:
-        (NaN, 0) for fewer than `MIN_SEEDS` pairs or `MIN_POINTS` logged steps.
-    """
+def noise_limit(noise: Pairs) -> tuple[float, int] | None:
+    """(limit, pairs it rests on): the largest relative gap that one more perturbed run shows in its last half; None for
+    fewer than `MIN_SEEDS` pairs or `MIN_POINTS` logged steps."""
     if len(noise.seeds) < MIN_SEEDS or noise.steps.size < MIN_POINTS:
-        return math.nan, 0
+        return None
     late = noise.steps >= noise.steps[0] + (noise.steps[-1] - noise.steps[0]) / 2
     peaks = relative_gap(noise)[:, late].max(axis=1)
     # The upper end of a two-sided interval that leaves 1 - BOUND above it.
     return stats.prediction_interval(peaks, 2 * BOUND - 1)[1], len(noise.seeds)
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def median_interval(values: Collection[float]) -> tuple[float, float, float]:
     """Interval of the median between two order statistics: (low, high, coverage); exact for any distribution.
 
     The k-th smallest and the k-th largest of n values enclose the median with 1 - 2 P(Binomial(n, 1/2) < k), or more where
@@ -173,20 +162,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     >>> median_interval([3.0, 1.0, 2.0, 5.0, 4.0])
     (1.0, 5.0, 0.9375)
     """
+    from scipy.special import bdtr
+
     ordered, n = sorted(values), len(values)
-    below = 0.0
-    k, coverage = 1, 1 - 2 * 0.5**n
-    for i in range(n // 2):
-        below += math.comb(n, i) * 0.5**n
-        if 1 - 2 * below >= COVERAGE:
-            k, coverage = i + 1, 1 - 2 * below
-    return ordered[k - 1], ordered[n - k], coverage
-
-
-def _last_entry(gap: Vector, steps: Vector, limit: float) -> float:
-    """The first step after the last one outside of the limit; 0 where none is outside, infinite where the last one is."""
-    outside = np.flatnonzero(gap > limit)
-    if not outside.size:
-        return 0.0
-    last = int(outside[-1])
-    return float(steps[last + 1]) if last + 1 < steps.size else math.inf
+    coverage = 1 - 2 * bdtr(np.arange(max(n // 2, 1)), n, 0.5)  # of k = 1, 2, ...
+    k = max(int((coverage >= COVERAGE).sum()), 1)
+    return ordered[k - 1], ordered[n - k], float(coverage[k - 1])

@@ -7,12 +7,12 @@ are interpolated. So a spike of the control cannot fail a candidate, and one of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from harness.judge.verdict.curves import ema, half_life
-from harness.judge.verdict.result import MIN_SEEDS, MOST_MASKED, GateResult, percent
+from harness.judge.verdict.result import MIN_SEEDS, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,15 +34,13 @@ AFTERSHOCK_TIMES = 2.0  # an aftershock stands out by so many times as much
 WINDOW_HALF_LIVES = 5  # of the blocks in which the control's noise is taken, and of the running median
 MERGE_HALF_LIVES = 2  # events closer than this are one burst: an aftershock is no second event
 LONGEST_HALF_LIVES = 4  # an event that lasts longer is a shift of the loss, which the gap gates must see
-MOST_WINDOWS = 4096
 NOISE_TIMES = 2.0  # a block's noise counts up to so many times the median of the run's blocks
 PAD_SHARE = (
     0.5  # the interpolated steps go on after an event for this share of its length: a tail decays slowly
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One excursion of a loss or a gradient norm.
 
     Attributes:
@@ -65,94 +63,81 @@ class Calm:
         gap: candidate minus control, [S, T]; in the steps of events interpolated linearly between the neighbouring
             gaps, and held at the ends of the run.
         masked: which steps were interpolated, [S, T]. Shifts are not: the gap gates must see them.
-        ends_in_spike: which runs of the candidate and of the control end within an open event, [S] each; nobody can tell
+        ends_in_spike: which runs of the candidate and of the control end within an open event, [2, S]; nobody can tell
             how they go on.
-        bursts: by seed, bursts of the candidate and of the control, [S] each.
+        bursts: bursts of the candidate and of the control, [2, S].
     """
 
     pairs: Pairs
     gap: Vector
     masked: Mask
-    ends_in_spike: tuple[Mask, Mask]
-    bursts: tuple[NDArray[np.int64], NDArray[np.int64]]
-
-    def too_few_left(self, gate: str, inside: Mask) -> GateResult | None:
-        """The result of a gate whose window consists of spikes for more than `MOST_MASKED`; None if it does not."""
-        share = float(self.masked[:, inside].mean())
-        if share <= MOST_MASKED:
-            return None
-        said = f"{100 * share:.0f} % of its steps lie in spikes of either arm; more than {100 * MOST_MASKED:g} % can't be judged"
-        return GateResult(gate, "INCONCLUSIVE", said, seeds=len(self.pairs.seeds))
+    ends_in_spike: Mask
+    bursts: NDArray[np.int64]
 
     def note(self, inside: Mask, raw: float) -> str:
         """What a sentence says of the interpolated steps of a window, with its figure as measured; empty without any."""
-        count = int(self.masked[:, inside].sum())
-        if not count:
+        masked = self.masked[:, inside]
+        if not masked.any():
             return ""
-        return f"; {count} of {self.masked[:, inside].size} steps lie in spikes and are interpolated, {percent(raw)} with them"
+        return f"; {masked.sum()} of {masked.size} steps lie in spikes and are interpolated, {percent(raw)} with them"
 
 
 def calm(pairs: Pairs) -> Calm:
     """Finds the events of both arms and interpolates the gap across them."""
-    events: tuple[list[list[Event]], list[list[Event]]] = _events(pairs) if pairs.seeds else ([], [])
-    masked = np.zeros(pairs.gap.shape, dtype=bool)
-    gap = pairs.gap.copy()
+    life = half_life(pairs.length)
+    arms = _events(pairs, life) if pairs.seeds else [[], []]
+    gap, masked = pairs.gap, np.zeros(pairs.gap.shape, dtype=bool)
     ends_in_spike = np.zeros((2, len(pairs.seeds)), dtype=bool)
-    for arm, of_arm in enumerate(events):
-        for i, of_run in enumerate(of_arm):
-            for event in of_run:
-                if event.kind != "shift":
-                    padded = event.last + PAD_SHARE * (event.last - event.first + 1)
-                    masked[i] |= (pairs.steps >= event.first) & (pairs.steps <= padded)
-                ends_in_spike[arm, i] |= event.kind == "open"
+    for arm, runs in enumerate(arms):
+        for i, events in enumerate(runs):
+            for first, last, kind in events:
+                if kind != "shift":
+                    padded = last + PAD_SHARE * (last - first + 1)
+                    masked[i] |= (pairs.steps >= first) & (pairs.steps <= padded)
+                ends_in_spike[arm, i] |= kind == "open"
     for row, hidden in zip(gap, masked, strict=True):
         if hidden.any() and not hidden.all():
             row[hidden] = np.interp(pairs.steps[hidden], pairs.steps[~hidden], row[~hidden])
-    near = MERGE_HALF_LIVES * half_life(pairs.length)
-    mine, theirs = (np.array([_bursts(of_run, near) for of_run in of_arm], np.int64) for of_arm in events)
-    return Calm(pairs, gap, masked, (ends_in_spike[0], ends_in_spike[1]), (mine, theirs))
+    bursts = [[_bursts(events, MERGE_HALF_LIVES * life) for events in arm] for arm in arms]
+    return Calm(pairs, gap, masked, ends_in_spike, np.array(bursts, np.int64))
 
 
-def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
+def _events(pairs: Pairs, life: float) -> list[list[list[Event]]]:
     """Events of the candidate's and of the control's runs, those of loss and gradient together, in order."""
-    life = half_life(pairs.length)
     width = int(WINDOW_HALF_LIVES * life)
+    arms = pairs.candidate, pairs.control
     # Early on a moving average lags far behind the falling loss; that of the difference from the typical run does not.
     # Of both arms the lower one: a spike that all runs of one arm have at one step is not the typical run's.
-    typical = np.minimum(np.median(pairs.candidate, axis=0), np.median(pairs.control, axis=0))
-    smooth = [
-        typical + ema(values - typical, pairs.steps, life) for values in (pairs.candidate, pairs.control)
-    ]
+    typical = np.minimum(*(np.median(losses, axis=0) for losses in arms))
+    smooth = [typical + ema(losses - typical, pairs.steps, life) for losses in arms]
     # A moving average stays raised after a spike, so the noise is taken around the typical run; of two runs that is
     # one of them, or nearly.
     noise = _noise(pairs.control - (typical if len(pairs.seeds) >= MIN_SEEDS else smooth[1]), width)
     found = []
-    for values, usual in zip((pairs.candidate, pairs.control), smooth, strict=True):
-        high = values > usual + np.maximum(SPIKE_MADS * noise, SPIKE_SHARE * usual)
-        found.append(
-            [
-                list(_excursions(row, above, level, CALM_MADS * sd, typical, pairs.steps, SPIKE_STEPS, life))
-                for row, above, level, sd in zip(values, high, usual, noise, strict=True)
-            ]
-        )
+    for losses, usual in zip(arms, smooth, strict=True):
+        high = losses > usual + np.maximum(SPIKE_MADS * noise, SPIKE_SHARE * usual)
+        runs = zip(losses, high, usual, CALM_MADS * noise, strict=True)
+        found.append([list(_excursions(*run, typical, pairs.steps, SPIKE_STEPS, life)) for run in runs])
     if pairs.grad_norm is not None:
         steps, *norms = pairs.grad_norm
-        for of_arm, of_norms in zip(found, norms, strict=True):
-            for events, row in zip(of_arm, of_norms, strict=True):
+        for arm, of_arm in zip(found, norms, strict=True):
+            for events, row in zip(arm, of_arm, strict=True):
                 events += _gradient_events(row, steps, width, life)
                 events.sort(key=lambda event: event.first)
-    return found[0], found[1]
+    return found
 
 
 def _noise(residual: Vector, width: int) -> Vector:
     """MAD-sd of the residuals, block by block, [S, T]; of a block that a spike and its tail fill no more than twice the usual."""
-    noise = np.empty_like(residual)
-    for start in range(0, residual.shape[1], width):
+    length = residual.shape[1]
+    sds = []
+    for start in range(0, length, width):
         block = residual[:, start : start + width]
         deviation = np.abs(block - np.median(block, axis=1, keepdims=True))
-        noise[:, start : start + width] = 1.4826 * np.median(deviation, axis=1, keepdims=True)
-    blocks = noise[:, ::width]
-    return np.minimum(noise, NOISE_TIMES * np.median(blocks, axis=1, keepdims=True))
+        sds.append(1.4826 * np.median(deviation, axis=1))
+    blocks = np.stack(sds, axis=1)
+    noise = np.minimum(blocks, NOISE_TIMES * np.median(blocks, axis=1, keepdims=True))
+    return np.repeat(noise, width, axis=1)[:, :length]
 
 
 def _excursions(
@@ -179,64 +164,47 @@ def _excursions(
     """
     near = MERGE_HALF_LIVES * life
     done, ended, level = 0, -np.inf, usual
-    while high[done:].any() or ended > -np.inf:
+    while True:
         # Shortly after an event the moving average is still raised by it: an aftershock need not clear that.
         again = (steps <= ended + near) & (values > level + AFTERSHOCK_TIMES * allowed)
-        runs = _runs((high | again)[done:], least)
-        if not runs:
+        start, stop = (at + done for at in _first_stretch((high | again)[done:], least))
+        if start >= values.size:
             return
-        start, stop = runs[0][0] + done, runs[0][1] + done
         while start > done and values[start - 1] > usual[start - 1] + allowed[start - 1]:
             start -= 1
         if steps[start] > ended + near:
             before = max(start - 1, 0)  # an aftershock keeps the level before the first shock
             level = usual[before] + np.minimum(fall - fall[before], 0)
-        back = _runs(values[stop:] <= (level + allowed)[stop:], least)
-        end = stop + back[0][0] if back else values.size
-        kind: Literal["spike", "open", "shift"] = "spike" if back else "open"
-        if steps[end - 1] - steps[start] > LONGEST_HALF_LIVES * life:
-            kind = "shift"
-        done = stop if kind == "shift" else end
-        ended = -np.inf if kind == "shift" else float(steps[done - 1])
-        yield Event(float(steps[start]), float(steps[done - 1]), kind)
+        end = stop + _first_stretch(values[stop:] <= (level + allowed)[stop:], least)[0]
+        is_shift = steps[end - 1] - steps[start] > LONGEST_HALF_LIVES * life
+        done = stop if is_shift else end
+        last = float(steps[done - 1])
+        ended = -np.inf if is_shift else last
+        yield Event(
+            float(steps[start]), last, "shift" if is_shift else "spike" if end < values.size else "open"
+        )
 
 
 def _gradient_events(norms: Vector, steps: Vector, width: int, life: float) -> list[Event]:
     # No value can exceed so many running medians that does not exceed so many times the least value.
-    if not _runs(norms > GRAD_SPIKE_TIMES * norms.min(), GRAD_SPIKE_STEPS):
+    if _first_stretch(norms > GRAD_SPIKE_TIMES * norms.min(), GRAD_SPIKE_STEPS)[0] >= norms.size:
         return []
-    usual = _running_median(norms, width)
-    allowed = (CALM_GRAD_TIMES - 1) * usual
+    import pandas as pd
+
+    usual = pd.Series(norms).rolling(width, min_periods=1).median().to_numpy()
+    allowed, fall = (CALM_GRAD_TIMES - 1) * usual, np.zeros_like(norms)
     high = norms > GRAD_SPIKE_TIMES * usual
-    return list(_excursions(norms, high, usual, allowed, np.zeros_like(norms), steps, GRAD_SPIKE_STEPS, life))
-
-
-def _running_median(values: Vector, width: int) -> Vector:
-    """Median of each value and those before it, `width` of them where there are as many."""
-    out = np.empty_like(values)
-    head = min(width, values.size)
-    rising = np.sort(np.where(np.tri(head, dtype=bool), values[:head], np.inf), axis=1)
-    at = np.arange(head)
-    out[:head] = (rising[at, at // 2] + rising[at, (at + 1) // 2]) / 2
-    for start in range(width, values.size, MOST_WINDOWS):  # in parts, to bound memory
-        stop = min(start + MOST_WINDOWS, values.size)
-        windows = np.lib.stride_tricks.sliding_window_view(values[start - width + 1 : stop], width)
-        out[start:stop] = np.median(windows, axis=1)
-    return out
+    return list(_excursions(norms, high, usual, allowed, fall, steps, GRAD_SPIKE_STEPS, life))
 
 
 def _bursts(events: Sequence[Event], near: float) -> int:
     """How many bursts a run's events are, in order of their first step: overlapping and close ones are one."""
-    count, last = 0, -np.inf
-    for event in events:
-        count += event.first - last > near
-        last = max(last, event.last)
-    return count
+    ends = np.maximum.accumulate([-np.inf, *(event.last for event in events)])
+    return int((np.array([event.first for event in events]) - ends[:-1] > near).sum())
 
 
-def _runs(mask: Mask, least: int) -> list[tuple[int, int]]:
-    """First index and the one after the last of each stretch of at least so many true entries."""
-    if not mask.any():
-        return []
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False]))))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True) if b - a >= least]
+def _first_stretch(mask: Mask, least: int) -> tuple[int, int]:
+    """First index and the one after the last of the first stretch of at least so many true entries; (size, size) if none."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    long = edges[edges[:, 1] - edges[:, 0] >= least]
+    return (int(long[0, 0]), int(long[0, 1])) if len(long) else (mask.size, mask.size)

@@ -1,4 +1,10 @@
-"""Stored noise: how many seeds a request needs, by the spread between the seeds of runs that are stored already."""
+"""Stored noise: how many seeds a request needs, by the spread between the seeds of runs that are stored already.
+
+The paired gaps of n seeds are taken as independent and normal. Their mean is N(gap, sd^2 / n) and independent of their
+sample sd, which is sd * chi(n - 1) / sqrt(n - 1). Given the sample sd, two one-sided tests pass where the mean keeps a
+distance of t * sample sd / sqrt(n) from both ends of the margin; the power is the integral of that probability over the
+sample sd. K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (1990) 137-144.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from harness.judge.verdict import gates
 from harness.judge.verdict.curves import pair
-from harness.judge.verdict.power import seeds_for
 from harness.judge.verdict.result import ALPHA, MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
 from harness.judge.verdict.spike_events import calm
 from harness.store.arm import OTHER, Arm
 from harness.store.case import LOCAL
+from harness.store.stats import t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +31,8 @@ if TYPE_CHECKING:
 POWER = 0.8
 MOST = 200  # seeds that are tried
 NOT_TESTED = (CONTROL, NEGATIVE, str(Arm(CONTROL, variant=OTHER)))  # by no paired gap inside a margin
+_SPREADS = 12.0  # the chi density is integrated this many standard deviations around its centre
+_NODES = np.polynomial.legendre.leggauss(200)  # 12 digits, by comparison with 2,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +74,16 @@ def lines(
         if len(request) > 1:
             yield "  " + " ".join(f"{k}={v}" for k, v in _compared(axes).items() if v not in (None, ""))
         for arm in (a for a in arms if a not in NOT_TESTED):
-            noise = best_noise(stored, axes, arm)
-            yield f"  {arm:<20} {_needed(noise) if noise else _unknown()}"
+            said = f"no stored run of this arm: unknown; run {MIN_SEEDS} seeds first"
+            if noise := best_noise(stored, axes, arm):
+                counts = [seeds_for(noise.sd, MARGIN, gap, POWER, MOST) for gap in (0.0, MARGIN / 2)]
+                heldout = "unknown" if noise.heldout is None else percent(noise.heldout)[1:]
+                other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
+                said = (
+                    f"{' / '.join(f'more than {MOST}' if n is None else str(n) for n in counts)} (sd late "
+                    f"{percent(noise.late)[1:]}, held-out {heldout}; {noise.seeds} seeds of {noise.run_id}{other})"
+                )
+            yield f"  {arm:<20} {said}"
 
 
 def best_noise(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> Noise | None:
@@ -80,50 +98,96 @@ def best_noise(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> No
         That with the fewest axes that differ, then the most seeds, then the newest; None where no run is evidence.
     """
     wanted = _compared(axes)
-    found = [
-        noise
-        for setup in stored
-        if setup.axes.get("model") == wanted.get("model")
-        and (noise := _noise(setup, wanted, arm)) is not None
-    ]
-    return min(found, key=lambda n: (len(n.differs), -n.seeds, _newest_first(n.run_id)), default=None)
+    found = [_noise(setup, wanted, arm) for setup in stored if setup.axes.get("model") == wanted.get("model")]
+    newest_first = sorted(
+        filter(None, found), key=lambda n: n.run_id, reverse=True
+    )  # run ids begin with their time
+    return min(newest_first, key=lambda n: (len(n.differs), -n.seeds), default=None)
 
 
 def _noise(setup: Setup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
     """None where the arm was not run as named, has fewer than `MIN_SEEDS` pairs, or does not differ from its control."""
-    fields = setup.records.get(arm)
-    if fields is None or arm == CONTROL:
+    if arm == CONTROL or arm not in setup.records:
         return None
     runs = setup.arms.get(arm, {})
-    pairs = pair(runs, setup.arms.get(control_of(fields, setup), {}))
+    pairs = pair(runs, setup.arms.get(control_of(setup.records[arm], setup), {}))
     if len(pairs.seeds) < MIN_SEEDS or any(run.doubted for run in runs.values()):
         return None
-    late = float(gates.late_gaps(calm(pairs)).std(ddof=1))
-    gaps = gates.heldout_gaps(pairs)
-    heldout = None if gaps is None else float(gaps.std(ddof=1))
-    if not all(math.isfinite(sd) and sd > 0 for sd in (late, heldout) if sd is not None):
+    gaps = gates.late_gaps(calm(pairs)), gates.heldout_gaps(pairs)
+    late, heldout = (None if of is None else float(of.std(ddof=1)) for of in gaps)
+    if late is None or not all(math.isfinite(sd) and sd > 0 for sd in (late, heldout) if sd is not None):
         return None
     own = _compared(setup.axes)
     differs = tuple(f"{k}={own.get(k)}" for k in sorted({*own, *wanted}) if own.get(k) != wanted.get(k))
     return Noise(setup.run_id, len(pairs.seeds), late, heldout, differs)
 
 
-def _needed(noise: Noise) -> str:
-    counts = [seeds_for(noise.sd, MARGIN, gap, POWER, MOST) for gap in (0.0, MARGIN / 2)]
-    said = " / ".join(f"more than {MOST}" if n is None else str(n) for n in counts)
-    heldout = "unknown" if noise.heldout is None else percent(noise.heldout)[1:]
-    other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
-    return f"{said} (sd late {percent(noise.late)[1:]}, held-out {heldout}; {noise.seeds} seeds of {noise.run_id}{other})"
-
-
-def _unknown() -> str:
-    return f"no stored run of this arm: unknown; run {MIN_SEEDS} seeds first"
-
-
 def _compared(axes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in axes.items() if name not in (*LOCAL, "seed")}
 
 
-def _newest_first(run_id: str) -> tuple[int, ...]:
-    """Run ids begin with their time."""
-    return tuple(-ord(c) for c in run_id)
+def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0) -> float:
+    """Probability that two one-sided tests at `ALPHA` each pass.
+
+    >>> round(tost_power(0.5, 1.0, 5), 2), round(tost_power(1.0, 1.0, 10), 2)
+    (0.95, 0.8)
+
+    Args:
+        sd: of the paired gaps between seeds, in any unit.
+        margin: of equivalence, in that unit.
+        seeds: at least 2.
+        gap: the true one, in that unit.
+
+    Raises:
+        ValueError: an sd or margin that is not above 0, or fewer than 2 seeds.
+    """
+    from scipy.special import ndtr
+
+    for name, value in (("sd", sd), ("margin", margin)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}={value}: expected a finite number above 0")
+    if seeds < 2 or not math.isfinite(gap):
+        raise ValueError(f"seeds={seeds}, gap={gap}: expected at least 2 seeds and a finite gap")
+    degrees = seeds - 1
+    scale = math.sqrt(seeds) / sd
+    t = t_quantile(1 - ALPHA, degrees)
+    half = _SPREADS / math.sqrt(2 * degrees)
+    low, high = max(0.0, 1 - half), min(1 + half, margin * scale / t)  # of sample sd / sd
+    if high <= low:
+        return 0.0
+    nodes, weights = _NODES
+    ratio = low + (high - low) * (nodes + 1) / 2
+    room = margin * scale - t * ratio  # of the mean, in its own standard deviations
+    passes = ndtr(room - gap * scale) - ndtr(-room - gap * scale)
+    log_density = (
+        math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
+        + (degrees - 1) * np.log(ratio) - degrees / 2 * ratio**2
+    )  # fmt: skip
+    return float((weights * passes * np.exp(log_density)).sum() * (high - low) / 2)
+
+
+def seeds_for(
+    sd: float, margin: float, gap: float = 0.0, power: float = POWER, most: int = MOST
+) -> int | None:
+    """Fewest seeds with which two one-sided tests at `ALPHA` pass with a probability of at least `power`.
+
+    >>> seeds_for(sd=1.0, margin=1.0), seeds_for(sd=0.25, margin=1.0)
+    (11, 3)
+
+    Args:
+        sd: of the paired gaps between seeds, in any unit.
+        margin: of equivalence, in that unit.
+        gap: the true one, in that unit.
+        power: above 0 and below 1.
+        most: seeds that are tried.
+
+    Returns:
+        At least `MIN_SEEDS`, below which nothing is judged; None where `most` are too few.
+
+    Raises:
+        ValueError: as `tost_power`, or a power outside of (0, 1).
+    """
+    if not 0 < power < 1:
+        raise ValueError(f"power={power}: expected a number between 0 and 1")
+    counts = range(MIN_SEEDS, most + 1)
+    return next((n for n in counts if tost_power(sd, margin, n, gap) >= power), None)

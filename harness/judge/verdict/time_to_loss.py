@@ -9,7 +9,7 @@ any seed does not reach the target there is no mean ratio, since one over the se
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from harness.store import stats
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.judge.verdict.curves import Run
+    from harness.judge.verdict.curves import Run, Runs
     from harness.store.stats import Estimate
 
 MIN_EVALUATIONS = 5
@@ -54,9 +54,7 @@ class Reach:
         return sum(math.isfinite(s) for s in self.steps.values())
 
 
-def time_to_loss(
-    arms: Mapping[str, Mapping[int, Run]], control: str = "base", target: float | None = None
-) -> list[Reach]:
+def time_to_loss(arms: Mapping[str, Runs], control: str = "base", target: float | None = None) -> list[Reach]:
     """When each arm reaches a loss, and how much sooner than the control.
 
     Args:
@@ -74,21 +72,24 @@ def time_to_loss(
     base = arms.get(control, {})
     if not base:
         return []
-    smoothed = any(
-        run.heldout is None or run.heldout.steps.size < MIN_EVALUATIONS
-        for runs in arms.values()
-        for run in runs.values()
-    )
+    every = [run for runs in arms.values() for run in runs.values()]
+    smoothed = any(run.heldout is None or run.heldout.steps.size < MIN_EVALUATIONS for run in every)
     if target is None:
         target = (1 + MARGIN) * max(float(np.min(_curve(run, smoothed).values)) for run in base.values())
         if not math.isfinite(target):
             return []  # no run of the control has a finite loss
     if not math.isfinite(target):
         raise ValueError(f"target={target} must be a finite loss in nats")
-    name = "smoothed training loss" if smoothed else "held-out loss"
-    own = _reach(control, base, target, name, smoothed)
-    others = (_reach(a, runs, target, name, smoothed) for a, runs in arms.items() if a != control and runs)
-    return [own, *(_against(reach, own) for reach in others)]
+    own = _reach(control, base, target, smoothed)
+    others = (_reach(arm, runs, target, smoothed) for arm, runs in arms.items() if arm != control and runs)
+    return [own] + [
+        replace(
+            reach,
+            step_ratio=_ratio(own.steps, reach.steps),
+            second_ratio=_ratio(own.seconds, reach.seconds),
+        )
+        for reach in others
+    ]
 
 
 def crossing(curve: Curve, target: float) -> float:
@@ -109,48 +110,35 @@ def crossing(curve: Curve, target: float) -> float:
 
 
 def _curve(run: Run, smoothed: bool) -> Curve:
-    if not smoothed and run.heldout is not None:
+    if not smoothed and run.heldout:
         return run.heldout
-    whole = np.isfinite(run.loss.values)
-    stop = int(np.argmin(whole)) if not whole.all() else whole.size  # nothing after the first NaN counts
+    stop = int(
+        np.argmin(np.append(np.isfinite(run.loss.values), False))
+    )  # nothing after the first NaN counts
     if not stop:
         return Curve(run.loss.steps[:1], np.array([math.inf]))
-    steps, values = run.loss.steps[:stop], run.loss.values[:stop]
+    steps = run.loss.steps[:stop]
     planned = max(run.planned_steps, int(steps[-1]) + 1)
-    return Curve(steps, ema(values, steps, half_life(planned)))
+    return Curve(steps, ema(run.loss.values[:stop], steps, half_life(planned)))
 
 
-def _reach(arm: str, runs: Mapping[int, Run], target: float, name: str, smoothed: bool) -> Reach:
-    steps, seconds = {}, {}
-    for seed, run in sorted(runs.items()):
-        steps[seed] = step = crossing(_curve(run, smoothed), target)
-        # A held-out loss at r follows r updates, a training loss at s precedes update s + 1 but is known with it.
-        updates = step + 1 if smoothed else step
-        seconds[seed] = math.nan if run.elapsed is None else _seconds(run.elapsed, updates)
+def _reach(arm: str, runs: Runs, target: float, smoothed: bool) -> Reach:
+    name = "smoothed training loss" if smoothed else "held-out loss"
+    steps = {seed: crossing(_curve(run, smoothed), target) for seed, run in sorted(runs.items())}
+    # A held-out loss at r follows r updates, a training loss at s precedes update s + 1 but is known with it.
+    seconds = {seed: _seconds(runs[seed].elapsed, at + smoothed) for seed, at in steps.items()}
     return Reach(arm, target, name, steps, seconds)
 
 
-def _seconds(clock: Curve, updates: float) -> float:
+def _seconds(clock: Curve | None, updates: float) -> float:
     """Seconds of training for so many updates: the clock at step s was read after s + 1 of them, and 0 are free."""
-    if not math.isfinite(updates):
+    if clock is None or not math.isfinite(updates):
         return math.nan
     return float(np.interp(updates, np.append(0.0, clock.steps + 1), np.append(0.0, clock.values)))
 
 
-def _against(reach: Reach, control: Reach) -> Reach:
-    return Reach(
-        reach.arm,
-        reach.target,
-        reach.curve,
-        reach.steps,
-        reach.seconds,
-        _ratio(control.steps, reach.steps),
-        _ratio(control.seconds, reach.seconds),
-    )
-
-
 def _ratio(control: Mapping[int, float], mine: Mapping[int, float]) -> Estimate | None:
-    if control.keys() != mine.keys():
-        return None
-    ratios = [control[s] / mine[s] if mine[s] > 0 else math.nan for s in control]
-    return stats.geometric_mean(ratios) if all(r > 0 and math.isfinite(r) for r in ratios) else None
+    """Control over arm by seed; None where the seeds differ, or one has no figure."""
+    ratios = [control[s] / mine[s] if mine[s] > 0 else math.nan for s in control if s in mine]
+    known = control.keys() == mine.keys() and all(r > 0 and math.isfinite(r) for r in ratios)
+    return stats.geometric_mean(ratios) if known else None

@@ -19,7 +19,6 @@ import fp8core
 from harness.advise.fp8_break_even import Rates, rates
 from harness.judge import diagnosis
 from harness.judge.diagnosis import findings, lines
-from harness.judge.diagnosis.finding import few, gib
 from harness.judge.verdict import Curve
 from harness.store.case import Case
 from harness.store.cause import Cause
@@ -396,18 +395,11 @@ def test_text_of_findings(tmp_path):
     assert text[0] == "finding  divergence rowwise did not run in FP8"
     assert [line.split(":")[0].strip() for line in text[-2:]] == ["cause", "change"]
     assert findings(stored[stored["suite"] == "none"]) == []
-    assert few(["a", "b", "a", "c", "d", "e"]) == ("a", "b", "c", "and 2 more")
-    assert (gib(2**30), gib(2**20)) == ("1.00 GiB", "1.00 MiB")
 
 
 def test_remedies_name_functions_with_the_arguments_that_they_take():
     """Oracle: the signatures themselves; every call of fp8core in the text of a finding."""
-    folder = pathlib.Path(diagnosis.__file__).parent
-    calls = {
-        found
-        for path in folder.glob("*.py")
-        for found in re.findall(r"fp8core\.(\w+)\((.*?)\)", path.read_text())
-    }
+    calls = set(re.findall(r"fp8core\.(\w+)\((.*?)\)", pathlib.Path(diagnosis.__file__).read_text()))
     assert {name for name, _ in calls} >= {"audit", "verify"}
     for name, arguments in calls:
         names = [a.strip() for a in arguments.split(",")]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import scipy.stats
-from report_cases import gpu_run
+from report_cases import cpu_run, gpu_run
 from report_fixtures import CPU, H200, TIMING, frame, write_run
 
 from harness import store
 from harness.__main__ import main
-from harness.judge.diff.changes import CLOCK, CONTROL, HOST, KERNEL, changes
+from harness.judge.diff import CLOCK, CONTROL, HOST, KERNEL, Resolved, changes
 from harness.store.case import Case
 from harness.store.effect import unpaired
 from harness.store.measurement import Measurement
@@ -23,7 +23,7 @@ from harness.store.measurement import Measurement
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.judge.diff.changes import Changes, Timed
+    from harness.judge.diff import Changes, Timed
 
 CASE = Case.of("train", {"model": "gpt2", "batch": 8})
 OTHER = Case.of("train", {"model": "gpt2", "batch": 16})
@@ -122,7 +122,7 @@ def test_few_rounds_cannot_tell(tmp_path: Path) -> None:
         [timed("a_eager", 20.0, samples=(20.0, 20.0))],
     )
     assert only(found, "a_eager").verdict == "unclear"
-    assert math.isnan(only(found, "a_eager").low)
+    assert only(found, "a_eager").low is None
 
 
 def test_the_clock_is_blamed_where_cycles_are_equal_and_the_machine_where_the_baseline_moved_as_far(
@@ -188,7 +188,7 @@ def test_what_ran_and_what_is_missing(tmp_path: Path) -> None:
         timed("new_eager", 1.0, case=OTHER),
     ]
     found = compared(tmp_path, before, after)
-    assert found.resolved == {("train", "a_eager", "kernels"): (["x"], ["y"], 1)}, "a loss is a result"
+    assert found.resolved == (Resolved("train", "a_eager", "kernels", ["x"], ["y"], 1),), "a loss is a result"
     assert found.broken == (("train", CASE.case_id, "b_eager", "failed: out of memory: 9 GiB"),)
     assert found.only_before == (("train", CASE.case_id, "gone_eager"),)
     assert found.only_after == (("train", OTHER.case_id, "new_eager"),)
@@ -237,15 +237,6 @@ def test_the_command_shows_and_writes_the_same(tmp_path: Path, capsys: pytest.Ca
     assert found["times"] == []
 
 
-@pytest.mark.parametrize("words", [[], ["one", "two", "three"], ["nowhere", "two"], ["one", "two", "out=x"]])
-def test_bad_input(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["diff", *words]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_a_run_that_cannot_be_read_or_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = str(gpu_run(tmp_path / "one"))
     for name in ("bad", "empty"):
@@ -257,11 +248,7 @@ def test_a_run_that_cannot_be_read_or_is_empty(tmp_path: Path, capsys: pytest.Ca
         assert word in line
 
 
-def test_a_diff_of_cpu_runs_carries_the_caution(tmp_path, capsys):
-    from report_cases import cpu_run, gpu_run
-
-    from harness.__main__ import main
-
+def test_a_diff_of_cpu_runs_carries_the_caution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = cpu_run(tmp_path / "a"), cpu_run(tmp_path / "b", run_id="20260103T030405Z-0123456-abcd")
     assert main(["diff", str(first), str(second)]) == 0
     words = " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,5 @@
-"""Step from which the gap stays in the noise. Oracles: the closed form of a smoothed exponential, scipy's binomial, hand counts."""
+"""When a loss is reached and when the gap stays in the noise. Oracles: the closed form of a smoothed exponential, straight lines,
+sums of step times, scipy."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ import scipy.stats
 from curves_for_tests import STEPS, control, rows_of_runs, shifted
 from report_fixtures import frame
 
-from harness.judge.verdict import Curve, judge, lines
+from harness.judge.verdict import Curve, Run, judge, lines, time_to_loss
 from harness.judge.verdict.curves import half_life, pair
 from harness.judge.verdict.settle import median_interval, noise_limit, relative_gap, settle
+from harness.judge.verdict.time_to_loss import crossing
 
 LOSS = 2.0
 SEEDS = range(5)
@@ -52,7 +54,7 @@ def ar1(seed: int, sd: float, steps: int = STEPS, rho: float = 0.9) -> np.ndarra
     return noise
 
 
-def crossing(size: float, decay: float, limit: float, steps: int = STEPS) -> int:
+def settled_step(size: float, decay: float, limit: float, steps: int = STEPS) -> int:
     t = np.arange(steps, dtype=float)
     return int(np.flatnonzero(smoothed_exponential(size, decay, t) > limit * LOSS)[-1]) + 1
 
@@ -61,7 +63,7 @@ def crossing(size: float, decay: float, limit: float, steps: int = STEPS) -> int
 def test_an_exponential_gap_settles_where_its_closed_form_crosses_the_margin(sign):
     base, t = flat(), np.arange(STEPS)
     found = settle(with_gap(base, sign * 0.1 * np.exp(-t / 40)), base)
-    expected = crossing(0.1, 40, 0.0025)
+    expected = settled_step(0.1, 40, 0.0025)
     assert 50 < expected < 250
     assert dict(found.steps) == dict.fromkeys(SEEDS, float(expected))
     assert (found.step, found.interval) == (expected, (expected, expected, 0.9375))
@@ -98,16 +100,6 @@ def test_a_spike_that_heals_counts_as_leaving_and_one_at_the_end_as_not_settled(
     healed = 155 + math.floor(math.log(0.0025 * LOSS / top) / math.log(d)) + 1
     assert set(found.steps.values()) == {float(healed)}
     assert settle(with_gap(base, np.where(t >= 290, 1.0, 0.0)), base).unsettled == 5
-
-
-@pytest.mark.parametrize("n", range(2, 21))
-def test_coverage_of_the_median_interval_agrees_with_the_binomial(n):
-    low, high, coverage = median_interval([float(i) for i in range(1, n + 1)])
-    k = int(low)
-    assert high == n + 1 - k
-    assert coverage == pytest.approx(1 - 2 * scipy.stats.binom.cdf(k - 1, n, 0.5))
-    assert coverage >= 0.9 or k == 1
-    assert 1 - 2 * scipy.stats.binom.cdf(k, n, 0.5) < 0.9  # one rank further inside covers too little
 
 
 @pytest.mark.parametrize(
@@ -160,3 +152,107 @@ def test_arms_with_fp8_carry_the_figure_with_the_noise_of_their_recipe(tmp_path)
     assert 0 < found["rowwise"].step < found["tensorwise"].step < STEPS
     text = "\n".join(lines(judge(frame(tmp_path / "again", rows))))
     assert found["tensorwise"].sentence in text
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 7, 8, 20])
+def test_the_median_interval_is_the_narrowest_that_covers_nine_tenths(n):
+    low, high, coverage = median_interval([float(i) for i in range(1, n + 1)])
+    k = int(low)
+    assert high == n + 1 - k
+    assert coverage == pytest.approx(1 - 2 * scipy.stats.binom.cdf(k - 1, n, 0.5))
+    assert coverage >= 0.9 or k == 1
+    assert 1 - 2 * scipy.stats.binom.cdf(k, n, 0.5) < 0.9  # one rank further inside covers too little
+
+
+# Time to a loss
+
+
+BASE = control()
+
+
+def _bare(runs):
+    return {s: Run(r.loss, planned_steps=STEPS) for s, r in runs.items()}
+
+
+def test_crossing_agrees_with_a_line():
+    curve = Curve.of([4.0, 3.0, 1.0], [0, 10, 30])
+    assert crossing(curve, 2.0) == 20.0
+    assert crossing(curve, 4.0) == crossing(curve, 5.0) == 0.0
+    assert math.isnan(crossing(curve, 0.5))
+
+
+def linear_run(step_s: float, slope: float = 0.01, steps: int = 101) -> Run:
+    """Held-out loss 3 - slope t, every ten steps."""
+    t = np.arange(0, steps, 10, dtype=float)
+    return Run(
+        Curve.of(3 - slope * np.arange(steps)),
+        heldout=Curve(t, 3 - slope * t),
+        elapsed=Curve.of(step_s * (1 + np.arange(steps))),
+    )
+
+
+def test_time_to_loss_of_straight_lines():
+    """Oracle: 3 - 0.01 t reaches 2.45 after 55 updates, which take 55 steps' time; half of it where a step takes half."""
+    arms = {"base": {s: linear_run(0.2) for s in range(3)}, "fast": {s: linear_run(0.1) for s in range(3)}}
+    base, fast = time_to_loss(arms, target=2.45)
+    assert list(base.steps.values()) == pytest.approx([55.0] * 3)
+    assert list(fast.seconds.values()) == pytest.approx([5.5] * 3)
+    assert fast.step_ratio.value == pytest.approx(1.0)
+    assert fast.second_ratio.value == pytest.approx(2.0)
+    assert base.step_ratio is None
+    assert base.curve == "held-out loss"
+
+
+@pytest.mark.parametrize("reached", [0, 10, 55])
+def test_a_held_out_loss_after_r_updates_costs_the_time_of_r_steps(reached):
+    """Oracle: steps of unequal length by hand: the first takes 5 s (it compiles), each later one 0.1 s."""
+    run = dataclasses.replace(linear_run(0.1), elapsed=Curve.of(5 + 0.1 * np.arange(101)))
+    (base,) = time_to_loss({"base": {0: run}}, target=3 - 0.01 * reached + 1e-12)
+    assert base.steps[0] == pytest.approx(reached)
+    assert base.seconds[0] == pytest.approx(5 + 0.1 * (reached - 1) if reached else 0.0)
+
+
+def test_a_training_loss_at_s_costs_the_time_until_that_step_ended():
+    """Oracle: a smoothed constant crosses at once, and the first step has ended after 5 s."""
+    run = Run(Curve.of(np.full(101, 2.0)), elapsed=Curve.of(5 + 0.1 * np.arange(101)))
+    (base,) = time_to_loss({"base": {0: run}}, target=2.5)
+    assert (base.steps[0], base.seconds[0]) == (0.0, 5.0)
+
+
+def test_the_default_target_is_reached_by_every_control_run():
+    arms = {"base": {0: linear_run(0.2), 1: linear_run(0.2, slope=0.008)}}
+    (base,) = time_to_loss(arms)
+    assert base.target == pytest.approx(2.2 * 1.0025)
+    assert base.reached == 2
+
+
+def test_not_reached_is_a_result_and_has_no_ratio():
+    arms = {"base": {s: linear_run(0.2) for s in range(3)}}
+    arms["slow"] = {s: linear_run(0.2, slope=0.01 if s else 0.001) for s in range(3)}
+    slow = time_to_loss(arms, target=2.45)[1]
+    assert math.isnan(slow.steps[0])
+    assert slow.reached == 2
+    assert slow.step_ratio is None
+
+
+def test_without_held_out_curves_the_smoothed_training_loss_counts():
+    (base, worse) = time_to_loss({"base": _bare(BASE), "worse": _bare(shifted(BASE, 0.3))})
+    assert base.curve == "smoothed training loss"
+    assert base.reached == 5
+    assert worse.reached == 0
+    assert all(math.isnan(s) for s in base.seconds.values())
+
+
+def test_time_to_loss_without_a_control_or_a_target_is_refused_or_empty():
+    assert time_to_loss({"tensorwise": BASE}) == []
+    with pytest.raises(ValueError, match="must be a finite loss"):
+        time_to_loss({"base": BASE}, target=math.inf)
+
+
+def test_a_run_that_broke_counts_up_to_its_nan():
+    loss = BASE[0].loss.values.copy()
+    loss[50:] = math.nan
+    broken = {0: Run(Curve.of(loss), planned_steps=STEPS)}
+    at_once = {0: Run(Curve.of(np.full(60, math.nan)))}
+    reach = time_to_loss({"base": _bare({0: BASE[0]}), "broken": broken, "at_once": at_once})
+    assert [r.reached for r in reach] == [1, 0, 0]

@@ -12,8 +12,7 @@ from gate_fixtures import run, time_row
 
 from harness import store
 from harness.gate.render import Answer, as_json
-from harness.judge.diff import as_dict
-from harness.judge.diff.changes import changes
+from harness.judge.diff import as_dict, changes
 from harness.store import effect
 from harness.store.compare import paired_ratios
 from harness.store.differences import ENV_ID_FIELDS, comparable, differences, in_words

@@ -1,0 +1,507 @@
+"""Diagnosis: what is probably wrong with a run, found in its stored rows, each finding with its figures and a way out.
+
+One function a symptom, all in `CHECKS`, in the order in which they are told; a symptom that the rows do not show yields
+nothing. The symptoms are those that guides for FP8 training warn of and leave to the reader: FP8 that never ran, hardware
+without it, a loss that diverges at once or spikes, memory that FP8 needs and bf16 did not, layers too small to pay, scales
+that never move.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.advise import fp8_break_even
+from harness.advise.advised_arms import FLOOR, advised_arms
+from harness.judge import verdict
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
+from harness.store.arm import WARMUP
+from harness.store.cause import Cause, known
+from harness.store.compare import TIMES, rows_of
+from harness.store.json_columns import parse
+from harness.store.proof import ProofOutcome, proof_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import pandas as pd
+
+    from harness.judge.verdict import ArmVerdict, Run
+    from harness.judge.verdict.rows import Setup
+
+FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
+EARLY_STEPS = 50
+DIVERGED = 0.10  # smoothed gap, of the control's loss
+EARLY_HALF_LIFE = 5.0
+RISEN = 0.5  # of the smoothed loss above its first value: single batches differ by less
+# AdamW moves each weight by about the learning rate in a step, and weights begin at about 0.02; published rates are 1e-5 to 1e-2
+ABSURD_RATE = 0.1
+# Of a Gaussian tensor the casts reach 31.5 dB (e4m3) and 25.5 dB (e5m2, which only gradients use); alarms 3 dB below.
+SQNR_ALARM = {"input": 28.0, "weight": 28.0, "grad_output": 22.0}
+UNDERFLOW_ALARM = 0.01
+UNCONVERTED = "no layer converted; "
+CASTS = {
+    "saturated": (
+        "a scale that is too large: under dynamic scaling nothing may saturate",
+        "check the scale of these layers: fp8core.verify(step_fn, model)",
+    ),
+    "underflow": (
+        "values much smaller than the largest one under the same scale round to zero",
+        "a recipe with finer scales (rowwise, blockwise) for these layers",
+    ),
+    "SQNR": (
+        "a tensor that its scale and format fit worse than a Gaussian one",
+        "a recipe with finer scales, or these layers in bf16",
+    ),
+}
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is probably wrong.
+
+    Attributes:
+        symptom: what is seen, in one sentence that names the arm.
+        evidence: the figures that it rests on.
+        cause: the likely reason.
+        change: the command or the change that helps.
+    """
+
+    symptom: str
+    evidence: tuple[str, ...]
+    cause: str
+    change: str
+
+
+class Record:
+    """One stored row with its JSON columns parsed."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        (
+            self.run_id,
+            self.suite,
+            self.case_id,
+            self.arm,
+            self.metric,
+            self.baseline,
+            self.part,
+            self.reason,
+        ) = (
+            str(row.get(column) or "")
+            for column in ("run_id", "suite", "case_id", "arm", "metric", "baseline", "part", "reason")
+        )
+        self.status, self.cause, self.samples = row["status"], known(row["cause"]), row["samples"]
+        self.axes, self.resolved, self.env = (parse(row[column]) for column in ("axes", "resolved", "env"))
+        name = str(self.resolved.get("recipe") or "")
+        self.recipe = "" if name in ("none", "None") else name  # empty for an arm without FP8
+
+    @property
+    def setting(self) -> str:
+        """The set-up that the row belongs to: its axes without the seed."""
+        return json.dumps({k: v for k, v in self.axes.items() if k != "seed"}, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Material:
+    """What the checks look at."""
+
+    frame: pd.DataFrame
+    records: Sequence[Record]
+    setups: Sequence[Setup]
+    verdicts: Sequence[ArmVerdict]
+    ratios: pd.DataFrame | None = None  # of `harness.store.compare.paired_ratios`, where they are at hand
+
+
+def gathered(lines: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Lines by the arm that they are about, in order."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for arm, line in lines:
+        found[arm].append(line)
+    return found
+
+
+def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:
+    """The first few items, each once, and how many more there are."""
+    items = list(dict.fromkeys(items))
+    more = len(items) - most
+    return (*items[:most], *([f"and {more} more"] if more > 0 else []))
+
+
+def gib(size: float) -> str:
+    """A size in GiB, or MiB where it is small."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"
+
+
+def findings(
+    frame: pd.DataFrame,
+    verdicts: Sequence[ArmVerdict] | None = None,
+    ratios: pd.DataFrame | None = None,
+    rows: Sequence[dict[str, Any]] | None = None,
+) -> list[Finding]:
+    """Everything that the rows show to be wrong, in the order of `CHECKS`; each finding once.
+
+    Args:
+        frame: rows as read by `harness.store.read`.
+        verdicts: of `harness.judge.verdict.judge` on the same rows, where they are at hand.
+        ratios: of `harness.store.compare.paired_ratios`, likewise.
+        rows: of `harness.store.compare.rows_of`, likewise.
+    """
+    records = [Record(row) for row in (rows_of(frame) if rows is None else rows)]
+    verdicts = verdict.judge(frame) if verdicts is None else verdicts
+    material = Material(frame, records, setups(frame), verdicts, ratios)
+    return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
+
+
+def lines(found: Sequence[Finding]) -> list[str]:
+    """Findings as text for a terminal."""
+    out = []
+    for f in found:
+        out += [f"finding  {f.symptom}", *(f"         {e}" for e in f.evidence)]
+        out += [f"         cause: {f.cause}", f"         change: {f.change}"]
+    return out
+
+
+def fp8_did_not_run(material: Material) -> Iterator[Finding]:
+    """An FP8 arm that converted no layer, ran fewer FP8 GEMMs than it should, or equals its control bit for bit."""
+    lines = [(f"{r.suite} {r.arm}", why) for r in _measured(material) if (why := _not_fp8(r))]
+    lines += [(f"divergence {v.arm}", v.verdict.not_fp8) for v in material.verdicts if v.verdict.not_fp8]
+    for arm, reasons in gathered(lines).items():
+        cause = "GEMMs that should be FP8 were not observed as FP8; the rows do not show their layers"
+        if any(reason.startswith(UNCONVERTED) for reason in reasons):
+            cause = "the filter or the sizes left no layer to convert: it computes in high precision under FP8's name"
+        yield Finding(
+            f"{arm} did not run in FP8",
+            few(reasons),
+            cause,
+            "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(step_fn, model) counts FP8 GEMMs",
+        )
+
+
+def _not_fp8(r: Record) -> str:
+    """Why a row's arm did not run in FP8; "" where nothing says so. What could not be proved is `fp8_not_proved`."""
+    outcome = proof_outcome(r.resolved)
+    counted, expected = r.resolved.get("fp8_gemms"), r.resolved.get("fp8_gemms_expected")
+    if outcome is ProofOutcome.UNPROVEN:
+        return ""
+    if r.cause is Cause.NOT_FP8:
+        return r.reason or "no reason stored"
+    if r.recipe and r.resolved.get("fp8_layers") == []:
+        skipped = r.resolved.get("skipped_layers")
+        named = [f"{name}: {why}" for name, why in skipped.items()] if isinstance(skipped, dict) else []
+        return UNCONVERTED + ("; ".join(few(named)) or "no reasons stored")
+    if outcome is ProofOutcome.DISPROVED:
+        return str(r.resolved.get("verify") or outcome)
+    if r.recipe and counted is not None and expected is not None and counted < expected:
+        return f"{counted} of {expected} GEMMs in FP8"
+    return ""
+
+
+def _measured(material: Material) -> Iterator[Record]:
+    return (r for r in material.records if r.metric in (*TIMES, "loss"))
+
+
+def fp8_not_proved(material: Material) -> Iterator[Finding]:
+    """An arm in which `fp8core.verify` found nothing wrong, and which it could not compare as a whole."""
+    lines = (
+        (f"{r.suite} {r.arm}", str(r.resolved.get("verify") or r.reason))
+        for r in _measured(material)
+        if r.cause is Cause.UNPROVEN or proof_outcome(r.resolved) is ProofOutcome.UNPROVEN
+    )
+    for arm, reasons in gathered(lines).items():
+        yield Finding(
+            f"{arm} could not be proved to run in FP8",
+            few(reasons),
+            "not known: nothing wrong was found, and part of the step could not be compared; the lines name it",
+            "make the named part comparable, or free memory for the proof; then fp8core.verify(step_fn, model)",
+        )
+
+
+def unsupported_hardware(material: Material) -> Iterator[Finding]:
+    """A GPU without FP8 tensor cores."""
+    gpus = {
+        (str(r.env["gpu"]), str(r.env.get("gpu_capability"))) for r in material.records if r.env.get("gpu")
+    }
+    for gpu, capability in sorted(gpus):
+        if re.fullmatch(r"\d+\.\d+", capability) and float(capability) < FIRST_FP8_CAPABILITY:
+            own = [r for r in material.records if str(r.env.get("gpu")) == gpu]
+            emulated = len({(r.case_id, r.arm) for r in own if r.resolved.get("emulated")})
+            skipped = len({(r.case_id, r.arm) for r in own if r.status == "skipped"})
+            yield Finding(
+                f"{gpu} has no FP8 tensor cores",
+                (f"compute capability {capability}; {emulated} arms emulated, {skipped} skipped",),
+                f"FP8 GEMMs need compute capability {FIRST_FP8_CAPABILITY} (Ada) or newer; older GPUs gain nothing",
+                "train.mixed_precision=bf16 here; measure FP8 on Ada, Hopper or newer",
+            )
+
+
+def early_divergence(material: Material) -> Iterator[Finding]:
+    """A loss that leaves its control's within the first 50 steps, with LR, warm-up and the worst layer.
+
+    Where the control breaks in the same seeds, FP8 is not the cause: one finding for all arms, and no schedule proposed.
+    """
+    for setup in material.setups:
+        base = setup.arms.get(CONTROL, {})
+        failing = {s: where for s, run in base.items() if (where := _runs_away(run))}
+        with_control = []
+        for arm, runs in setup.arms.items():
+            fields = setup.records[arm]
+            if fields.recipe == CONTROL or fields.variant in (WARMUP, NEGATIVE):
+                continue
+            seen = {
+                s: where
+                for s, run in runs.items()
+                if (where := _diverged(run, base.get(s)) or _runs_away(run))
+            }
+            if seen.keys() & failing.keys():
+                with_control.append(arm)
+            elif seen:
+                yield _of_fp8(material, setup, arm, seen)
+        if with_control:
+            shown, smaller, absurd = _learning_rate(setup, with_control[0])
+            yield Finding(
+                f"{CONTROL} diverges within the first {EARLY_STEPS} steps, and {', '.join(with_control)} with it",
+                (_seeds(failing, base), shown),
+                absurd
+                or "the learning rate is too high for this set-up, or its warm-up too short: FP8 has no part in it",
+                f"{smaller} or a longer warm-up (axes.lr_warmup), until {CONTROL} trains",
+            )
+
+
+def _of_fp8(material: Material, setup: Setup, arm: str, seen: Mapping[int, str]) -> Finding:
+    """The control trains, and this arm does not."""
+    runs = setup.arms[arm]
+    shown, smaller, absurd = _learning_rate(setup, arm)
+    ways = f"{smaller} or a longer warm-up (axes.lr_warmup)"
+    if max(run.planned_steps or run.loss.steps.size for run in runs.values()) > 4 * EARLY_STEPS:
+        ways += f" or schedule=warmup_bf16:{2 * EARLY_STEPS}, which starts FP8 after the worst is over"
+    cause = f"not known: {CONTROL} was not run in these seeds"
+    if seen.keys() <= setup.arms.get(CONTROL, {}).keys():
+        cause = f"what it computes otherwise than {CONTROL}, which trains on the same batches at the same learning rate"
+    evidence = (_seeds(seen, runs), shown, *_worst_layers(material, setup, arm))
+    return Finding(f"{arm} diverges within the first {EARLY_STEPS} steps", evidence, absurd or cause, ways)
+
+
+def _seeds(seen: Mapping[int, str], runs: Mapping[int, Run]) -> str:
+    return f"{len(seen)} of {len(runs)} seeds: " + "; ".join(f"seed {s} {where}" for s, where in seen.items())
+
+
+def _learning_rate(setup: Setup, arm: str) -> tuple[str, str, str]:
+    """The learning rate and its warm-up in words, a smaller one to try, and "" or why no model survives it."""
+    schedule = setup.says(arm, "lr_schedule")
+    schedule = schedule if isinstance(schedule, dict) else {}
+    rate, rise = setup.axes.get("lr", schedule.get("lr")), schedule.get("rise_steps")
+    rising = "of unknown length" if rise is None else f"{rise} steps"
+    if not isinstance(rate, int | float) or isinstance(rate, bool):
+        return f"learning rate not known, warm-up {rising}", "a smaller lr", ""
+    shown = f"learning rate {rate:g}, warm-up {rising}"
+    if rate < ABSURD_RATE:
+        return shown, f"axes.lr={rate / 2:g}", ""
+    why = f"the learning rate {rate:g}: AdamW moves each weight by about that much in a step, and weights begin at about 0.02"
+    return shown, "axes.lr=0.001 or less", why
+
+
+def _runs_away(run: Run) -> str:
+    """How and where a run breaks by itself within its first steps; empty if it does not."""
+    if run.broke_at is not None and run.broke_at < EARLY_STEPS:
+        return f"is NaN or infinite from step {run.broke_at}"
+    early = run.loss.steps < EARLY_STEPS
+    steps, values = run.loss.steps[early], run.loss.values[early]
+    if values.size < 2 * EARLY_HALF_LIFE or not np.isfinite(values).all():
+        return ""
+    end = float(verdict.ema(values, steps, EARLY_HALF_LIFE)[-1])
+    if end <= (1 + RISEN) * values[0]:
+        return ""
+    return f"ends step {int(steps[-1])} at {end:.3g}, above the {values[0]:.3g} that it began with"
+
+
+def _diverged(run: Run, control: Run | None) -> str:
+    """How and where a run left its control within the first steps; empty if it did not."""
+    if control is None:
+        return ""
+    count = min(run.loss.steps.size, control.loss.steps.size)
+    early = np.flatnonzero(run.loss.steps[:count] < EARLY_STEPS)
+    steps, mine, theirs = run.loss.steps[early], run.loss.values[early], control.loss.values[early]
+    if not mine.size or not np.isfinite([mine, theirs]).all():
+        return ""
+    gap = verdict.ema(mine - theirs, steps, EARLY_HALF_LIFE, from_zero=True) / theirs
+    over = steps[gap > DIVERGED]
+    if not over.size:
+        return ""
+    return f"is {100 * gap.max():.0f} % above {CONTROL} (first beyond {100 * DIVERGED:.0f} % at step {int(over[0])})"
+
+
+def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
+    """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
+    setting = json.dumps(dict(setup.axes), sort_keys=True)
+    looks = [r for r in material.records if r.part and r.arm == arm and r.setting == setting]
+    lines = []
+    for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
+        share, part = max(
+            ((float(np.max(r.samples)), r.part) for r in looks if r.metric == metric and len(r.samples)),
+            default=(0.0, ""),
+        )
+        if share > 0:
+            lines.append(f"most {word}: {part}, {100 * share:.3g} %")
+    return lines or ["no cast saturates or underflows" if looks else "layers were not diagnosed in this run"]
+
+
+def out_of_memory(material: Material) -> Iterator[Finding]:
+    """An arm that runs out of memory where its case's baseline, which has no FP8, did not.
+
+    What it is that did not fit is said where both arms stored their memory by part, and is else not known.
+    """
+    fits = {(r.run_id, r.case_id, r.arm): r for r in material.records if r.status == "ok"}
+    done = set()
+    for r in material.records:
+        base = fits.get((r.run_id, r.case_id, r.baseline))
+        if (
+            r.status != "failed"
+            or r.cause is not Cause.OOM
+            or base is None
+            or base.recipe
+            or (r.setting, r.arm) in done
+        ):
+            continue
+        done.add((r.setting, r.arm))
+        mine, theirs = (_sizes(of.resolved.get("memory")) for of in (r, base))
+        parts = mine if r.resolved.get("memory") else theirs
+        remedies = r.resolved.get("remedies")
+        evidence = [r.reason]
+        if parts and "remedies" not in r.resolved:
+            evidence.append(f"predicted by part: {_largest_first(parts)}")
+        lacking = [name for name, sizes in ((r.arm, mine), (r.baseline, theirs)) if not sizes]
+        more = {k: v - theirs.get(k, 0.0) for k, v in mine.items() if v > theirs.get(k, 0.0)}
+        cause = f"not known: by prediction no part of its memory exceeds that of {r.baseline}"
+        if lacking:
+            cause = f"not known: the rows of {' and '.join(lacking)} do not say what their memory holds, part by part"
+        elif more:
+            cause = f"by prediction it holds more than {r.baseline}: {_largest_first(more)}"
+        # The two ways out with the bytes that each frees: as the suite predicted them, else bounds from the parts.
+        if isinstance(remedies, dict) and remedies:
+            ways = " or ".join(f"axes.{way}, which frees {gib(size)}" for way, size in remedies.items())
+        else:
+            batch, kept = r.axes.get("batch"), parts.get("activations", 0)
+            of_batch = sum(parts.get(k, 0) for k in ("activations", "logits", "workspace"))
+            halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
+            ways = (
+                f"{halved}, which frees {f'about {gib(of_batch / 2)}' if of_batch else 'bytes not known'}, or "
+                f"axes.checkpointing=full, which frees {f'at most {gib(kept)}' if kept else 'bytes not known'}"
+            )
+        symptom = f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not"
+        yield Finding(symptom, tuple(evidence), cause, ways)
+
+
+def _sizes(memory: object) -> dict[str, float]:
+    parts = memory.items() if isinstance(memory, dict) else ()
+    return {str(k): v for k, v in parts if isinstance(v, int | float) and not isinstance(v, bool) and v > 0}
+
+
+def _largest_first(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{k} {gib(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def loss_spikes(material: Material) -> Iterator[Finding]:
+    """More loss or gradient spikes than the control has."""
+    for v in material.verdicts:
+        gate = v.verdict.gate("L2")
+        if gate is not None and gate.effect > 0 and v.arm != NEGATIVE:
+            setup = next(s for s in material.setups if (s.run_id, s.axes) == (v.run_id, v.axes))
+            yield Finding(
+                f"{v.arm} spikes more than {v.against}",
+                (gate.sentence, *_worst_layers(material, setup, v.arm)),
+                f"not known: {v.against} saw the same batches, and the rows do not show which casts make the difference",
+                "a recipe with finer scales (rowwise, blockwise), the worst layers in bf16, or gradient clipping",
+            )
+
+
+def cannot_pay(material: Material) -> Iterator[Finding]:
+    """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
+    for found in fp8_break_even.losses(material.frame, material.ratios):
+        yield Finding(
+            *found, "bf16 for these layers (a module filter by size), a larger batch, or a larger model"
+        )
+
+
+def advice_was_wrong(material: Material) -> Iterator[Finding]:
+    """An arm that converted what was advised, and is slower than bf16 by more than an advice may cost."""
+    for a in advised_arms(material.frame, material.ratios):
+        if a.outcome == "below":
+            shown = f"predicted {a.predicted:.2f}x" if a.converted else "nothing was converted"
+            yield Finding(
+                f"{a.arm} of {a.model} is below {FLOOR:g} of {a.baseline}, with the layers that were advised",
+                (f"{a.speedup:.3f}x, 95 % interval {a.low:.3f} to {a.high:.3f}; {shown}",),
+                "a rate that the advice rests on is not this GPU's, or something runs that it does not count",
+                "python -m harness sweep=ceilings here, then ceilings=RUN with axes.convert=advised; until then bf16",
+            )
+
+
+def frozen_scales(material: Material) -> Iterator[Finding]:
+    """Delayed scales that stay where they are while the tensors move."""
+    series: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+    for r in material.records:
+        if r.part and r.metric in ("scale_log2", "amax") and "delayed" in r.recipe and r.status == "ok":
+            series.setdefault((r.run_id, r.setting, r.arm, r.part), {})[r.metric] = np.array(r.samples)
+    lines = []
+    for (_, _, arm, part), found in series.items():
+        if len(found) == 2 and found["scale_log2"].size >= 5:
+            scales, sizes = found["scale_log2"], found["amax"]
+            sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+            if sizes.size and np.ptp(scales) == 0 and sizes.max() > 2 * sizes.min():
+                looks = f"scale 2^{scales[0]:g} at all {scales.size} looks, amax {sizes.min():.3g} to {sizes.max():.3g}"
+                lines.append((arm, f"{part}: {looks}"))
+    for arm, tensors in gathered(lines).items():
+        yield Finding(
+            f"{arm}: {len(tensors)} delayed scale{' never moves' if len(tensors) == 1 else 's never move'}",
+            few(tensors),
+            "the amax history is recorded and never turned into scales",
+            "call fp8core.update_scales(model) once a step, after optimizer.step()",
+        )
+
+
+def unhealthy_casts(material: Material) -> Iterator[Finding]:
+    """Layers whose casts saturate, underflow or lose more than a Gaussian tensor's would."""
+    alarms: dict[str, dict[str, list[tuple[float, str, str]]]] = {}  # by arm and kind
+    for r in material.records:
+        if not r.part or r.status != "ok" or not r.recipe or r.arm == NEGATIVE:
+            continue
+        values = [value for value in r.samples if math.isfinite(value)]
+        if not values:
+            continue
+        most, least = max(values), min(values)
+        is_dynamic = not any(word in r.recipe for word in ("delayed", "static"))
+        own = alarms.setdefault(r.arm, {kind: [] for kind in CASTS})
+        if r.metric == "saturated_frac" and is_dynamic and most > 0:
+            own["saturated"].append((-most, r.part, f"{100 * most:.3g} % saturated"))
+        elif r.metric == "underflow_frac" and most > UNDERFLOW_ALARM:
+            own["underflow"].append((-most, r.part, f"{100 * most:.3g} % underflow"))
+        elif r.metric == "sqnr_db" and least < SQNR_ALARM.get(r.part.rpartition(":")[2], -math.inf):
+            own["SQNR"].append((least, r.part, f"SQNR {least:.1f} dB"))
+    for arm, kinds in alarms.items():
+        for kind, lines in kinds.items():
+            worst: dict[str, str] = {}
+            for _, part, text in sorted(lines):  # of all seeds, the worst first
+                worst.setdefault(part, f"{part} {text}")
+            if worst:
+                symptom = f"{arm}: {kind} alarm in {len(worst)} tensor{'' if len(worst) == 1 else 's'}"
+                yield Finding(symptom, few(list(worst.values())), *CASTS[kind])
+
+
+CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
+    fp8_did_not_run,
+    fp8_not_proved,
+    unsupported_hardware,
+    early_divergence,
+    out_of_memory,
+    loss_spikes,
+    cannot_pay,
+    advice_was_wrong,
+    frozen_scales,
+    unhealthy_casts,
+)

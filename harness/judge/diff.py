@@ -1,0 +1,393 @@
+"""`python -m harness diff RUN RUN`: what changed between two runs: set-up, what ran, times and where they went.
+
+Two runs were not measured round by round, so that a drift of the machine between them is not cancelled. Their ratio is
+formed from the medians of rounds, with the interval of Welch's t on logarithms; a difference within the noise floor that
+either run saw between two copies of its own baseline is none. The baseline itself is the control: where it moved as far
+as the rest, the machine did, not the code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from harness import store
+from harness.machine.terminal import console, printable, row, say, table
+from harness.store import effect, stats
+from harness.store.arm import arm_of
+from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
+from harness.store.differences import differences
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+from harness.store.text import axes_of, case_label, constant_axes, number, some
+from harness.store.words import helped, keyed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
+
+    from harness.store.effect import Effect
+
+    Key = tuple[str, str, str, str, str]  # suite, case, arm, regime, metric
+
+USAGE = """\
+usage: python -m harness diff RUN RUN [json=true] [results_dir=DIR]
+what changed between two runs: the set-up, what ran, times and where they went
+RUN  a folder results/<sweep>/<run_id>, or its id    json=true  as plain values    results_dir  where ids are looked up
+exit 0 compared; 2 the request could not be carried out
+"""
+CPU_CAUTION = (
+    "measured on a CPU: its times decide nothing about a GPU, and another day's load moves them; set-up, losses and other "
+    "figures compare"
+)
+CLOCK, CONTROL, KERNEL, HOST, UNKNOWN = "clock", "control", "kernel", "host", ""  # as harness.gate.cause
+CAUSES: Mapping[str, str] = {
+    CLOCK: "as many cycles as before, at another clock: not the code",
+    CONTROL: "the baseline moved as far: the machine, not this arm",
+    KERNEL: "time of the kernels on the device",
+    HOST: "the kernels take as long as before: time between them, on the CPU",
+    UNKNOWN: "",
+}
+SAME = 1.02  # a difference below this is none, whatever the controls say
+POLICY = (
+    "policy of diff: a time has changed where the 95 % interval of the ratio excludes 1 and the ratio exceeds "
+    f"{SAME - 1:.0%} and the noise floor of each run that has controls; below them it is the same, with too few rounds unclear"
+)
+_CYCLES = 1.02  # cycles that agree within this are the same
+# Of `resolved`: results of the run, not how it was set up
+_RESULTS = {
+    *(
+        "first_loss",
+        "first_loss_control",
+        "first_grad_norm_ratio",
+        "first_grad_cosine_min",
+        "sqnr_bound_db",
+        "memory",
+    ),
+}
+_MOST = 20
+_STYLES = {"slower": "red", "faster": "green"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One time that both runs have, the second against the first.
+
+    Attributes:
+        suite, case_id, axes, arm, regime, metric: which.
+        before, after: medians in seconds.
+        ratio, low, high: after over before, with its 95 % interval (None below three rounds): above 1 is slower.
+        verdict: slower, faster, same or unclear.
+        cause: a key of `CAUSES`.
+        rounds: of the run that has fewer.
+        floor: a ratio within which the two are the same: the noise floor of either run, at least `SAME`.
+    """
+
+    suite: str
+    case_id: str
+    axes: str
+    arm: str
+    regime: str
+    metric: str
+    before: float
+    after: float
+    ratio: float
+    low: float | None
+    high: float | None
+    verdict: str
+    cause: str
+    rounds: int
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A field of what ran that differs, and in how many cases."""
+
+    suite: str
+    arm: str
+    field: str
+    before: Any
+    after: Any
+    cases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Milliseconds of a class of kernels in one profiled step, before and after."""
+
+    case_id: str
+    arm: str
+    part: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Everything that differs.
+
+    Attributes:
+        environment: field -> (before, after).
+        resolved: what ran.
+        only_before, only_after: (suite, case, arm) that one run alone has with a time.
+        broken: (suite, case, arm, reason): had a time before and has none now.
+        times: of both.
+        parts: of profiled steps.
+        figures: (suite, case, arm, metric, before, after): what is no time and differs by more than 1 %.
+        cpu: either run was measured on a CPU, so that its times decide nothing about a GPU.
+    """
+
+    environment: Mapping[str, tuple[Any, ...]]
+    resolved: tuple[Resolved, ...]
+    only_before: tuple[tuple[str, ...], ...]
+    only_after: tuple[tuple[str, ...], ...]
+    broken: tuple[tuple[str, ...], ...]
+    times: tuple[Timed, ...]
+    parts: tuple[Part, ...]
+    figures: tuple[tuple[str, str, str, str, float, float], ...]
+    cpu: bool = False
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        UsageError: not two runs, an unknown word, or a run without a row.
+    """
+    if helped(words, USAGE):
+        return 0
+    runs, options = keyed(words, USAGE, ("results_dir", "json"))
+    if len(runs) != 2:
+        raise UsageError(
+            f"diff takes two runs, got {len(runs)}: folders results/<sweep>/<run_id>, or their ids"
+        )
+    frames = []
+    for run in runs:
+        frame, _ = store.read_quietly(store.find_run(run, options.get("results_dir", "results")))
+        if frame.attrs["problems"]:
+            raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
+        if not len(frame):
+            raise UsageError(f"{run} holds no row")
+        frames.append(frame)
+    found = changes(*frames)
+    if options.get("json") == "true":
+        print(json.dumps(as_dict(found), indent=1))  # noqa: T201  # asked for on standard output
+    else:
+        show(found, runs, console())
+    return 0
+
+
+def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
+    """Compares the rows of two runs, as `harness.store.read` gives them."""
+    frames = before, after
+    first, second = map(_times, frames)
+    shared = [key for key in first if key in second]
+    floors = [noise_floors(frame) for frame in frames]
+    effects = {}
+    for key in shared:
+        floor = max(SAME, *(of_run.get(key[1], 1.0) for of_run in floors))
+        effects[key] = effect.unpaired(_round_medians(first[key]), _round_medians(second[key]), floor)
+    failed = {
+        (r["suite"], r["case_id"], r["arm"]): f"{r['status']}: {r['reason']}"
+        for r in rows_of(after[after["metric"].isin(TIMES) & (after["status"] != "ok")])
+    }
+    lost, new = (
+        dict.fromkeys(key[:3] for key in one if key not in other)
+        for one, other in ((first, second), (second, first))
+    )
+    parts = _parts(before, after)
+    return Changes(
+        environment=differences([_environment(frame) for frame in frames]),
+        resolved=_resolved([(key, first[key], second[key]) for key in shared]),
+        only_before=tuple(key for key in lost if key not in failed),
+        only_after=tuple(new),
+        broken=tuple((*key, failed[key]) for key in lost if key in failed),
+        times=tuple(_timed(key, first[key], second[key], effects, parts) for key in shared),
+        parts=parts,
+        figures=tuple(_figures(before, after)),
+        cpu=any(
+            parse(env).get("device") in (None, "", "cpu") for frame in frames for env in set(frame["env"])
+        ),
+    )
+
+
+def _times(frame: pd.DataFrame) -> dict[Key, dict[str, Any]]:
+    own = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok")]
+    return {
+        (r["suite"], r["case_id"], r["arm"], r["regime"] or "", r["metric"]): r
+        for r in rows_of(own)
+        if not arm_of(r).control
+    }
+
+
+def _round_medians(row: Mapping[str, Any]) -> list[float]:
+    """Median of each round; each sample is a round where the row has none."""
+    samples = row["samples"]
+    rounds = row["rounds"] if len(row["rounds"]) else range(len(samples))
+    return list(stats.round_medians(samples, rounds).values())
+
+
+def _timed(
+    key: Key,
+    one: Mapping[str, Any],
+    other: Mapping[str, Any],
+    effects: Mapping[Key, Effect],
+    parts: Sequence[Part],
+) -> Timed:
+    suite, case, arm, regime, metric = key
+    found = effects[key]
+    low, high = (found.low, found.high) if found.has_interval else (None, None)
+    before, after = (row["value"] * SECONDS[row["unit"]] for row in (one, other))
+    cause = UNKNOWN
+    if found.direction in _STYLES:
+        clocks = [[c for c in row["sample_clock_mhz"] if math.isfinite(c)] for row in (one, other)]
+        cycles = (
+            found.ratio * statistics.median(clocks[1]) / statistics.median(clocks[0])
+            if all(clocks)
+            else math.inf
+        )
+        base = effects.get((suite, case, one["baseline"] or "", regime, metric))
+        own = [p.after - p.before for p in parts if metric == "time_ms" and (p.case_id, p.arm) == (case, arm)]
+        if max(cycles, 1 / cycles) <= _CYCLES:
+            cause = CLOCK
+        elif base and base.direction == found.direction and found.low <= base.ratio <= found.high:
+            cause = CONTROL
+        elif own:
+            more, slower = sum(own) * 1e-3, after - before
+            cause = KERNEL if abs(more) >= abs(slower) / 2 and (more > 0) == (slower > 0) else HOST
+    return Timed(
+        *(suite, case, one["axes"], arm, regime, metric, before, after),
+        *(found.ratio, low, high, found.direction, cause, found.rounds, found.floor),
+    )
+
+
+def _parts(before: pd.DataFrame, after: pd.DataFrame) -> tuple[Part, ...]:
+    times = []
+    for frame in (before, after):
+        own = frame[(frame["metric"] == "kernel_time_ms") & (frame["status"] == "ok") & (frame["part"] != "")]
+        times.append({(r["case_id"], r["arm"], r["part"]): r["value"] for r in rows_of(own)})
+    first, second = times
+    arms = {key[:2] for key in first} & {key[:2] for key in second}
+    return tuple(
+        Part(*k, first.get(k, 0.0), second.get(k, 0.0)) for k in {**first, **second} if k[:2] in arms
+    )
+
+
+def _environment(frame: pd.DataFrame) -> dict[str, Any]:
+    """The fields of a run's environment; where it has several, the values of all."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in frame["env"].dropna().unique():
+        for name, value in parse(text).items():
+            found.setdefault(name, {})[json.dumps(value, sort_keys=True)] = value
+    return {name: next(iter(v.values())) if len(v) == 1 else list(v.values()) for name, v in found.items()}
+
+
+def _resolved(shared: Sequence[tuple[Key, Mapping[str, Any], Mapping[str, Any]]]) -> tuple[Resolved, ...]:
+    found: dict[tuple[str, str, str], Resolved] = {}
+    for (suite, _, arm, *_), *rows in shared:
+        one, other = (parse(row["resolved"]) for row in rows)
+        for name in sorted({**one, **other}.keys() - _RESULTS):
+            before, after = one.get(name), other.get(name)
+            if before != after:
+                known = found.get((suite, arm, name)) or Resolved(suite, arm, name, before, after, 0)
+                found[suite, arm, name] = replace(known, cases=known.cases + 1)
+    return tuple(found.values())
+
+
+def _figures(before: pd.DataFrame, after: pd.DataFrame) -> Iterator[tuple[str, str, str, str, float, float]]:
+    values = []
+    for frame in (before, after):
+        own = frame[~frame["metric"].isin(TIMES) & (frame["status"] == "ok") & (frame["part"] == "")]
+        own = own[own["better"] != "none"]
+        values.append({(r["suite"], r["case_id"], r["arm"], r["metric"]): r["value"] for r in rows_of(own)})
+    for key, one in values[0].items():
+        other = values[1].get(key)
+        if other is not None and abs(one - other) > 0.01 * max(abs(one), abs(other)):
+            yield (*key, one, other)
+
+
+def as_dict(found: Changes) -> dict[str, Any]:
+    """Plain values."""
+    return asdict(found) | {"caution": CPU_CAUTION if found.cpu else "", "policy": POLICY}
+
+
+def show(found: Changes, runs: Sequence[str], where: Console) -> None:
+    """What changed first, then times by how far they moved, then where the time went."""
+    say(where, f"{runs[0]} -> {runs[1]}", "bold")
+    if {"gpu", "device"} & found.environment.keys():
+        say(where, "another device: times differ for that reason; compare speedups within each run", "yellow")
+    if found.cpu:
+        say(where, CPU_CAUTION, "yellow")
+    for made in _tables(found):
+        if made.row_count:
+            where.print(made)
+    for name, keys in (("only in the first", found.only_before), ("only in the second", found.only_after)):
+        if keys:
+            say(where, f"{name}: {some(['/'.join(key) for key in keys], _MOST, ', ')}")
+    for suite, case, arm, reason in found.broken[:_MOST]:
+        say(where, f"had a time and has none: {suite}/{case}/{arm}: {reason}", "red")
+    counts = Counter(t.verdict for t in found.times)
+    summary = ", ".join(f"{counts[v]} {v}" for v in (*_STYLES, "same", "unclear") if counts[v])
+    say(where, summary or "no time in common", "bold")
+    if summary:
+        say(where, POLICY)
+
+
+def _tables(found: Changes) -> Iterator[Table]:
+    made = table("set-up", "field", "before", "after")
+    for name, (one, other) in found.environment.items():
+        row(made, name, _value(one), _value(other))
+    yield made
+    made = table("what ran", "arm", "field", "before", "after", "cases")
+    for r in found.resolved[:_MOST]:
+        row(made, f"{r.suite}/{r.arm}", r.field, _value(r.before), _value(r.after), str(r.cases))
+    yield made
+    moved = [t for t in found.times if t.verdict in _STYLES]
+    those = "times, by how far they moved (ms)"
+    if len(moved) > _MOST:
+        those = f"times, the {_MOST} of {len(moved)} that moved most (ms)"
+    made = table(those, "case", "arm", ">before", ">after", ">ratio", "", "why")
+    constant = constant_axes(t.axes for t in found.times)
+    for t in sorted(moved, key=lambda t: -abs(math.log(t.ratio)))[:_MOST]:
+        arm = t.arm if t.metric == "time_ms" else f"{t.arm} {t.metric}"
+        ratio = f"{t.ratio:.3f} ({t.low:.2f}-{t.high:.2f})"
+        cells = number(1e3 * t.before, 4), number(1e3 * t.after, 4), ratio, t.verdict, t.cause
+        row(made, case_label(axes_of(t.axes), constant), arm, *cells, style=_STYLES[t.verdict])
+    if causes := dict.fromkeys(t.cause for t in moved if t.cause):
+        made.caption = Text("; ".join(f"{cause}: {CAUSES[cause]}" for cause in causes))
+    yield made
+    made = table(
+        "where a profiled step's time went (ms)", "case", "arm", "kernels", ">before", ">after", ">change"
+    )
+    for p in sorted(found.parts, key=lambda p: -abs(p.after - p.before))[:_MOST]:
+        if p.before != p.after:
+            row(
+                made,
+                p.case_id,
+                p.arm,
+                p.part,
+                number(p.before),
+                number(p.after),
+                f"{p.after - p.before:+.3g}",
+            )
+    yield made
+    made = table("other figures that differ by more than 1 %", "case", "arm", "metric", ">before", ">after")
+    ranked = sorted(found.figures, key=lambda f: -abs(f[5] - f[4]) / max(abs(f[4]), abs(f[5])))
+    for suite, case, arm, metric, before, after in ranked[:_MOST]:
+        row(made, f"{suite}/{case}", arm, metric, number(before, 4), number(after, 4))
+    yield made
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
