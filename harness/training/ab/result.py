@@ -200,7 +200,7 @@ class TrialResult:
 
     @property
     def mfu(self) -> dict[str, mfu.Utilization]:
-        """Of the median steps of bf16 and of each FP8 arm, where they have times and FLOPs."""
+        """How well the median steps of bf16 and of each FP8 arm use the GPU, where they have times and FLOPs."""
         return {
             arm: mfu.utilization(flops, self.median_ms(arm) / 1e3, self.peaks, tokens=self.tokens)
             for arm, flops in self.flops.items()
