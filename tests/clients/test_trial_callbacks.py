@@ -104,7 +104,7 @@ def test_trainer_counts_a_step_by_its_optimizer(microbatches: int, stops: bool, 
         trainer.train()
     result = answered(trial)
     assert not any(r.faults for r in result.rounds)
-    assert trial._extent.calls == microbatches
+    assert trial._steps.expected.calls == microbatches
     assert trainer.state.global_step == (STEPS if stops else 60)
 
 
@@ -152,8 +152,8 @@ def test_lightning_counts_a_step_by_its_optimizer(microbatches: int, stops: bool
     trainer = fit(task, ab.lightning_callback(trial, stop_when_done=stops), microbatches)
     result = answered(trial)
     assert not any(r.faults for r in result.rounds)
-    assert trial._extent.shapes == ((16, 32),) * microbatches
-    assert trial._extent.updates == 1
+    assert trial._steps.expected.shapes == ((16, 32),) * microbatches
+    assert trial._steps.expected.updates == 1
     assert all(r.losses["fp8"] for r in result.rounds)
     assert trainer.global_step == (STEPS if stops else 60)
 
@@ -203,8 +203,8 @@ def test_accelerate_counts_a_step_by_its_optimizer(microbatches: int, by: str) -
                 optimizer.zero_grad()
     result = answered(trial)
     assert not any(r.faults for r in result.rounds)
-    assert trial._extent.calls == microbatches
-    assert trial._extent.updates == 1
+    assert trial._steps.expected.calls == microbatches
+    assert trial._steps.expected.updates == 1
 
 
 @pytest.mark.parametrize("at", [6, 12, 30])

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fp8core.arguments import check_type
 from harness.store.errors import UsageError
-from harness.training.ab.hooked import UnfinishedStepError
-from harness.training.ab.trial import Trial
+from harness.training.ab.trial import Trial, UnfinishedStepError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,22 +39,20 @@ def hugging_face_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
         UsageError: transformers is not installed.
         TypeError: the trial is none.
     """
-    check_type("trial", trial, Trial, "ab.hugging_face_callback(ab.Trial(model))")
-    base: Any = _imported("transformers").TrainerCallback
+    base: Any = _library(trial, "hugging_face_callback", "transformers").TrainerCallback
 
     class TrialCallback(base):
         """Hooks of `Trainer`: `on_step_begin` comes before the first microbatch, `on_step_end` after the optimizer."""
 
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
             trial.begin_step()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
             trial.end_step()
-            if stop_when_done and trial.done:
-                control.should_training_stop = True
+            control.should_training_stop |= stop_when_done and trial.done
             return control
 
-        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        def on_train_end(self, *_: Any, **__: Any) -> None:
             trial.close()
 
     return TrialCallback()
@@ -78,8 +75,7 @@ def lightning_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
         UsageError: lightning is not installed.
         TypeError: the trial is none.
     """
-    check_type("trial", trial, Trial, "ab.lightning_callback(ab.Trial(model))")
-    base: Any = _imported("lightning").Callback
+    base: Any = _library(trial, "lightning_callback", "lightning").Callback
 
     class TrialCallback(base):
         """Hooks of Lightning's `Trainer`; its `global_step` counts steps of optimizers."""
@@ -88,14 +84,11 @@ def lightning_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
             if not trial.in_hooked_step:
                 self.updates = trainer.global_step
                 trial.begin_step()
-            if (
-                trial.model is pl_module
-            ):  # Lightning calls training_step, not the module, so no forward pass is seen
+            # Lightning calls training_step, not the module, so no forward pass is seen
+            if trial.model is pl_module:
                 trial.add_batch(batch)
 
-        def on_train_batch_end(
-            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-        ) -> None:
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if trial.in_hooked_step and isinstance(loss, Tensor) and loss.numel() == 1:
                 trial.loss(loss)
@@ -104,10 +97,10 @@ def lightning_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
             if stop_when_done and trial.done:
                 trainer.should_stop = True
 
-        def on_train_epoch_end(self, *args: Any) -> None:
+        def on_train_epoch_end(self, *_: Any) -> None:
             trial.end_step(UnfinishedStepError("left before its end: the epoch ended"))
 
-        def on_train_end(self, *args: Any) -> None:
+        def on_train_end(self, *_: Any) -> None:
             trial.close()
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -154,8 +147,9 @@ def accumulate(trial: Trial, accelerator: Any, *models: Any) -> Iterator[None]:
         trial.end_step()
 
 
-def _imported(library: str) -> Any:
+def _library(trial: object, adapter: str, name: str) -> Any:
+    check_type("trial", trial, Trial, f"ab.{adapter}(ab.Trial(model))")
     try:
-        return importlib.import_module(library)
+        return importlib.import_module(name)
     except ImportError:
-        raise UsageError(f"{library} is not installed; pip install 'fp8-harness[clients]'") from None
+        raise UsageError(f"{name} is not installed; pip install 'fp8-harness[clients]'") from None

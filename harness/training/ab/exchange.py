@@ -10,16 +10,15 @@ import itertools
 import json
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _TRIALS = itertools.count()
 _SLICE_S = 1.0  # between looks at what ranks that ended have told
-
-
-class SilentRankError(RuntimeError):
-    """A rank did not answer; the message names it."""
 
 
 class Exchange:
@@ -28,45 +27,53 @@ class Exchange:
     def __init__(self, timeout_s: float) -> None:
         self.rank, self.size, self.timeout_s = 0, 1, timeout_s
         self._store: Any = None
-        self._turn = itertools.count()
+        self._calls = itertools.count()
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self._store = dist.distributed_c10d._get_default_store()
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self._prefix = f"harness/ab/{next(_TRIALS)}"
 
-    def all_of(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """The messages of all ranks in order; every rank must call it equally often.
+    def all_of(self, mine: Any) -> tuple[list[Any], str]:
+        """The messages of all ranks in order, and why there are none, "" if there are; all ranks must ask equally often.
 
         Args:
-            mine: JSON values.
-
-        Raises:
-            SilentRankError: on every rank that still answers.
+            mine: a JSON value.
         """
         if self._store is None:
-            return [mine]
-        key = f"{self._prefix}/{next(self._turn)}"
+            return [mine], ""
+        key = f"{self._prefix}/{next(self._calls)}"
         self._store.set(f"{key}/{self.rank}", json.dumps(mine))
         if self.rank == 0:
-            gathered: list[dict[str, Any]] = []
-            silent: list[int] = []
+            texts: list[str | None] = []
             for rank in range(self.size):
-                text = self._get(f"{key}/{rank}", self.timeout_s if not silent else 0.1)
-                gathered.append(json.loads(text) if text is not None else {})
-                if text is None:
-                    silent.append(rank)
-            self._store.set(f"{key}/all", json.dumps({"messages": gathered, "silent": silent}))
-        # Rank 0 may wait for its whole time before it answers
-        text = self._get(f"{key}/all", 2 * self.timeout_s)
-        answer = json.loads(text) if text is not None else {"silent": [0], "messages": []}
-        if answer["silent"] and (told := self.fault_of_others()):
-            raise SilentRankError(told)
-        if answer["silent"]:
-            names = ", ".join(map(str, answer["silent"]))
-            raise SilentRankError(
-                f"rank {names} did not answer within {self.timeout_s:g} s: all ranks must take the same steps through the trial"
-            )
-        return list(answer["messages"])
+                texts.append(self._get(f"{key}/{rank}", 0.1 if None in texts else self.timeout_s))
+            self._store.set(f"{key}/all", json.dumps(texts))
+        # Rank 0 may wait for its whole time before it answers; where it does not, it is the silent one
+        told = json.loads(self._get(f"{key}/all", 2 * self.timeout_s) or "[null]")
+        if None not in told:
+            return [json.loads(text) for text in told], ""
+        silent = ", ".join(str(rank) for rank, text in enumerate(told) if text is None)
+        return [], self.fault_of_others() or (
+            f"rank {silent} did not answer within {self.timeout_s:g} s: all ranks must take the same steps through the trial"
+        )
+
+    def disagreement(self, mine: Mapping[str, Any]) -> str:
+        """Why the ranks are not in one trial; "" if they are. All ranks must ask, before their first step.
+
+        Ranks that were given other trials would switch at other steps: collectives could hang, and times prove nothing.
+
+        Args:
+            mine: what all must have been given alike, as JSON values by the name that a difference is told with.
+        """
+        messages, problem = self.all_of(mine)
+        for rank, theirs in enumerate(messages):
+            differ = [name for name in mine if theirs[name] != messages[0][name]]
+            if differ:
+                has, ours = (
+                    ", ".join(f"{name}={of[name]!r}" for name in differ) for of in (theirs, messages[0])
+                )
+                return f"the ranks are not in one trial: rank {rank} has {has}, rank 0 {ours}"
+        return problem
 
     def raised(self, what: str) -> None:
         """Tells all ranks at once that this one has ended."""

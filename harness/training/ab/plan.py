@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 BASE, AGAIN, FP8 = "base", "base:again", "fp8"
 GATHER = "fp8:gather"  # FP8 whose weights FSDP2 gathers as codes, where `FP8` gathers them in high precision
+FP8_ARMS = (FP8, GATHER)
 ARMS = (BASE, AGAIN, FP8)
 WITH_GATHER = (*ARMS, GATHER)
 # What a step is for: `warm` and `lead` are not timed; `compare` and `count` are the two steps of the proof; `none` counts
 # the FP8 GEMMs of a bf16 step, of which there must be none.
 Purpose = Literal["warm", "compare", "count", "none", "lead", "timed"]
-_COMPILING = 2  # untimed steps in each precision before the first block: the first compiles, the second shows that it is done
+# Each precision runs two untimed steps before it is looked at: the first compiles, the second shows that it is done
+_BF16: tuple[Purpose, ...] = ("warm", "warm", "none")
+_FP8: tuple[Purpose, ...] = ("warm", "warm", "compare", "count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +33,16 @@ class Turn:
         arm: one of `WITH_GATHER`.
         purpose: see `Purpose`.
         round: of the block; -1 before the first.
-        closes: it is the last step of a round.
     """
 
     arm: str
     purpose: Purpose
     round: int = -1
-    closes: bool = False
 
     @property
     def is_fp8(self) -> bool:
         """Whether the step runs in FP8."""
-        return self.arm in (FP8, GATHER)
+        return self.arm in FP8_ARMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,10 @@ class Plan:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"{name}={value!r}: expected an integer of at least {least}")
         if self.rounds < MIN_ROUNDS:
-            least = self.before + MIN_ROUNDS * self.per_round
+            before, each = len(self.preparation), self.per_round
             raise UsageError(
-                f"steps={self.steps}: an interval needs {MIN_ROUNDS} rounds of {self.per_round} steps after {self.before} "
-                f"that warm up and prove; give steps={least} or more, about steps={self.before + 12 * self.per_round} for "
-                "a narrow one"
+                f"steps={self.steps}: an interval needs {MIN_ROUNDS} rounds of {each} steps after {before} that warm up and "
+                f"prove; give steps={before + MIN_ROUNDS * each} or more, about steps={before + 12 * each} for a narrow one"
             )
 
     @property
@@ -84,34 +84,27 @@ class Plan:
         return len(self.arms) * (self.block + self.lead)
 
     @property
-    def before(self) -> int:
-        """Steps before the first block."""
-        return len(self.preparation)
-
-    @property
-    def preparation(self) -> tuple[Turn, ...]:
+    def preparation(self) -> list[Turn]:
         """The steps before the first block: each precision warms up, then is proved."""
-        before = [Turn(BASE, "warm")] * _COMPILING + [Turn(BASE, "none")]
-        for arm in self.arms:
-            if Turn(arm, "warm").is_fp8:
-                before += [Turn(arm, "warm")] * _COMPILING + [Turn(arm, "compare"), Turn(arm, "count")]
-        return tuple(before)
+        return [
+            Turn(arm, purpose)
+            for arm in self.arms
+            if arm != AGAIN
+            for purpose in (_BF16 if arm == BASE else _FP8)
+        ]
 
     @property
     def rounds(self) -> int:
         """Whole rounds that fit."""
-        return (self.steps - self.before) // self.per_round
+        return (self.steps - len(self.preparation)) // self.per_round
 
     def turns(self) -> Iterator[Turn]:
         """What each step is for, in order."""
         yield from self.preparation
         for index in range(self.rounds):
-            arms = self.order(index)
-            for arm in arms:
-                for _ in range(self.lead):
-                    yield Turn(arm, "lead", index)
-                for i in range(self.block):
-                    yield Turn(arm, "timed", index, closes=arm == arms[-1] and i == self.block - 1)
+            for arm in self.order(index):
+                yield from [Turn(arm, "lead", index)] * self.lead
+                yield from [Turn(arm, "timed", index)] * self.block
 
     def order(self, index: int) -> tuple[str, ...]:
         """The arms of a round, in an order drawn for it alone."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch._C._autograd import _profiler_enabled
 
+from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
+from fp8core.dtensors import is_dtensor
 from fp8core.verify import StepProof
-from fp8core.watching import profiling
+from fp8core.watching import count_fp8_gemms
+from harness.store.compare import FP8_DTYPES
 from harness.store.errors import UsageError
-from harness.training.ab.exchange import SilentRankError
-from harness.training.ab.plan import FP8, GATHER
+from harness.training.ab.plan import BASE, FP8, GATHER
+from harness.training.ab.waits import profiled
+from harness.training.models.tokens import common_rows
+from harness.training.steps import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,15 +27,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fp8core.verify import Proof
-    from harness.training.ab.exchange import Exchange
     from harness.training.ab.plan import Turn
-    from harness.training.ab.seen import Extent
+    from harness.training.ab.result import TrialResult
     from harness.training.ab.switch import Switch
-
-
-def is_profiled() -> bool:
-    """Whether a profiler of the user's own is active, which another one would end."""
-    return _profiler_enabled()
 
 
 def refuse_a_profiler() -> None:
@@ -36,7 +38,7 @@ def refuse_a_profiler() -> None:
     Raises:
         UsageError: one is active.
     """
-    if is_profiled():
+    if _profiler_enabled():
         raise UsageError(
             "a profiler is active, and the trial, which profiles steps of its own, would end it: profile before "
             "the trial's first step or once trial.done"
@@ -47,28 +49,18 @@ class Proving:
     """Proofs of the FP8 arms, each from two steps of the loop.
 
     Attributes:
-        lines: of the proofs, by arm.
         stray: FP8 that ran in a bf16 step, or layers that were in another precision than that of the step; "" for none.
-        proved: all that a trial asks for, on every rank.
 
     Args:
-        model: that the loop trains.
-        switch: of its layers.
-        gather: FSDP2 must gather FP8 codes in the last FP8 arm.
-        both: and none in the first.
+        switch: of the layers of the model that the loop trains.
+        gather: True: FSDP2 must gather FP8 codes. "both": in the last FP8 arm, and none in the first.
         rank_timeout_s: how long ranks wait for each other.
     """
 
-    def __init__(
-        self, model: nn.Module, switch: Switch, *, gather: bool, both: bool, rank_timeout_s: float
-    ) -> None:
-        self._model, self._switch, self._rank_timeout_s = model, switch, rank_timeout_s
-        self._demands = {FP8: gather and not both, GATHER: True}
-        self._both = both
-        self._under_way: StepProof | None = None
+    def __init__(self, switch: Switch, gather: bool | str, rank_timeout_s: float) -> None:
+        self._switch, self._gather, self._rank_timeout_s = switch, gather, rank_timeout_s
         self._codes = 0  # bytes that the last proof's step gathered
-        self.lines: dict[str, str] = {}
-        self.stray, self.proved = "", False
+        self.stray = ""
 
     @contextmanager
     def around(self, turn: Turn, *, on_gpu: bool) -> Iterator[None]:
@@ -77,62 +69,77 @@ class Proving:
         Raises:
             UsageError: a profiler of the user's own is active by now.
         """
-        if turn.purpose in ("compare", "count", "none"):
-            refuse_a_profiler()
+        if turn.purpose not in ("compare", "count", "none"):
+            yield
+            return
+        refuse_a_profiler()
+        if turn.purpose == "none":
+            with profiled(on_gpu) as events:
+                yield
+            if counted := count_fp8_gemms(events):
+                self.stray = f"{counted} FP8 GEMMs ran in a step that was to be bf16"
+            return
         if turn.purpose == "compare":
-            self._under_way = StepProof(
-                self._model, recipe=self._switch.recipe(turn.arm), fp8_all_gather=self._demands[turn.arm]
+            self._step_proof = StepProof(
+                self._switch.model,
+                recipe=self._switch.recipe(turn.arm),
+                fp8_all_gather=self._gather is True or turn.arm == GATHER,
             )
-        if turn.purpose in ("compare", "count"):
-            assert self._under_way is not None
-            with self._under_way.step():
-                yield
-        elif turn.purpose == "none":
-            with profiling(on_gpu) as seen:
-                yield
-            if seen.counted:
-                self.stray = f"{seen.counted} FP8 GEMMs ran in a step that was to be bf16"
-        else:
+        with self._step_proof.step():
             yield
 
-    def conclude(self, arm: str) -> tuple[Proof, str]:
-        """The proof of an arm, and why it is none ("" if it is); all ranks must ask."""
-        assert self._under_way is not None
-        proof = self._under_way.conclude(rank_timeout_s=self._rank_timeout_s)
-        self.lines[arm] = proof.line
-        if not proof.ok:  # on every rank: verdicts are shared
-            return proof, f"FP8 is not proved: {proof.line}"
-        if self._both:
-            self.stray = self.stray or self._mixed(arm, proof)
-        return proof, ""
-
-    def agree(self, exchange: Exchange, extent: Extent) -> str:
-        """Why the proofs of all ranks together prove nothing; "" where they do. All ranks must ask.
+    def conclude(self, arm: str, found: TrialResult) -> TrialResult:
+        """The record with what the proof of an arm says; all ranks must ask.
 
         Args:
-            exchange: among the ranks.
-            extent: what this rank's step trained on.
+            arm: whose two steps were seen.
+            found: of the arms before.
         """
-        try:
-            messages = exchange.all_of({"stray": self.stray, "extent": str(extent)})
-        except SilentRankError as error:
-            return str(error)
-        strays = [f"rank {rank}: {m['stray']}" for rank, m in enumerate(messages) if m["stray"]]
-        extents = sorted({m["extent"] for m in messages})
-        if strays:
-            return "; ".join(strays) if len(messages) > 1 else self.stray
-        if len(extents) > 1:
-            return f"ranks train on other batches: {'; '.join(extents)}"
-        self.proved = True
-        return ""
+        proof = self._step_proof.conclude(rank_timeout_s=self._rank_timeout_s)
+        if proof.ok and self._gather == "both":
+            self._hold_apart(arm, proof)
+        fp8 = proof.matmuls.by_dtype()
+        high = {dtype: n for dtype, n in fp8.items() if dtype not in (*FP8_DTYPES, "emulated")}
+        # What FP8 multiplies, bf16 multiplies in the dtype of the other products of the step
+        main = max(high, key=lambda dtype: high[dtype], default="unknown")
+        high[main] = high.get(main, 0.0) + sum(n for dtype, n in fp8.items() if dtype not in high)
+        device = next(self._switch.model.parameters()).device
+        if device.type == "cuda":
+            gpu = torch.cuda.get_device_properties(device)
+            found = replace(found, gpu=(gpu.name, gpu.total_memory / 2**30))
+        return replace(
+            found,
+            proof=proof.line if arm == FP8 else found.proof,
+            gather_proof=proof.line if arm == GATHER else "",
+            # Verdicts are shared: no proof on one rank is none on every rank
+            problem="" if proof.ok else f"FP8 is not proved: {proof.line}",
+            tokens=_tokens(proof, self._switch.model),
+            flops={**found.flops, BASE: high, arm: fp8},
+            facts={**found.facts, arm: facts_of(proof)},
+        )
 
-    def _mixed(self, arm: str, proof: Proof) -> str:
-        """Why the two FP8 arms do not differ in what FSDP2 gathers; "" if they do."""
+    def _hold_apart(self, arm: str, proof: Proof) -> None:
+        """The two FP8 arms must differ in what FSDP2 gathers."""
         codes, before = proof.all_gathers.get("uint8", 0), self._codes
         self._codes = codes  # activations of sequence parallelism may be among them, in both arms
         named = [layer.fqn for layer in proof.layers if layer.all_gather == "fp8"]
         if arm == FP8 and named:
-            return f"{named[0]} was gathered in FP8 in the arm of the high-precision all-gather ({len(named)} in all)"
-        if arm == GATHER and codes <= before:
-            return f"{codes} bytes of codes were gathered in the arm with FP8 all-gather, {before} in that without"
-        return ""
+            self.stray = f"{named[0]} was gathered in FP8 in the arm of the high-precision all-gather ({len(named)} in all)"
+        elif arm == GATHER and codes <= before:
+            self.stray = f"{codes} bytes of codes were gathered in the arm with FP8 all-gather, {before} in that without"
+
+
+def _tokens(proof: Proof, model: nn.Module) -> float | None:
+    """Rows of the layers that do most of the work; None where weights are cut by columns or rows."""
+    weights = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
+    cut = [p for p in weights.values() if is_dtensor(p)]
+    if cut and (
+        not is_sharded_by_fsdp(model) or any(sum(q.is_shard() for q in p.placements) > 1 for p in cut)
+    ):
+        return None
+    rows: defaultdict[str, float] = defaultdict(float)
+    for product in proof.matmuls.matmuls:
+        name = product.owner.replace("_orig_mod.", "")
+        if product.phase == "forward" and product.role == "weight" and name in weights:
+            rows[name] += product.flops / (2 * weights[name].numel())
+    return float(common_rows((round(n), weights[name].numel()) for name, n in rows.items())) or None

@@ -1,24 +1,41 @@
-"""TrialResult: what a trial found, as data and in words. Pure functions of the rounds; no torch."""
+"""TrialResult: what a trial found, the one record of which its words and its rows are views. Pure functions of the rounds."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import jinja2
+
+from harness.machine import hardware, mfu
 from harness.store import effect
 from harness.store.compare import TIE
 from harness.store.stats import t_interval
-from harness.training.ab import words
-from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, WITH_GATHER
+from harness.training.ab import waits
+from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.store.effect import Effect
 
+    ByArm = Mapping[str, tuple[float, ...]]
+
 Decision = Literal["on", "off", "cannot tell"]
+OF_RANKS = ("times_ms", "own_ms", "gaps_ms")
+# How what all ranks have seen of a step becomes one number
+_JOIN: dict[str, Callable[[list[float]], float]] = {
+    "times_ms": max,
+    "gaps_ms": max,
+    "losses": statistics.fmean,
+    "peak_bytes": max,
+    "joules": statistics.fmean,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +45,23 @@ class Round:
     Attributes:
         times_ms: of each arm the timed steps; of each step the slowest rank's.
         gaps_ms: of each arm the time between its steps, the longest of all ranks.
-        losses: of each arm the mean over ranks of each step's loss; empty where none was seen.
+        losses: of each arm the mean over ranks of each step's loss, where all saw one.
         faults: arm -> why its block counts for nothing.
+        peak_bytes: of each arm the most memory of any rank in each timed step, where the device tells.
+        joules: of each arm whose block every rank could read those of a step with what runs between steps, a mean of all
+            ranks' boards.
+        of_ranks: "times_ms", "gaps_ms", "own_ms" (a rank's own part of profiled steps) -> of each rank a median, of the
+            blocks that count; without what some rank has not seen.
     """
 
     index: int
-    times_ms: Mapping[str, tuple[float, ...]]
-    gaps_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    times_ms: ByArm
+    gaps_ms: ByArm = field(default_factory=dict)
+    losses: ByArm = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
+    peak_bytes: ByArm = field(default_factory=dict)
+    joules: ByArm = field(default_factory=dict)
+    of_ranks: ByArm = field(default_factory=dict)
 
     def has(self, *arms: str) -> bool:
         """Whether the blocks of these arms count."""
@@ -62,15 +87,13 @@ class TrialResult:
         gather_proof: that of the arm with FP8 all-gather, where it is an arm of its own.
         proved: FP8 was proved on every rank, and bf16 steps ran none.
         problem: why the trial gives no answer at all; "" if it may.
-        tokens: of a step of one rank; None where that is not known.
+        tokens: rows of a step that the Linear layers of one rank multiply; None where they are not known, as under tensor
+            parallelism.
         under_way: rounds are still to come; nothing is decided before.
-        flops: of the model in a step of one rank, by the dtype that each product ran in, for "base" and each FP8 arm.
-        peak_bytes: most memory of a timed step, by arm; empty where the device keeps none.
-        joules: (round, joules of a step with what runs between steps, a mean of all ranks' boards) of each block, by arm;
-            empty where none was measured.
+        flops: of the model in a step of one rank by dtype, for "base" and each FP8 arm, counted once on a real batch; what
+            bf16 steps multiply the FP8 products in is "unknown" where the step had no other product.
         unmetered: why no energy was measured, where none was.
         gpu: name and memory in GiB of the GPU; None on another device.
-        slow_rank: "rank 1 takes about 21 % longer ..."; "" if none stands out.
         steps_run: steps taken in FP8 and in bf16, warm-up included.
         ends_in: precision in which the model was left.
         restored: names of what was put back; None where nothing was asked for or it is not put back.
@@ -82,8 +105,8 @@ class TrialResult:
 
     recipe: str
     device: str
-    rounds: tuple[Round, ...]
-    method: str
+    rounds: tuple[Round, ...] = ()
+    method: str = ""
     ranks: int = 1
     arms: tuple[str, ...] = ARMS
     proof: str = ""
@@ -93,11 +116,8 @@ class TrialResult:
     tokens: float | None = None
     under_way: bool = False
     flops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    joules: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     unmetered: str = ""
     gpu: tuple[str, float] | None = None
-    slow_rank: str = ""
     steps_run: tuple[int, int] = (0, 0)
     ends_in: str = "bf16"
     restored: tuple[str, ...] | None = None
@@ -114,13 +134,15 @@ class TrialResult:
         return f"FP8 is not proved: {self.proof or 'the steps of the proof were not reached'}"
 
     @property
+    def control(self) -> Effect:
+        """The A/A control: bf16 against bf16."""
+        return effect.paired([r.log_ratio(BASE, AGAIN) for r in self.rounds if r.has(BASE, AGAIN)])
+
+    @property
     def floor(self) -> float:
         """A/A noise floor: how far two blocks in bf16 may seem apart, as a ratio >= 1; NaN below the least rounds."""
-        logs = [r.log_ratio(BASE, AGAIN) for r in self.rounds if r.has(BASE, AGAIN)]
-        control = effect.paired(logs)
-        if not control.has_interval:
-            return math.nan
-        return math.exp(max(abs(control.log_low), abs(control.log_high)))
+        found = self.control
+        return math.exp(max(abs(found.log_low), abs(found.log_high))) if found.has_interval else math.nan
 
     @property
     def effect(self) -> Effect:
@@ -132,33 +154,65 @@ class TrialResult:
         logs = [-r.log_ratio(arm, other) for r in self.rounds if r.has(arm, other)]
         return effect.paired(logs, self.floor)
 
-    @property
-    def control(self) -> Effect:
-        """The A/A control: bf16 against bf16."""
-        return effect.paired([r.log_ratio(BASE, AGAIN) for r in self.rounds if r.has(BASE, AGAIN)])
+    def seen(self, name: str, *arms: str) -> list[tuple[int, float]]:
+        """(round, value) of what the blocks of these arms that count have under a name of `Round`'s."""
+        return [
+            (r.index, value)
+            for r in self.rounds
+            for arm in arms
+            if r.has(arm)
+            for value in getattr(r, name).get(arm, ())
+        ]
 
     def median_ms(self, arm: str) -> float:
         """Median step of an arm; NaN without one."""
-        times = [t for r in self.rounds if r.has(arm) for t in r.times_ms[arm]]
-        return statistics.median(times) if times else math.nan
+        return _median(self.seen("times_ms", arm))
 
     @property
     def gap_ms(self) -> float:
         """Median time between steps: data loader and whatever else runs outside of `step()`; NaN without one."""
-        gaps = [g for r in self.rounds for arm in self.arms if r.has(arm) for g in r.gaps_ms.get(arm, ())]
-        return statistics.median(gaps) if gaps else math.nan
+        return _median(self.seen("gaps_ms", *self.arms))
+
+    @property
+    def peak_bytes(self) -> dict[str, float]:
+        """Most memory of a timed step of any rank, by arm; empty where the device keeps none."""
+        return {
+            arm: max(peak for _, peak in seen) for arm in self.arms if (seen := self.seen("peak_bytes", arm))
+        }
+
+    @property
+    def joules(self) -> dict[str, tuple[tuple[int, float], ...]]:
+        """(round, joules of a step with what runs between steps) of each block that was read, by arm; empty without any."""
+        return {arm: tuple(seen) for arm in self.arms if (seen := self.seen("joules", arm))}
+
+    @property
+    def slow_rank(self) -> str:
+        """The rank that the others wait for: "rank 1 takes about 21 % longer ..."; "" if none stands out."""
+        steps, own, gaps = (
+            [r.of_ranks[name] for r in self.rounds if name in r.of_ranks] for name in OF_RANKS
+        )
+        return waits.slow_rank(steps, own, gaps)
+
+    @property
+    def peaks(self) -> hardware.Device | None:
+        """The GPU in the table of peaks; None where it is not in it."""
+        return hardware.lookup(*self.gpu) if self.gpu else None
+
+    @property
+    def mfu(self) -> dict[str, mfu.Utilization]:
+        """How well the median steps of bf16 and of each FP8 arm use the GPU, where they have times and FLOPs."""
+        return {
+            arm: mfu.utilization(flops, self.median_ms(arm) / 1e3, self.peaks, tokens=self.tokens)
+            for arm, flops in self.flops.items()
+            if flops and self.median_ms(arm) > 0
+        }
 
     @property
     def loss_gap(self) -> tuple[float, float, float] | None:
         """Relative loss gap of FP8's blocks, mean and 95 % interval over rounds; None where no loss was seen."""
-        gaps = [
-            statistics.fmean(r.losses[FP8]) / statistics.fmean(r.losses[BASE]) - 1
-            for r in self.rounds
-            if r.has(BASE, FP8)
-            and r.losses.get(FP8)
-            and r.losses.get(BASE)
-            and statistics.fmean(r.losses[BASE])
-        ]
+        losses = [[r.losses.get(arm) for arm in (FP8, BASE)] for r in self.rounds if r.has(FP8, BASE)]
+        means = [[statistics.fmean(of_arm) for of_arm in each if of_arm] for each in losses]
+        gaps = [each[0] / each[1] - 1 for each in means if len(each) == 2 and each[1]]
         if len(gaps) < effect.MIN_ROUNDS or not all(map(math.isfinite, gaps)):
             return None
         return (statistics.fmean(gaps), *t_interval(gaps))
@@ -171,18 +225,15 @@ class TrialResult:
     def doubt_of(self, arm: str, other: str) -> str:
         """Why nothing can be decided of an arm against another; "" where the times decide."""
         found = self.between(arm, other)
-        if self.problem:
-            return self.problem
-        if self.under_way:
+        if self.under_way and not self.problem:
             return (
                 "the trial is under way; on several ranks call trial.close() on all of them to end it early"
             )
         if self.refused:
             return self.refused
         if not found.has_interval:
-            faults = {fault for r in self.rounds for fault in r.faults.values()}
-            why = f" ({'; '.join(sorted(faults))})" if faults else ""
-            return f"{found.rounds} rounds count{why}; an interval needs {effect.MIN_ROUNDS}"
+            faults = "; ".join(sorted({fault for r in self.rounds for fault in r.faults.values()}))
+            return f"{found.rounds} rounds count{faults and f' ({faults})'}; an interval needs {effect.MIN_ROUNDS}"
         if self.device != "cuda":
             return f"a {self.device} multiplies FP8 codes in float32: its times say nothing of a GPU's"
         if math.isnan(self.floor):
@@ -208,25 +259,42 @@ class TrialResult:
 
     def lines(self) -> list[str]:
         """The answer, in at most 20 lines."""
-        return words.lines(self)
+        shown = {arm: self.median_ms(arm) for arm in self.arms if arm != AGAIN}
+        text = _template().render(r=self, ms=shown, mean=statistics.fmean)
+        return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
-def merged(index: int, messages: Sequence[Mapping[str, Any]]) -> Round:
-    """One round of all ranks: of each step the slowest rank's time, of each block any rank's fault."""
-    arms = [arm for arm in WITH_GATHER if all(arm in m["times_ms"] for m in messages)]
+def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
+    """One round of all ranks, by their slowest steps.
 
-    def slowest(key: str) -> dict[str, tuple[float, ...]]:
-        return {
-            a: tuple(max(column) for column in zip(*(m[key][a] for m in messages), strict=True)) for a in arms
-        }
-
+    Args:
+        index: of the round.
+        ranks: of each rank what it tells of each of its steps (`watch.Steps.told`).
+    """
+    joined: dict[str, Any] = {name: defaultdict(tuple) for name in _JOIN}
     faults: dict[str, str] = {}
-    for rank, message in enumerate(messages):
-        for arm, why in message["faults"].items():
-            faults.setdefault(arm, f"rank {rank}: {why}" if len(messages) > 1 else why)
-    losses = {
-        a: tuple(statistics.fmean(column) for column in zip(*(m["losses"][a] for m in messages), strict=True))
-        for a in arms
-        if all(len(m["losses"].get(a, ())) == len(m["times_ms"][a]) for m in messages)
-    }
-    return Round(index, slowest("times_ms"), slowest("gaps_ms"), losses, faults)
+    for step in zip(*ranks, strict=True):
+        arm = step[0]["arm"]
+        for name, join in _JOIN.items():
+            values = [of_rank[name] for of_rank in step]
+            if None not in values:
+                joined[name][arm] += (join(values),)
+        for rank, of_rank in enumerate(step):
+            if why := of_rank["faults"]:
+                faults.setdefault(arm, f"rank {rank}: {why}" if len(ranks) > 1 else why)
+    of_ranks = {}
+    for name in OF_RANKS:
+        seen = [[s[name] for s in rank if s["arm"] not in faults and s[name] is not None] for rank in ranks]
+        if all(seen):
+            of_ranks[name] = tuple(map(statistics.median, seen))
+    return Round(index, faults=faults, of_ranks=of_ranks, **{name: dict(joined[name]) for name in _JOIN})
+
+
+def _median(seen: Sequence[tuple[int, float]]) -> float:
+    return statistics.median(value for _, value in seen) if seen else math.nan
+
+
+@cache
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined).get_template("answer.txt.j2")

@@ -14,121 +14,99 @@ from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
-from harness.training.ab.plan import AGAIN, BASE, FP8, GATHER
+from harness.training.ab.plan import AGAIN, BASE, FP8_ARMS, GATHER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from harness.training.ab.plan import Plan
     from harness.training.ab.result import TrialResult
 
 SUITE = "ab"
 
 
-def measurements(result: TrialResult, plan: Plan, model: str) -> list[Measurement]:
-    """One row an arm: its timed steps with their rounds, or why there are none."""
-    case = Case.of(
-        SUITE,
-        {
-            "model": model,
-            "recipe": result.recipe,
-            "block": plan.block,
-            "lead": plan.lead,
-            "ranks": result.ranks,
-        },
-        plan.seed,
-    )
-    out = []
+def measurements(result: TrialResult, plan: Plan, model: str) -> Iterator[Measurement]:
+    """One row an arm: its timed steps with their rounds, or why there are none; then its energy, likewise."""
+    steps = {"block": plan.block, "lead": plan.lead, "ranks": result.ranks}
+    case = Case.of(SUITE, {"model": model, "recipe": result.recipe, **steps}, plan.seed)
+    refused = result.doubt if result.refused else ""
     for arm in result.arms:
-        samples = [(t, r.index) for r in result.rounds if r.has(arm) for t in r.times_ms[arm]]
-        is_fp8 = arm in (FP8, GATHER)
+        is_fp8 = arm in FP8_ARMS
         flops = dict(result.flops.get(arm if is_fp8 else BASE, {}))
         resolved: dict[str, object] = {
             "timed": "one optimizer step of the user's own loop; of several ranks the slowest one's",
             "recipe": result.recipe if is_fp8 else "bf16",
             "fp8_layers": result.layers if is_fp8 else 0,
             "tokens_per_step": result.tokens,
-            # The model's FLOPs; what a loop of the user's own recomputes is not known, so that HFU is not either
-            **({"flops_formula_id": "palm", "checkpointing": "unknown"} if flops else {}),
-            **(result.facts.get(arm, {}) if is_fp8 else {}),
         }
-        if is_fp8 and (extension := RECIPES.owner(result.recipe)) is not None:
-            resolved["extensions"] = {extension.package: extension.version}
-        if GATHER in result.arms and is_fp8:
-            resolved["fp8_all_gather"] = arm == GATHER
-        refused = result.doubt if result.refused else ""
+        if flops:
+            # The model's FLOPs; what a loop of the user's own recomputes is not known, so that HFU is not either
+            resolved |= {"flops_formula_id": "palm", "checkpointing": "unknown"}
+        if is_fp8:
+            resolved |= result.facts.get(arm, {})
+            if (extension := RECIPES.owner(result.recipe)) is not None:
+                resolved["extensions"] = {extension.package: extension.version}
+            if GATHER in result.arms:
+                resolved["fp8_all_gather"] = arm == GATHER
+        named = Arm(
+            result.recipe if is_fp8 else "base", variant="fp8_gather" * (arm == GATHER), control=arm == AGAIN
+        )
+        samples = result.seen("times_ms", arm)
+        reason = refused or ("" if samples else "no block of this arm counts")
+        cause = Cause.RUN if result.proved else Cause.UNPROVEN if is_fp8 else Cause.BASELINE
         row = Measurement(
             suite=SUITE,
             case_id=case.case_id,
-            arm=str(_record(arm, result.recipe)),
-            arm_fields=_record(arm, result.recipe),
+            arm=str(named),
+            arm_fields=named,
             axes=case.axes_json,
             seed=case.seed,
             metric="time_ms",
-            status="ok",
+            status="failed" if reason else "ok",
             baseline="" if arm == BASE else BASE,
             regime="isolated",
             resolved=resolved,
-            samples=tuple(t for t, _ in samples) or (1.0,),
-            rounds=tuple(r for _, r in samples) or (0,),
+            samples=() if reason else tuple(ms for _, ms in samples),
+            rounds=() if reason else tuple(index for index, _ in samples),
+            reason=reason,
+            cause=cause if reason else Cause.NONE,
             flops=flops,
             timing={"method": result.method, "lead_steps": plan.lead, "block_steps": plan.block},
         )
-        if refused or not samples:
-            why = refused or "no block of this arm counts"
-            cause = Cause.RUN if result.proved else Cause.UNPROVEN if is_fp8 else Cause.BASELINE
-            row = replace(row, status="failed", samples=(), rounds=(), reason=why, cause=cause)
-        out.append(row)
-        if row.status == "ok" and arm != AGAIN:
-            out.append(_energy(result, arm, row))
-    return out
-
-
-def _record(arm: str, recipe: str) -> Arm:
-    """An arm of a trial as the store names it."""
-    if arm == GATHER:
-        return Arm(recipe, variant="fp8_gather")
-    return Arm(recipe) if arm == FP8 else Arm("base", control=arm == AGAIN)
+        yield row
+        if not reason and arm != AGAIN:
+            yield _energy(result, arm, row)
 
 
 def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
     """Joules per token of an arm, or why there are none."""
     whole = "whole blocks of the user's own loop: an optimizer step with what runs between steps; mean of all ranks' boards"
-    energy = replace(
-        time,
-        metric="joules_per_token",
-        flops={},
-        baseline="",
-        timing={},
-        resolved={**time.resolved, "timed": whole},
-    )
-    why = "" if result.joules.get(arm) else result.unmetered or "a reading of the counter failed"
-    if not why and not result.tokens:
-        why = f"{statistics.fmean(j for _, j in result.joules[arm]):.4g} J a step, but how many tokens a step has is not known"
-    if why or result.tokens is None:
-        return replace(energy, status="skipped", samples=(), rounds=(), reason=why)
-    rounds, joules = zip(*result.joules[arm], strict=True)
-    return replace(energy, samples=tuple(j / result.tokens for j in joules), rounds=rounds)
+    resolved = {**time.resolved, "timed": whole}
+    row = replace(time, metric="joules_per_token", flops={}, baseline="", timing={}, resolved=resolved)
+    read = result.joules.get(arm, ())
+    if read and result.tokens:
+        rounds, joules = zip(*read, strict=True)
+        return replace(row, samples=tuple(j / result.tokens for j in joules), rounds=rounds)
+    why = result.unmetered or "a reading of the counter failed"
+    if read:
+        why = f"{statistics.fmean(j for _, j in read):.4g} J a step, but how many tokens a step has is not known"
+    return replace(row, status="skipped", samples=(), rounds=(), reason=why)
 
 
-def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path, is_writer: bool) -> Path:
-    """Writes the rows of a trial as a run, on one rank; returns its folder, "" where another rank wrote it."""
-    if not is_writer:
-        return Path()
+def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path) -> Path:
+    """Writes the rows of a trial as a run; returns its folder."""
     facts = environment.fingerprint(result.device)
     run_id = new_run_id(facts.get("git_commit"))
     folder = Path(results_dir) / SUITE / run_id
+    about = {
+        "made_by": "trial",
+        "command": "harness.ab.Trial in a loop of the user's own",
+        "question": "FP8 against bf16 in this training loop",
+        "answer": result.lines(),
+    }
     writer = RunWriter(
-        folder,
-        run_id=run_id,
-        sweep=SUITE,
-        env_id=environment.env_id(facts),
-        env=facts,
-        about={
-            "made_by": "trial",
-            "command": "harness.ab.Trial in a loop of the user's own",
-            "question": "FP8 against bf16 in this training loop",
-            "answer": result.lines(),
-        },
+        folder, run_id=run_id, sweep=SUITE, env_id=environment.env_id(facts), env=facts, about=about
     )
-    writer.append(measurements(result, plan, model))
+    writer.append(list(measurements(result, plan, model)))
     writer.close("finished")  # all rows are there; that the trial failed is said in each
     return folder

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fp8core.distributed.fsdp_state import end_pass
 from fp8core.dtensors import is_dtensor
@@ -25,8 +26,8 @@ _SPARE = 0.9  # share of the free host memory that a snapshot may take
 class Snapshot:
     """Copies, in host memory, of a model, of the random numbers, and of whatever else has a `state_dict`.
 
-    The states and the random numbers are those of the moment when it is made; the model's are taken by `take`, so that it may
-    still be moved or sharded in between.
+    The states and the random numbers are those of the moment when it is made: a loader has given its first batch by the
+    first step. The model's are taken by `take`, so that it may still be moved or sharded in between.
 
     Args:
         model: its parameters, buffers (those that no `state_dict` holds too), gradients and amax histories.
@@ -51,38 +52,32 @@ class Snapshot:
                     "out and restore=[] says what is not restored"
                 )
         self._model, self._others = model, list(others)
-        self.names = ("model", "random numbers", *(type(each).__name__ for each in self._others))
-        self._refuse_too_large()
-        # Now, and not at the first step: a loader has given its first batch by then
-        self._states = [_deep_copied(each.state_dict()) for each in self._others]
-        self._random = random_state(p.device for p in model.parameters())
-
-    def _refuse_too_large(self) -> None:
-        """Ranks of one host share its memory."""
-        tensors = [
-            *self._model.parameters(),
-            *self._model.buffers(),
-            *(p.grad for p in self._model.parameters()),
-        ]
-        size = sum(_size(each) for each in (tensors, [each.state_dict() for each in self._others]))
+        self.names = ("model", "random numbers", *(type(each).__name__ for each in others))
+        states = [each.state_dict() for each in others]
+        grads = [p.grad for p in model.parameters()]
+        size = sum(
+            _local(t).nbytes for t in tree_leaves([self._tensors(), grads, states]) if isinstance(t, Tensor)
+        )
+        # Ranks of one host share its memory
         free = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if size > _SPARE * free:
             raise UsageError(
                 f"restore: the copies take {size / 2**30:.1f} GiB of host memory and {free / 2**30:.1f} GiB are free for this "
                 "process; leave restore= out, and start again from a checkpoint after the trial"
             )
+        self._states = [_in_host_memory(state) for state in states]
+        self._random = random_state(p.device for p in model.parameters())
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self._model.parameters(), *self._model.buffers()]
 
     def take(self) -> None:
         """Copies the model as it is now."""
-        self._held = [*self._model.parameters(), *self._model.buffers()]
-        self._places = [_place(t) for t in self._held]
-        self._copies = [_copied(t) for t in self._held]
+        self._places = [_place(t) for t in self._tensors()]
+        self._copies = [_copied(t) for t in self._tensors()]
         self._grads = [None if p.grad is None else _copied(p.grad) for p in self._model.parameters()]
-        self._memories = [
-            (m, {k: v for k, v in vars(m).items() if isinstance(v, bool | int | float | str | frozenset)})
-            for m in self._model.modules()
-            if isinstance(m, AmaxMemory)
-        ]
+        # What Python knows of an amax history; its buffers are among the tensors
+        self._memories = [(m, dict(vars(m))) for m in self._model.modules() if isinstance(m, AmaxMemory)]
 
     def restore(self, *, mid_step: bool = False) -> None:
         """Puts everything back, in place: parameters and buffers stay the objects that they are.
@@ -96,12 +91,20 @@ class Snapshot:
         """
         if mid_step:
             end_pass(self._model)
-        now = [*self._model.parameters(), *self._model.buffers()]
-        if [id(t) for t in now] != [id(t) for t in self._held] or [_place(t) for t in now] != self._places:
+        if [_place(t) for t in self._tensors()] != self._places:
             raise RuntimeError("the model's tensors were moved or replaced during the trial")
-        self._load_others()  # code of anyone's, which may raise: before the model is touched
+        # Code of anyone's, which may raise: before the model is touched
+        for index, (each, state) in enumerate(zip(self._others, self._states, strict=True), 2):
+            try:
+                each.load_state_dict(_in_host_memory(state))
+            except Exception as error:
+                raise RuntimeError(
+                    f"{self.names[index]}.load_state_dict raised {one_line(error)}; put back before it: "
+                    f"{', '.join(self.names[2:index]) or 'nothing'}; as the trial left them: "
+                    f"{', '.join((*self.names[:2], *self.names[index:]))}"
+                ) from error
         with torch.no_grad():
-            for tensor, kept in zip(self._held, self._copies, strict=True):
+            for tensor, kept in zip(self._tensors(), self._copies, strict=True):
                 tensor.copy_(kept)
             for parameter, grad in zip(self._model.parameters(), self._grads, strict=True):
                 parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
@@ -109,54 +112,22 @@ class Snapshot:
             vars(memory).update(known)
         set_random_state(self._random)
 
-    def _load_others(self) -> None:
-        for index, (each, state) in enumerate(zip(self._others, self._states, strict=True)):
-            try:
-                each.load_state_dict(_deep_copied(state))
-            except Exception as error:
-                names = self.names[2:]
-                raise RuntimeError(
-                    f"{names[index]}.load_state_dict raised {one_line(error)}; put back before it: "
-                    f"{', '.join(names[:index]) or 'nothing'}; as the trial left them: "
-                    f"{', '.join((*self.names[:2], *names[index:]))}"
-                ) from error
-
 
 def _local(tensor: Tensor) -> Tensor:
     """This rank's part."""
+    tensor = tensor.detach()
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-def _place(tensor: Tensor) -> tuple[torch.device, torch.dtype, int]:
-    local = _local(tensor.detach())
-    try:
-        return local.device, local.dtype, local.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
-        return local.device, local.dtype, 0
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return id(tensor), tensor.device, tensor.dtype
 
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().to("cpu", copy=True)
 
 
-def _deep_copied(state: Any) -> Any:
-    """A copy of nested containers, whose tensors lie in host memory."""
-    if isinstance(state, Tensor):
-        return _copied(state)
-    if isinstance(state, dict):
-        new = copy.copy(state)  # of its own kind: a Counter or a defaultdict is not made from pairs
-        for key, value in state.items():
-            new[key] = _deep_copied(value)
-        return new
-    if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
-        return type(state)(_deep_copied(v) for v in state)
-    return copy.deepcopy(state)
-
-
-def _size(state: Any) -> int:
-    if isinstance(state, Tensor):
-        local = _local(state.detach())
-        return local.numel() * local.element_size()
-    if isinstance(state, dict):
-        return sum(_size(v) for v in state.values())
-    return sum(_size(v) for v in state) if isinstance(state, list | tuple) else 0
+def _in_host_memory(state: Any) -> Any:
+    """A deep copy of nested containers, whose tensors lie in host memory."""
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    return copy.deepcopy(state, {id(tensor): _copied(tensor) for tensor in tensors})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
@@ -14,7 +16,7 @@ from fp8core.distributed.gather_reasons import gathered_as, recipe_reason
 from fp8core.linear import Float8Linear
 from fp8core.schedule import PrecisionSchedule
 from harness.store.errors import UsageError
-from harness.training.ab.plan import FP8, GATHER
+from harness.training.ab.plan import AGAIN, BASE, FP8, FP8_ARMS, GATHER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
 
 
 class Switch:
-    """The FP8 layers of a model, and the precision in which they are.
+    """The FP8 layers of a model, and what each runs in each arm; it leaves the model in bf16.
 
     Attributes:
         layers: all of them.
         found_in_fp8: the model came converted and in FP8.
         asked: the recipe that the trial was given.
+        recipes: of each arm what each layer runs; of `GATHER` as it was converted. Always the same objects: compiled code
+            is guarded by them.
+        arm: in which the model is.
 
     Args:
         model: converted, or to be converted now, in place: its parameters stay the objects that an optimizer holds, but
@@ -57,109 +62,91 @@ class Switch:
             raise UsageError(
                 "the model is a single Linear layer, which cannot be replaced in place; wrap it in a module"
             )
-        reason = recipe_reason(as_recipe(recipe)) if fp8_all_gather else ""
-        if reason:
+        self.model, self.asked, self.arm = model, as_recipe(recipe), BASE
+        if fp8_all_gather and (reason := recipe_reason(self.asked)):
             raise UsageError(
                 f"fp8_all_gather={fp8_all_gather!r}: FSDP2 cannot gather FP8 codes of the recipe {recipe!r}: {reason}; take "
                 "recipe='tensorwise', or fp8_all_gather=False"
             )
-        self.model = model
-        self.converted_here = not _layers(model)
-        if self.converted_here:
+        came_plain = not self._find()
+        if came_plain:
             if is_sharded_by_fsdp(model):
                 raise UsageError(
                     "the model is sharded and has no FP8 layer: call convert_to_float8_training before fully_shard"
                 )
             convert_to_float8_training(
                 getattr(model, "_orig_mod", model),
-                config=as_recipe(recipe).with_fp8_all_gather(bool(fp8_all_gather)),
+                config=self.asked.with_fp8_all_gather(bool(fp8_all_gather)),
                 module_filter_fn=module_filter_fn,
                 allow_no_conversion=True,  # told below, in one line
             )
-        self.layers = _layers(model)
-        if not self.layers:
+        if not self._find():
             raise UsageError(
                 "no layer of the model takes FP8 (Linear layers with multiples of 16 on both sides do): see fp8core.audit(model)"
             )
-        asked = as_recipe(recipe)
-        own = {id(layer): layer.suspended_recipe or layer.recipe for layer in self.layers}
-        others = {str(r) for r in own.values() if r.name != asked.name}
+        own = {layer: layer.suspended_recipe or layer.recipe for layer in self.layers}
+        others = {str(r) for r in own.values() if r.name != self.asked.name}
         if others:
             raise UsageError(
                 f"recipe={recipe!r}: the model was converted with {', '.join(sorted(others))}; name that one, or give the "
                 "model as it was before"
             )
-        in_fp8 = sum(layer.recipe is own[id(layer)] for layer in self.layers)
-        if 0 < in_fp8 < len(self.layers) or (not in_fp8 and self.layers_held() < len(self.layers)):
+        in_fp8 = sum(layer.recipe is own[layer] for layer in self.layers)
+        held = sum(layer.recipe.fp8_gemms == 0 for layer in self.layers)
+        if len(self.layers) not in (in_fp8, held):
             raise UsageError(
                 "a PrecisionSchedule holds a part of the model in high precision; end it, since a trial switches all layers"
             )
-        self.found_in_fp8 = bool(in_fp8) and not self.converted_here
-        self._held, self._free = PrecisionSchedule.parse("keep_bf16"), PrecisionSchedule()
-        self._converted = own  # the very objects: compiled code is guarded by them
-        self._of_arm: dict[str, dict[int, Recipe]] = {}  # of arms that run another recipe
+        self.found_in_fp8 = bool(in_fp8) and not came_plain
+        in_arm = own
         if fp8_all_gather == "both":
-            self._refuse_one_gather(recipe)
+            PrecisionSchedule().apply(model, 0, 1)
+            if reasons := {gathered_as(layer) for layer in self.layers} - {"fp8"}:
+                raise UsageError(
+                    f"fp8_all_gather='both': of the recipe {recipe!r} here FSDP2 gathers weights in {min(reasons)}; take "
+                    "fp8_all_gather=False, or convert with Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
+                )
             plain = {r: r.with_fp8_all_gather(False) for r in set(own.values())}
-            self._of_arm[FP8] = {layer: plain[r] for layer, r in own.items()}
-        self.asked = asked
+            in_arm = {layer: plain[r] for layer, r in own.items()}
+        # What runs before the first step, an evaluation say, is not in FP8 by surprise
+        PrecisionSchedule.parse("keep_bf16").apply(model, 0, 1)
+        bf16 = {layer: layer.recipe for layer in self.layers}
+        self.recipes = {BASE: bf16, AGAIN: bf16, FP8: in_arm, GATHER: own}
 
-    def _refuse_one_gather(self, recipe: str) -> None:
-        self._free.apply(self.model, 0, 1)
-        reasons = {gathered_as(layer) for layer in self.layers} - {"fp8"}
-        if reasons:
-            raise UsageError(
-                f"fp8_all_gather='both': of the recipe {recipe!r} here FSDP2 gathers weights in {min(reasons)}; take "
-                "fp8_all_gather=False, or convert with Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
-            )
-
-    def recipes(self, arm: str) -> dict[int, Recipe]:
-        """What each layer runs in an FP8 arm, by its id."""
-        return self._of_arm.get(arm, self._converted)
+    def _find(self) -> list[Float8Linear]:
+        self.layers = [module for module in self.model.modules() if isinstance(module, Float8Linear)]
+        return self.layers
 
     def recipe(self, arm: str) -> Recipe:
         """What all layers run in an FP8 arm, with what the conversion added to the named recipe; that where they differ."""
-        found = set(self.recipes(arm).values())
+        found = set(self.recipes[arm].values())
         return found.pop() if len(found) == 1 else self.asked
+
+    def fingerprints(self) -> list[str]:
+        """The recipes of the layers, each with a hash of all that it says: recipes of one name may cast otherwise."""
+        found = set(self.recipes[FP8].values()) | set(self.recipes[GATHER].values())
+        texts = [(str(r), repr(replace(r, doc="")).encode()) for r in found]
+        return sorted(f"{name} ({hashlib.sha256(text).hexdigest()[:8]})" for name, text in texts)
 
     def to(self, arm: str) -> None:
         """All layers into the precision of an arm; between optimizer steps."""
-        if arm not in (FP8, GATHER):
-            self.leave(fp8=False)
-            return
-        self.leave(fp8=True)
-        if arm in self._of_arm:
-            switch_gathers(self.model, lambda: self._run(self._of_arm[arm]))
 
-    def leave(self, *, fp8: bool) -> None:
-        """All layers into FP8 as they were converted, or into high precision."""
-        (self._free if fp8 else self._held).apply(self.model, 0, 1)
+        def change() -> int:
+            for layer, recipe in self.recipes[arm].items():
+                own = self.recipes[GATHER][layer]
+                layer.recipe = recipe
+                layer.suspended_recipe = None if recipe is own else own  # what a schedule returns to
+                if layer.weight_cache is not None:
+                    layer.weight_cache.entry = None  # casts of the recipe that was
+            return len(self.layers)
 
-    def _run(self, recipes: dict[int, Recipe]) -> int:
-        for layer in self.layers:
-            layer.recipe = recipes[id(layer)]
-            layer.suspended_recipe = self._converted[
-                id(layer)
-            ]  # what a schedule, or another trial, returns to
-            if layer.weight_cache is not None:
-                layer.weight_cache.entry = None
-        return len(self.layers)
-
-    def layers_held(self) -> int:
-        """How many layers multiply nothing in FP8."""
-        return sum(layer.recipe.fp8_gemms == 0 for layer in self.layers)
+        switch_gathers(self.model, change)
+        self.arm = arm
 
     def fault(self, arm: str) -> str:
         """Why the layers are not in the precision of an arm; "" if they are."""
-        if arm in (FP8, GATHER):
-            due, word = self.recipes(arm), "FP8"
-            count = sum(layer.recipe is due[id(layer)] for layer in self.layers)
-        else:
-            count, word = self.layers_held(), "high precision"
-        if count == len(self.layers):
+        wrong = sum(layer.recipe is not recipe for layer, recipe in self.recipes[arm].items())
+        precision = "FP8" if arm in FP8_ARMS else "high precision"
+        if not wrong:
             return ""
-        return f"{len(self.layers) - count} of {len(self.layers)} FP8 layers were not in {word} at the end of a step"
-
-
-def _layers(model: nn.Module) -> list[Float8Linear]:
-    return [module for module in model.modules() if isinstance(module, Float8Linear)]
+        return f"{wrong} of {len(self.layers)} FP8 layers were not in {precision} at the end of a step"

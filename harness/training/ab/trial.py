@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
 
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.timing.clock import Clock, clock_for
-from harness.training.ab import facts, rows, setting, waits
-from harness.training.ab.energy import Meter
-from harness.training.ab.exchange import Exchange, SilentRankError
-from harness.training.ab.hooked import HookedSteps, UnfinishedStepError
-from harness.training.ab.plan import ARMS, BASE, FP8, GATHER, WITH_GATHER, Plan, Turn
-from harness.training.ab.proving import Proving, is_profiled, refuse_a_profiler
-from harness.training.ab.result import Round, TrialResult, merged
-from harness.training.ab.seen import Block, Extent, Looks, told
+from harness.training.ab import rows
+from harness.training.ab.exchange import Exchange
+from harness.training.ab.plan import ARMS, BASE, FP8_ARMS, WITH_GATHER, Plan, Turn
+from harness.training.ab.proving import Proving, refuse_a_profiler
+from harness.training.ab.result import TrialResult, merged
 from harness.training.ab.snapshot import Snapshot
 from harness.training.ab.switch import Switch
+from harness.training.ab.waits import own_ms, profiled
+from harness.training.ab.watch import Looks, Meter, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     import torch
 
-RANK_TIMEOUT_S = 300.0
+    from harness.training.ab.watch import Extent
 
 
-class Trial(HookedSteps):
+class UnfinishedStepError(RuntimeError):
+    """The loop went on, or ended, inside of a step that a hook had begun."""
+
+
+class Trial:
     """Alternates blocks of steps in bf16 and in FP8 within one running loop, and compares their times in pairs.
 
         trial = ab.Trial(model, recipe="tensorwise", steps=200)
@@ -62,6 +69,7 @@ class Trial(HookedSteps):
             arms, one in which FSDP2 does and one in which it gathers weights in high precision.
         module_filter_fn: as for `convert_to_float8_training`.
         rank_timeout_s: how long ranks wait for each other once a round.
+        clock: that reads the times, in place of CUDA events or `time.perf_counter`.
 
     Attributes:
         done: the trial has ended; `step()` does nothing from then on.
@@ -84,47 +92,57 @@ class Trial(HookedSteps):
         after: Literal["bf16", "fp8"] | None = None,
         fp8_all_gather: bool | Literal["both"] = False,
         module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
-        rank_timeout_s: float = RANK_TIMEOUT_S,
+        rank_timeout_s: float = 300.0,
         clock: Clock | None = None,
     ) -> None:
         check_type("model", model, nn.Module, "ab.Trial(model, recipe='tensorwise')")
-        setting.check(after, rank_timeout_s, fp8_all_gather, module_filter_fn, clock)
-        self._gather, self._both = fp8_all_gather, fp8_all_gather == "both"
-        self.plan = Plan(steps, block, lead, seed, WITH_GATHER if self._both else ARMS)
-        self.model, self.recipe, self.done = model, recipe, False
-        self._snapshot = (
-            None if restore is None else Snapshot(model, restore)
-        )  # refused before anything is converted
+        is_number = isinstance(rank_timeout_s, int | float) and not isinstance(rank_timeout_s, bool)
+        is_clock = all(hasattr(clock, name) for name in ("mark", "settle", "ms", "method"))
+        is_filter = module_filter_fn is None or callable(module_filter_fn)
+        both = fp8_all_gather == "both"
+        for name, given, fits, expected in (
+            ("after", after, after in (None, "bf16", "fp8"), "'bf16', 'fp8' or None"),
+            ("rank_timeout_s", rank_timeout_s, is_number and rank_timeout_s > 0, "seconds above 0"),
+            (
+                "fp8_all_gather",
+                fp8_all_gather,
+                both or isinstance(fp8_all_gather, bool),
+                "True, False or 'both'",
+            ),
+            ("module_filter_fn", module_filter_fn, is_filter, "a function (module, name) -> bool, or None"),
+            ("clock", clock, clock is None or is_clock, "a harness.timing.clock.Clock, or None"),
+        ):
+            if not fits:
+                raise UsageError(f"{name}={given!r}: expected {expected}")
+        self.plan = Plan(steps, block, lead, seed, WITH_GATHER if both else ARMS)
+        self.model, self.done, self._gather = model, False, fp8_all_gather
+        # Refused before anything is converted
+        self._snapshot = None if restore is None else Snapshot(model, restore)
         self._switch = Switch(model, recipe, module_filter_fn, fp8_all_gather=fp8_all_gather)
         self._ends_in_fp8 = self._switch.found_in_fp8 if after is None else after == "fp8"
-        self._clock: Clock | None = clock
-        self._monitor: Any = None  # of the board's energy, in place of NVML's
-        self._meter: Meter | None = None
-        self._restored: tuple[str, ...] | None = None
-        self._not_restored = ""
         self._exchange = Exchange(rank_timeout_s)
-        self._proving = Proving(
-            model, self._switch, gather=bool(fp8_all_gather), both=self._both, rank_timeout_s=rank_timeout_s
-        )
-        self._turns = self.plan.turns()
-        self._turn: Turn | None = None
-        self._has_begun = False  # its first step
-        self._is_watched = False  # the step under way is profiled for what this rank waits
+        self._proving = Proving(self._switch, fp8_all_gather, rank_timeout_s)
         self._looks = Looks(model)
-        self._blocks: dict[str, Block] = {}
-        self._rounds: list[Round] = []
-        self._steps_run = {True: 0, False: 0}
-        self._problem = ""
-        self._known = facts.Known()
-        self._own_ms: dict[str, list[float]] = {}  # of this round's profiled steps, by arm
-        self._extent = Extent()
-        self._arm, self._is_fp8 = BASE, False
-        self._switch.to(BASE)  # what runs before the first step, an evaluation say, is not in FP8 by surprise
+        self._clock: Any = clock  # chosen, as the meter is, where the first step begins
+        self._meter: Any = None
+        self._monitor: Any = None  # of the board's energy, in place of NVML's
+        self._turns = self.plan.turns()
+        self._turn: Turn | None = None  # of the step under way
+        self._before: Turn | None = None  # of the last step
+        self._hooked: AbstractContextManager[None] | None = None  # a step that `begin_step` began
+        self._steps_run: Counter[bool] = Counter()
+        self._found = TrialResult(
+            recipe, self.device.type, arms=self.plan.arms, layers=len(self._switch.layers)
+        )
 
     @property
     def device(self) -> torch.device:
         """Where the model lies now."""
         return next(self.model.parameters()).device
+
+    def _note(self, **facts: Any) -> None:
+        """Enters into the record what is known by now, by the names of `TrialResult`."""
+        self._found = replace(self._found, **facts)
 
     def _begin(self) -> str:
         """Before the first step: by now the model lies where it trains. Says why the ranks are not in one trial; "" if they are.
@@ -135,42 +153,45 @@ class Trial(HookedSteps):
         if self._exchange.size == 1:  # a framework may form the process group when training begins
             self._exchange = Exchange(self._exchange.timeout_s)
         refuse_a_profiler()
-        if self._both and not is_sharded_by_fsdp(self.model):
+        if self._gather == "both" and not is_sharded_by_fsdp(self.model):
             raise UsageError(
                 "fp8_all_gather='both': FSDP2 does not shard the model, so nothing is gathered; call fully_shard after "
                 "ab.Trial(...), or leave fp8_all_gather out"
             )
         self._clock = self._clock or clock_for(self.device)
         self._meter = Meter(self.device, self._monitor)
+        self._note(device=self.device.type, method=self._clock.method, ranks=self._exchange.size)
         if self._snapshot is not None:
             self._snapshot.take()
-        restore = None if self._snapshot is None else self._snapshot.names
-        mine = setting.of(self.plan, self._switch, self._gather, self._ends_in_fp8, restore)
         # Last, so that a rank that could not begin has told it; before any step, so that no collective can diverge
-        return setting.disagreement(self._exchange, mine)
+        return self._exchange.disagreement(
+            {
+                **asdict(self.plan),
+                "recipe": self._found.recipe,
+                "recipes of the layers": self._switch.fingerprints(),
+                "fp8_all_gather": self._gather,
+                "FP8 layers": self._found.layers,
+                "ends in FP8": self._ends_in_fp8,
+                "restore": None if self._snapshot is None else self._snapshot.names,
+            }
+        )
 
     def _next(self) -> Turn | None:
         """What the step that begins is for; None where it is not the trial's."""
         if self.done:
             return None
         # Before its first step a rank refuses what it has to refuse itself, and is then told what others have
-        if self._has_begun and (fault := self._exchange.fault_of_others()):
-            self._stop(fault)
-            return None
-        turn = next(self._turns, None)
-        if turn is None:
-            self._end()
-        elif not self._has_begun:
+        if self._before is not None:
+            problem = self._exchange.fault_of_others()
+        else:
             try:
                 problem = self._begin()
             except BaseException as error:
                 self._stop(f"the trial could not begin: {one_line(error)}", tell=True)
                 raise
-            if problem:
-                self._stop(problem)
-                return None
-            self._has_begun = True
-        return turn
+        if problem:
+            self._stop(problem)
+        return None if self.done else next(self._turns)
 
     @contextmanager
     def step(self, batch: object = None) -> Iterator[None]:
@@ -192,17 +213,19 @@ class Trial(HookedSteps):
             self._snapshot = None  # the loop trains on: what could not be put back stays so
             yield
             return
-        assert self._clock is not None
         self._turn = turn
         try:
-            self._enter(turn)
-            with self._around(turn):
+            is_watched = self._enter(turn)
+            on_gpu = self.device.type == "cuda"
+            # Never a timed step, and in all arms alike
+            watch = profiled(on_gpu) if is_watched else self._proving.around(turn, on_gpu=on_gpu)
+            with watch as events:
                 self._looks.start(batch)
                 start = self._clock.mark()
                 yield
-                end = self._clock.mark()
+                marks = start, self._clock.mark()
             self._steps_run[turn.is_fp8] += 1
-            self._leave(turn, start, end, self._looks.end())
+            self._leave(turn, marks, self._looks.end(), None if events is None else own_ms(events))
         except BaseException as error:
             what = "ran out of memory" if out_of_memory(error) else f"raised {one_line(error)}"
             precision = "FP8" if turn.is_fp8 else "bf16"
@@ -210,7 +233,7 @@ class Trial(HookedSteps):
             self._stop(f"a step in {precision}{proof} {what}", tell=True)
             raise
         finally:
-            self._turn = None
+            self._turn, self._before = None, turn
 
     def loss(self, loss: Tensor | float) -> None:
         """Tells the loss of the step under way, where the model does not return it."""
@@ -220,77 +243,81 @@ class Trial(HookedSteps):
         """Tells one more part of what the step under way trains on, as `step(batch)` does with all of it."""
         self._looks.add(batch)
 
-    def _enter(self, turn: Turn) -> None:
-        assert self._clock is not None
-        assert self._meter is not None
-        if turn.arm != self._arm:
-            self._switch.to(turn.arm)
-            self._arm, self._is_fp8 = turn.arm, turn.is_fp8
-        self._is_watched = (
-            turn.purpose == "lead"
-            and turn.arm not in self._blocks
-            and self._exchange.size > 1
-            and not is_profiled()  # by the user: then it is left out, on this rank and so for this round
-        )
-        if turn.purpose in ("lead", "timed") and turn.arm not in self._blocks:
-            self._blocks[turn.arm] = Block(self.device, self._extent, self.plan.block, self._meter)
-        if turn.purpose == "timed":
-            self._blocks[turn.arm].begin(self._clock)
+    @property
+    def in_hooked_step(self) -> bool:
+        """Whether `begin_step` has begun a step that is still open."""
+        return self._hooked is not None
 
-    @contextmanager
-    def _around(self, turn: Turn) -> Iterator[None]:
-        """What watches the step: never a timed one, and in all arms alike."""
-        on_gpu = self.device.type == "cuda"
-        if self._is_watched:
-            with waits.watched(on_gpu) as own_ms:
-                yield
-            self._own_ms[turn.arm] = own_ms
+    def begin_step(self, batch: object = None) -> None:
+        """Begins a step, as entering `step(batch)` does, for a framework's hooks. After the trial's end it does nothing.
+
+        A step that is still open counts for nothing, and the trial ends without an answer.
+        """
+        self.end_step(UnfinishedStepError("left before its end: another one began"))
+        hooked = self.step(batch)
+        hooked.__enter__()
+        if self._turn is None:
+            hooked.__exit__(None, None, None)  # not the trial's
         else:
-            with self._proving.around(turn, on_gpu=on_gpu):
-                yield
+            self._hooked = hooked
 
-    def _leave(self, turn: Turn, start: Any, end: Any, extent: Extent) -> None:
-        """After a step: its place in the block, and what follows at the end of a round or of the proof."""
-        assert self._clock is not None
+    def end_step(self, error: BaseException | None = None) -> None:
+        """Ends the step that `begin_step` began; without one it does nothing.
+
+        Args:
+            error: what the step raised: the trial then ends and restores. `with trial:` around the framework's call does this
+                for a framework that tells its hooks of no exception. The error is not raised here.
+        """
+        hooked, self._hooked = self._hooked, None
+        if hooked is not None:
+            hooked.__exit__(type(error) if error else None, error, getattr(error, "__traceback__", None))
+
+    def _enter(self, turn: Turn) -> bool:
+        """Before a step; whether it is to be profiled for what this rank waits."""
+        if turn.arm != self._switch.arm:
+            self._switch.to(turn.arm)
+        if turn == self._before:
+            return False
+        if turn.purpose == "timed":
+            self._steps.begin_block()
+        # A profiler of the user's own is left alone: the step is then not looked at on this rank, and so not in this round
+        return turn.purpose == "lead" and self._exchange.size > 1 and not _profiler_enabled()
+
+    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: Extent, own: float | None) -> None:
+        """After a step: its place in the round, and what follows at the end of a round or of the proof."""
         fault = self._switch.fault(turn.arm)
-        if turn.purpose in ("lead", "timed"):
-            block = self._blocks[turn.arm]
-            block.add(start, end, extent, self._looks.loss, is_timed=turn.purpose == "timed", fault=fault)
-            if self._is_watched:
-                block.forget_end()
-            block.close(self._clock)
-        elif fault:
-            self._proving.stray = self._proving.stray or fault
+        if turn.round >= 0:
+            self._steps.add(turn, marks, extent, self._looks.loss, fault, own)
+            if len(self._steps.seen) == self.plan.per_round:
+                self._close_round(turn.round)
+            return
+        self._proving.stray = self._proving.stray or fault
         if turn.purpose == "count":  # it runs as the timed ones do, compiled or not
-            self._extent = extent
-            self._prove(turn.arm)
-        if turn.closes:
-            self._close_round(turn.round)
+            self._found = self._proving.conclude(turn.arm, self._found)
+            if not self._found.problem and turn.arm == self.plan.arms[-1]:
+                self._agree(extent)
+            if self._found.problem:
+                self._end()
 
-    def _prove(self, arm: str) -> None:
-        proof, problem = self._proving.conclude(arm)
-        self._known.add_proof(arm, proof, self.model)
-        if not problem and arm == self.plan.arms[-1]:  # else another FP8 arm is still to be proved
-            problem = self._proving.agree(self._exchange, self._extent)
-        if problem:
-            self._stop(problem)
+    def _agree(self, extent: Extent) -> None:
+        """All FP8 arms are proved here: whether bf16 ran no FP8, and whether the ranks agree."""
+        stray = self._proving.stray
+        theirs = self._exchange.disagreement({"FP8 in bf16 steps": stray, "batches of a step": str(extent)})
+        problem = stray or theirs
+        self._note(problem=problem, proved=not problem)
+        if not problem:
+            self._note(notes=extent.unseen(self.plan, self._exchange.size))
+        self._steps = Steps(self.device, self._clock, self._meter, extent, self.plan.block)
 
     def _close_round(self, index: int) -> None:
-        assert self._clock is not None
-        assert self._meter is not None
-        self._clock.settle()
-        blocks, self._blocks = self._blocks, {}
-        mine = {**told(blocks, self._clock), "own_ms": self._own_ms}
-        self._own_ms = {}
-        self._meter.judge(min(block.lasted_s(self._clock) for block in blocks.values()), self.plan.block)
-        try:
-            messages = self._exchange.all_of(mine)
-        except SilentRankError as error:
-            self._stop(str(error))
+        told = self._steps.told()
+        self._meter.judge(told, self.plan.block)
+        messages, problem = self._exchange.all_of(told)
+        if problem:
+            self._stop(problem)
             return
-        self._rounds.append(merged(index, messages))
-        self._known.add_round(index, messages)
-        if self.plan.rounds == index + 1:
+        self._note(rounds=(*self._found.rounds, merged(index, messages)), unmetered=self._meter.why_not)
+        if index + 1 == self.plan.rounds:
             self._end()
 
     def _end(self) -> None:
@@ -300,22 +327,21 @@ class Trial(HookedSteps):
             self._looks.close()
             if self._meter is not None:
                 self._meter.close()
-            self._switch.leave(fp8=self._ends_in_fp8)
-            self._is_fp8 = self._ends_in_fp8
-        if self._snapshot is not None and self._has_begun:
+            self._switch.to(self.plan.arms[-1] if self._ends_in_fp8 else BASE)
+        if self._snapshot is not None and (self._before or self._turn):
             try:
                 self._snapshot.restore(mid_step=self._turn is not None)
             except Exception as error:  # noqa: BLE001 - told; the copies stay for another try by close()
-                self._not_restored = one_line(error)
+                self._note(not_restored=one_line(error))
                 return  # as long as no later step has trained the model on
-            self._restored, self._not_restored = self._snapshot.names, ""
+            self._note(restored=self._snapshot.names, not_restored="")
         self._snapshot = None  # its memory
 
     def _stop(self, problem: str, *, tell: bool = False) -> None:
         """The trial ends without an answer; `tell` the other ranks, which cannot know."""
         if tell:
             self._exchange.raised(problem)
-        self._problem = self._problem or problem
+        self._note(problem=self._found.problem or problem)
         self._end()
 
     def close(self) -> None:
@@ -328,11 +354,6 @@ class Trial(HookedSteps):
         if not self.done:
             self._exchange.raised("closed the trial before its end")
         self._end()
-
-    def _end_if_alone(self) -> None:
-        """One rank of several must not end a trial that the others go on with."""
-        if self._exchange.size == 1:
-            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -348,39 +369,22 @@ class Trial(HookedSteps):
 
     def result(self) -> TrialResult:
         """What was found so far; of a trial that has not ended what its whole rounds say."""
-        known = self._known
-        return TrialResult(
-            recipe=self.recipe,
-            device=self.device.type,
-            rounds=tuple(self._rounds),
-            method=self._clock.method if self._clock is not None else "",
+        return replace(
+            self._found,
             under_way=not self.done,
-            ranks=self._exchange.size,
-            arms=self.plan.arms,
-            proof=self._proving.lines.get(FP8, ""),
-            gather_proof=self._proving.lines.get(GATHER, ""),
-            proved=self._proving.proved,
-            problem=self._problem,
-            tokens=known.tokens,
-            flops=known.flops,
-            peak_bytes=known.peak_bytes,
-            joules={arm: tuple(read) for arm, read in known.joules.items()},
-            unmetered=self._meter.why_not if self._meter is not None else "",
-            gpu=known.gpu,
-            slow_rank=known.slow_rank(),
             steps_run=(self._steps_run[True], self._steps_run[False]),
-            ends_in="FP8" if self._is_fp8 else "bf16",
-            restored=self._restored,
-            not_restored=self._not_restored,
-            notes=facts.unseen(self._extent, self.plan, self._exchange.size) if self._proving.proved else (),
-            layers=len(self._switch.layers),
-            facts=known.resolved,
+            ends_in="FP8" if self._switch.arm in FP8_ARMS else "bf16",
         )
+
+    def _ended_if_alone(self) -> TrialResult:
+        """One rank of several must not end a trial that the others go on with."""
+        if self._exchange.size == 1:
+            self.close()
+        return self.result()
 
     def report(self) -> str:
         """The answer in at most 20 lines; ends the trial if it is still under way and has one rank."""
-        self._end_if_alone()
-        return "\n".join(self.result().lines())
+        return "\n".join(self._ended_if_alone().lines())
 
     def save(self, results_dir: str | Path = "results") -> Path:
         """Stores the rounds as a run, which `python -m harness report FOLDER` renders; ends the trial as `report` does.
@@ -389,12 +393,12 @@ class Trial(HookedSteps):
             results_dir: the run's folder is `RESULTS_DIR/ab/RUN_ID`. Of several ranks rank 0 writes.
 
         Returns:
-            The folder.
+            The folder; an empty path where another rank wrote it.
 
         Raises:
             UsageError: it cannot be written to.
         """
-        self._end_if_alone()
-        return rows.store(
-            self.result(), self.plan, type(self.model).__name__, results_dir, self._exchange.rank == 0
-        )
+        result = self._ended_if_alone()
+        if self._exchange.rank:
+            return Path()
+        return rows.store(result, self.plan, type(self.model).__name__, results_dir)

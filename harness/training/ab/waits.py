@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import statistics
+from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -38,16 +40,16 @@ _WRAPPERS = ("c10d::", "_c10d_functional::", "record_param_comms", "FSDP::")  # 
 
 
 @contextmanager
-def watched(on_gpu: bool) -> Iterator[list[float]]:
-    """Profiles one step; the list then holds what this rank needed for its own part, in milliseconds."""
+def profiled(on_gpu: bool) -> Iterator[list[Any]]:
+    """Profiles one step; the list holds the profiler's events once the block has ended without an exception."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
-    found: list[float] = []
+    events: list[Any] = []
     with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
         with record_function(_STEP):
-            yield found
+            yield events
         if on_gpu:
             torch.cuda.synchronize()
-    found.append(own_ms(profiler.function_events or []))
+    events += profiler.function_events or []
 
 
 def own_ms(events: Iterable[Any]) -> float:
@@ -59,31 +61,33 @@ def own_ms(events: Iterable[Any]) -> float:
     Returns:
         Milliseconds; NaN where the step itself is not among the events.
     """
-    step: list[Span] = []
-    waits: list[Span] = []
-    kernels: list[Span] = []
-    operators: list[Span] = []
+    spans: defaultdict[str, list[Span]] = defaultdict(list)
     for event in events:
-        span = (event.time_range.start, event.time_range.end)
-        if event.device_type == DeviceType.CUDA:
-            if not getattr(event, "is_user_annotation", False):
-                is_collective = "nccl" in event.name.lower() or "rccl" in event.name.lower()
-                (waits if is_collective else kernels).append(span)
-        elif event.name == _STEP:
-            step.append(span)
-        elif event.name.startswith(_HOST_COLLECTIVES):
-            waits.append(span)
-        elif not event.cpu_children and not event.is_async and not event.name.startswith(_WRAPPERS):
-            operators.append(span)
-    if len(step) != 1:
+        spans[_kind(event)].append((event.time_range.start, event.time_range.end))
+    waits, kernels = spans["wait"], spans["kernel"]
+    if len(spans["step"]) != 1:
         return math.nan
-    start, end = step[0]
-    end = max([end, *(k[1] for k in kernels), *(w[1] for w in waits)]) if kernels else end
+    ((start, end),) = spans["step"]
+    if kernels:
+        end = max(end, *(last for _, last in (*kernels, *waits)))
     inside = [(max(a, start), min(b, end)) for a, b in waits if a < end and b > start]
-    busy = kernels or operators
+    busy = kernels or spans["operator"]
     # Waiting alone: what both cover, less what is busy
     waited = _length([*inside, *busy]) - _length(busy)
     return (end - start - waited) / 1e3
+
+
+def _kind(event: Any) -> str:
+    """ "step", "wait" (a collective), "kernel", "operator", or "" for what counts for nothing."""
+    if event.device_type == DeviceType.CUDA:
+        if getattr(event, "is_user_annotation", False):
+            return ""
+        return "wait" if re.search("nccl|rccl", event.name, re.IGNORECASE) else "kernel"
+    if event.name == _STEP:
+        return "step"
+    if event.name.startswith(_HOST_COLLECTIVES):
+        return "wait"
+    return "" if event.cpu_children or event.is_async or event.name.startswith(_WRAPPERS) else "operator"
 
 
 def _length(spans: Iterable[Span]) -> float:
@@ -95,54 +99,50 @@ def _length(spans: Iterable[Span]) -> float:
     return total
 
 
-def slowest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, float, float] | None:
-    """The rank that the others wait for.
+def slow_rank(
+    steps: Sequence[Sequence[float]], own: Sequence[Sequence[float]], gaps: Sequence[Sequence[float]]
+) -> str:
+    """The rank that the others wait for, and for what; "" if none surely stands out.
+
+    That is: the 95 % interval over rounds, widened for the number of ranks, lies above 1.05, the ratio is 1.1 or more, and
+    the excess at least 5 % of a whole step. Steps of one round share what disturbs them, so the round is the unit. A rank
+    that waits for its loader begins its steps later than the others. Of both what costs more is named.
 
     Args:
-        rounds: of each round what each rank needed for its own part of a step; a round of which one is not known is left
-            out. Steps of one round share what disturbs them, so the round is the unit.
-        step_ms: a whole step, of which own parts may be little.
-
-    Returns:
-        Rank, its time over the median of the others', and by how many milliseconds it exceeds that; None where no rank
-        surely stands out: the 95 % interval over rounds, widened for the number of ranks, must lie above 1.05, the ratio
-        be 1.1 or more, and the excess at least 5 % of a whole step.
+        steps: milliseconds of a whole step, of each round for each rank.
+        own: of that the rank's own part, likewise; whole steps are compared where it was not seen.
+        gaps: milliseconds between steps, likewise.
     """
-    known = [each for each in rounds if all(t > 0 for t in each)]
-    found = _outlier([[math.log(t) for t in each] for each in known], math.log(_SURELY), math.log(STANDS_OUT))
-    if found is None:
-        return None
-    rank, log_ratio = found
-    ms = statistics.median(each[rank] for each in known) * (1 - math.exp(-log_ratio))
-    return (rank, math.exp(log_ratio), ms) if ms >= _WORTH_NAMING * step_ms else None
+    if not steps:
+        return ""
+    step_ms = statistics.median(map(max, steps))
+    costs = [(0.0, "")]
+    known = [each for each in own or steps if all(t > 0 for t in each)]
+    logs = [[math.log(t) for t in each] for each in known]
+    if found := _outlier(logs, math.log(_SURELY), math.log(STANDS_OUT)):
+        log_ratio, rank = found
+        ms = statistics.median(each[rank] for each in known) * (1 - math.exp(-log_ratio))
+        if ms >= _WORTH_NAMING * step_ms:
+            part = "for its own part of a step" if own else "a step"
+            costs.append((ms, f"rank {rank} takes about {100 * math.expm1(log_ratio):.0f} % longer {part}"))
+    if found := _outlier([[gap / step_ms for gap in each] for each in gaps], _SURELY - 1, STANDS_OUT - 1):
+        ms = found[0] * step_ms
+        costs.append(
+            (ms, f"rank {found[1]} spends about {ms:.3g} ms more between steps (data loader, logging)")
+        )
+    what = max(costs)[1]
+    return what and f"{what} than the other ranks: all wait for it"
 
 
-def latest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, float] | None:
-    """The rank that begins its steps later than the others, as one does that waits for its loader.
-
-    Args:
-        rounds: milliseconds between steps, of each round for each rank.
-        step_ms: a step, by which they are judged.
-
-    Returns:
-        Rank, and by how many milliseconds it exceeds the median of the others; None where no rank surely stands out.
-    """
-    found = _outlier([[gap / step_ms for gap in each] for each in rounds], _SURELY - 1, STANDS_OUT - 1)
-    return None if found is None else (found[0], found[1] * step_ms)
-
-
-def _outlier(rounds: Sequence[Sequence[float]], surely: float, stands_out: float) -> tuple[int, float] | None:
-    """The rank that most exceeds the median of the others, and by how much on average; None without one."""
+def _outlier(rounds: Sequence[Sequence[float]], surely: float, stands_out: float) -> tuple[float, int] | None:
+    """By how much on average one rank most exceeds the median of the others, and which; None without one."""
     whole = [each for each in rounds if len(each) > 1 and all(map(math.isfinite, each))]
     if len(whole) < MIN_ROUNDS:
         return None
     found = []
     for rank in range(len(whole[0])):
-        excess = [
-            each[rank] - statistics.median([t for other, t in enumerate(each) if other != rank])
-            for each in whole
-        ]
+        excess = [each[rank] - statistics.median([*each[:rank], *each[rank + 1 :]]) for each in whole]
         low, _ = t_interval(excess, 1 - 0.05 / len(whole[0]))
         if low > surely and statistics.fmean(excess) >= stands_out:
             found.append((statistics.fmean(excess), rank))
-    return (max(found)[1], max(found)[0]) if found else None
+    return max(found, default=None)

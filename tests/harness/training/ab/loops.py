@@ -1,4 +1,4 @@
-"""Small training loops that a trial is tried in, and a clock whose times are planted."""
+"""A small training loop that a trial is tried in, and a clock whose times are planted."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ class Net(nn.Module):
 class Loop:
     """A loop of one's own: model, optimizer, schedule and batches that depend on the turn alone."""
 
-    def __init__(self, *, dropout: float = 0.0, rows: int = 16, seed: int = 0) -> None:
-        torch.manual_seed(seed)
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        torch.manual_seed(0)
         self.model: Any = Net(dropout)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10, 0.9)
-        self.rows, self.turn = rows, 0
-        self.random = torch.get_rng_state()
+        self.rows, self.turn = 16, 0
+        self.make_optimizer()
+
+    def make_optimizer(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, foreach=False)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [10, 90], 0.9)
 
     def batch(self) -> Tensor:
         return torch.randn(self.rows, 32, generator=torch.Generator().manual_seed(self.turn))
 
-    def step(self, batch: Tensor | None = None) -> None:
-        _, loss = self.model(self.batch() if batch is None else batch)
+    def step(self) -> None:
+        _, loss = self.model(self.batch())
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -46,21 +48,24 @@ class Loop:
         self.scheduler.step()
         self.turn += 1
 
-    def run(
-        self, trial: Any, most: int = 10**6, *, before: Any = lambda: None, inside: Any = lambda: None
-    ) -> Any:
+    def run(self, trial: Any, most: int = 10**6, *, before: Any = None, inside: Any = None) -> Any:
         """Steps until the trial is done, with what comes before each step and within it; the trial's result."""
         while not trial.done and self.turn < most:
-            before()
+            if before:
+                before()
             with trial.step():
-                inside()
+                if inside:
+                    inside()
                 self.step()
         return trial.result()
 
+    def weights(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.model.parameters()]
+
     def state(self) -> list[Any]:
         """All that a later step depends on."""
-        moments = [v for s in self.optimizer.state.values() for v in s.values()]
-        return [*self.model.parameters(), *moments, self.scheduler.state_dict(), torch.get_rng_state()]
+        moments = [v.clone() for s in self.optimizer.state.values() for v in s.values()]
+        return [*self.weights(), *moments, str(self.scheduler.state_dict()), torch.get_rng_state()]
 
 
 def equal(mine: list[Any], theirs: list[Any]) -> bool:
@@ -70,24 +75,23 @@ def equal(mine: list[Any], theirs: list[Any]) -> bool:
     )
 
 
-def planted(trial: Any, fp8_ms: float = 80.0, base_ms: float = 100.0, gap_ms: float = 1.0) -> Any:
-    """A trial that was just made, by whose clock FP8's steps take another time than bf16's."""
-    trial._clock = PlantedClock(lambda count: fp8_ms if trial._turn.is_fp8 else base_ms, gap_ms)
+def planted(trial: Any, factor: float = 1.0, **ms: float) -> Any:
+    """A trial that was just made, by whose clock FP8's steps take 80 ms and bf16's 100, or what is given by arm."""
+    times = {"base": 100.0, "base:again": 100.0, "fp8": 80.0, "fp8:gather": 64.0} | ms
+    trial._clock = PlantedClock(lambda: times[trial._turn.arm] * factor)
     return trial
 
 
 class PlantedClock:
-    """Times that the test decides: each step takes what `step_ms(trial)` says, with `gap_ms` between steps."""
+    """Times that the test decides: each step takes what `step_ms()` says, and 1 ms lies between steps."""
 
     method = "planted"
 
-    def __init__(self, step_ms: Any, gap_ms: float = 1.0) -> None:
-        self.now, self.inside, self.step_ms, self.gap_ms = 0.0, False, step_ms, gap_ms
-        self.count = 0
+    def __init__(self, step_ms: Any) -> None:
+        self.now, self.inside, self.step_ms = 0.0, False, step_ms
 
     def mark(self) -> float:
-        self.now += self.step_ms(self.count) if self.inside else self.gap_ms
-        self.count += self.inside
+        self.now += self.step_ms() if self.inside else 1.0
         self.inside = not self.inside
         return self.now
 

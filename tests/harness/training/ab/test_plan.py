@@ -8,37 +8,31 @@ from typing import Any
 import pytest
 
 from harness.store.errors import UsageError
-from harness.training.ab.plan import ARMS, FP8, Plan
+from harness.training.ab.plan import ARMS, WITH_GATHER, Plan
 
 
-def test_the_default_of_200_steps_is_12_rounds() -> None:
-    plan = Plan()
-    assert (plan.before, plan.per_round, plan.rounds) == (7, 15, 12)
+@pytest.mark.parametrize(
+    ("plan", "before", "per_round", "rounds"),
+    [
+        (Plan(), "bwbwbnfwfwfcfc", 15, 12),
+        (Plan(steps=300, block=5, lead=2), "bwbwbnfwfwfcfc", 21, 13),
+        (Plan(steps=43, block=1, arms=WITH_GATHER), "bwbwbnfwfwfcfcfwfwfcfc", 8, 4),
+    ],
+)
+def test_a_plan_by_hand(plan: Plan, before: str, per_round: int, rounds: int) -> None:
+    """Both precisions are warm and proved before the first block; each switch is followed by untimed steps."""
     turns = list(plan.turns())
-    assert len(turns) == 7 + 12 * 15
-    assert Counter(t.purpose for t in turns)["timed"] == 12 * 3 * 4
-    assert sum(t.closes for t in turns) == 12
-    assert turns[-1].closes
-
-
-def test_both_precisions_are_warm_and_proved_before_the_first_block() -> None:
-    before = [(t.is_fp8, t.purpose) for t in Plan().turns() if t.round < 0]
-    assert before == [
-        *[(False, "warm")] * 2,
-        (False, "none"),
-        *[(True, "warm")] * 2,
-        (True, "compare"),
-        (True, "count"),
-    ]
-
-
-def test_each_switch_is_followed_by_untimed_steps() -> None:
-    plan = Plan(steps=300, block=5, lead=2)
-    turns = [t for t in plan.turns() if t.round >= 0]
-    for start in range(0, len(turns), 7):
-        block = turns[start : start + 7]
-        assert [t.purpose for t in block] == ["lead"] * 2 + ["timed"] * 5
-        assert len({(t.arm, t.round) for t in block}) == 1
+    start = [turn for turn in turns if turn.round < 0]
+    assert "".join(turn.arm[0] + turn.purpose[0] for turn in start) == before
+    assert (plan.per_round, plan.rounds) == (per_round, rounds)
+    steps = plan.lead + plan.block
+    blocks = [turns[i : i + steps] for i in range(len(start), len(turns), steps)]
+    for block in blocks:
+        assert [turn.purpose for turn in block] == ["lead"] * plan.lead + ["timed"] * plan.block
+        assert len({(turn.arm, turn.round) for turn in block}) == 1
+    assert Counter((block[0].arm, block[0].round) for block in blocks) == Counter(
+        (arm, index) for arm in plan.arms for index in range(rounds)
+    )
 
 
 def test_every_rank_draws_the_same_and_each_arm_leads_as_often() -> None:
@@ -46,7 +40,6 @@ def test_every_rank_draws_the_same_and_each_arm_leads_as_often() -> None:
     assert list(Plan(seed=3).turns()) != list(Plan(seed=4).turns())
     firsts = Counter(Plan(steps=10**6, seed=1).order(i)[0] for i in range(3000))
     assert all(abs(firsts[arm] - 1000) < 120 for arm in ARMS)  # over 4 standard deviations of a fair draw
-    assert FP8 in firsts
 
 
 @pytest.mark.parametrize(
