@@ -123,7 +123,7 @@ def _some(counts: Flops) -> Flops:
 def _passes(
     model: nn.Module, batch_size: int, seq: int, formula: str, high_precision: str, passes: int
 ) -> defaultdict[str, float]:
-    """Of the forward pass alone, or of all 3: a backward pass is two."""
+    """Count the forward pass alone, or all 3: a backward pass is two."""
     if formula not in FORMULAS:
         raise unknown("FLOP formula", formula, FORMULAS)
     tokens = batch_size * seq

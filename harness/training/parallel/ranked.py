@@ -277,7 +277,7 @@ class RankedArm(Arm):
         return self.crew.run(ask, method, n=n)
 
     def peaks(self) -> list[tuple[int, int]]:
-        """Of all ranks."""
+        """Those of all ranks."""
         try:
             return self.crew.run(peak, (self.setup, self.source, self.device), WATCHED, n=WATCHED)
         finally:
