@@ -48,8 +48,7 @@ from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported
 from harness.training import batches, meta_estimate
-from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train
-from harness.training.parallel.trained import train_on_ranks
+from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train, train_on_ranks
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:

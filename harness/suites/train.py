@@ -52,7 +52,7 @@ from harness.timing.workload import ArmInfo, Axis, Unsupported, Workload
 from harness.training import batches, cuda_graph, meta_estimate
 from harness.training.data import CORPORA
 from harness.training.models import ModelSpec, resolve
-from harness.training.parallel.ranked import RankedArm, Sharded
+from harness.training.parallel.ranked import RankedArm
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
 
@@ -243,9 +243,8 @@ def work(case: Case) -> float:
 def build(case: Case, arm: str, device: str) -> Workload:
     """The arm, its memory given up again; with `batch: max` after the largest one was found."""
     if (world := _ranks(case)) > 1:
-        source = Source(case.text("data"), case.text("data_path"), case.seed)
-        sharded = Sharded(_setup(case, arm, case.integer("batch")), source, device)
-        return RankedArm(sharded, world, advice.predicted(sharded.setup, world, device)).workload()
+        setup, source = _setup(case, arm, case.integer("batch")), _source(case)
+        return RankedArm(setup, source, device, world, advice.predicted(setup, world, device)).workload()
     if case["batch"] == MAX:
         return largest(case, arm, device).workload()
     return _timed(case, arm, case.integer("batch"), device).workload()
@@ -270,8 +269,8 @@ def largest(case: Case, arm: str, device: str) -> TimedArm:
         try:
             tried = _timed(case, arm, batch, device)
             with tried.resident():
-                tried.run()
-                tried.run()
+                tried.stepper.run()
+                tried.stepper.run()
         except MemoryShortageError:
             if batch == 1:
                 raise
@@ -287,11 +286,15 @@ def _timed(case: Case, arm: str, batch: int, device: str) -> TimedArm:
     if case["profile"]:
         file = f"_trace-{case.case_id}-{arm}.json.gz"
         profile = Profile(case.integer("profile_start"), case.integer("profile_end"), file)
-    source = Source(case.text("data"), case.text("data_path"), case.seed)
+    source = _source(case)
     setup, facts = _narrowed(case, _setup(case, arm, batch), device)
     timed = TimedArm(setup, source, device, profile)
     timed.resolved |= facts
     return timed
+
+
+def _source(case: Case) -> Source:
+    return Source(case.text("data"), case.text("data_path"), case.seed)
 
 
 def _option(case: Case, axis: str) -> str:

@@ -33,15 +33,14 @@ def text_of(case: Case) -> Corpus | None:
     return corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
 
 
-def extent_of(model: str, data: str, path: str = "") -> Extent | None:
-    """The size of the text that a model reads, without a download; None for a user's model."""
-    spec = resolve(model)
-    return extent(data, path or None, spec.vocab_size) if isinstance(spec, ModelSpec) else None
-
-
 def extent_of_case(case: Case) -> Extent | None:
     """The size of the text that a training case reads, without a download."""
-    return extent_of(case.text("model"), case.text("data"), case.text("data_path"))
+    return _extent_of(case.text("model"), case.text("data"), case.text("data_path"))
+
+
+def _extent_of(model: str, data: str, path: str) -> Extent | None:
+    spec = resolve(model)
+    return extent(data, path or None, spec.vocab_size) if isinstance(spec, ModelSpec) else None
 
 
 def fetch(cases: Iterable[Case]) -> None:
@@ -50,11 +49,9 @@ def fetch(cases: Iterable[Case]) -> None:
     Raises:
         UsageError: a text cannot be downloaded or read.
     """
+    names = ("model", "data", "data_path")
     axes = (dict(case.axes) for case in cases)
-    texts = {
-        (a["model"], a["data"], a["data_path"]) for a in axes if {"model", "data", "data_path"} <= a.keys()
-    }
-    for model, data, path in sorted((str(m), str(d), str(p)) for m, d, p in texts):
+    for model, data, path in sorted({tuple(str(a[n]) for n in names) for a in axes if {*names} <= a.keys()}):
         corpus_of(model, data, path)
 
 
@@ -68,7 +65,7 @@ def check(
     Raises:
         UsageError: names the value, the limit and whose it is; or the function and what it did.
     """
-    spec, text = resolve(model), extent_of(model, data, path)
+    spec, text = resolve(model), _extent_of(model, data, path)
     if not isinstance(spec, ModelSpec) or text is None:
         if judged and not isinstance(spec, ModelSpec) and not spec.batch_target:
             raise UsageError(

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import gc
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,7 +31,6 @@ from harness.timing.clock import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -50,33 +49,13 @@ class CaptureError(SpoiledError):
     """
 
 
-class Tape(Protocol):
-    """What records the device's work and does it again: a CUDA graph."""
-
-    def beside(self) -> AbstractContextManager[None]:
-        """In it runs what must have run once before it can be recorded."""
-        ...
-
-    def recording(self) -> AbstractContextManager[None]:
-        """In it work is noted and not done."""
-        ...
-
-    def replay(self) -> None:
-        """Does what was noted, in the same memory."""
-        ...
-
-    def erase(self) -> None:
-        """Forgets it; its memory is free once no tensor of the recording is left."""
-        ...
-
-
 @functools.cache
 def _stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
 class CudaTape:
-    """A CUDA graph of the current device."""
+    """A CUDA graph of the current device: records its work and does it again, in the same memory."""
 
     def __init__(self) -> None:
         # One for all: libraries keep a workspace for each stream that they have met, and would for each recording.
@@ -130,7 +109,7 @@ def refused(device: str, experts: str) -> str:
 
 @contextmanager
 def recorded(
-    trainee: Trainee, warm_up: Sequence[Microbatches], tape: Tape
+    trainee: Trainee, warm_up: Sequence[Microbatches], tape: CudaTape
 ) -> Iterator[Callable[[Microbatches], Tensor]]:
     """Takes the steps of `warm_up`, records the one after them, and yields what takes it, and each further one.
 
@@ -165,7 +144,7 @@ def recorded(
         tape.erase()
 
 
-def _record(trainee: Trainee, inputs: Microbatches, tape: Tape) -> Tensor:
+def _record(trainee: Trainee, inputs: Microbatches, tape: CudaTape) -> Tensor:
     cause: Exception | None = None  # ending a recording that was refused is refused as well, and says less
     try:
         with tape.recording(), _capturable(trainee.optimizer):

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -49,17 +49,10 @@ def _collected(found: list[str]) -> Iterator[None]:
         warnings.filterwarnings("always", message=_DETERMINISM.pattern, category=UserWarning)
         show = warnings.showwarning
 
-        def collect(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def collect(message: Warning | str, *where: Any, **more: Any) -> None:
             text = " ".join(str(message).split())
             if not _DETERMINISM.match(text):
-                show(message, category, filename, lineno, file, line)
+                show(message, *where, **more)
             elif (what := text.partition(_LACKS)[0][:200]) not in found:
                 found.append(what)
 

@@ -6,6 +6,7 @@ they saw as the layer's recipe does. Nothing of it reaches the training: see `un
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from fp8core.scaling import amax, broadcast_block_scales
 from harness.timing import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from fp8core.recipe import Cast, Recipe
     from harness.training.setup import Setup
@@ -47,8 +48,7 @@ def diagnose(model: nn.Module, setup: Setup, batch: tuple[Tensor, ...], device: 
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(_keep_input(seen, name)).remove)
-            stack.callback(layer.register_forward_hook(_keep_gradient(seen, name)).remove)
+            stack.callback(layer.register_forward_hook(functools.partial(_keep, seen, name)).remove)
         autocast = setup.compute == "bf16_autocast"
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=autocast):
             model(*batch).backward()
@@ -92,23 +92,15 @@ def untouched(model: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
-def _keep_input(seen: dict[tuple[str, str], Tensor], name: str) -> Callable[..., None]:
-    def hook(layer: nn.Module, args: tuple[Any, ...]) -> None:
-        given = args[0].hp if isinstance(args[0], CastInput) else args[0]
-        seen[name, "input"] = given.detach().flatten(0, -2)
+def _keep(
+    seen: dict[tuple[str, str], Tensor], name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor
+) -> None:
+    def keep(role: str, x: Tensor) -> None:
+        seen[name, role] = x.detach().flatten(0, -2)
 
-    return hook
-
-
-def _keep_gradient(seen: dict[tuple[str, str], Tensor], name: str) -> Callable[..., None]:
-    def keep(gradient: Tensor) -> None:
-        seen[name, "grad_output"] = gradient.detach().flatten(0, -2)
-
-    def hook(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(keep)
-
-    return hook
+    keep("input", args[0].hp if isinstance(args[0], CastInput) else args[0])
+    if output.requires_grad:
+        output.register_hook(functools.partial(keep, "grad_output"))
 
 
 def _casts(recipe: Recipe) -> dict[str, Cast | None]:

@@ -6,8 +6,9 @@ runs of one seed are equal bit for bit, and so is one that was killed and went o
 its kernels are deterministic: those that are not are named in the run's facts (`nondeterministic`). What is only looked
 at (held-out loss, diagnostics, checkpoints) leaves no trace in what is trained: see `untouched`.
 
-A run of several ranks is the same run on each of them, of a model that FSDP2 shards over all (`harness.training.parallel.trained`):
-batches of a step are shared out, a loss is the mean over ranks in their order, and ranks save and end together.
+A run of several ranks is the same run on each of them, of a model that FSDP2 shards over all: batches of a step are shared
+out, a loss is the mean over ranks in their order, and ranks save and end together. They take some steps a command, so that
+progress is seen and a rank that hangs is found.
 
 Steps count from 0. `loss`, `grad_norm` and `fp8_grad_norm` at step s are those of the batch of step s, before its update;
 `heldout_loss` at r is that of the weights after r updates.
@@ -16,6 +17,7 @@ Steps count from 0. `loss`, `grad_norm` and `fp8_grad_norm` at step s are those 
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
 from fp8core.dtensors import is_dtensor
 from fp8core.gemm import backend_named
+from harness.machine.ranks import Gang
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.store.proof import FIELD, ProofOutcome
 from harness.timing.workload import Series
@@ -36,21 +39,20 @@ from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
 from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose, untouched
-from harness.training.parallel.ranked import shard
-from harness.training.setup import Setup, Trainee, optimizer_of, prepare
+from harness.training.parallel.ranked import Crew, ask, hold, shard
+from harness.training.setup import Setup, Trainee, prepare
 from harness.training.steps import facts_of as proof_facts
 from harness.training.steps import prove
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.training.models import Weights
-
 Batch = tuple[Tensor, ...]
 Batches = Callable[[int], Sequence[Batch]]  # step -> its microbatches, each what the model takes
 OnStep = Callable[[int, int], None]
 
 SAVING_S = 3.0  # that a checkpoint may take; where one takes longer, they are as much rarer
+SAID_S = 10.0  # between two commands to ranks, about
 PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the numeric noise floor
 
 
@@ -125,11 +127,6 @@ class Curves:
             for (metric, part), points in self.points.items()
         ]
 
-    def last(self, metric: str) -> float | None:
-        """The newest value of a metric of the whole."""
-        points = self.points.get((metric, ""))
-        return points[-1][1] if points else None
-
 
 @dataclass(slots=True)
 class Result:
@@ -180,9 +177,11 @@ class TrainingJob:
     ranks: int = 1
 
 
-def train(
-    job: TrainingJob, device: str, workspace: Path | None = None, on_step: OnStep = lambda step, steps: None
-) -> Result:
+def _unseen(step: int, steps: int) -> None:
+    """Nobody watches the steps."""
+
+
+def train(job: TrainingJob, device: str, workspace: Path | None = None, on_step: OnStep = _unseen) -> Result:
     """Trains from the first step, or on from the newest checkpoint in the workspace, to the last.
 
     Args:
@@ -195,39 +194,92 @@ def train(
         UsageError, ValueError, TypeError: a model or batch that can't be trained, see `prepare` and `Trainee.step`.
     """
     with reproducible(device) as nondeterministic, torch.random.fork_rng():
-        torch.manual_seed(job.setup.seed)
-        run = TrainingRun(job, device, workspace)
-        while run.under_way:
-            run.advance()
-            if not run.stopped:
-                on_step(run.step, job.regime.steps)
-            run.save_if_due()
-        result = run.result()
-    result.facts["nondeterministic"] = nondeterministic
-    return result
+        run = TrainingRun(job, device, workspace, nondeterministic)
+        run.advance(job.regime.steps, on_step)
+        return run.result()
+
+
+def train_on_ranks(
+    make: Callable[..., TrainingJob],
+    args: tuple[Any, ...],
+    world: int,
+    device: str,
+    workspace: Path,
+    on_step: OnStep,
+) -> Result:
+    """`train` on all ranks. Curves and facts are those of rank 0; the proof of FP8 is the worst of all ranks'.
+
+    Args:
+        make: importable by name; `make(*args)` is the job of any rank.
+        args: picklable.
+        world: ranks.
+        device: "cpu" or "cuda".
+        workspace: a folder of this run's own for checkpoints, which all ranks see.
+        on_step: called now and then with the steps done and their total.
+
+    Raises:
+        RanksError: a rank raised, died or was late.
+    """
+    crew, n = Crew(Gang(world, device, first=pickle.dumps(begin))), 1
+    try:
+        crew.run(hold, begin, make, args, device, workspace.absolute())
+        while (there := crew.run(ask, "advance", n, n=n)[0]) is not None:
+            assert crew.step_s is not None
+            n = max(1, int(SAID_S / crew.step_s))
+            on_step(*there)
+        found: list[Result] = crew.run(ask, "result")
+    finally:
+        crew.gang.close()
+    # What refutes stands over what could not be compared
+    for worst in (ProofOutcome.UNPROVEN, ProofOutcome.DISPROVED):
+        for one in found:
+            if one.facts.get(FIELD) == worst:
+                found[0].facts |= {name: one.facts[name] for name in ("verify", FIELD)}
+    return found[0]
+
+
+def begin(
+    make: Callable[..., TrainingJob], args: tuple[Any, ...], device: str, workspace: Path
+) -> TrainingRun:
+    """Makes the job on this rank, and loads its newest checkpoint."""
+    context = reproducible(device)
+    run = TrainingRun(make(*args), device, workspace, context.__enter__())
+    run.context = context  # to the end of this process
+    return run
 
 
 class TrainingRun:
     """A run under way, in this process alone or on this rank.
+
+    Args:
+        job: what to train.
+        device: "cpu" or "cuda".
+        workspace: of its checkpoints.
+        nondeterministic: what has no deterministic kernel, as `reproducible` finds it.
 
     Attributes:
         step: updates made.
         stopped: what was not finite, "" if all was.
     """
 
-    def __init__(self, job: TrainingJob, device: str, workspace: Path | None) -> None:
-        self.job, self.device = job, device
-        self._rank = dist.get_rank() if job.ranks > 1 else 0
-        drawn: Weights = "device" if job.ranks > 1 and device != "cpu" else "host"
-        self.trainee = prepare(job.setup, device, job.model, drawn)
+    context: object = None
+
+    def __init__(
+        self, job: TrainingJob, device: str, workspace: Path | None, nondeterministic: list[str]
+    ) -> None:
+        torch.manual_seed(job.setup.seed)
+        self.job, self.device, self._nondeterministic = job, device, nondeterministic
+        on_ranks = job.ranks > 1
+        self._rank = dist.get_rank() if on_ranks else 0
+        drawn_there = on_ranks and device != "cpu"
+        self.trainee = prepare(job.setup, device, job.model, "device" if drawn_there else "host")
         if job.perturb:
             perturb(self.trainee.model, job.setup.seed)
         if job.alter is not None:
             job.alter(self.trainee)
-        if job.ranks > 1:
-            shard(self.trainee.model, job.setup.compute)
-            self.trainee.optimizer = optimizer_of(self.trainee.model, job.setup, device)
-        layers = self.trainee.audit
+        if on_ranks:
+            shard(self.trainee, device)
+        layers, recipe = self.trainee.audit, job.setup.recipe
         self.facts: dict[str, object] = {
             "fp8_layers": [layer.fqn for layer in layers.converted],
             "skipped_layers": {layer.fqn: layer.reason for layer in layers.not_converted},
@@ -237,14 +289,11 @@ class TrainingRun:
         self.fp8_weights, self.fp8_grad_norm = self.trainee.fp8_weights(), torch.tensor(0.0)
         self.step, self.stopped, self.elapsed, self.curves = 0, "", 0.0, Curves()
         self._saved_at, self._saving_s = time.monotonic(), 0.0
-        self.cpu_s_before, self._cpu_s_at_start = 0.0, time.process_time()
+        self._cpu_s_since = time.process_time()
         self.read = {"heldout": digest(part for batch in job.heldout for part in batch)}
         self.resumed: list[int] = []
-        self.checkpoints: Checkpoints | None = None
-        if workspace is not None:
-            self.checkpoints = Checkpoints(workspace, job.identity, job.ranks)
-            self._resume(self.checkpoints)
-        recipe = job.setup.recipe
+        self.checkpoints = None if workspace is None else Checkpoints(workspace, job.identity, job.ranks)
+        self._resume()
         if recipe is not None and not job.setup.peer:
             self.facts["emulated"] = not backend_named(recipe.backend).is_fp8
             if not self.facts["emulated"]:
@@ -253,30 +302,32 @@ class TrainingRun:
     def _prove(self) -> None:
         """Whether FP8 runs: verified on the next batch, before a schedule holds anything back; training is untouched."""
         try:
-            proof = prove(self.trainee, self._batches(self.step))
+            self.facts |= proof_facts(prove(self.trainee, self._batches()))
         except Exception as error:
             if not out_of_memory(error) or self.job.ranks > 1:  # the other ranks would wait for this one
                 raise
             self.facts |= {"verify": f"not verified: {one_line(error)}", FIELD: str(ProofOutcome.UNPROVEN)}
-        else:
-            self.facts |= proof_facts(proof)
 
     @property
     def under_way(self) -> bool:
         """Whether there is a step left."""
         return self.step < self.job.regime.steps and not self.stopped
 
-    def advance(self) -> None:
-        """One step."""
-        self.stopped = self._one_step()
-
-    def save_if_due(self) -> None:
-        """A checkpoint where it is time for one."""
-        if self.checkpoints is not None and self.under_way and self._is_due():
-            began = time.monotonic()
-            self._save(self.checkpoints)
-            self._saved_at = time.monotonic()
-            self._saving_s = self._saved_at - began
+    def advance(self, n: int, on_step: OnStep = _unseen) -> tuple[int, int] | None:
+        """Takes up to n steps, with checkpoints where it is time for one: those done and their total; None where none is left."""
+        steps = self.job.regime.steps
+        for _ in range(n):
+            if not self.under_way:
+                break
+            self.stopped = self._one_step()
+            if not self.stopped:
+                on_step(self.step, steps)
+            if self.checkpoints is not None and self.under_way and self._is_due():
+                began = time.monotonic()
+                self._save(self.checkpoints)
+                self._saved_at = time.monotonic()
+                self._saving_s = self._saved_at - began
+        return (self.step, steps) if self.under_way else None
 
     def result(self) -> Result:
         """State of a run that is no longer under way."""
@@ -286,10 +337,11 @@ class TrainingRun:
             "switches": self.job.schedule.switches,
             "resumed_from_steps": self.resumed,
             "batches": self.read,
-            "cpu_s": self.cpu_s,
+            "cpu_s": self._cpu_s,
         }
         if self.checkpoints is not None and self.checkpoints.problems:
             self.facts["checkpoint_problems"] = self.checkpoints.problems
+        self.facts["nondeterministic"] = self._nondeterministic
         return Result(self.curves, self.step if self.stopped else None, self.stopped, self.facts)
 
     def _is_due(self) -> bool:
@@ -310,36 +362,37 @@ class TrainingRun:
         dist.all_gather(every, mine)
         return torch.cat(every).tolist()
 
-    def _batches(self, step: int) -> Sequence[Batch]:
-        """This rank's microbatches."""
-        return self.job.batches(step * self.job.ranks + self._rank)
+    def _batches(self) -> Sequence[Batch]:
+        """This rank's microbatches of the next step."""
+        return self.job.batches(self.step * self.job.ranks + self._rank)
 
     @property
-    def cpu_s(self) -> float:
-        """Seconds of CPU time that the run cost this process, evaluation included, and those before its checkpoint."""
-        return self.cpu_s_before + time.process_time() - self._cpu_s_at_start
+    def _cpu_s(self) -> float:
+        """Seconds of CPU time that the run cost, evaluation and the time before its checkpoint included."""
+        return time.process_time() - self._cpu_s_since
 
     def _one_step(self) -> str:
         """Trains one step; says what was not finite, "" if all was."""
-        job, step, regime = self.job, self.step, self.job.regime
+        job, step, regime, trainee = self.job, self.step, self.job.regime, self.trainee
         if job.schedule.rules:
-            job.schedule.apply(self.trainee.model, step, regime.steps)
-        for group in self.trainee.optimizer.param_groups:
+            job.schedule.apply(trainee.model, step, regime.steps)
+        for group in trainee.optimizer.param_groups:
             group["lr"] = regime.lr_at(step)
         if step == 0 or (regime.eval_every and step % regime.eval_every == 0):
             self._evaluate()
-        batches = self._batches(step)
+        batches = self._batches()
         if step in (0, regime.steps // 2, regime.steps - 1):
             self.read[str(step)] = digest(part for batch in batches for part in batch)
         if regime.diagnose_every and step % regime.diagnose_every == 0:
-            for (metric, part), value in diagnose(
-                self.trainee.model, job.setup, batches[0], self.device
-            ).items():
+            figures = diagnose(trainee.model, job.setup, batches[0], self.device)
+            for (metric, part), value in figures.items():
                 self.curves.add(metric, step, value, part)
         started = time.perf_counter()
-        loss = self._mean(self.trainee.step(batches, self._measure_fp8_gradients))  # waits for the device
-        norm = self.trainee.grad_norm
-        values = {"loss": loss} | ({} if norm is None else {"grad_norm": _number(norm)})
+        values = {
+            "loss": self._mean(trainee.step(batches, self._measure_fp8_gradients))
+        }  # waits for the device
+        if trainee.grad_norm is not None:
+            values["grad_norm"] = _number(trainee.grad_norm)
         if self.fp8_weights:
             values["fp8_grad_norm"] = _number(self.fp8_grad_norm)
         self.elapsed += time.perf_counter() - started
@@ -360,11 +413,9 @@ class TrainingRun:
         mine = self.job.heldout[self._rank :: self.job.ranks]
         if not mine:
             return
-        total = 0.0
         with untouched(self.trainee.model), torch.no_grad():
             self.trainee.model.eval()
-            for batch in mine:
-                total += float(self.trainee.forward(batch))
+            total = sum(float(self.trainee.forward(batch)) for batch in mine)
         self.curves.add("heldout_loss", self.step, self._mean(total / len(mine)))
 
     def _save(self, checkpoints: Checkpoints) -> None:
@@ -373,20 +424,21 @@ class TrainingRun:
             "schedule": self.job.schedule.state_dict(),
             "curves": self.curves.points,
             "elapsed": self.elapsed,
-            "cpu_s": self.cpu_s,
+            "cpu_s": self._cpu_s,
             "resumed": self.resumed,
             "read": self.read,
         }
         checkpoints.save(self.step, self.trainee.model, self.trainee.optimizer, run)
 
-    def _resume(self, checkpoints: Checkpoints) -> None:
-        found = checkpoints.load_newest(self.trainee.model, self.trainee.optimizer)
-        if found is None:
+    def _resume(self) -> None:
+        model, optimizer = self.trainee.model, self.trainee.optimizer
+        if self.checkpoints is None or (found := self.checkpoints.load_newest(model, optimizer)) is None:
             return
         self.step, run = found
-        load_amax_state_dict(self.trainee.model, run["amaxes"])
+        load_amax_state_dict(model, run["amaxes"])
         self.job.schedule.load_state_dict(run["schedule"])
-        self.curves.points, self.elapsed, self.cpu_s_before = run["curves"], run["elapsed"], run["cpu_s"]
+        self.curves.points, self.elapsed = run["curves"], run["elapsed"]
+        self._cpu_s_since -= run["cpu_s"]
         self.read |= run["read"]
         self.resumed = [*run["resumed"], self.step]
 

@@ -23,7 +23,7 @@ from harness.training.models.tokens import tokens_of
 from harness.training.setup import CHECKPOINTING, Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
 
@@ -76,18 +76,20 @@ def _refusals() -> Iterator[None]:
         raise NothingToConvertError(str(error)) from error
 
 
+@functools.lru_cache(maxsize=64)
+def _of_layers(setup: Setup) -> tuple[tuple[str, ...], Bytes]:
+    """Names of the layers that are converted, and the bytes of weights and their like."""
+    model = skeleton(setup)
+    return tuple(layer.fqn for layer in audit(model).converted), of_weights(model)
+
+
 def fp8_layers(setup: Setup) -> tuple[str, ...]:
     """Names of the layers that are converted.
 
     Raises:
         UsageError, ValueError: as `skeleton`.
     """
-    return _layers(_plain(setup))
-
-
-@functools.lru_cache(maxsize=64)
-def _layers(setup: Setup) -> tuple[str, ...]:
-    return tuple(layer.fqn for layer in audit(skeleton(setup)).converted)
+    return _of_layers(_plain(setup))[0]
 
 
 def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | None:
@@ -109,7 +111,7 @@ def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | Non
     try:
         if setup.recipe is not None or setup.fused_modules:
             fp8_layers(setup)
-        too_much = fits(_weights(replace(_plain(setup), recipe=None)), free_bytes)
+        too_much = fits(_of_layers(replace(_plain(setup), recipe=None))[1], free_bytes)
         too_much = too_much or fits(memory(setup, device), free_bytes)
     except UsageError:
         raise
@@ -130,11 +132,6 @@ def _plain(setup: Setup) -> Setup:
     return replace(
         setup, compiled=False, graph=False, peer="", accumulation=1, seed=0, lr=0.0, grad_clip=None
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _weights(setup: Setup) -> Bytes:
-    return of_weights(skeleton(setup))
 
 
 def facts_of_calls(setup: Setup, device: str) -> dict[str, object]:
@@ -171,15 +168,15 @@ def flops(setup: Setup, formula: str = "palm") -> dict[str, float]:
         setup: of the arm; FP8 GEMMs of a peer count as those of fp8core's recipe of that name.
         formula: "palm" or "causal"; without meaning for a user's model.
     """
-    return dict(_flops(replace(setup, compiled=False, peer=""), formula))
+    return dict(_flops(replace(setup, compiled=False, peer=""), formula, step_flops))
 
 
 @functools.lru_cache(maxsize=64)
-def _flops(setup: Setup, formula: str) -> dict[str, float]:
+def _flops(setup: Setup, formula: str, count: Callable[..., dict[str, float]]) -> dict[str, float]:
     high = "fp32" if setup.compute == "fp32" else "bf16"
     model = skeleton(setup)
     if isinstance(resolve(setup.model), ModelSpec):
-        once = step_flops(model, setup.batch, setup.seq, formula=formula, high_precision=high)
+        once = count(model, setup.batch, setup.seq, formula=formula, high_precision=high)
     else:
         once = counted_flops(model, shapes(setup), high_precision=high)
     return {dtype: amount * setup.accumulation for dtype, amount in once.items()}
@@ -192,13 +189,8 @@ def recomputed_flops(setup: Setup) -> dict[str, dict[str, float]]:
     """
     if not isinstance(resolve(setup.model), ModelSpec):
         return {}
-    high = "fp32" if setup.compute == "fp32" else "bf16"
-    model = skeleton(replace(setup, compiled=False, peer=""))
-    found = {}
-    for formula in FORMULAS:
-        once = recomputed(model, setup.batch, setup.seq, formula=formula, high_precision=high)
-        found[formula] = {dtype: amount * setup.accumulation for dtype, amount in once.items()}
-    return found
+    plain = replace(setup, compiled=False, peer="")
+    return {formula: dict(_flops(plain, formula, recomputed)) for formula in FORMULAS}
 
 
 def tokens(setup: Setup) -> int:

@@ -31,6 +31,8 @@ from fp8core.recipe import RECIPES, Recipe
 from harness.peers import PEERS
 from harness.store.errors import UsageError, unknown
 from harness.timing.compiling import fresh_compile
+from harness.training.models import resolve
+from harness.training.models.fused import fuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,14 +121,15 @@ class Setup:
     grad_clip: float | None = 1.0
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("compute", COMPUTE),
-            ("checkpointing", CHECKPOINTING),
-            ("experts", EXPERTS),
-            ("peer", ("", *PEERS)),
-        ):
-            if getattr(self, name) not in choices:
-                raise unknown(name, str(getattr(self, name)), filter(None, choices))
+        choices = {
+            "compute": COMPUTE,
+            "checkpointing": CHECKPOINTING,
+            "experts": EXPERTS,
+            "peer": ("", *PEERS),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, str(getattr(self, name)), filter(None, known))
         for name in ("batch", "seq", "accumulation", "layers", "vocab_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -165,11 +168,6 @@ class Setup:
         if self.accumulation == 1 or self.recipe is None or self.compiled:
             return False
         return not self.peer or PEERS[self.peer].around is not None
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of one optimizer step."""
-        return self.batch * self.accumulation
 
 
 @dataclass(slots=True)
@@ -286,8 +284,6 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: 
         ValueError: nothing can be converted, or the device lacks FP8 matmul for the recipe.
     """
     if model is None:
-        from harness.training.models import resolve  # torch-heavy, and not needed by those who bring a model
-
         model = resolve(setup.model).build(
             device=device,
             dtype=setup.weight_dtype,
@@ -302,8 +298,6 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: 
         if setup.experts == "fp8":
             convert_experts_to_float8(model, config=setup.recipe)
     if setup.fused_modules:
-        from harness.training.models.fused import fuse
-
         model = fuse(model)
     layers = audit(model)
     if setup.peer:

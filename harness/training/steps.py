@@ -20,7 +20,6 @@ A step counts only if it computes what its baseline computes, and in the precisi
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections import Counter
@@ -79,16 +78,12 @@ class FirstStep:
     @classmethod
     def of(cls, loss: Tensor, trainee: Trainee, logit_spread: Sequence[float] = ()) -> FirstStep:
         """Read from a trainee whose last step gave this loss and these spreads, one a microbatch."""
-        assert trainee.grad_norm is not None
+        norm = trainee.grad_norm
+        assert norm is not None
         weights = {n: p.grad for n, p in trainee.model.named_parameters() if p.dim() >= 2}
         samples = {name: _sampled(grad) for name, grad in weights.items() if grad is not None}
-        norm = trainee.grad_norm
-        return cls(
-            float(loss),
-            float(norm.full_tensor() if is_dtensor(norm) else norm),
-            samples,
-            max(logit_spread, default=0.0),
-        )
+        whole = norm.full_tensor() if is_dtensor(norm) else norm
+        return cls(float(loss), float(whole), samples, max(logit_spread, default=0.0))
 
     def cosines(self, base: FirstStep) -> dict[str, float]:
         """Cosine between the gradients of both steps, by weight; weights without a gradient in the baseline are left out."""
@@ -165,34 +160,38 @@ def replay_fault(replayed: Sequence[float], eager: Sequence[float]) -> str:
     return ""
 
 
-def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict[str, object]) -> str:
-    """Why the steps do not run in the precision that the set-up asks for; "" if they do.
+def precision_fault(step: Callable[[], object], trainee: Trainee) -> tuple[str, dict[str, object]]:
+    """Why the steps do not run in the precision that the set-up asks for, "" if they do; and for `resolved` what was found.
 
     Args:
         step: one whole optimizer step of the trainee; run up to `PROOF` times.
         trainee: whose layers are looked at.
-        resolved: gets what was found.
     """
-    setup = trainee.setup
+    setup, model = trainee.setup, trainee.model
     if setup.recipe is not None and not setup.peer:
-        proof = verify(
-            step,
-            trainee.model,
-            recipe=setup.recipe,
-            fp8_all_gather=setup.recipe.fp8_all_gather,
-            announce=False,
-        )
-        resolved |= facts_of(proof)
-        return "" if proof.ok else proof.line
+        proof = _verified(step, trainee)
+        return "" if proof.ok else proof.line, facts_of(proof)
     step()
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
     by_name = bool(setup.peer) and not PEERS[setup.peer].operators
-    counted = fp8_gemms(step, str(next(trainee.model.parameters()).device), by_name)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
+    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as watcher:
+        step()
+        _synchronize(device)
+    events = list(watcher.function_events or [])
+    counted = fp8_kernels(events) if by_name else count_fp8_gemms(events)
     due = trainee.audit.fp8_gemms * setup.accumulation if setup.recipe is not None else 0
-    resolved |= {"fp8_gemms": counted, "fp8_gemms_expected": due}
     more = setup.checkpointing != "none" or by_name  # recomputed ones, or several kernels of one GEMM
-    if counted == due or (due and more and counted > due):
-        return ""
-    return f"{counted} FP8 GEMMs ran in a step where {due} were due: it did not run as asked"
+    is_due = counted == due or (due and more and counted > due)
+    why = f"{counted} FP8 GEMMs ran in a step where {due} were due: it did not run as asked"
+    return "" if is_due else why, {"fp8_gemms": counted, "fp8_gemms_expected": due}
+
+
+def _verified(step: Callable[[], object], trainee: Trainee) -> Proof:
+    recipe = trainee.setup.recipe
+    gathers = recipe is not None and recipe.fp8_all_gather
+    return verify(step, trainee.model, recipe=recipe, fp8_all_gather=gathers, announce=False)
 
 
 def cause_of_fault(resolved: Mapping[str, object]) -> Cause:
@@ -230,15 +229,7 @@ def prove(trainee: Trainee, batches: Sequence[tuple[Tensor, ...]]) -> Proof:
         trainee.update_scales()
 
     with untouched(trainee.model):
-        recipe = trainee.setup.recipe
-        gathers = recipe is not None and recipe.fp8_all_gather
-        return verify(step, trainee.model, recipe=recipe, fp8_all_gather=gathers, announce=False)
-
-
-def fp8_gemms(step: Callable[[], object], device: str, by_name: bool = False) -> int:
-    """Calls of the operators that multiply FP8, in one step; `by_name`: of kernels whose names say so."""
-    events = _events(step, device)
-    return fp8_kernels(events) if by_name else count_fp8_gemms(events)
+        return _verified(step, trainee)
 
 
 def breakdown(events: list[Any], steps: int) -> dict[str, float]:
@@ -248,23 +239,18 @@ def breakdown(events: list[Any], steps: int) -> dict[str, float]:
         events: `function_events` of a profiler that watched whole steps.
         steps: how many.
     """
-    times: Counter[str] = Counter()
-    on_gpu = [
-        e for e in events if e.device_type == DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
-    ]
-    if not on_gpu:
-        for event in events:
-            times[kernel_class(event.name, _enclosing(event))] += event.self_cpu_time_total
-        return {kind: micros / 1e3 / steps for kind, micros in times.items() if micros}
-    total: Counter[str] = Counter()
-    for event in on_gpu:
-        total[event.name] += event.self_device_time_total
+    times, unclaimed = Counter[str](), Counter[str]()
     for event in events:
+        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
+            unclaimed[event.name] += event.self_device_time_total
+    on_gpu = bool(unclaimed)
+    for event in events:
+        if not on_gpu:
+            times[kernel_class(event.name, _enclosing(event))] += event.self_cpu_time_total
         for kernel in event.kernels if event.device_type == DeviceType.CPU else ():
-            callers = itertools.chain((event.name,), _enclosing(event))
-            times[kernel_class(kernel.name, callers)] += kernel.duration
-            total[kernel.name] -= kernel.duration
-    for name, left in total.items():  # kernels that no operator claims, such as those of compiled code
+            times[kernel_class(kernel.name, (event.name, *_enclosing(event)))] += kernel.duration
+            unclaimed[kernel.name] -= kernel.duration
+    for name, left in unclaimed.items():  # kernels that no operator claims, such as those of compiled code
         if left > 0:
             times[kernel_class(name)] += left
     return {kind: micros / 1e3 / steps for kind, micros in times.items() if micros}
@@ -282,34 +268,22 @@ def profiled(step: Callable[[], object], first: int, last: int, device: str, tra
     """
     for _ in range(first):
         step()
-
-    def watched() -> None:
+    where = torch.device(device)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if where.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, acc_events=True) as watcher:
         for index in range(first, last + 1):
             with torch.profiler.record_function(f"step {index}"):
                 step()
-
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.device(device).type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities, acc_events=True) as watcher:
-        watched()
-        _synchronize(device)
+        _synchronize(where)
     watcher.export_chrome_trace(str(trace))
     return breakdown(list(watcher.events() or []), last - first + 1)
 
 
-def _events(step: Callable[[], object], device: str) -> list[Any]:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
-    on_gpu = torch.device(device).type == "cuda"
-    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as watcher:
-        step()
-        _synchronize(device)
-    return list(watcher.function_events or [])
-
-
-def _synchronize(device: str) -> None:
-    if torch.device(device).type == "cuda":
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
         torch.cuda.synchronize()
 
 

@@ -1,10 +1,10 @@
-"""An arm of the suite `train`: a trainee whose memory comes and goes, and what is measured of it."""
+"""An arm of the suite `train`: how it is checked before its time counts, and one whose memory comes and goes."""
 
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from harness.training.setup import Setup, forward_of, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import Tensor
@@ -44,6 +45,12 @@ class Source:
     path: str
     seed: int
 
+    def step(self, setup: Setup, number: int, device: str) -> list[tuple[Tensor, ...]]:
+        """The microbatches of a step."""
+        text = corpus_of(setup.model, self.data, self.path)
+        size = (setup.accumulation, setup.batch, setup.seq)
+        return microbatches_of(setup.model, text, number, self.seed, size, device)
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -54,16 +61,144 @@ class Profile:
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
-    """What the arms of a case share: initial weights, drawn once, and what the first step without FP8 gives."""
-
-    weights: dict[str, Tensor]
-    first: steps.FirstStep
+# What the arms of a case share: initial weights, drawn once, and what the first step without FP8 gives
+Control = tuple[dict[str, "Tensor"], steps.FirstStep]
 
 
-class TimedArm:
-    """One arm, its memory given up until it is asked for.
+@dataclass
+class Stepper:
+    """A trainee that takes one step after another, of `STEPS` batches in turn.
+
+    Attributes:
+        replay: what takes a step in place of the trainee.
+    """
+
+    trainee: Trainee
+    batches: list[list[tuple[Tensor, ...]]]
+    split: Split = field(default_factory=Split)
+    turn: int = 0
+    replay: Callable[[cuda_graph.Microbatches], Tensor] | None = None
+
+    def next(self) -> list[tuple[Tensor, ...]]:
+        """The microbatches of the next step."""
+        self.turn += 1
+        return self.batches[(self.turn - 1) % len(self.batches)]
+
+    def run(self) -> Tensor:
+        """One whole optimizer step."""
+        if self.replay is not None:
+            return self.replay(self.next())
+        return self.trainee.step(self.next(), self.split)
+
+    def first_step(self) -> steps.FirstStep:
+        """Takes the first step. Logits are looked at in eager mode, as the control is."""
+        looked: AbstractContextManager[list[float]] = (
+            nullcontext([]) if self.trainee.setup.compiled else steps.spread_of_logits(self.trainee)
+        )
+        with looked as spread:
+            return steps.FirstStep.of(self.run(), self.trainee, spread)
+
+    def prove(self) -> tuple[str, dict[str, object]]:
+        """`steps.precision_fault` of the steps after it."""
+        return steps.precision_fault(self.run, self.trainee)
+
+
+class Arm:
+    """An arm in one process or several ranks, checked in one way.
+
+    Attributes:
+        setup: of one rank.
+        device: where.
+        resolved: what really runs.
+        controls: the first step without FP8, by rank.
+        world: ranks.
+        on_all: what a method of the stepper, which takes up to n steps, gives on each rank.
+        resident: memory there, in its initial state, the first batch next; with `recorded=False` no step is replayed.
+        peaks: bytes allocated and reserved at most in `WATCHED` steps, by rank; not in `resident`.
+        expected: what was predicted of it.
+    """
+
+    setup: Setup
+    device: str
+    resolved: dict[str, object]
+    controls: tuple[steps.FirstStep, ...]
+    world = 1
+    on_all: Callable[[str, int], list[Any]]
+    resident: Callable[..., AbstractContextManager[None]]
+    peaks: Callable[[], list[tuple[int, int]]]
+    expected: Callable[[], Numerics]
+
+    def replay_fault(self) -> str:
+        """Why replayed steps are not the eager ones that were proved; "" if they are."""
+        return ""
+
+    def offered(self, run: Callable[[], object], split: Split | None, **more: Any) -> Workload:
+        """What the executor asks for."""
+        return Workload(
+            run=run,
+            check=self.check,
+            flops=meta_estimate.flops(self.setup),
+            resolved=self.resolved,
+            resident=self.resident,
+            tokens=self.world * meta_estimate.tokens(self.setup),
+            split=split,
+            split_metric="" if split is None else "forward_backward_ms",
+            **more,
+        )
+
+    def check(self) -> Numerics:
+        """First step against the control's, then the precision, then the memory of some steps."""
+        cause = Cause.NUMERICS
+        with self.resident(recorded=False):
+            mine, bases = self.on_all("first_step", 1), self.controls
+            self.resolved |= {"first_loss": mean_loss(mine), "first_loss_control": mean_loss(bases)}
+            if len(mine) == 1:
+                self.resolved["first_grad_norm_ratio"] = (
+                    mine[0].grad_norm / bases[0].grad_norm if bases[0].grad_norm else None
+                )
+                cosines = mine[0].cosines(bases[0]).values()
+                self.resolved["first_grad_cosine_min"] = min(cosines, default=None)
+            fault = first_fault([steps.first_step_fault(*both) for both in zip(mine, bases, strict=True)])
+            if not fault:
+                proofs = self.on_all("prove", steps.PROOF)
+                self.resolved |= proofs[0][1]
+                counts = [found.get("fp8_gemms") for _, found in proofs]
+                fault = first_fault([why for why, _ in proofs])
+                if not fault and len(set(counts)) > 1:
+                    fault = f"ranks ran other numbers of FP8 GEMMs: {counts}"
+                cause = steps.cause_of_fault(next((found for why, found in proofs if why), proofs[0][1]))
+                if len(mine) > 1:
+                    self.resolved["proved_on_ranks"] = sum(not why for why, _ in proofs)
+        if not fault:
+            fault, cause = self.replay_fault(), Cause.NUMERICS
+        if fault:
+            return Numerics({}, ok=False, reason=fault, cause=cause)
+        expected, measured = self.expected(), ("peak_memory_bytes", "reserved_memory_bytes")
+        if torch.device(self.device).type == "cuda":
+            most = [float(max(sizes)) for sizes in zip(*self.peaks(), strict=True)]
+            return replace(expected, values={**expected.values, **dict(zip(measured, most, strict=True))})
+        why = f"the allocator of a {self.device} keeps no peak"
+        if "predicted_memory_bytes" in expected.values:
+            why += "; predicted_memory_bytes has the expected value"
+        return replace(expected, skipped={**dict.fromkeys(measured, why), **expected.skipped})
+
+
+def first_fault(faults: list[str]) -> str:
+    """The first rank's that has one, named where there are several; "" where none has."""
+    many = len(faults) > 1
+    found = (
+        f"rank {rank} of {len(faults)}: {why}" if many else why for rank, why in enumerate(faults) if why
+    )
+    return next(found, "")
+
+
+def mean_loss(firsts: list[steps.FirstStep] | tuple[steps.FirstStep, ...]) -> float:
+    """Mean loss over ranks, whose batches are of equal size."""
+    return sum(first.loss for first in firsts) / len(firsts)
+
+
+class TimedArm(Arm):
+    """An arm of this process, its memory given up until it is asked for.
 
     Args:
         setup: what is trained.
@@ -76,32 +211,25 @@ class TimedArm:
     """
 
     def __init__(self, setup: Setup, source: Source, device: str, profile: Profile | None = None) -> None:
-        self.setup, self.source, self.device, self.profiling = setup, source, device, profile
-        self.resolved: dict[str, object] = {}
-        self._turn = 0
-        self._replay: Callable[[cuda_graph.Microbatches], Tensor] | None = None
-        self._halfway = Split()
+        self.setup, self.device, self.profiling, self.resolved = setup, device, profile, {}
+        plain = without_fp8(setup)
         with self._memory_explained("building the model"):
-            self.control = control_of(_without_fp8(setup), source, device)
-            self.batches = batches_of(_without_fp8(setup), source, device)
-            self.trainee = prepare(setup, device, weights="none")  # those of the control are put in
-            self._resident = Residency(self.trainee, self.control.weights, device)
-        self.resolved |= facts_of(self.trainee, source, device)
+            weights, first = control_of(plain, source, device)
+            self.controls = (first,)
+            trainee = prepare(setup, device, weights="none")  # those of the control are put in
+            self.stepper = Stepper(trainee, batches_of(plain, source, device))
+            self._resident = Residency(trainee, weights, device)
+        self.resolved |= facts_of(trainee, source, device)
 
     def workload(self) -> Workload:
         """What the executor asks for."""
-        return Workload(
-            run=self.run,
-            check=self.check,
-            flops=meta_estimate.flops(self.setup),
-            resolved=self.resolved,
-            compiled=self.setup.compiled or self.setup.compiled_linears,
-            resident=self.resident,
-            recompile=self.recompile if self.setup.compiled else None,
-            tokens=meta_estimate.tokens(self.setup),
+        setup = self.setup
+        return self.offered(
+            self.stepper.run,
+            None if setup.graph else self.stepper.split,
+            compiled=setup.compiled or setup.compiled_linears,
+            recompile=self.recompile if setup.compiled else None,
             profile=self.profile if self.profiling is not None else None,
-            split=None if self.setup.graph else self._halfway,
-            split_metric="" if self.setup.graph else "forward_backward_ms",
         )
 
     @contextmanager
@@ -113,73 +241,50 @@ class TimedArm:
         Args:
             recorded: False leaves a step that would be replayed eager.
         """
-        self._turn = 0
+        stepper = self.stepper
+        stepper.turn = 0
         with self._memory_explained("a training step"), self._resident():
             if not (self.setup.graph and recorded):
                 yield
                 return
-            warm_up = [self._next() for _ in range(cuda_graph.WARM_UP)]
-            with cuda_graph.recorded(self.trainee, warm_up, cuda_graph.CudaTape()) as self._replay:
+            warm_up = [stepper.next() for _ in range(cuda_graph.WARM_UP)]
+            with cuda_graph.recorded(stepper.trainee, warm_up, cuda_graph.CudaTape()) as stepper.replay:
                 try:
                     yield
                 finally:
-                    self._replay = None
+                    stepper.replay = None
 
-    def run(self) -> Tensor:
-        """One whole optimizer step."""
-        if self._replay is not None:
-            return self._replay(self._next())
-        return self.trainee.step(self._next(), self._halfway)
-
-    def _next(self) -> list[tuple[Tensor, ...]]:
-        self._turn += 1
-        return self.batches[(self._turn - 1) % len(self.batches)]
+    def on_all(self, method: str, n: int) -> list[Any]:
+        """In this process."""
+        return [getattr(self.stepper, method)()]
 
     def recompile(self) -> None:
         """Gives the compiler another code object over the same model."""
-        self.trainee.run = forward_of(self.trainee.model, self.setup, self.device)
+        trainee = self.stepper.trainee
+        trainee.run = forward_of(trainee.model, self.setup, self.device)
 
-    def check(self) -> Numerics:
-        """First step against the control's, then the precision, then the memory of some steps."""
-        first = self.control.first
-        with self.resident(recorded=False):
-            mine = steps.FirstStep.of(self.run(), self.trainee)
-            self.resolved |= {"first_loss": mine.loss, "first_loss_control": first.loss}
-            self.resolved["first_grad_norm_ratio"] = (
-                mine.grad_norm / first.grad_norm if first.grad_norm else None
-            )
-            self.resolved["first_grad_cosine_min"] = min(mine.cosines(first).values(), default=None)
-            fault = steps.first_step_fault(mine, first)
-            cause = Cause.NUMERICS
-            if not fault:
-                fault = steps.precision_fault(self.run, self.trainee, self.resolved)
-                cause = steps.cause_of_fault(self.resolved)
-        if self.setup.graph and not fault:
-            fault, cause = self._replay_fault(), Cause.NUMERICS
-        if fault:
-            return Numerics({}, ok=False, reason=fault, cause=cause)
-        figures = {
-            "predicted_memory_bytes": float(
-                meta_estimate.total(meta_estimate.memory(self.setup, self.device))
-            )
-        }
-        measured = ("peak_memory_bytes", "reserved_memory_bytes")
-        if torch.device(self.device).type != "cuda":
-            why = f"the allocator of a {self.device} keeps no peak; predicted_memory_bytes has the expected value"
-            return Numerics(figures, skipped=dict.fromkeys(measured, why))
+    def peaks(self) -> list[tuple[int, int]]:
+        """Those of this process."""
         with peak_memory() as peak, self.resident():
             for _ in range(WATCHED):
-                self.run()
-        return Numerics(
-            figures | dict(zip(measured, map(float, (peak.allocated, peak.reserved)), strict=True))
-        )
+                self.stepper.run()
+        return [(peak.allocated, peak.reserved)]
 
-    def _replay_fault(self) -> str:
+    def expected(self) -> Numerics:
+        """The memory of a step."""
+        total = meta_estimate.total(meta_estimate.memory(self.setup, self.device))
+        return Numerics({"predicted_memory_bytes": float(total)})
+
+    def replay_fault(self) -> str:
         """Why replayed steps are not the eager ones that were proved; "" if they are."""
+        if not self.setup.graph:
+            return ""
         with self.resident(recorded=False):
-            eager = [float(self.run()) for _ in range(cuda_graph.WARM_UP + _REPLAYED)][cuda_graph.WARM_UP :]
+            eager = [float(self.stepper.run()) for _ in range(cuda_graph.WARM_UP + _REPLAYED)][
+                cuda_graph.WARM_UP :
+            ]
         with self.resident():
-            replayed = [float(self.run()) for _ in range(_REPLAYED)]
+            replayed = [float(self.stepper.run()) for _ in range(_REPLAYED)]
         self.resolved |= {"eager_losses": eager, "replayed_losses": replayed}
         return steps.replay_fault(replayed, eager)
 
@@ -188,8 +293,10 @@ class TimedArm:
         wanted = self.profiling
         assert wanted is not None
         with self.resident():
-            self.run()
-            parts = steps.profiled(self.run, wanted.first, wanted.last, self.device, folder / wanted.file)
+            self.stepper.run()
+            parts = steps.profiled(
+                self.stepper.run, wanted.first, wanted.last, self.device, folder / wanted.file
+            )
         self.resolved |= {"trace": wanted.file, "trace_steps": [wanted.first, wanted.last]}
         return Numerics({}, parts={("kernel_time_ms", kind): ms for kind, ms in parts.items()})
 
@@ -214,9 +321,16 @@ class TimedArm:
 def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]:
     """For `resolved`: what a trainee is, and what it is trained on."""
     setup, audit, recipe = trainee.setup, trainee.audit, trainee.setup.recipe
-    backend = "torch.mm"
-    if recipe is not None:
-        backend = PEERS[setup.peer].doc if setup.peer else recipe.backend
+    named = isinstance(resolve(setup.model), ModelSpec)
+    compile_as = {
+        "fullgraph, static shapes": setup.compiled,
+        "each Linear by itself, static shapes": setup.compiled_linears,
+        "eager, recorded as one CUDA graph": setup.graph,
+        "eager": True,
+    }
+    # A user's model is made on the CPU
+    drawn_on = "GPU" if named and torch.device(device).type == "cuda" else "CPU"
+    backend = "torch.mm" if recipe is None else PEERS[setup.peer].doc if setup.peer else recipe.backend
     facts: dict[str, object] = {
         "timed": "one optimizer step: forward, backward, clipping, optimizer, FP8 scales",
         "model": setup.model,
@@ -224,13 +338,7 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
         "compute": setup.compute,
         "recipe": recipe.name if recipe else "bf16",
         "backend": backend,
-        "compile": "fullgraph, static shapes"
-        if setup.compiled
-        else "each Linear by itself, static shapes"
-        if setup.compiled_linears
-        else "eager, recorded as one CUDA graph"
-        if setup.graph
-        else "eager",
+        "compile": next(how for how, is_so in compile_as.items() if is_so),
         "norm_and_swiglu": "fp8core's fused kernels" if setup.fused_modules else "PyTorch's",
         "checkpointing": setup.checkpointing,
         "accumulation": setup.accumulation,
@@ -244,9 +352,9 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
         "memory": meta_estimate.memory(setup, device),
         "flops_formula_id": meta_estimate.flops_formula_id(setup),
         "layers": note_of_layers(setup),
-        "weights": f"of all arms, drawn once on {_drawn_on(setup, device)}",
+        "weights": f"of all arms, drawn once on the {drawn_on}",
     }
-    if facts["flops_formula_id"] == "palm":
+    if named:
         facts["flops_causal"] = meta_estimate.flops(setup, "causal")
         facts["flops_recomputed"] = meta_estimate.recomputed_flops(setup)
     if recipe is not None:
@@ -259,18 +367,12 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
     return facts | meta_estimate.facts_of_calls(setup, device)
 
 
-def _drawn_on(setup: Setup, device: str) -> str:
-    """Where the initial weights come from; a user's model is made on the CPU."""
-    on_gpu = torch.device(device).type == "cuda" and isinstance(resolve(setup.model), ModelSpec)
-    return "the GPU" if on_gpu else "the CPU"
-
-
 def note_of_layers(setup: Setup) -> str:
     """Depth of the model, all or truncated; "" where that is unknown."""
     spec = resolve(setup.model)
     if not isinstance(spec, ModelSpec):
         return ""
-    if setup.layers is None or setup.layers == spec.layers:
+    if setup.layers in (None, spec.layers):
         return f"all {spec.layers}"
     return f"truncated to {setup.layers} of {spec.layers} layers"
 
@@ -284,7 +386,7 @@ def control_of(setup: Setup, source: Source, device: str) -> Control:
         except Exception as error:
             if not out_of_memory(error) or setup.batch == 1:
                 raise
-        setup = replace(setup, batch=1, accumulation=setup.sequences)
+        setup = replace(setup, batch=1, accumulation=setup.batch * setup.accumulation)
 
 
 def _control(setup: Setup, source: Source, device: str) -> Control:
@@ -294,23 +396,16 @@ def _control(setup: Setup, source: Source, device: str) -> Control:
     weights = keep(trainee.model, KEPT_SHARE * total)
     with torch.random.fork_rng(devices=[0] if on_gpu else []):
         torch.manual_seed(setup.seed)
-        with steps.spread_of_logits(trainee) as spread:
-            loss = trainee.step(_step(setup, source, 0, device))
-    return Control(weights, steps.FirstStep.of(loss, trainee, spread))
+        return weights, Stepper(trainee, [source.step(setup, 0, device)]).first_step()
 
 
 @functools.lru_cache(maxsize=1)
 def batches_of(setup: Setup, source: Source, device: str) -> list[list[tuple[Tensor, ...]]]:
     """Microbatches of `STEPS` steps, on the device; the same objects for all arms of a case."""
-    return [_step(setup, source, step, device) for step in range(STEPS)]
+    return [source.step(setup, step, device) for step in range(STEPS)]
 
 
-def _step(setup: Setup, source: Source, step: int, device: str) -> list[tuple[Tensor, ...]]:
-    text: Any = corpus_of(setup.model, source.data, source.path)
-    size = (setup.accumulation, setup.batch, setup.seq)
-    return microbatches_of(setup.model, text, step, source.seed, size, device)
-
-
-def _without_fp8(setup: Setup) -> Setup:
-    eager = replace(setup, compiled=False, compiled_linears=False, graph=False)
-    return replace(eager, recipe=None, peer="", left_out=(), fused_modules=False)
+def without_fp8(setup: Setup) -> Setup:
+    """The control's set-up: eager, of no peer, nothing fused."""
+    plain: dict[str, Any] = {"recipe": None, "peer": "", "left_out": (), "fused_modules": False}
+    return replace(setup, compiled=False, compiled_linears=False, graph=False, **plain)

@@ -1,17 +1,29 @@
 """The texts that models are trained on, by name.
 
-To add one: its file in this folder and its line in `corpus` and `CORPORA`.
+To add one: what reads it, and its line in `corpus` and `CORPORA`.
+
+Of the standard library these are the bytes of every `.py` file of the modules that `sys.stdlib_module_names` lists, in the
+order of their paths; without tests, which some distributions leave out, and without what is generated where Python is built
+or installed. The text differs between Python versions: the sha256 in each row says which one it was.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import sys
+import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from harness.store.errors import UsageError, unknown
-from harness.training.data import bin as binary
-from harness.training.data import shakespeare, stdlib
-from harness.training.data.corpus import Corpus, Extent
+from harness.training.data import shakespeare
+from harness.training.data.corpus import Corpus, Extent, split
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["CORPORA", "Corpus", "Extent", "corpus", "extent"]
 
@@ -21,6 +33,8 @@ CORPORA = {
     "bytes": "bytes of the file at path",
     "bin": "uint16 token ids of nanoGPT's .bin at path, a file or a folder with train.bin and val.bin",
 }
+_LEFT_OUT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
+_PIECE = 1 << 22  # ids of a .bin read at once while it is checked
 
 
 def corpus(name: str, path: str | Path | None = None, vocab_size: int | None = None) -> Corpus:
@@ -64,10 +78,75 @@ def _read(name: str, path: Path | None, vocab_size: int | None) -> Corpus:
         if name == "shakespeare":
             return shakespeare.load(path)
         if path is None:
-            return stdlib.load()
+            return stdlib()
         if name == "bytes":
-            return stdlib.load_file(path)
+            return _of_bytes(name, path.read_bytes())
         assert vocab_size is not None
-        return binary.load(path, vocab_size)
+        return _binary(path, vocab_size)
     except OSError as error:
         raise UsageError(f"data={name}: cannot read {path}: {error}") from error
+
+
+def _of_bytes(name: str, text: bytes) -> Corpus:
+    return split(name, 256, hashlib.sha256(text).hexdigest(), np.frombuffer(text, dtype=np.uint8))
+
+
+def stdlib(folder: Path | None = None) -> Corpus:
+    """The bytes of the standard library's sources.
+
+    Raises:
+        UsageError: there are none, as in a frozen or zipped Python.
+    """
+    root = folder or Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join((root / name).read_bytes() for name in stdlib_files(root))
+    if not text:
+        raise UsageError(f"data=stdlib: no Python sources in {root}; take data=bytes path=FILE")
+    return _of_bytes("stdlib", text)
+
+
+def stdlib_files(root: Path) -> list[str]:
+    """The sources below `root`, as sorted relative paths with forward slashes."""
+    parts = [path.relative_to(root).parts for path in root.rglob("*.py")]
+    return sorted(
+        "/".join(each)
+        for each in parts
+        if each[0].removesuffix(".py" if len(each) == 1 else "") in sys.stdlib_module_names
+        and not _LEFT_OUT.intersection(each)
+    )
+
+
+def _binary(path: Path, vocab_size: int) -> Corpus:
+    """nanoGPT's `.bin`, little-endian uint16, memory-mapped: a folder's train.bin and val.bin, or a file, whose last 10 % are held out.
+
+    Each file is read once, piece by piece, for its sha256 and its largest id.
+
+    Raises:
+        UsageError: a file is missing, empty, no whole number of uint16, or holds an id beyond the vocabulary.
+    """
+    digest = hashlib.sha256()
+    if path.is_dir():
+        train, heldout = (_ids(path / name, vocab_size, digest) for name in ("train.bin", "val.bin"))
+        return Corpus("bin", vocab_size, digest.hexdigest(), train, heldout)
+    ids = _ids(path, vocab_size, digest)
+    return split("bin", vocab_size, digest.hexdigest(), ids)
+
+
+def _ids(path: Path, vocab_size: int, digest: Any) -> npt.NDArray[Any]:
+    if not path.is_file():
+        raise UsageError(f"data=bin: no file {path}; a folder needs train.bin and val.bin")
+    size = path.stat().st_size
+    if size == 0 or size % 2:
+        raise UsageError(
+            f"{path} has {size} bytes; expected uint16 token ids, two bytes each and at least one"
+        )
+    ids = np.memmap(path, dtype="<u2", mode="r")
+    for start in range(0, len(ids), _PIECE):
+        piece = ids[start : start + _PIECE]
+        digest.update(piece.tobytes())
+        if int(piece.max()) >= vocab_size:
+            place = start + int(np.argmax(piece >= vocab_size))
+            raise UsageError(
+                f"{path} holds token id {ids[place]} at position {place}; the vocabulary has {vocab_size} tokens, "
+                f"0 to {vocab_size - 1}: give the vocabulary that the file was made with, or another file"
+            )
+    return ids

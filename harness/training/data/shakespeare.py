@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +31,15 @@ def load(path: Path | None = None) -> Corpus:
     Raises:
         UsageError: the file is another text, or there is none and it cannot be downloaded.
     """
-    text = _checked(path.read_bytes(), str(path)) if path else _cached()
+    place = path or kept()
+    text = _checked(place.read_bytes(), str(place)) if path or place.is_file() else _downloaded()
     letters, ids = np.unique(np.frombuffer(text, dtype=np.uint8), return_inverse=True)  # the text is ASCII
     return split("shakespeare", len(letters), SHA256, ids.astype(np.uint8))
 
 
 def cache_folder() -> Path:
     """Where downloads are kept: $XDG_CACHE_HOME/fp8-harness, else ~/.cache/fp8-harness."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fp8-harness"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp8-harness"
 
 
 def kept() -> Path:
@@ -46,9 +47,7 @@ def kept() -> Path:
     return cache_folder() / f"shakespeare-{SHA256[:16]}.txt"
 
 
-def _cached() -> bytes:
-    if kept().is_file():
-        return _checked(kept().read_bytes(), str(kept()))
+def _downloaded() -> bytes:
     try:
         with urllib.request.urlopen(ADDRESS, timeout=TIMEOUT_S) as answer:
             text = _checked(answer.read(), ADDRESS)
@@ -73,10 +72,8 @@ def _checked(text: bytes, where: str) -> bytes:
 
 def _write(path: Path, text: bytes) -> None:
     """Whole or not at all; a cache that cannot be written costs a download the next time, nothing else."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(text)
         Path(file.name).replace(path)
-    except OSError:
-        return

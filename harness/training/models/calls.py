@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 LOSS = "loss"  # attribute or key of an output that has one
-_EXPECTED = "expected the loss, one floating number, or an output with it: output.loss, (logits, loss)"
 
 
 @dataclass(slots=True)
@@ -62,25 +61,22 @@ def parts_of(made: object, name: str, called: str) -> tuple[Tensor, ...]:
     Raises:
         UsageError: no tensor, tuple, list or mapping of tensors, or other keys than those of the batch before.
     """
-    keys: tuple[str, ...] = ()
-    if isinstance(made, Tensor):
-        parts: tuple[object, ...] = (made,)
-    elif isinstance(made, Mapping):
-        keys, parts = tuple(map(str, made)), tuple(made.values())
-    else:
-        parts = tuple(made) if isinstance(made, tuple | list) else ()
+    named = made if isinstance(made, Mapping) else {}
+    keys = tuple(map(str, named))
+    whole = (made,) if isinstance(made, Tensor) else made if isinstance(made, tuple | list) else ()
+    parts = tuple(named.values()) or tuple(whole)
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         raise UsageError(
             f"{called} returned {kind(made)}; expected a tensor, a tuple of tensors, or a mapping of them by the names "
             "that the model's forward has"
         )
     form = form_of(name)
-    if form.keys is not None and form.keys != keys:
+    if form.keys not in (None, keys):
         raise UsageError(
             f"{called} returned {_named(keys)}, before that {_named(form.keys)}; expected the same for every step"
         )
     form.keys = keys
-    return parts  # type: ignore[return-value]  # all are tensors
+    return parts
 
 
 def loss_of(
@@ -98,7 +94,11 @@ def loss_of(
     Raises:
         UsageError: none there, more than one part that could be it, or one without a gradient.
     """
-    loss, where = _found(output, form, called, given)
+    numbers = numbers_in(output, given)
+    if len(numbers) != 1:
+        raise UsageError(_no_loss(output, numbers, form, called))
+    ((where, found),) = numbers.items()
+    loss = found.reshape(())
     if trains and not loss.requires_grad:
         raise UsageError(
             f"the loss of {called} depends on no parameter that requires a gradient; it was taken from {where}"
@@ -120,14 +120,13 @@ def numbers_in(output: object, given: Sequence[object] = ()) -> dict[str, Tensor
         output: of the model's forward.
         given: the parts of the batch.
     """
+    parts: dict[str, object] = {}
     if isinstance(output, Tensor):
-        parts: dict[str, object] = {"the output": output}
+        parts = {"the output": output}
     elif _has_loss(output):
         parts = {f"output.{LOSS}": _loss_field(output)}
     elif isinstance(output, tuple | list) and not any(part is None for part in output):
         parts = {f"element {i} of {len(output)}": part for i, part in enumerate(output)}
-    else:
-        return {}
     lengths = [
         n for part in given if isinstance(part, Tensor) and part.dim() for n in (len(part), part.numel())
     ]
@@ -142,31 +141,26 @@ def numbers_in(output: object, given: Sequence[object] = ()) -> dict[str, Tensor
     return {} if is_none else could
 
 
-def _found(output: object, form: Form, called: str, given: Sequence[object]) -> tuple[Tensor, str]:
-    numbers = numbers_in(output, given)
-    if len(numbers) == 1:
-        ((where, loss),) = numbers.items()
-        return loss.reshape(()), where
+def _no_loss(output: object, numbers: Mapping[str, Tensor], form: Form, called: str) -> str:
+    given = _named(form.keys)
     if numbers:
-        raise UsageError(
+        return (
             f"{called} returned {kind(output)} with {len(numbers)} parts that could be the loss ({', '.join(numbers)}); "
             f"return it alone, or as output.{LOSS}"
         )
     if not isinstance(output, Tensor) and _has_loss(output):
-        if _loss_field(output) is not None:
-            raise UsageError(
-                f"output.{LOSS} of {called} is {kind(_loss_field(output))}; expected one floating number"
-            )
-        raise UsageError(
-            f"output.{LOSS} of {called} is None; the batch has {_named(form.keys or ())}: a Hugging Face model "
-            "computes its loss from 'labels', so make the batch a mapping with labels (labels=input_ids for a "
-            "causal LM)"
+        if (field := _loss_field(output)) is not None:
+            return f"output.{LOSS} of {called} is {kind(field)}; expected one floating number"
+        return (
+            f"output.{LOSS} of {called} is None; the batch has {given}: a Hugging Face model computes its loss from "
+            "'labels', so make the batch a mapping with labels (labels=input_ids for a causal LM)"
         )
     why = ""
     if isinstance(output, tuple | list) and any(part is None for part in output):
         why = " (the None is the loss where no targets are given: give them in the batch, or return the loss alone)"
-    raise UsageError(
-        f"{called} returned {kind(output)} for a batch of {_named(form.keys or ())}{why}; {_EXPECTED}"
+    return (
+        f"{called} returned {kind(output)} for a batch of {given}{why}; expected the loss, one floating number, or an "
+        "output with it: output.loss, (logits, loss)"
     )
 
 
@@ -216,18 +210,16 @@ def kind(value: object) -> str:
         inside = ", ".join(f"{key!s}: {type(part).__name__}" for key, part in value.items())
         return f"a {type(value).__name__} of {inside or 'nothing'}"
     if isinstance(value, tuple | list):
-        inside = ", ".join(_short(part) for part in value)
+        inside = ", ".join(
+            f"Tensor{list(part.shape)}" if isinstance(part, Tensor) else type(part).__name__ for part in value
+        )
         return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
     return f"a {type(value).__name__}"
-
-
-def _short(value: object) -> str:
-    return f"Tensor{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _dtype(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _named(keys: tuple[str, ...]) -> str:
-    return ", ".join(keys) if keys else "tensors without names"
+def _named(keys: tuple[str, ...] | None) -> str:
+    return ", ".join(keys or ()) or "tensors without names"

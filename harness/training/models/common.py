@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fp8core.kernels.ops  # noqa: F401  # defines torch.ops.fp8core
@@ -28,7 +27,6 @@ from harness.store.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
 Weights = Literal["host", "device", "none"]  # where initial weights are drawn, if they are
 
@@ -65,11 +63,6 @@ class CausalAttention(nn.Module):
             enable_gqa=k.shape[2] != self.heads,
         )
         return mixed.transpose(1, 2).flatten(2)
-
-
-def plain_attention() -> AbstractContextManager[None]:
-    """Attention as two plain matrix products, which FlopCounterMode counts; it counts none for the fused CPU kernel."""
-    return sdpa_kernel(SDPBackend.MATH)
 
 
 def share(x: Tensor | CastInput, *layers: nn.Module) -> Tensor | CastInput:

@@ -64,8 +64,7 @@ def step_flops(
     Raises:
         UsageError: an unknown formula.
     """
-    counts = _passes(model, batch_size, seq, formula, high_precision, forward_only=False)
-    return {dtype: amount for dtype, amount in counts.items() if amount}
+    return _some(_passes(model, batch_size, seq, formula, high_precision, 3))
 
 
 def recomputed(
@@ -79,17 +78,13 @@ def recomputed(
     """
     if getattr(model, "checkpointing", "none") != "full":
         return {}
-    counts: defaultdict[str, float] = defaultdict(float)
     blocks: Any = model.layers
+    counts = _passes(blocks, batch_size, seq, formula, high_precision, 1)
     for block in blocks:
-        for dtype, amount in _passes(
-            block, batch_size, seq, formula, high_precision, forward_only=True
-        ).items():
-            counts[dtype] += amount
         last = [m for m in block.modules() if isinstance(m, nn.Linear)][-1]
         if not isinstance(last, (Float8Linear, Router)):
             counts[high_precision] -= 2.0 * batch_size * seq * last.in_features * last.out_features
-    return {dtype: amount for dtype, amount in counts.items() if amount}
+    return _some(counts)
 
 
 def register_flop_formulas() -> None:
@@ -121,28 +116,30 @@ def counted_flops(model: nn.Module, batch: tuple[Tensor, ...], *, high_precision
     return dict(flops)
 
 
+def _some(counts: Flops) -> Flops:
+    return {dtype: amount for dtype, amount in counts.items() if amount}
+
+
 def _passes(
-    model: nn.Module, batch_size: int, seq: int, formula: str, high_precision: str, *, forward_only: bool
+    model: nn.Module, batch_size: int, seq: int, formula: str, high_precision: str, passes: int
 ) -> defaultdict[str, float]:
+    """Count the forward pass alone, or all 3: a backward pass is two."""
     if formula not in FORMULAS:
         raise unknown("FLOP formula", formula, FORMULAS)
     tokens = batch_size * seq
     counts: defaultdict[str, float] = defaultdict(float)
     for module in model.modules():
+        recipe, gemm = None, 0.0
         if isinstance(module, nn.Linear):
-            gemm = 2.0 * tokens * module.in_features * module.out_features
             recipe = module.recipe if isinstance(module, Float8Linear) else None
-            for dtype in gemm_dtypes(recipe, high_precision)[: 1 if forward_only else 3]:
-                counts[dtype] += gemm
-        elif isinstance(module, CausalAttention):
-            both = (
-                sum(attention_flops(batch_size, module.heads, seq, seq, module.head_dim)) * FORMULAS[formula]
-            )
-            counts[high_precision] += both * (1 if forward_only else 3)
+            gemm = 2.0 * tokens * module.in_features * module.out_features
         elif isinstance(module, Moe):
+            recipe = module.experts.multiply.recipe
             weights = sum(weight[0].numel() for weight in module.experts.parameters())
-            for dtype in gemm_dtypes(module.experts.multiply.recipe, high_precision)[
-                : 1 if forward_only else 3
-            ]:
-                counts[dtype] += 2.0 * tokens * module.top_k * weights
+            gemm = 2.0 * tokens * module.top_k * weights
+        elif isinstance(module, CausalAttention):
+            both = sum(attention_flops(batch_size, module.heads, seq, seq, module.head_dim))
+            counts[high_precision] += both * FORMULAS[formula] * passes
+        for dtype in gemm_dtypes(recipe, high_precision)[:passes] if gemm else ():
+            counts[dtype] += gemm
     return counts

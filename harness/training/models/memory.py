@@ -36,7 +36,6 @@ from harness.training.models.common import replace_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
 
 PARTS = ("weights", "gradients", "optimizer", "fp8_weights", "logits", "activations", "workspace")
 ADAMW_STATES = 2
@@ -77,10 +76,14 @@ def predict(
         inputs = [_blank(part, kind) for part in batch]
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_drop_gradient)
-        logits = _LogitsSize(model)
+                # Gradients are a part of their own, counted whole
+                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        logits: list[int] = []
+        head = getattr(model, "head", None)
+        if isinstance(head, nn.Module):
+            head.register_forward_hook(lambda _, given, made: logits.append(_bytes(made)))
         with _Lifetimes([*model.parameters(), *model.buffers(), *inputs]) as lifetimes:
-            with _autocast(kind, autocast):
+            with torch.autocast(kind, autocast or torch.bfloat16, enabled=autocast is not None):
                 loss = model(*inputs)
             if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
                 raise UsageError(
@@ -91,10 +94,11 @@ def predict(
             loss.backward()
             most = lifetimes.most
         fp8_weights = min(_kept_weights(model), kept)
+    of_logits = logits[-1] if logits else 0
     return of_weights(model, optimizer_states) | {
         "fp8_weights": fp8_weights,
-        "logits": logits.bytes,
-        "activations": kept - fp8_weights - logits.bytes,
+        "logits": of_logits,
+        "activations": kept - fp8_weights - of_logits,
         "workspace": most - kept,
     }
 
@@ -129,21 +133,17 @@ def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:
     total = sum(prediction.values())
     if total <= free_bytes:
         return None
-    parts = ", ".join(
-        f"{part} {size / GIB:.2f}"
-        for part, size in sorted(prediction.items(), key=lambda item: -item[1])
-        if size
-    )
-    fixed = sum(prediction.get(part, 0) for part in ("weights", "gradients", "optimizer"))
-    ways = []
-    if fixed < free_bytes:
-        ways.append(f"a batch or length {(total - fixed) / (free_bytes - fixed):.1f} times smaller")
+    parts = sorted(((size, part) for part, size in prediction.items() if size), key=lambda each: -each[0])
+    fixed = sum(prediction.get(part, 0) for part in PARTS[:3])
+    ways = ["fewer layers", "bfloat16 weights"]
     if prediction.get("activations", 0) > total // 20:
-        ways.append("checkpointing=selective or full")
-    ways += ["fewer layers", "bfloat16 weights"]
+        ways.insert(0, "checkpointing=selective or full")
+    if fixed < free_bytes:
+        ways.insert(0, f"a batch or length {(total - fixed) / (free_bytes - fixed):.1f} times smaller")
+    least = "at least " if len(prediction) < len(PARTS) else ""
     return (
-        f"a training step needs {'at least ' if len(prediction) < len(PARTS) else ''}{total / GIB:.2f} GiB and {free_bytes / GIB:.2f} GiB are free; GiB by part: {parts}; "
-        f"try {', '.join(ways)}"
+        f"a training step needs {least}{total / GIB:.2f} GiB and {free_bytes / GIB:.2f} GiB are free; GiB by part: "
+        f"{', '.join(f'{part} {size / GIB:.2f}' for size, part in parts)}; try {', '.join(ways)}"
     )
 
 
@@ -163,36 +163,18 @@ class _Lifetimes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for part in tree_iter(result):
-            if isinstance(part, Tensor):
-                for storage in _storages(part):
-                    self._add(storage)
+            for storage in _storages(part) if isinstance(part, Tensor) else ():
+                key, size = storage._cdata, storage.nbytes()
+                if key not in self._seen:
+                    self._seen.add(key)
+                    self.alive += size
+                    self.most = max(self.most, self.alive)
+                    weakref.finalize(storage, self._remove, key, size)
         return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        self.alive += size
-        self.most = max(self.most, self.alive)
-        weakref.finalize(storage, self._remove, key, size)
 
     def _remove(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.alive -= size
-
-
-class _LogitsSize:
-    """Bytes of what `model.head` returns; 0 without a head."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.bytes = 0
-        head = getattr(model, "head", None)
-        if isinstance(head, nn.Module):
-            head.register_forward_hook(self._note)
-
-    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.bytes = _bytes(output)
 
 
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
@@ -208,15 +190,6 @@ def _bytes(tensor: Tensor) -> int:
 def _blank(tensor: Tensor, kind: str) -> Tensor:
     """Tensor of the same shape and dtype; fake tensors cannot be mixed with tensors on "meta"."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=kind)
-
-
-def _drop_gradient(parameter: Tensor) -> None:
-    """Gradients are a part of their own, counted whole."""
-    parameter.grad = None
-
-
-def _autocast(kind: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    return torch.autocast(kind, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def _kept_weights(model: nn.Module) -> int:

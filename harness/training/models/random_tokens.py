@@ -68,11 +68,14 @@ def token_input(module: nn.Module, target: str) -> TokenInput:
     config = getattr(module, "config", None)
     text = getattr(config, "get_text_config", None)
     config = text() if callable(text) else config
-    vocab, seq = _number(config, "vocab_size"), _first_number(config)
+    vocab = _number(config, "vocab_size")
+    seq = next((value for name in _LENGTHS if (value := _number(config, name))), 0)
+    first = next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
+    keys: tuple[str, ...] = ()
     if {"input_ids", "labels"} <= set(names) and type(module).__name__.endswith(_CAUSAL):
-        keys: tuple[str, ...] = ("input_ids", "labels")
-    elif len(names) > 1 and names[1] in _TARGETS and (first := _embedding(module)) is not None:
-        keys, vocab = (), min(vocab or first.num_embeddings, first.num_embeddings)
+        keys = ("input_ids", "labels")
+    elif len(names) > 1 and names[1] in _TARGETS and first is not None:
+        vocab = min(vocab or first.num_embeddings, first.num_embeddings)
     else:
         raise UsageError(
             f"model.batch is not named, and {target} reads no tokens that could be made up: its forward takes "
@@ -86,14 +89,6 @@ def token_input(module: nn.Module, target: str) -> TokenInput:
     return TokenInput(keys, vocab, min(seq, LONGEST))
 
 
-def _embedding(module: nn.Module) -> nn.Embedding | None:
-    return next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
-
-
 def _number(config: object, name: str) -> int:
     value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     return value if isinstance(value, int) and value > 0 else 0
-
-
-def _first_number(config: object) -> int:
-    return next((value for name in _LENGTHS if (value := _number(config, name))), 0)

@@ -53,10 +53,8 @@ class UserModel:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
-        layers: int | None = None,
-        vocab_size: int | None = None,
-        checkpointing: str = "none",
         weights: Weights = "host",
+        **of_named_models: Any,
     ) -> nn.Module:
         """The module, made on the CPU (on "meta" if `device` is) after torch.manual_seed(seed), then moved.
 
@@ -66,12 +64,8 @@ class UserModel:
             UsageError: the callable cannot be imported, fails, or makes no nn.Module; or layers, vocab_size or
                 checkpointing are asked for, which only the user's own arguments can set.
         """
-        for key, value, unset in (
-            ("layers", layers, None),
-            ("vocab_size", vocab_size, None),
-            ("checkpointing", checkpointing, "none"),
-        ):
-            if value != unset:
+        for key, value in of_named_models.items():
+            if value not in (None, "none"):
                 raise UsageError(
                     f"{key}={value} cannot be set on a model of your own; give it to {self.target} as model.{key}=... "
                     "if it takes such an argument"
@@ -102,11 +96,10 @@ class UserModel:
         """
         if not self.batch_target:
             return calls.parts_of(self.tokens.batch(step, seed, batch_size, device), self.name, self.target)
-        make = imported(self.batch_target, f"model.{BATCH}")
-        called = f"{self.batch_target}(step={step}, seed={seed}, batch_size={batch_size}, device={device})"
-        parts = calls.parts_of(
-            _called(make, called, step, seed, batch_size, device), self.name, self.batch_target
-        )
+        given = {"step": step, "seed": seed, "batch_size": batch_size, "device": device}
+        called = f"{self.batch_target}({', '.join(f'{key}={value}' for key, value in given.items())})"
+        drawn = _called(imported(self.batch_target, f"model.{BATCH}"), called, *given.values())
+        parts = calls.parts_of(drawn, self.name, self.batch_target)
         names = calls.form_of(self.name).keys or tuple(f"tensor {index}" for index in range(len(parts)))
         for name, part in zip(names, parts, strict=True):
             if part.dim() == 0 or part.shape[0] != batch_size:
@@ -120,18 +113,6 @@ class UserModel:
                 )
         return parts
 
-    def check(self, module: nn.Module, batch_size: int, device: torch.device | str) -> None:
-        """One forward pass of a module that `build` made: does it give a loss?
-
-        Raises:
-            UsageError: it fails on its batch, or returns no loss that depends on a weight.
-        """
-        batch = self.batch(0, 0, batch_size, device)
-        shapes = ", ".join(str(list(part.shape)) for part in batch)
-        loss = _called(module, f"{self.target} on a batch of shapes {shapes}", *batch)
-        if not loss.requires_grad:
-            raise UsageError(f"the loss of {self.target} depends on no parameter that requires a gradient")
-
 
 def user_model(spec: Mapping[str, Any]) -> UserModel:
     """The model of a mapping from the command line.
@@ -140,9 +121,10 @@ def user_model(spec: Mapping[str, Any]) -> UserModel:
         UsageError: `_target_` is missing, or one of `_target_` and `batch` is no dotted name.
     """
     for key, what in ((TARGET, "what builds the model"), (BATCH, "batch(step, seed, batch_size, device)")):
-        if (key == TARGET or key in spec) and (not isinstance(spec.get(key), str) or "." not in spec[key]):
+        name = spec.get(key)
+        if (key == TARGET or key in spec) and not (isinstance(name, str) and "." in name):
             raise UsageError(
-                f"model.{key}={spec.get(key)!r}: expected the dotted name of {what}, my.module.{key.strip('_')}"
+                f"model.{key}={name!r}: expected the dotted name of {what}, my.module.{key.strip('_')}"
             )
     arguments = {key: value for key, value in spec.items() if key not in (TARGET, BATCH)}
     return UserModel(canonical(spec), spec[TARGET], spec.get(BATCH, ""), canonical(arguments))

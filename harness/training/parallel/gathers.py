@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from fp8core import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
+import fp8core
 from fp8core.distributed.wire import count_collectives
 from harness.peers import torchao
 from harness.store.errors import one_line
@@ -105,8 +105,14 @@ class _Trained:
         self.gather = gather
         torch.manual_seed(gather.seed)
         model: Any = nn.Sequential(*(Block(gather.width, gather.hidden) for _ in range(gather.layers)))
-        self.model = _converted(model.to(gather.device), gather.implementation, fp8_gather)
-        self.precompute = _precompute(gather.implementation) if gather.precompute and fp8_gather else None
+        self.model = model.to(gather.device)
+        self.precompute = None
+        if gather.implementation:
+            library = _library(gather.implementation)
+            config = library.Float8LinearConfig(enable_fsdp_float8_all_gather=fp8_gather)
+            self.model = library.convert_to_float8_training(self.model, config=config)
+            if gather.precompute and fp8_gather:
+                self.precompute = library.precompute_float8_dynamic_scale_for_fsdp
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if gather.param_dtype == "bf16" else None)
         for block in self.model:
             fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -163,22 +169,11 @@ def weights_in(gather: Gather) -> Mapping[str, int]:
     return {"linear": 2 * gather.width * gather.hidden * gather.layers, "other": gather.width * gather.layers}
 
 
-def _converted(model: nn.Module, implementation: str, fp8_gather: bool) -> Any:
+def _library(implementation: str) -> Any:
+    """fp8core, or torchao.float8 with the same names."""
     if implementation == "fp8core":
-        config = Float8LinearConfig(enable_fsdp_float8_all_gather=fp8_gather)
-        return convert_to_float8_training(model, config=config)
-    if implementation == "torchao":
-        torchao.load("torchao.float8")
-        from torchao import float8
+        return fp8core
+    torchao.load("torchao.float8")
+    from torchao import float8
 
-        theirs = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=fp8_gather)
-        return float8.convert_to_float8_training(model, config=theirs)
-    return model
-
-
-def _precompute(implementation: str) -> Any:
-    if implementation == "fp8core":
-        return precompute_float8_dynamic_scale_for_fsdp
-    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp as theirs
-
-    return theirs
+    return float8

@@ -11,6 +11,8 @@ A step is `microbatches` forward and backward passes whose gradients are average
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -145,12 +147,19 @@ def train(job: ParallelRun, trainee: Trainee) -> list[float]:
 
 
 def _passes(job: ParallelRun, trainee: Trainee) -> list[float]:
-    losses = []
-    for place, number in enumerate(trainee.mine):
-        trainee.before_pass(place == len(trainee.mine) - 1)
+    """All passes of a step, with one sum of gradients for each group of microbatches, and these added at the end."""
+    losses, sums, count = list[float](), list[list[Tensor]](), len(trainee.mine)
+    parameters = list(trainee.model.parameters())
+    for place, number in enumerate(trainee.mine, 1):
+        trainee.before_pass(place == count)
         loss = trainee.model(*job.batch(number))
-        (loss / len(trainee.mine)).backward()
+        (loss / count).backward()
         losses.append(loss.item())
+        if job.groups > 1 and place % (count // job.groups) == 0:
+            sums.append([p.grad for p in parameters if p.grad is not None])
+            trainee.model.zero_grad()
+    for p, *grads in zip(parameters, *sums, strict=True) if sums else ():
+        p.grad = torch.stack(grads).sum(0)
     return losses
 
 
@@ -159,28 +168,7 @@ def alone(job: ParallelRun) -> list[float]:
     model = job.build()
     if job.parts > 1:
         in_parts(model, job.parts)
-    trainee = Trainee(job.convert(model), range(job.microbatches))
-    if job.groups > 1:
-        trainee.passes = lambda step: _in_groups(job, trainee)
-    return train(job, trainee)
-
-
-def _in_groups(job: ParallelRun, trainee: Trainee) -> list[float]:
-    """All passes of a step, with one sum of gradients for each group, and these added at the end."""
-    parameters = list(trainee.model.parameters())
-    size = job.microbatches // job.groups
-    sums: list[list[Tensor]] = []
-    losses = []
-    for first in range(0, job.microbatches, size):
-        for number in range(first, first + size):
-            loss = trainee.model(*job.batch(number))
-            (loss / job.microbatches).backward()
-            losses.append(loss.item())
-        sums.append([p.grad for p in parameters if p.grad is not None])
-        trainee.model.zero_grad()
-    for p, *grads in zip(parameters, *sums, strict=True):
-        p.grad = torch.stack(grads).sum(0)
-    return losses
+    return train(job, Trainee(job.convert(model), range(job.microbatches)))
 
 
 def in_parts(model: nn.Module, parts: int) -> None:
@@ -190,36 +178,26 @@ def in_parts(model: nn.Module, parts: int) -> None:
             if isinstance(layer, Experts):
                 setattr(owner, name, InShares(layer, parts))
             elif type(layer) is nn.Linear and not isinstance(owner, Moe):
-                setattr(owner, name, (InRows if name in ("o", "down") else InColumns)(layer, parts))
+                setattr(owner, name, InParts(layer, parts, int(name in ("o", "down"))))
 
 
-class InColumns(nn.Module):
-    """A linear layer whose outputs are computed part by part; weight [N, K] cut along N."""
+class InParts(nn.Module):
+    """A linear layer in parts, its weight [N, K] cut along `dim`: outputs part by part, or inputs whose products are added."""
 
-    def __init__(self, layer: nn.Linear, parts: int) -> None:
+    def __init__(self, layer: nn.Linear, parts: int, dim: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_linear(weight) for weight in layer.weight.detach().chunk(parts, 0))
+        self.dim, self.layers = dim, nn.ModuleList()
+        for weight in layer.weight.detach().chunk(parts, dim):
+            part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            part.weight = nn.Parameter(weight.clone())
+            self.layers.append(part)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N]."""
-        return torch.cat([layer(x) for layer in self.layers], -1)
-
-
-class InRows(nn.Module):
-    """A linear layer whose inputs are cut, and the products of the parts added; weight [N, K] cut along K."""
-
-    def __init__(self, layer: nn.Linear, parts: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_linear(weight) for weight in layer.weight.detach().chunk(parts, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., K] -> [..., N]."""
-        first, *rest = (
-            layer(part) for layer, part in zip(self.layers, x.chunk(len(self.layers), -1), strict=True)
-        )
-        for product in rest:
-            first = first + product
-        return first
+        if not self.dim:
+            return torch.cat([layer(x) for layer in self.layers], -1)
+        given = x.chunk(len(self.layers), -1)
+        return functools.reduce(operator.add, (layer(y) for layer, y in zip(self.layers, given, strict=True)))
 
 
 class InShares(nn.Module):
@@ -252,9 +230,3 @@ class InShares(nn.Module):
             results.append(share(x[start:stop], own - start))
             start = stop
         return torch.cat(results)
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = nn.Parameter(weight.clone())
-    return layer

@@ -1,7 +1,7 @@
-"""A training step of several ranks as the sweep times it: the model sharded by FSDP2, its arms in turns on the same ranks.
+"""What ranks hold and are asked to do: an arm of the suite `train`, or a training run; sharded by FSDP2.
 
-The ranks are processes of their own (`harness.machine.ranks.Gang`) that follow: make this arm, take n steps, give it up.
-They take the steps of a block by themselves, each marks its own on its device's clock as the engine does in one process
+The ranks are processes of their own (`harness.machine.ranks.Gang`) that follow: hold this, take n steps, give it up. An arm's
+steps are taken block by block, each rank marks its own on its device's clock as the engine does in one process
 (`harness.timing.clock`), and of each step the slowest rank's time counts: no command and no message is in it. What the
 engine decides (warm-up, interleaving, rounds, stop rule, pairing, noise floor) stays where it is.
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import pickle
 import time
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -27,153 +27,110 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from fp8core import Float8Linear
 from fp8core.distributed.gather_reasons import gathered_as
 from harness.machine.ranks import Gang, RanksError
-from harness.store.cause import Cause
 from harness.store.errors import one_line
 from harness.timing.clock import Split, adjoining, clock_for
 from harness.timing.device_memory import peak_memory
-from harness.timing.timers import release_memory
+from harness.timing.timers import CpuTimer, release_memory
 from harness.timing.workload import Numerics, Workload
-from harness.training import meta_estimate, steps
-from harness.training.batches import corpus_of, digest, microbatches_of
-from harness.training.parallel.agreement import first_fault, proofs_differ, same_on_all
-from harness.training.setup import Setup, forward_of, optimizer_of, prepare
-from harness.training.timed import STEPS, WATCHED, Source, facts_of
+from harness.training.batches import digest
+from harness.training.setup import Setup, Trainee, forward_of, optimizer_of, prepare
+from harness.training.timed import STEPS, WATCHED, Arm, Source, Stepper, facts_of, first_fault, without_fp8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import Tensor
+    from harness.training import steps
+
 
 TIMEOUT_S = 300.0  # of a command, and of each step before one was taken: a first step may compile kernels
 LONGER = 4.0  # a step may take so many times what one took before
+SHARED = ("tokens_per_step", "parameters", "linear_layers", "fp8_layers", "batch_shapes")
 
 
-@dataclass(frozen=True, slots=True)
-class Sharded:
-    """What every rank trains.
-
-    Attributes:
-        setup: of one rank; its recipe says whether weights are gathered in FP8.
-        source: of the batches; each rank reads others.
-        device: "cpu" or "cuda".
-    """
-
-    setup: Setup
-    source: Source
-    device: str
+Sharded = tuple[Setup, Source, str]  # of one rank; each reads other batches; "cpu" or "cuda"
 
 
 # What a rank does
 
-
-class _Held:
-    """The arm whose memory is on this rank."""
-
-    def __init__(self, arm: Sharded) -> None:
-        setup, device = arm.setup, arm.device
-        on_gpu = device == "cuda"
-        # The optimizer is made again below, of the parameters that are sharded
-        self.trainee = prepare(setup, device, weights="device" if on_gpu else "host")
-        model = self.trainee.model
-        self.trainee.run = forward_of(model, replace(setup, compiled=False), device)
-        for block in blocks_of(model) if setup.compiled else ():
-            block.compile(fullgraph=True, dynamic=False)
-        shard(model, setup.compute)
-        self.trainee.optimizer = optimizer_of(self.trainee.model, setup, device)
-        self.arm, self.split, self._turn = arm, Split(), 0
-        self.device = next(self.trainee.model.parameters()).device
-        text: Any = corpus_of(setup.model, arm.source.data, arm.source.path)
-        size = (setup.accumulation, setup.batch, setup.seq)
-        first, world = dist.get_rank(), dist.get_world_size()
-        self.batches = [
-            microbatches_of(setup.model, text, step * world + first, arm.source.seed, size, device)
-            for step in range(STEPS)
-        ]
-        torch.manual_seed(setup.seed)
-
-    def run(self) -> Tensor:
-        """One step."""
-        self._turn += 1
-        return self.trainee.step(self.batches[(self._turn - 1) % STEPS], self.split)
-
-    def facts(self) -> dict[str, Any]:
-        """For `resolved`."""
-        facts = facts_of(self.trainee, self.arm.source, self.arm.device)
-        del facts["memory"]  # of the whole model in one process
-        layers = [m for m in self.trainee.model.modules() if isinstance(m, Float8Linear)]
-        plain = str(gathered_in(self.arm.setup))
-        return facts | {
-            "timed": "one optimizer step of all ranks: forward, backward, clipping, optimizer, FP8 scales; the slowest rank's",
-            "compile": "each block by itself" if self.arm.setup.compiled else "eager",
-            "sharding": f"FSDP2, each of {len(blocks_of(self.trainee.model))} blocks and the rest",
-            "weights_gathered_as": sorted({gathered_as(layer) for layer in layers})
-            or [plain.removeprefix("torch.")],
-            "weights": "drawn on every rank alike, then sharded",
-            "batch_shapes": [[list(part.shape) for part in parts] for parts in self.batches[0]],
-            "batch_sha256": digest(part for parts in self.batches[0] for part in parts),
-        }
+_held: list[Any] = []  # at most one
 
 
-_held: list[_Held] = []  # at most one
+def hold(make: Callable[..., object], *args: Any) -> None:
+    """Keeps what `make(*args)` gives, in the place of what was held."""
+    leave()
+    _held.append(make(*args))
+
+
+def ask(method: str, *args: Any) -> Any:
+    """Calls a method of what is held."""
+    return getattr(_held[0], method)(*args)
+
+
+def leave() -> None:
+    """Gives up the memory of what is held."""
+    if _held:
+        _held.clear()
+        if torch.cuda.is_initialized():
+            release_memory()
 
 
 def enter(arm: Sharded) -> str:
-    """Makes an arm on this rank: why it cannot be made, "" if it can."""
-    leave()
+    """Holds an arm: why it cannot be made, "" if it can."""
     try:
-        _held.append(_Held(arm))
+        hold(Part, *arm)
     except (ValueError, TypeError, AssertionError) as error:  # FSDP2 or fp8core refuses, on all ranks alike
         return one_line(error)
     return ""
 
 
-def facts() -> dict[str, Any]:
-    """What is held."""
-    return _held[0].facts()
+class Part(Stepper):
+    """A rank's part of an arm."""
+
+    def __init__(self, setup: Setup, source: Source, device: str) -> None:
+        trainee = prepare(setup, device, weights="device" if device == "cuda" else "host")
+        model = trainee.model
+        trainee.run = forward_of(model, replace(setup, compiled=False), device)
+        for block in blocks_of(model) if setup.compiled else ():
+            block.compile(fullgraph=True, dynamic=False)
+        shard(trainee, device)
+        rank, world = dist.get_rank(), dist.get_world_size()
+        batches = [source.step(setup, step * world + rank, device) for step in range(STEPS)]
+        super().__init__(trainee, batches)
+        self.source, self.device = source, device
+        torch.manual_seed(setup.seed)
+
+    def facts(self) -> dict[str, Any]:
+        """For `resolved`."""
+        setup, model = self.trainee.setup, self.trainee.model
+        facts = facts_of(self.trainee, self.source, self.device)
+        del facts["memory"]  # of the whole model in one process
+        layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
+        return facts | {
+            "timed": "one optimizer step of all ranks: forward, backward, clipping, optimizer, FP8 scales; the slowest rank's",
+            "compile": "each block by itself" if setup.compiled else "eager",
+            "sharding": f"FSDP2, each of {len(blocks_of(model))} blocks and the rest",
+            "weights_gathered_as": sorted({gathered_as(layer) for layer in layers})
+            or ["float32" if setup.compute == "fp32" else "bfloat16"],
+            "weights": "drawn on every rank alike, then sharded",
+            "batch_shapes": [[list(part.shape) for part in parts] for parts in self.batches[0]],
+            "batch_sha256": digest(part for parts in self.batches[0] for part in parts),
+        }
+
+    def take(self, n: int) -> tuple[list[float], list[float]]:
+        """Takes n adjoining steps: milliseconds of each on this rank, and of its passes."""
+        clock = clock_for(next(self.trainee.model.parameters()).device)
+        dist.barrier()
+        return adjoining(clock, self.run, n, split=self.split), self.split.samples_ms
 
 
-def leave() -> None:
-    """Gives up the arm's memory."""
-    if _held:
-        device = _held[0].device
-        _held.clear()
-        if device.type == "cuda":
-            release_memory()
-
-
-def take(n: int) -> tuple[list[float], list[float]]:
-    """Takes n adjoining steps: milliseconds of each on this rank, and of its passes."""
-    held = _held[0]
-    dist.barrier()
-    samples = adjoining(clock_for(held.device), held.run, n, split=held.split)
-    return samples, held.split.samples_ms
-
-
-def first_step() -> steps.FirstStep:
-    """Takes the first step; gradients are this rank's part. Logits are looked at in eager mode, which the control has."""
-    held = _held[0]
-    looked: AbstractContextManager[list[float]] = (
-        nullcontext([]) if held.arm.setup.compiled else steps.spread_of_logits(held.trainee)
-    )
-    with looked as spread:
-        return steps.FirstStep.of(held.run(), held.trainee, spread)
-
-
-def prove() -> tuple[str, dict[str, object]]:
-    """Why this rank's steps do not run in the precision asked for, "" if they do; and what was found."""
-    held, resolved = _held[0], dict[str, object]()
-    return steps.precision_fault(held.run, held.trainee, resolved), resolved
-
-
-def peak(n: int) -> tuple[int, int]:
+def peak(arm: Sharded, n: int) -> tuple[int, int]:
     """Bytes allocated and reserved at most in n steps, above what was there before the arm was made."""
-    arm = _held[0].arm
     leave()
     with peak_memory() as found:
         if refused := enter(arm):
             raise ValueError(refused)
         for _ in range(n):
-            _held[0].run()
+            ask("run")
     return found.allocated, found.reserved
 
 
@@ -184,37 +141,55 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for child in model.children() for block in blocks_of(child)]
 
 
-def gathered_in(setup: Setup) -> torch.dtype:
-    """What weights are cast to before they are gathered in high precision."""
-    return torch.float32 if setup.compute == "fp32" else torch.bfloat16
-
-
-def shard(model: nn.Module, compute: str) -> None:
+def shard(trainee: Trainee, device: str) -> None:
     """FSDP2 of every block and of the rest, over all ranks; gradients are reduced in float32."""
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if compute != "fp32" else None, reduce_dtype=torch.float32
-    )
-    for block in blocks_of(model):
+    low = torch.bfloat16 if trainee.setup.compute != "fp32" else None
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+    for block in (*blocks_of(trainee.model), trainee.model):
         fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+    trainee.optimizer = optimizer_of(trainee.model, trainee.setup, device)  # of the sharded parameters
 
 
 # What this process does
 
 
-class RankedTimer:
-    """Takes samples on the ranks: of each step the slowest rank's (`harness.timing.timers.Timer`)."""
+class Crew:
+    """Ranks whose time limit grows by the steps that they are to take.
 
-    method = "perf_counter"
-    l2 = "none"
-    resolution_ms = 1e-4
-    late = 0
-    hold = ""
+    Attributes:
+        gang: the ranks.
+        step_s: of the last command with steps; None before one was taken.
+    """
+
+    def __init__(self, gang: Gang) -> None:
+        self.gang = gang
+        self.step_s: float | None = None
+
+    def run(
+        self, fn: Callable[..., Any], *args: Any, n: int = 0, meanwhile: Callable[[], object] | None = None
+    ) -> list[Any]:
+        """What `fn(*args)` returns on each rank; it takes up to n steps.
+
+        Raises:
+            RanksError: as `Gang.run`.
+        """
+        limit = TIMEOUT_S * max(1, n) if self.step_s is None else TIMEOUT_S + LONGER * self.step_s * n
+        began = time.monotonic()
+        found = self.gang.run(fn, *args, timeout_s=limit, meanwhile=meanwhile)
+        if n:
+            self.step_s = (time.monotonic() - began) / n
+        return found
+
+
+class RankedTimer(CpuTimer):
+    """Takes samples on the ranks: of each step the slowest rank's. Nothing is flushed, and a command ends on all ranks."""
+
+    method = "perf_counter_ranks"
 
     def __init__(self, device: str) -> None:
+        super().__init__()
         if device == "cuda":
-            self.method, self.l2, self.resolution_ms = "cuda_events", "warm", 5e-4
-        self.method += "_ranks"
+            self.method, self.l2, self.resolution_ms = "cuda_events_ranks", "warm", 5e-4
 
     def back_to_back(
         self,
@@ -231,22 +206,17 @@ class RankedTimer:
         """
         if not isinstance(fn, RankedArm) or calls != 1:
             raise ValueError(f"{fn!r} x {calls}: expected a step of ranks, one a sample")
-        every = fn.on_ranks(take, n, n=n, meanwhile=probe)
+        every = fn.crew.run(ask, "take", n, n=n, meanwhile=probe)
         if split is not None:
             split.samples_ms = slowest([halves for _, halves in every])
         return slowest([samples for samples, _ in every])
 
     block = back_to_back
 
-    def rotating(self) -> None:
-        """Nothing is flushed."""
 
-    def synchronize(self) -> None:
-        """A command has ended on all ranks when it returns."""
-
-    def annotate(self, name: str) -> Any:
-        """No ranges: the work is in other processes."""
-        return nullcontext(name)
+def slowest(by_rank: list[list[float]]) -> list[float]:
+    """Longest time of any rank by step; [] where a rank has none."""
+    return [max(times) for times in zip(*by_rank, strict=True)] if all(by_rank) else []
 
 
 _gangs: WeakValueDictionary[tuple[int, str], Gang] = WeakValueDictionary()
@@ -256,16 +226,18 @@ def gang_of(world: int, device: str) -> Gang:
     """The ranks of this process, shared by the arms of a case; new ones after a fault."""
     gang = _gangs.get((world, device))
     if gang is None or gang.fault is not None:
-        gang = Gang(world, device, first=pickle.dumps(take))
+        gang = Gang(world, device, first=pickle.dumps(ask))
         _gangs[world, device] = gang
     return gang
 
 
-class RankedArm:
+class RankedArm(Arm):
     """One arm of the suite `train` on several ranks; calling it takes one step on all of them.
 
     Args:
-        arm: what each rank trains.
+        setup: of one rank; its recipe says whether weights are gathered in FP8.
+        source: of the batches.
+        device: "cpu" or "cuda".
         world: ranks.
         prediction: what is expected of the step, with `step_ms`; or why nothing is.
 
@@ -275,100 +247,57 @@ class RankedArm:
     """
 
     def __init__(
-        self, arm: Sharded, world: int, prediction: dict[str, object] | str = "no prediction"
+        self, setup: Setup, source: Source, device: str, world: int, prediction: dict[str, object] | str
     ) -> None:
-        self.arm, self.world = arm, world
-        self.resolved: dict[str, object] = {"ranks": world, "prediction": prediction}
-        self.timer = RankedTimer(arm.device)
-        self._step_s: float | None = None  # of the last command with steps; None before one was taken
-        self._gang = gang_of(world, arm.device)
-        self.control = control_of(replace(arm, setup=without_fp8(arm.setup)), world)
+        self.setup, self.source, self.device, self.world = setup, source, device, world
+        self.resolved = {"ranks": world, "prediction": prediction}
+        self.crew = Crew(gang_of(world, device))
+        self.controls = control_of((without_fp8(setup), source, device), world)
         with self.resident():
-            self.resolved |= same_on_all(self.on_ranks(facts))
-
-    def on_ranks(
-        self, fn: Callable[..., Any], *args: Any, n: int = 0, meanwhile: Callable[[], object] | None = None
-    ) -> list[Any]:
-        """What `fn(*args)` returns on each rank; it takes up to n steps, by which its time limit grows.
-
-        Raises:
-            RanksError: as `Gang.run`.
-        """
-        limit = TIMEOUT_S * max(1, n) if self._step_s is None else TIMEOUT_S + LONGER * self._step_s * n
-        began = time.monotonic()
-        found = self._gang.run(fn, *args, timeout_s=limit, meanwhile=meanwhile)
-        if n:
-            self._step_s = (time.monotonic() - began) / n
-        return found
+            self.resolved |= same_on_all(self.crew.run(ask, "facts"))
 
     def workload(self) -> Workload:
         """What the executor asks for."""
-        return Workload(
-            run=self,
-            check=self.check,
-            flops=meta_estimate.flops(self.arm.setup),
-            resolved=self.resolved,
-            resident=self.resident,
-            tokens=self.world * meta_estimate.tokens(self.arm.setup),
-            split=Split(),
-            split_metric="forward_backward_ms",
-            timer=self.timer,
-            unmetered=f"the energy meter here is one GPU's, and {self.world} ranks take the step",
-        )
+        meter = f"the energy meter here is one GPU's, and {self.world} ranks take the step"
+        return self.offered(self, Split(), timer=RankedTimer(self.device), unmetered=meter)
 
     @contextmanager
-    def resident(self) -> Iterator[None]:
+    def resident(self, *, recorded: bool = True) -> Iterator[None]:
         """The arm is on the ranks, in its initial state."""
-        self._gang = gang_of(self.world, self.arm.device)
-        with entered(self.on_ranks, self.arm):
+        self.crew.gang = gang_of(self.world, self.device)
+        with entered(self.crew.run, (self.setup, self.source, self.device)):
             yield
 
     def __call__(self) -> None:
         """One step on all ranks."""
-        self.on_ranks(take, 1, n=1)
+        self.crew.run(ask, "take", 1, n=1)
 
-    def check(self) -> Numerics:
-        """First step against the control's on every rank, every rank's proof, then the memory of some steps."""
-        with self.resident():
-            mine = self.on_ranks(first_step, n=1)
-            fault = first_fault(
-                [steps.first_step_fault(own, base) for own, base in zip(mine, self.control, strict=True)]
-            )
-            self.resolved |= {
-                "first_loss": mean_loss(mine),
-                "first_loss_control": mean_loss(self.control),
-            }
-            cause = Cause.NUMERICS
-            if not fault:
-                proofs = self.on_ranks(prove, n=steps.PROOF)
-                self.resolved |= proofs[0][1]
-                fault = first_fault([why for why, _ in proofs]) or proofs_differ([r for _, r in proofs])
-                guilty = next((r for why, r in proofs if why), proofs[0][1])
-                cause = steps.cause_of_fault(guilty)
-                self.resolved["proved_on_ranks"] = sum(not why for why, _ in proofs)
-            if fault:
-                return Numerics({}, ok=False, reason=fault, cause=cause)
-            measured = ("peak_memory_bytes", "reserved_memory_bytes")
-            figures, skipped = dict[str, float](), dict[str, str]()
-            if self.arm.device == "cuda":
-                peaks = zip(*self.on_ranks(peak, WATCHED, n=WATCHED), strict=True)
-                figures = {name: float(max(sizes)) for name, sizes in zip(measured, peaks, strict=True)}
-            else:
-                skipped = dict.fromkeys(measured, f"the allocator of a {self.arm.device} keeps no peak")
+    def on_all(self, method: str, n: int) -> list[Any]:
+        """On the ranks."""
+        return self.crew.run(ask, method, n=n)
+
+    def peaks(self) -> list[tuple[int, int]]:
+        """Those of all ranks."""
+        try:
+            return self.crew.run(peak, (self.setup, self.source, self.device), WATCHED, n=WATCHED)
+        finally:
+            with suppress(RanksError):
+                self.crew.run(leave)
+
+    def expected(self) -> Numerics:
+        """The time of a step."""
         expected = self.resolved["prediction"]
         if isinstance(expected, dict):
-            figures["predicted_step_ms"] = expected["step_ms"]
-        else:
-            skipped["predicted_step_ms"] = str(expected)
-        return Numerics(figures, skipped=skipped)
+            return Numerics({"predicted_step_ms": expected["step_ms"]})
+        return Numerics({}, skipped={"predicted_step_ms": str(expected)})
 
 
 @functools.lru_cache(maxsize=1)  # of the case under way
 def control_of(arm: Sharded, world: int) -> tuple[steps.FirstStep, ...]:
     """What the first step without FP8 gives, by rank."""
-    run = functools.partial(gang_of(world, arm.device).run, timeout_s=TIMEOUT_S)
+    run = Crew(gang_of(world, arm[-1])).run
     with entered(run, arm):
-        return tuple(run(first_step))
+        return tuple(run(ask, "first_step"))
 
 
 @contextmanager
@@ -391,16 +320,17 @@ def entered(run: Callable[..., list[Any]], arm: Sharded) -> Iterator[None]:
             run(leave)
 
 
-def without_fp8(setup: Setup) -> Setup:
-    """The control's set-up."""
-    return replace(setup, recipe=None, compiled=False)
+def same_on_all(every: list[dict[str, Any]]) -> dict[str, Any]:
+    """The facts of rank 0, which are those of all.
 
-
-def slowest(by_rank: list[list[float]]) -> list[float]:
-    """Longest time of any rank by step; [] where a rank has none."""
-    return [] if not all(by_rank) else [max(times) for times in zip(*by_rank, strict=True)]
-
-
-def mean_loss(first: Any) -> float:
-    """Mean loss over ranks, whose batches are of equal size."""
-    return sum(own.loss for own in first) / len(first)
+    Raises:
+        RanksError: ranks that train another model, or batches of another size.
+    """
+    for name in SHARED:
+        for rank, one in enumerate(every):
+            if str(one[name]) != str(every[0][name]):
+                raise RanksError(
+                    f"rank {rank} has {name} = {one[name]}, rank 0 {every[0][name]}: ranks must take the same step",
+                    rank,
+                )
+    return every[0] | {"batch_sha256": [one["batch_sha256"] for one in every]}

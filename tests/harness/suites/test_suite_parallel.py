@@ -13,8 +13,7 @@ from harness.machine import ranks
 from harness.suites.parallel import not_finite
 from harness.training.parallel import bounds, cells
 from harness.training.parallel.job import (
-    InColumns,
-    InRows,
+    InParts,
     InShares,
     ParallelRun,
     Trainee,
@@ -88,7 +87,7 @@ def test_parts_compute_what_the_whole_does() -> None:
         whole, cut = job.build(), job.build()
         in_parts(cut, 2)
         kinds = {type(m) for m in cut.modules()}
-        assert kinds & ({InShares} if job.moe else {InColumns, InRows})
+        assert kinds & ({InShares} if job.moe else {InParts})
         tokens, targets = job.batch(0)
         torch.testing.assert_close(cut(tokens, targets), whole(tokens, targets), rtol=1e-6, atol=0)
 

@@ -137,8 +137,8 @@ def test_experts_in_fp8() -> None:
 
 
 def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
-    whole = train._timed(case(batch=4), "bf16_eager", 4, "cpu").batches[1]
-    parts = train._timed(case(accumulation=2), "bf16_eager", 2, "cpu").batches[1]
+    whole = train._timed(case(batch=4), "bf16_eager", 4, "cpu").stepper.batches[1]
+    parts = train._timed(case(accumulation=2), "bf16_eager", 2, "cpu").stepper.batches[1]
     for i in range(2):
         assert torch.equal(whole[0][i], torch.cat([part[i] for part in parts]))
 
@@ -150,7 +150,7 @@ def test_every_block_times_the_same_steps(arm: str) -> None:
     for made in (train._timed(case(), arm, 2, "cpu"), train._timed(case(), arm, 2, "cpu")):
         for _ in range(2):
             with made.resident():
-                losses.append(torch.stack([made.run() for _ in range(timed.STEPS + 1)]))
+                losses.append(torch.stack([made.stepper.run() for _ in range(timed.STEPS + 1)]))
     assert all(torch.equal(losses[0], other) for other in losses[1:])
 
 
@@ -283,12 +283,12 @@ def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.Mo
 
 def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     timed.control_of.cache_clear()
-    whole = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
+    whole = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").controls[0]
     timed.control_of.cache_clear()
     runs_out(monkeypatch, lambda made: made.recipe is None and made.batch > 1)
-    parts = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
-    assert parts.first.loss == pytest.approx(whole.first.loss, rel=1e-6)
-    assert parts.first.grad_norm == pytest.approx(whole.first.grad_norm, rel=1e-4)
+    parts = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").controls[0]
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
     timed.control_of.cache_clear()
 
 

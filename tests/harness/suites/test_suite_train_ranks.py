@@ -19,8 +19,9 @@ from harness.store.compare import paired_ratios
 from harness.suites import train
 from harness.timing.clock import Split
 from harness.training.batches import corpus_of, microbatches_of
-from harness.training.parallel import agreement, ranked
+from harness.training.parallel import ranked
 from harness.training.setup import prepare
+from harness.training.timed import mean_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +71,7 @@ def test_the_first_step_of_two_ranks_is_one_processs_of_both_batches() -> None:
     of = case(ranks=2)
     arm = train.build(of, "bf16_eager", "cpu").run
     assert isinstance(arm, ranked.RankedArm)
-    setup, source = arm.arm.setup, arm.arm.source
+    setup, source = arm.setup, arm.source
     text: Any = corpus_of(setup.model, source.data, source.path)
     trainee = prepare(replace(setup, accumulation=2, grad_clip=float("inf")), "cpu")
     both = [
@@ -78,16 +79,16 @@ def test_the_first_step_of_two_ranks_is_one_processs_of_both_batches() -> None:
         for step in range(2)
     ]
     loss = trainee.step(both)
-    assert ranked.mean_loss(arm.control) == pytest.approx(float(loss), rel=1e-6)
+    assert mean_loss(arm.controls) == pytest.approx(float(loss), rel=1e-6)
     assert trainee.grad_norm is not None
-    for first in arm.control:
+    for first in arm.controls:
         assert first.grad_norm == pytest.approx(float(trainee.grad_norm), rel=1e-5)
     whole = {n: p.grad for n, p in trainee.model.named_parameters() if p.dim() >= 2 and p.grad is not None}
     name = "layers.0.mlp.down.weight"
     assert name in whole
     half = whole[name].chunk(2)[1].reshape(-1)  # rank 1 holds the second half of the rows
     stride = (half.numel() // 4096) | 1
-    mine = arm.control[1].gradients[name]
+    mine = arm.controls[1].gradients[name]
     # clipped to 1 on the ranks; the direction is that of one process
     assert torch.nn.functional.cosine_similarity(mine, half[::stride][:4096], dim=0) > 0.999999
 
@@ -135,7 +136,7 @@ def test_a_step_that_hangs_is_late_after_few_times_what_one_took(monkeypatch: py
     assert isinstance(arm, ranked.RankedArm)
     with work.held():
         arm()
-        arm.on_ranks(becomes, "hangs")
+        arm.crew.run(becomes, "hangs")
         monkeypatch.setattr(ranked, "TIMEOUT_S", 1.0)
         before = time.monotonic()
         with pytest.raises(RanksError, match="rank 1 of 2 is at fault: not all ended within"):
@@ -148,11 +149,10 @@ def test_a_step_that_hangs_is_late_after_few_times_what_one_took(monkeypatch: py
 
 
 def test_ranks_that_train_on_other_batches_have_no_facts() -> None:
-    facts = dict.fromkeys(agreement.SHARED, 1) | {"batch_sha256": "a"}
-    assert agreement.same_on_all([facts, facts])["batch_sha256"] == ["a", "a"]
+    facts = dict.fromkeys(ranked.SHARED, 1) | {"batch_sha256": "a"}
+    assert ranked.same_on_all([facts, facts])["batch_sha256"] == ["a", "a"]
     with pytest.raises(RanksError, match="rank 1 has batch_shapes = 2, rank 0 1") as caught:
-        agreement.same_on_all([facts, {**facts, "batch_shapes": 2}])
+        ranked.same_on_all([facts, {**facts, "batch_shapes": 2}])
     assert caught.value.rank == 1
-    assert agreement.proofs_differ([{"fp8_gemms": 9}, {"fp8_gemms": 6}]).endswith("[9, 6]")
     assert ranked.slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
     assert ranked.slowest([[1.0], []]) == []

@@ -54,11 +54,13 @@ def test_replayed_arms_take_the_eager_arm_s_steps(
     assert made.resolved["compile"] == "eager, recorded as one CUDA graph"
     assert made.resolved["replayed_losses"] == made.resolved["eager_losses"]
     with eager.resident():
-        want = [eager.run() for _ in range(cuda_graph.WARM_UP + timed.STEPS + 1)][cuda_graph.WARM_UP :]
+        want = [eager.stepper.run() for _ in range(cuda_graph.WARM_UP + timed.STEPS + 1)][
+            cuda_graph.WARM_UP :
+        ]
     for _ in range(2):
         with made.resident():
             assert not tapes[-1].replays, "recording is no part of what is timed"
-            got = [made.run().clone() for _ in want]
+            got = [made.stepper.run().clone() for _ in want]
         assert torch.equal(torch.stack(got), torch.stack(want))
         assert tapes[-1].replays == len(want)
     assert len(tapes) == 3, "each time that memory comes back it is recorded anew"
@@ -82,7 +84,7 @@ def test_on_a_gpu_replays_agree_with_eager_steps(axes: dict[str, Any], arm: str)
     losses = []
     for _ in range(2):
         with made.resident():
-            losses.append([float(made.run()) for _ in range(timed.STEPS + 1)])
+            losses.append([float(made.stepper.run()) for _ in range(timed.STEPS + 1)])
     assert losses[0] == pytest.approx(losses[1], abs=steps.LOSS_BOUND)
     assert losses[0][timed.STEPS] < losses[0][0], "the first batch again, after as many steps"
 

@@ -15,7 +15,7 @@ from train_cases import divergence_case
 
 from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import divergence
-from harness.training.parallel import trained
+from harness.training import loop
 from harness.training.setup import prepare
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _one_step_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained, "SAID_S", 0.0)
+    monkeypatch.setattr(loop, "SAID_S", 0.0)
 
 
 def run(folder: Path, make: Any = rank_jobs.job, until: int = rank_jobs.STEPS) -> Result:
@@ -34,7 +34,7 @@ def run(folder: Path, make: Any = rank_jobs.job, until: int = rank_jobs.STEPS) -
         if done == until:
             raise KeyboardInterrupt
 
-    return trained.train_on_ranks(make, (), 2, "cpu", folder, stop)
+    return loop.train_on_ranks(make, (), 2, "cpu", folder, stop)
 
 
 def test_cut_off_damaged_and_continued_it_is_the_whole_run_bit_for_bit(tmp_path: Path) -> None:

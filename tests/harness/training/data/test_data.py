@@ -16,7 +16,8 @@ import torch
 
 from harness.__main__ import main
 from harness.store.errors import UsageError
-from harness.training.data import bin, corpus, extent, shakespeare, stdlib
+from harness.training import data
+from harness.training.data import corpus, extent, shakespeare, stdlib, stdlib_files
 from harness.training.data.corpus import Corpus, split
 
 COPY = Path(__file__).parents[5] / "shared" / "data" / "tinyshakespeare.txt"
@@ -25,9 +26,9 @@ needs_copy = pytest.mark.skipif(not COPY.is_file(), reason=f"no copy of tiny Sha
 
 def test_standard_library() -> None:
     """Oracle: the files themselves, read one by one; sha256 of their bytes; a second reading is the same."""
-    found = stdlib.load()
+    found = stdlib()
     root = Path(sysconfig.get_paths()["stdlib"])
-    names = stdlib.stdlib_files(root)
+    names = stdlib_files(root)
     assert names == sorted(names)
     assert {"abc.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
     whole = b"".join((root / name).read_bytes() for name in names)
@@ -52,10 +53,10 @@ def test_only_the_distributions_own_files(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    assert stdlib.stdlib_files(tmp_path) == ["json/decoder.py", "os.py"]
-    assert bytes(stdlib.load(tmp_path).train) == b"json/decoder.pyos.py"[:18]
+    assert stdlib_files(tmp_path) == ["json/decoder.py", "os.py"]
+    assert bytes(stdlib(tmp_path).train) == b"json/decoder.pyos.py"[:18]
     with pytest.raises(UsageError, match=r"no Python sources in .*; take data=bytes"):
-        stdlib.load(tmp_path / "site-packages" / "none")
+        stdlib(tmp_path / "site-packages" / "none")
 
 
 def test_any_file_as_bytes(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_bin_folder(tmp_path: Path) -> None:
 
 def test_bin_checks_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: one id beyond the vocabulary, at each place of a file that is read in pieces of 4."""
-    monkeypatch.setattr(bin, "_PIECE", 4)
+    monkeypatch.setattr(data, "_PIECE", 4)
     for place in range(11):
         ids = [0] * 11
         ids[place] = 7

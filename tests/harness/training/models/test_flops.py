@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fp8core import RECIPES, convert_experts_to_float8, convert_to_float8_training
-from harness.training.models import CHECKPOINTING, MODELS, build, plain_attention
+from harness.training.models import CHECKPOINTING, MODELS, build
 from harness.training.models.flops import counted_flops, recomputed, register_flop_formulas, step_flops
 from harness.training.models.llama_moe import MoeConfig
 
@@ -37,7 +38,7 @@ def batch(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 def counted(model: nn.Module) -> int:
     register_flop_formulas()
-    with FlopCounterMode(display=False) as counter, plain_attention():
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(*batch(model)).backward()
     return counter.get_total_flops()
 
