@@ -185,9 +185,8 @@ class StepProof:
         """
 
         def see() -> Passes:
-            if not self.complete:
-                text = f"{self._through} of the 2 steps that a proof needs were seen"
-                self._passes.problems = [text]
+            text = f"{self._through} of the 2 steps that a proof needs were seen"
+            self._passes.problems = [] if self.complete else [text]
             return self._passes
 
         proof = conclude(

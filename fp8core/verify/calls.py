@@ -68,10 +68,8 @@ class Call:
         operands: (GEMM, place, expert) -> what it must receive.
     """
 
-    def __init__(
-        self, module: Any, proof: LayerProof, args: tuple[Any, ...], stack: list[Call], arrived: Arrived
-    ) -> None:
-        self.module, self.proof, self.stack, self.arrived = module, proof, stack, arrived
+    def __init__(self, watch: Watch, proof: LayerProof, module: Any, args: tuple[Any, ...]) -> None:
+        self.watch, self.proof, self.module = watch, proof, module
         self.in_backward = torch._C._current_graph_task_id() != -1
         self.recipe: Recipe = module.recipe
         self.backend = backend_named(self.recipe.backend)
@@ -103,11 +101,11 @@ class Call:
             self.cut = cut_of(self.weight)
             self.x, again = input_of(self.module, given)
             self.again = self.x if again is None else again
-            if any(isinstance(x, Float8Tensor) and x not in self.arrived for x in (self.x, self.again)):
+            if any(isinstance(x, Float8Tensor) and x not in self.watch.arrived for x in (self.x, self.again)):
                 self.proof.unchecked("cast of the input: it came in codes")
             weight = plain(self.module.linear_weight)
             if isinstance(weight, Float8Tensor):
-                self.arrived.check_weight(self.module, weight, self.proof)
+                self.watch.arrived.check_weight(self.module, weight, self.proof)
         self.expect("output")
         if not self.in_backward:
             self._losses("output", 0)
@@ -233,15 +231,15 @@ class Call:
         node.register_hook(self._after_backward)
 
     def _before_backward(self, grads: tuple[torch.Tensor, ...]) -> None:
-        self.stack.append(self)
+        self.watch.stack.append(self)
         with quietly():
             self.grad = matrix(plain(grads[0]) if self.grad is None else self.grad)
-            if isinstance(self.grad, Float8Tensor) and self.grad not in self.arrived:
+            if isinstance(self.grad, Float8Tensor) and self.grad not in self.watch.arrived:
                 self.proof.unchecked("cast of grad_output: it came in codes")
             self.expect(*itertools.compress(GEMMS[1:], self.needs))
 
     def _after_backward(self, grads: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor, ...]) -> None:
-        self.stack.pop()
+        self.watch.stack.pop()
         with quietly():
             assert self.grad is not None
             self.end_of_gemms(self.grad)
@@ -284,15 +282,41 @@ def values_of(given: Any) -> torch.Tensor:
     return given.hp if isinstance(given, CastInput) else given
 
 
-class Operators(TorchDispatchMode):
-    """Hands each FP8 GEMM, and each write to a tensor, to whoever asked.
+class Watch(TorchDispatchMode):
+    """Watches a model while the block runs; `proofs` then says what was seen.
 
-    The operators are those that multiply on every backend but "reference".
+    As a dispatch mode it sees each FP8 GEMM, on every backend but "reference", and each write to a tensor.
+
+    Attributes:
+        modules: what is watched, by name.
+        stray: FP8 GEMMs that ran outside of all layers.
+        arrived: codes of inputs, weights and gradients that were made outside of the layers.
+        sums: of gradients, by weight.
+        on_write: called with each tensor that an operator is about to write.
     """
 
-    def __init__(self, on_gemm: Callable[..., None], on_write: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, model: nn.Module, on_write: Callable[[torch.Tensor], None] = lambda _: None) -> None:
         super().__init__()
-        self.on_gemm, self.on_write = on_gemm, on_write
+        self.found = {
+            layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason, layer.all_gather)
+            for layer in audit(model).layers
+        }
+        self.modules: list[tuple[str, Any]] = [
+            (fqn, m)
+            for fqn, m in model.named_modules()
+            if isinstance(m, Float8Linear) or (isinstance(m, GroupedMatmul) and m.recipe is not None)
+        ]
+        for fqn, module in self.modules:
+            proof = self.found.setdefault(fqn, LayerProof(fqn, str(module.recipe), "", of_experts=True))
+            proof.gemms = {name: GemmProof(module.recipe.gemms[name].is_fp8) for name in GEMMS}
+        self.model, self.on_write = model, on_write
+        self.stray = 0
+        self.stack: list[Call] = []
+        self.arrived = Arrived({module: self.found[fqn] for fqn, module in self.modules})
+        self.sums: dict[int, Sums] = {}
+        # Calls that a backward pass can follow -> GEMMs that will: outside of a backward pass, inside of one
+        self.trains = {fqn: [0, 0] for fqn, _ in self.modules}
+        self._end = ExitStack()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -316,43 +340,10 @@ class Operators(TorchDispatchMode):
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]
             if name == "fp8core::matmul":  # b lies as [N, K]
-                self.on_gemm((a, scale_a), (b, scale_b))
+                self._gemm((a, scale_a), (b, scale_b))
             else:
-                self.on_gemm((a, scale_a), (b.mT, scale_b.mT if scale_b.dim() > 1 else scale_b))
+                self._gemm((a, scale_a), (b.mT, scale_b.mT if scale_b.dim() > 1 else scale_b))
         return op(*args, **(kwargs or {}))
-
-
-class Watch:
-    """Watches a model while the block runs; `proofs` then says what was seen.
-
-    Attributes:
-        modules: what is watched, by name.
-        stray: FP8 GEMMs that ran outside of all layers.
-        arrived: codes of inputs, weights and gradients that were made outside of the layers.
-        sums: of gradients, by weight.
-    """
-
-    def __init__(self, model: nn.Module, on_write: Callable[[torch.Tensor], None] = lambda _: None) -> None:
-        self.found = {
-            layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason, layer.all_gather)
-            for layer in audit(model).layers
-        }
-        self.modules: list[tuple[str, Any]] = [
-            (fqn, m)
-            for fqn, m in model.named_modules()
-            if isinstance(m, Float8Linear) or (isinstance(m, GroupedMatmul) and m.recipe is not None)
-        ]
-        for fqn, module in self.modules:
-            proof = self.found.setdefault(fqn, LayerProof(fqn, str(module.recipe), "", of_experts=True))
-            proof.gemms = {name: GemmProof(module.recipe.gemms[name].is_fp8) for name in GEMMS}
-        self.stray = 0
-        self.model, self.on_write = model, on_write
-        self.stack: list[Call] = []
-        self.arrived = Arrived({module: self.found[fqn] for fqn, module in self.modules})
-        self.sums: dict[int, Sums] = {}
-        # Calls that a backward pass can follow -> GEMMs that will: outside of a backward pass, inside of one
-        self.trains = {fqn: [0, 0] for fqn, _ in self.modules}
-        self._end = ExitStack()
 
     def __enter__(self) -> Watch:
         self._end.enter_context(self.arrived.watching(self.model))
@@ -365,10 +356,10 @@ class Watch:
                 module.register_forward_hook(self._after, prepend=first, always_call=True),
             ):
                 self._end.callback(handle.remove)
-        self._end.enter_context(Operators(self._gemm, self.on_write))
-        return self
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         self._end.close()
         for each in self.sums.values():
             each.finish()
@@ -382,7 +373,7 @@ class Watch:
 
     def _before(self, fqn: str, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         proof = self.found[fqn]
-        call = Call(module, proof, args, self.stack, self.arrived)
+        call = Call(self, proof, module, args)
         self.stack.append(call)
         proof.calls += 1
         proof.recomputed += call.in_backward

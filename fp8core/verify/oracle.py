@@ -140,15 +140,15 @@ class Operand:
         assert self.scale_inv is not None
         return Operand(self.x[lines], scale_inv=self._along(self.scale_inv, 0, lines))
 
-    def _along(self, scale: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
+    def blocks(self, scale: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
+        """int64: which of the scales along a dimension is that of each element."""
         size, count = self.x.shape[dim], scale.shape[dim]
-        if count == 1:
-            return scale
         index = torch.arange(*part.indices(size), device=scale.device)
-        if count != size:
-            mx = scale.dtype == torch.float8_e8m0fnu or (self.cast and self.cast.granularity == "1x32")
-            index = index // (32 if mx else 128)
-        return scale.index_select(dim, index)
+        mx = scale.dtype == torch.float8_e8m0fnu or (self.cast and self.cast.granularity == "1x32")
+        return index * 0 if count == 1 else index if count == size else index // (32 if mx else 128)
+
+    def _along(self, scale: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
+        return scale if scale.shape[dim] == 1 else scale.index_select(dim, self.blocks(scale, dim, part))
 
     def spread(self, scale: torch.Tensor | None, lines: slice, along: slice) -> torch.Tensor:
         """Scales that broadcast to a tile, float64."""
@@ -204,7 +204,7 @@ class Digest(NamedTuple):
     def of(cls, operand: Operand, shape: torch.Size | None = None) -> Digest:
         """Digest what lies within `shape`; what is beyond is padding."""
         (M, K), dtype = operand.x.shape if shape is None else shape, operand.dtype
-        codes, scales = torch.zeros(2, M, dtype=torch.int64, device=operand.x.device)
+        codes = torch.zeros(M, dtype=torch.int64, device=operand.x.device)
         generator = torch.Generator().manual_seed(0xF8)  # the same weights in each call and on each rank
         weights = torch.randint(1, 1 << 62, (K,), generator=generator).to(codes.device)
         for lines, along in tiles(M, K):
@@ -214,9 +214,11 @@ class Digest(NamedTuple):
             # One byte for all NaN and one for both zeros
             raw = torch.where(wide == 0, 0, torch.where(wide.isnan(), 255, raw))
             codes[lines] += (raw.long() * weights[along]).sum(1)
-            bits = operand.spread(operand.scale_inv, lines, along).float()
-            bits = torch.where(bits.isnan(), torch.nan, bits).view(torch.int32)
-            scales[lines] += (bits.long() * weights[along]).sum(1)
+        assert operand.scale_inv is not None
+        of_lines = operand.scale_inv.index_select(0, operand.blocks(operand.scale_inv, 0, slice(M))).float()
+        bits = torch.where(of_lines.isnan(), torch.nan, of_lines).view(torch.int32).long()
+        places = operand.blocks(operand.scale_inv, 1, slice(K))
+        scales = (bits * weights.new_zeros(bits.shape[1]).index_add(0, places, weights)).sum(1)
         return cls(dtype, torch.Size((M, K)), codes, scales)
 
     def fault(self, got: Operand) -> str:
