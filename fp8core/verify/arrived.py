@@ -1,89 +1,91 @@
 """Codes that a layer gets from elsewhere: checked where they are made, and recognised where they are read.
 
 producers   RMSNorm, with an addition or without, and SwiGLU that write codes and no high precision: `.produced`
-gathers     sequence parallelism in FP8: each rank checks the codes of its own tokens, and that those of all ranks arrive as
-            they were sent: `.exchanged`
+gathers     sequence parallelism in FP8, FSDP2's weights: each rank checks the codes of its own part, and of sequence
+            parallelism that those of all ranks arrive as they were sent
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fp8core.distributed import gathered
+from fp8core.dtensors import is_dtensor
 from fp8core.inputs.sharded import cut_of
 from fp8core.inputs.shared_input import CastInput
 from fp8core.linear import Float8Linear
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.exchanged import exchange_faults
-from fp8core.verify.operands import max_over, quantized, quietly
-from fp8core.verify.oracle import Quantized, block_amax, block_of
+from fp8core.verify.operands import cast_as, held_amax, matrix, max_over, plain, quietly
+from fp8core.verify.oracle import BLOCKS, Digest, Operand, block_amax, scales_of
 from fp8core.verify.produced import produced_fault, result_bounds
-from fp8core.verify.received import Operand, cast_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from fp8core.distributed.gathered import Gathered
     from fp8core.verify.records import LayerProof
 
 
 class Arrived:
-    """Codes that were found right, by their memory, for as long as that lives."""
+    """Codes that were found right, by their memory, for as long as that lives; `faults` of those that no layer owns."""
 
-    def __init__(self, proofs: dict[Float8Linear, LayerProof]) -> None:
+    def __init__(self, proofs: dict[nn.Module, LayerProof]) -> None:
         self.proofs = proofs
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.handles: list[Any] = []
-        self.added: list[RMSNorm] = []
         self.faults: list[str] = []
+        self.shards: dict[nn.Module, tuple[Any, torch.Tensor]] = {}
 
-    def __contains__(self, codes: object) -> bool:
-        return isinstance(codes, Float8Tensor) and codes.qdata.untyped_storage() in self.known
+    def __contains__(self, codes: Float8Tensor) -> bool:
+        return codes.qdata.untyped_storage() in self.known
 
-    def watch(self, model: nn.Module) -> None:
-        """Hooks on the producers of a model."""
-        for module in model.modules():
-            if isinstance(module, RMSNorm | SwiGLU):
-                self.handles.append(module.register_forward_hook(self._produced))
-            if isinstance(module, RMSNorm):  # a method that is no call of the module has no hooks
-                vars(module)["add"] = partial(self._add, module, module.add)
-                self.added.append(module)
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Sees producers and gathers while the block runs; weights that are sharded along their rows as it begins."""
+        for layer in self.proofs:
+            weight = getattr(layer, "weight", None)
+            if is_dtensor(weight) and all(not p.is_shard() or p.is_shard(0) for p in weight.placements):
+                self.shards[layer] = weight, plain(weight)
+        with ExitStack() as stack:
+            for module in model.modules():
+                if isinstance(module, RMSNorm | SwiGLU):
+                    stack.callback(module.register_forward_hook(self._produced).remove)
+                if isinstance(module, RMSNorm):  # a method that is no call of the module has no hooks
+                    vars(module)["add"] = partial(self._add, module, module.add)
+                    stack.callback(vars(module).pop, "add")
+            gathered.observers.append(self._gathered)
+            stack.callback(gathered.observers.remove, self._gathered)
+            yield
 
-    def open(self) -> None:
-        """From here on gathers are seen."""
-        gathered.observers.append(self._gathered)
+    def _note(self, what: str, fault: str, layer: nn.Module | None = None) -> None:
+        proof = None if layer is None else self.proofs.get(layer)
+        if fault and proof is not None:
+            proof.fault(f"{what}: {fault}")
+        elif fault:
+            self.faults.append(f"{what}: {fault}")
 
-    def close(self) -> None:
-        """To here."""
-        gathered.observers.remove(self._gathered)
-        for handle in self.handles:
-            handle.remove()
-        for module in self.added:
-            vars(module).pop("add", None)
-        self.added.clear()
-
-    def _produced(
-        self, module: RMSNorm | SwiGLU, args: tuple[Any, ...], output: torch.Tensor | CastInput
-    ) -> None:
+    def _produced(self, module: Any, args: tuple[Any, ...], output: torch.Tensor | CastInput) -> None:
         if not (isinstance(output, CastInput) and output.codes_only):
             return
-        layers = [arg for arg in args if isinstance(arg, Float8Linear)]
+        layer = next(arg for arg in args if isinstance(arg, Float8Linear))
         with quietly():
-            near, far = result_bounds(module, *(arg for arg in args if not isinstance(arg, Float8Linear)))
-            for codes, cast, dim in zip(output[1:3], output.casts, (1, 0), strict=True):
+            ends = result_bounds(module, *(arg for arg in args if not isinstance(arg, Float8Linear)))
+            for codes, cast, turned in zip(output[1:3], output.casts, (False, True), strict=True):
                 if isinstance(codes, Float8Tensor) and cast is not None:
-                    ends = (
-                        quantized(layers[0], end, cast, dim, "input", cut_of(layers[0].weight))
-                        for end in (near, far)
+                    got = Operand.given(codes.qdata, codes.scale_inv)
+                    near, far = (
+                        cast_as(end.t() if turned else end, cast, layer.amaxes, "input", cut_of(layer.weight))
+                        for end in ends
                     )
-                    fault = produced_fault(Operand(codes.qdata, codes.scale_inv), *ends)
-                    self._note(f"codes of {type(module).__name__}", fault, self.proofs.get(layers[0]))
+                    fault = produced_fault(got.t() if turned else got, near, far)
+                    self._note(f"codes of {type(module).__name__}", fault, layer)
                     self.known.add(codes.qdata.untyped_storage())
 
     def _add(
@@ -98,34 +100,73 @@ class Arrived:
         if isinstance(output, CastInput) and output.codes_only:
             with quietly():  # float64 holds the sum of two such numbers to below a float32 rounding
                 wanted = (x.detach().double() + delta.detach().double()).float().to(x.dtype)
-                same = torch.equal(total.detach().nan_to_num(nan=0), wanted.nan_to_num(nan=0))
-                if not same or not torch.equal(total.detach().isnan(), wanted.isnan()):
-                    self._note("sum of RMSNorm.add", "it is not x + delta", self.proofs.get(layers[0]))
+                if not torch.allclose(total.detach(), wanted, 0, 0, equal_nan=True):
+                    self._note("sum of RMSNorm.add", "it is not x + delta", layers[0])
             self._produced(module, (wanted, *layers), output)
         return total, output
 
-    def _compare(self, what: str, codes: Float8Tensor, wanted: Quantized) -> None:
-        self._note(what, cast_fault(Operand(codes.qdata, codes.scale_inv), wanted), None)
-
-    def _note(self, what: str, fault: str, proof: LayerProof | None) -> None:
-        if fault and proof is not None:
-            proof.fault(f"{what}: {fault}")
-        elif fault:
-            self.faults.append(f"{what}: {fault}")
-
-    def _gathered(self, gather: gathered.Gathered) -> None:
+    def _gathered(self, gather: Gathered) -> None:
         with quietly():
             group = gather.like.device_mesh.get_group()
-            cast, memory = gather.cast, gather.memory
-            in_use = memory.of(gather.role) if cast.scaling != "dynamic" and memory is not None else None
-            amax = None
-            if in_use is not None and memory is not None:
-                amax = (in_use.double() * 2.0**memory.settings.margin).reshape(1, 1)
-            elif cast.granularity == "tensorwise" or gather.dim == 0:
-                amax = max_over(block_amax(gather.part, block_of(cast, gather.dim)), group)
-            if in_use is None:
-                cast = replace(cast, scaling="dynamic")
-            wanted = Quantized.of(gather.part, cast, gather.dim, amax)
-            self._compare(f"gathered {gather.role}", gather.local, wanted)
-            self.faults += [f"gathered {gather.role}: {fault}" for fault in exchange_faults(gather, group)]
+            cast, what = gather.cast, f"gathered {gather.role}"
+            part = gather.part.t() if gather.dim == 0 else gather.part
+            held, amax = held_amax(cast, gather.memory, gather.role), None
+            if held is None and (cast.granularity == "tensorwise" or gather.dim == 0):
+                amax = max_over(block_amax(part, BLOCKS[cast.granularity]), group)
+            local = Operand.given(gather.local.qdata, gather.local.scale_inv)
+            wanted = Digest.of(Operand.of(part, cast, amax, held))
+            self._note(what, wanted.fault(local.t() if gather.dim == 0 else local))
+            self._exchange(gather, group, what)
             self.known.add(gather.whole.qdata.untyped_storage())
+
+    def _exchange(self, gather: Gathered, group: dist.ProcessGroup, what: str) -> None:
+        """Whether codes and scales of all ranks arrived as they were sent: an all-gather of two int64 a feature."""
+        placement: Any = gather.like.placements[0]
+        shape, scale = gather.like.shape, gather.whole.scale_inv
+        sent = self._sums(gather.local.qdata, gather.local.scale_inv)
+        of_ranks = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(of_ranks, sent, group=group)
+        codes = gather.whole.qdata.reshape(shape).chunk(len(of_ranks), placement.dim)
+        scales: Any = [scale] * len(codes)
+        if scale.dim() > 1 and scale.shape[-1] == 1:  # one a token
+            scales = map(matrix, scale.reshape(*shape[:-1], 1).chunk(len(of_ranks), placement.dim))
+        for rank, (part, own, want) in enumerate(zip(codes, scales, of_ranks, strict=False)):
+            for name, came, right in zip(("codes", "scales"), self._sums(part, own), want, strict=True):
+                if not torch.equal(came, right):
+                    self._note(what, f"{name} of rank {rank} did not arrive as they were sent")
+
+    @staticmethod
+    def _sums(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.stack(Digest.of(Operand.given(matrix(codes), scale).t())[2:])
+
+    def check_weight(self, layer: Float8Linear, whole: Float8Tensor, proof: LayerProof) -> None:
+        """A weight that FSDP2 gathered as FP8 codes: the rows that this rank owns.
+
+        Makes the scales of the whole weight by one all-reduce a sharded dimension, which all ranks join.
+        """
+        cast = layer.recipe.output.b
+        if layer not in self.shards or cast is None:
+            proof.unchecked("cast of the weight: it came in codes")
+            return
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        sharded, local = self.shards[layer]
+        mesh, placements = sharded.device_mesh, sharded.placements
+        _, offset = compute_local_shape_and_global_offset(sharded.shape, mesh, placements)
+        rows = torch.arange(len(local), device=local.device) + offset[0]
+        local = local.to(whole.dtype)
+        height, width = BLOCKS[cast.granularity]
+        block = rows // (height or len(whole.qdata))
+        by_row = block_amax(local, (1, width))
+        amax = by_row.new_zeros(-(-len(whole.qdata) // (height or len(whole.qdata))), by_row.shape[1])
+        amax.scatter_reduce_(0, block[:, None].expand_as(by_row), by_row, "amax")
+        groups = [mesh.get_group(dim) for dim, placement in enumerate(placements) if placement.is_shard()]
+        amax = max_over(amax, *groups)
+        held = held_amax(cast, layer.amaxes, "weight")
+        if len(local):
+            scale, scale_inv = scales_of((amax if held is None else held.expand_as(amax))[block], cast)
+            got = Operand.given(whole.qdata, whole.scale_inv).part(slice(offset[0], offset[0] + len(local)))
+            proof.gemms["output"].operands += 1
+            fault = Digest.of(Operand(local, cast, scale, scale_inv)).fault(got)
+            if fault:
+                proof.fault(f"weight gathered in FP8: {fault}")

@@ -1,13 +1,12 @@
 """The passes of a proof over one model: one compares, one counts. Whose steps they are, and what is put back, is the caller's.
 
 `fp8core.verify.verify` runs one function three times and leaves no trace; `StepProof` takes steps of a training loop
-as they come. Both end in `conclude`.
+as they come. Both end in `conclude`, the one place where observations become words.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,19 +15,19 @@ import torch.distributed as dist
 from fp8core.distributed.gather_reasons import gathered_as
 from fp8core.distributed.wire import count_collectives
 from fp8core.flops import MatmulCount, MatmulCounter
+from fp8core.gemm import backend_named
+from fp8core.linear import Float8Linear
+from fp8core.verify.calls import Watch
+from fp8core.verify.probe import tested_recipes
 from fp8core.verify.proof import Proof
 from fp8core.verify.records import untold
-from fp8core.verify.self_test import tested_recipes
-from fp8core.verify.structure import structural_problems
-from fp8core.verify.watch import Watch
-from fp8core.watching import profiling
+from fp8core.watching import Profiled, profiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from fp8core.linear import Float8Linear
     from fp8core.recipe import Recipe
     from fp8core.verify.ranks import Ranks
     from fp8core.verify.records import LayerProof
@@ -36,115 +35,68 @@ if TYPE_CHECKING:
 UNDERFLOW_ALARM = 0.01  # share of nonzero elements that became zero
 
 
-@dataclass
-class PassResults:
-    """What the passes showed.
-
-    Attributes:
-        device: of the first converted layer; None if there is none.
-        problems: beyond those that follow from the rest.
-    """
-
-    watch: Watch
-    proofs: list[LayerProof] = field(default_factory=list)
-    gathers: dict[str, int] = field(default_factory=dict)
-    device: torch.device | None = None
-    counted: int = 0
-    predicted: int = 0
-    kernel_share: float | None = None
-    compiled: bool = False
-    matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
 class Passes:
-    """Context managers, each around one whole training step; `seen` once both are through.
+    """Context managers, each around one whole training step.
 
     Args:
         model: that the steps train; compiled or not.
         on_write: called before an operator of the compared step writes a tensor.
+
+    Attributes:
+        watch: what the compared step showed.
+        device: of the first converted layer; None if there is none.
+        problems: beyond those that follow from the rest.
     """
 
     def __init__(
         self, model: nn.Module, on_write: Callable[[torch.Tensor], None] = lambda tensor: None
     ) -> None:
-        self._model = model
-        self._watch = Watch(model, on_write)
-        self._seen = PassResults(self._watch)
-        self._layers = [layer for _, layer in self._watch.layers]
-        self._updates = [layer.amaxes.updates if layer.amaxes is not None else 0 for layer in self._layers]
-        self._moved = [layer.recipe.scaling != "delayed" or layer.amaxes is None for layer in self._layers]
-        if self._layers:
-            self._seen.device = self._layers[0].weight.device
-        elif self._watch.products:
-            self._seen.device = next(model.parameters()).device
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether what is proved lies on a GPU."""
-        return self._seen.device is not None and self._seen.device.type == "cuda"
+        self.model = model
+        self.watch = Watch(model, on_write)
+        self.layers = [(fqn, m) for fqn, m in self.watch.modules if isinstance(m, Float8Linear)]
+        weights = (self.layers[0][1].weight if self.layers else p for p in model.parameters())
+        self.device = next(weights).device if self.watch.modules else None
+        self.gathers: dict[str, int] = {}
+        self.profiled = Profiled()
+        self.matmuls = MatmulCount(())
+        self.problems: list[str] = []
+        # Layers whose delayed scales have not moved yet -> how often they had
+        self.still = {
+            fqn: (layer.amaxes, layer.amaxes.updates)
+            for fqn, layer in self.layers
+            if layer.recipe.scaling == "delayed" and layer.amaxes is not None
+        }
 
     @contextmanager
     def compare(self) -> Iterator[None]:
         """A step in eager mode, whatever was compiled: each call is held against independent arithmetic."""
-        seen = self._seen
         with ExitStack() as stack:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(self._watch)
-            counter = stack.enter_context(MatmulCounter(self._model))
-            counts = (
-                stack.enter_context(count_collectives())
-                if dist.is_available() and dist.is_initialized()
-                else None
-            )
+            stack.enter_context(self.watch)
+            counter = stack.enter_context(MatmulCounter(self.model))
+            counts = None
+            if dist.is_available() and dist.is_initialized():
+                counts = stack.enter_context(count_collectives())
             yield
         if counts is not None:
-            seen.gathers = counts.of("all_gather")
-        seen.matmuls = counter.result()
+            self.gathers = counts.of("all_gather")
+        self.matmuls = counter.result()
         self.look_at_scales()
 
     @contextmanager
     def count(self) -> Iterator[None]:
         """A step as it is: the FP8 GEMMs that ran are counted."""
-        with profiling(self.on_gpu) as profiled:
+        with profiling(self.device is not None and self.device.type == "cuda") as self.profiled:
             yield
-        seen = self._seen
-        seen.counted, seen.kernel_share, seen.compiled = (
-            profiled.counted,
-            profiled.fp8_share,
-            profiled.compiled,
-        )
         self.look_at_scales()
 
     def look_at_scales(self) -> None:
         """Notes which delayed scales have moved; after each step."""
-        for index, (layer, before) in enumerate(zip(self._layers, self._updates, strict=True)):
-            self._moved[index] |= layer.amaxes is not None and layer.amaxes.updates != before
-
-    def seen(self) -> PassResults:
-        """What both passes showed."""
-        seen = self._seen
-        seen.proofs = self._watch.proofs()
-        seen.problems += list(dict.fromkeys(self._watch.linears.arrived.faults))
-        seen.predicted = sum(proof.predicted for proof in seen.proofs)
-        seen.problems += [
-            f"{fqn}: delayed scales never moved; call fp8core.update_scales(model) in each step"
-            for (fqn, _), has in zip(self._watch.layers, self._moved, strict=True)
-            if not has
-        ]
-        for each in self._watch.linears.accumulations.values():
-            if each.additions and each.dtype in (torch.bfloat16, torch.float16):
-                seen.warnings.append(
-                    f"{each.proof.fqn}: gradients of microbatches add up in {str(each.dtype).removeprefix('torch.')}; keep "
-                    "weights or gradients in float32"
-                )
-        return seen
+        self.still = {fqn: seen for fqn, seen in self.still.items() if seen[0].updates == seen[1]}
 
 
 def conclude(
-    see: Callable[[], PassResults],
-    model: nn.Module,
+    see: Callable[[], Passes],
     ranks: Ranks,
     *,
     recipe: Recipe | None,
@@ -154,81 +106,103 @@ def conclude(
     """The verdict over what was seen, of this rank and of all others; an exception on the way is told to them first."""
     try:
         seen = see()
-        problems = _counts(seen) if seen.predicted and not seen.counted else []
-        problems += structural_problems(seen.watch, seen.proofs, recipe)
-        problems += [text for text in _counts(seen) if text not in problems] + seen.problems
-        if fp8_all_gather:
-            problems += _gather_problems([m for _, m in seen.watch.layers], seen.proofs, seen.gathers)
-        probed = tested_recipes(seen.watch, model)
-        problems += probed.problems
+        proofs = seen.watch.proofs()
+        predicted = sum(proof.predicted for proof in proofs)
+        problems = _problems(seen, proofs, predicted, recipe, fp8_all_gather)
+        probed, faults, unprobed = tested_recipes(seen.watch, seen.model)
+        problems += faults
     except BaseException as error:
         ranks.answer(f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         raise
-    unchecked = [f"{proof.fqn}: {text}" for proof in seen.proofs for text in proof.not_checked]
-    unchecked += [*probed.not_checked, *untold(seen.proofs)]
+    unchecked = [f"{proof.fqn}: {text}" for proof in proofs for text in proof.not_checked]
+    unchecked += [*unprobed, *untold(proofs)]
     ranks.answer("; ".join(problems or unchecked))
     problems += ranks.problems(rank_timeout_s)
     device = seen.device
     return Proof(
         ok=not problems and not unchecked,
         problems=tuple(problems),
-        warnings=tuple(_warnings(seen.proofs) + _gather_warnings(seen.watch.layers) + seen.warnings),
-        layers=tuple(proof for proof in seen.proofs if not proof.of_experts),
-        predicted=seen.predicted,
-        counted=seen.counted,
+        warnings=tuple(_warnings(seen, proofs)),
+        layers=tuple(proof for proof in proofs if not proof.of_experts),
+        predicted=predicted,
+        counted=seen.profiled.counted,
         device=str(device or ""),
-        fp8_kernel_share=seen.kernel_share,
+        fp8_kernel_share=seen.profiled.fp8_share,
         all_gathers=seen.gathers,
         # `torch._scaled_mm` there, as the plain twin of `fp8core::matmul`: see `fp8core.gemm.torch_mm`, `.triton_mm`
         emulated_in="float32" if device is not None and device.type == "cpu" else "",
-        experts=tuple(proof for proof in seen.proofs if proof.of_experts),
+        experts=tuple(proof for proof in proofs if proof.of_experts),
         not_checked=tuple(unchecked),
-        probed=probed.recipes,
+        probed=probed,
         matmuls=seen.matmuls,
-        compiled=seen.compiled,
+        compiled=seen.profiled.compiled,
     )
 
 
-def _counts(seen: PassResults) -> list[str]:
-    problems = []
-    if seen.counted == 0:
-        problems.append("no FP8 GEMM ran")
-    if seen.counted != seen.predicted:
-        problems.append(f"{seen.counted} FP8 GEMMs ran in a step where {seen.predicted} were predicted")
-    if seen.watch.stray:
-        problems.append(f"{seen.watch.stray} FP8 GEMMs ran outside of all converted layers")
-    if seen.kernel_share is not None and seen.kernel_share == 0:
-        problems.append("no GEMM kernel on the device has an FP8 type in its name")
-    return problems
-
-
-def _gather_problems(
-    layers: list[Float8Linear], proofs: list[LayerProof], gathers: dict[str, int]
+def _problems(
+    seen: Passes, proofs: list[LayerProof], predicted: int, wanted: Recipe | None, fp8_all_gather: bool
 ) -> list[str]:
-    """Why the weights of the converted layers are not all gathered in FP8; empty if they are."""
-    high: dict[str, list[str]] = {}
+    """What is wrong, as lines; first what explains the others."""
+    counted, stray, layers = seen.profiled.counted, seen.watch.stray, [layer for _, layer in seen.layers]
+    counts = {
+        "no FP8 GEMM ran": counted == 0,
+        f"{counted} FP8 GEMMs ran in a step where {predicted} were predicted": counted != predicted,
+        f"{stray} FP8 GEMMs ran outside of all converted layers": stray,
+        "no GEMM kernel on the device has an FP8 type in its name": seen.profiled.fp8_share == 0,
+    }
+    found: list[str] = []
+    if not seen.watch.modules:
+        found.append("no layer is converted to FP8 (did module_filter_fn match nothing?)")
+    others = sorted({str(layer.recipe) for layer in layers if layer.recipe != wanted})
+    if wanted is not None and others:
+        found.append(f"recipe {wanted} was asked for, {', '.join(others)} runs")
+    backends = [backend_named(module.recipe.backend) for _, module in seen.watch.modules]
+    emulated = sum(not backend.is_fp8 for backend in backends)
+    if emulated:
+        found.append(f"{emulated} of {len(backends)} converted layers are emulated in high precision")
+    for layer in layers:
+        gemm, backend = layer.recipe.output, backend_named(layer.recipe.backend)
+        if gemm.a is not None and gemm.b is not None:
+            found.append(backend.device_reason(layer.weight.device, gemm.a.format, gemm.b.format) or "")
     for proof in proofs:
-        if proof.recipe and proof.all_gather != "fp8":
-            high.setdefault(proof.all_gather, []).append(proof.fqn)
-    found = [f"the all-gather is not in FP8: {', '.join(fqns)}: {reason}" for reason, fqns in high.items()]
-    if layers and not high and not gathers.get("uint8"):
-        found.append(f"the all-gather is not in FP8: gathered {gathers or 'nothing'}")
-    return found
+        if proof.recipe and not proof.calls:
+            found.append(f"{proof.fqn}: converted, but never called")
+        found += proof.problems()
+    unexplained = [text for text, is_so in counts.items() if is_so]
+    found = unexplained + found if predicted and not counted else found + unexplained
+    found += [*seen.watch.arrived.faults, *seen.problems]
+    found += [
+        f"{fqn}: delayed scales never moved; call fp8core.update_scales(model) in each step"
+        for fqn in seen.still
+    ]
+    if fp8_all_gather:
+        high: dict[str, list[str]] = {}
+        for proof in proofs:
+            if proof.recipe and proof.all_gather != "fp8":
+                high.setdefault(proof.all_gather, []).append(proof.fqn)
+        found += [
+            f"the all-gather is not in FP8: {', '.join(fqns)}: {reason}" for reason, fqns in high.items()
+        ]
+        if layers and not high and not seen.gathers.get("uint8"):
+            found.append(f"the all-gather is not in FP8: gathered {seen.gathers or 'nothing'}")
+    return list(dict.fromkeys(filter(None, found)))
 
 
-def _gather_warnings(layers: list[tuple[str, Float8Linear]]) -> list[str]:
-    """Layers that were to be gathered in FP8 and are not."""
-    asked = ((fqn, gathered_as(layer)) for fqn, layer in layers if layer.recipe.fp8_all_gather)
-    return [f"{fqn}: FP8 all-gather was asked for; {how}" for fqn, how in asked if how != "fp8"]
-
-
-def _warnings(proofs: list[LayerProof]) -> list[str]:
-    found = []
+def _warnings(seen: Passes, proofs: list[LayerProof]) -> Iterator[str]:
     for proof in proofs:
         for role, share in proof.saturated.items():
             if share > 0:
-                found.append(f"{proof.fqn}: {100 * share:.3g} % of {role} saturates")
+                yield f"{proof.fqn}: {100 * share:.3g} % of {role} saturates"
         for role, share in proof.underflowed.items():
             if share > UNDERFLOW_ALARM:
-                found.append(f"{proof.fqn}: {100 * share:.3g} % of {role} underflows to zero")
-    return found
+                yield f"{proof.fqn}: {100 * share:.3g} % of {role} underflows to zero"
+    for fqn, layer in seen.layers:  # that were to be gathered in FP8 and are not
+        how = gathered_as(layer)
+        if layer.recipe.fp8_all_gather and how != "fp8":
+            yield f"{fqn}: FP8 all-gather was asked for; {how}"
+    for sums in seen.watch.sums.values():
+        if sums.dtype in (torch.bfloat16, torch.float16):
+            yield (
+                f"{sums.proof.fqn}: gradients of microbatches add up in {str(sums.dtype).removeprefix('torch.')}; keep "
+                "weights or gradients in float32"
+            )

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.producers import RMSNorm
+from fp8core.verify.operands import matrix
 from fp8core.verify.oracle import CHUNK, rounded, tiles
-from fp8core.verify.received import Operand, spread
 
 if TYPE_CHECKING:
     from fp8core.producers import SwiGLU
-    from fp8core.verify.oracle import Quantized
+    from fp8core.verify.oracle import Operand
 
 MOST_OPEN = 0.01  # of the elements of a tensor: that lie so near a tie that either code is right
 _TINY = 2.0**-120  # float32 underflow of a factor
@@ -38,63 +38,56 @@ def result_bounds(module: RMSNorm | SwiGLU, *tensors: torch.Tensor) -> tuple[tor
     Returns:
         both [M, K].
     """
-    matrices = [t.detach().reshape(-1, t.shape[-1]) for t in tensors]
-    (M, K), dtype = matrices[0].shape, matrices[0].dtype
+    matrices = [matrix(t.detach()) for t in tensors]
     near, far = (torch.empty_like(matrices[0], memory_format=torch.contiguous_format) for _ in "nf")
-    step = max(1, CHUNK // max(K, 1))
-    for first in range(0, M, step):
-        rows = slice(first, first + step)
-        wide = [t[rows].double() for t in matrices]
+    K = near.shape[1]
+    for rows, _ in tiles(near.shape[0], K, max(CHUNK, K)):
+        x, *up = (t[rows].double() for t in matrices)
         if isinstance(module, RMSNorm):
-            (x,) = wide
-            mean = (
-                x.square().sum(1, keepdim=True)
-            ).float().double() / K  # float32: Inf where squares overflow
+            mean = x.square().sum(1, keepdim=True).float().double() / K  # float32: Inf where squares overflow
             y = x * torch.rsqrt(mean + module.eps) * module.weight.detach().double()
-            error = y.abs() * (2.0**-24 * (16 + K**0.5))
+            relative: float | torch.Tensor = 2.0**-24 * (16 + K**0.5)
         else:
-            gate, up = wide
-            y = gate * torch.sigmoid(gate) * up
-            error = y.abs() * (2.0**-23 * (8 + gate.abs()))
-        error = error + _TINY
+            y = x * torch.sigmoid(x) * up[0]
+            relative = 2.0**-23 * (8 + x.abs())
         size = y.abs()
-        near[rows] = torch.copysign((size - error).clamp(min=0), y).float().to(dtype)
-        far[rows] = torch.copysign(size + error, y).float().to(dtype)
+        error = size * relative + _TINY
+        near[rows] = torch.copysign((size - error).clamp(min=0), y).float().to(near.dtype)
+        far[rows] = torch.copysign(size + error, y).float().to(near.dtype)
     return near, far
 
 
-def produced_fault(operand: Operand, near: Quantized, far: Quantized) -> str:
+def produced_fault(got: Operand, near: Operand, far: Operand) -> str:
     """How codes and scales differ from both casts of `result_bounds`, and from all between; "" if they don't."""
-    cast = near.cast
-    assert cast is not None
-    if operand.codes.dtype != cast.format.dtype:
-        return f"codes are {operand.codes.dtype}, the recipe promises {cast.format.dtype}"
-    shape = operand.codes.shape
-    if shape != near.x.shape:
-        return f"codes have shape {list(shape)}, expected {list(near.x.shape)}"
+    dtype, shape = near.dtype, near.x.shape
+    if (got.dtype, got.x.shape) != (dtype, shape):
+        return f"codes are {got.dtype} {list(got.x.shape)}, expected {dtype} {list(shape)}"
+    assert near.scale is not None
+    assert far.scale is not None
+    known = torch.equal(near.scale, far.scale)
     wrong = scales = undecided = 0
-    for rows, columns in tiles(*shape):
-        decoding = spread(operand.scale_inv, shape, rows, columns)
-        ends = near.decoding(rows, columns), far.decoding(rows, columns)
-        scales += _outside(decoding, *ends)
-        if torch.equal(near.scale, far.scale):
-            low, high = near.codes(rows, columns), far.codes(rows, columns)
+    for part in tiles(*shape):
+        decoding = got.spread(got.scale_inv, *part)
+        scales += _outside(decoding, *(end.spread(end.scale_inv, *part) for end in (near, far)))
+        if known:
+            low, high = near.codes(*part), far.codes(*part)
         else:  # the scale is that of the result itself, which is known to within float32 only
             low, high = (
-                rounded(q.hp(rows, columns) / decoding * factor, cast.format.dtype)
-                for q, factor in ((near, 1 - _SCALE_ERROR), (far, 1 + _SCALE_ERROR))
+                rounded(end.hp(*part) / decoding * factor, dtype)
+                for end, factor in ((near, 1 - _SCALE_ERROR), (far, 1 + _SCALE_ERROR))
             )
-        wrong += _outside(operand.codes[rows, columns].float().double(), low, high)
+        wrong += _outside(got.codes(*part), low, high)
         undecided += int((low != high).logical_and(~low.isnan()).sum())
-    size = near.x.numel()
-    faults = []
-    if wrong:
-        faults.append(f"{wrong} of {size} codes differ from an independent cast of the result in float64")
-    if scales:
-        faults.append(f"scales of {scales} of {size} elements differ from those of an independent cast")
-    if undecided > max(MOST_OPEN * size, 2):
-        faults.append(f"{undecided} of {size} codes are undecided: too many results lie near a tie")
-    return "; ".join(faults)
+    size = shape.numel()
+    faults = (
+        (wrong, f"{wrong} of {size} codes differ from an independent cast of the result in float64"),
+        (scales, "scales differ from those of an independent cast"),
+        (
+            undecided > max(MOST_OPEN * size, 2),
+            f"{undecided} of {size} codes are undecided: too many results lie near a tie",
+        ),
+    )
+    return "; ".join(text for fault, text in faults if fault)
 
 
 def _outside(got: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> int:

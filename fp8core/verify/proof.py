@@ -101,14 +101,5 @@ class Proof:
 
     def to_json(self) -> str:
         """`to_dict` as JSON; numbers that are not finite as null."""
-        return json.dumps(_finite(self.to_dict()), indent=2, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value
+        plain = json.loads(json.dumps(self.to_dict()), parse_constant=lambda _: None)
+        return json.dumps(plain, indent=2)

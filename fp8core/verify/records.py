@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fp8core.recipe import GEMMS
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from fp8core.verify.products import Difference
 
@@ -111,20 +109,19 @@ class LayerProof:
         return shown + ([f"{self.fqn or 'the model'}: {more} more faults"] if more > 0 else [])
 
 
-def untold(proofs: Iterable[LayerProof]) -> list[str]:
-    """GEMMs of which the step showed nothing, in no layer: none ran in a backward pass, or all products were 0 or NaN."""
-    converted = [proof.gemms for proof in proofs if proof.gemms]
-    ran = {name: sum(gemms[name].calls for gemms in converted) for name in GEMMS}
-    telling = {name: sum(gemms[name].telling for gemms in converted) for name in GEMMS}
-    found = [
-        f"{name}: every product of the step is 0, NaN or empty, so that wrong code agrees with it too; verify a step whose "
-        "loss is finite, with tokens, and after a first update where weights begin at 0"
-        for name in GEMMS
-        if ran[name] and not telling[name]
-    ]
-    if ran["output"] and not ran["grad_input"] and not ran["grad_weight"]:
-        found.append(
+def untold(proofs: Iterable[LayerProof]) -> Iterator[str]:
+    """GEMMs of which a layer's step showed nothing: all products were 0 or NaN; or no layer ran one in a backward pass."""
+    converted = [proof for proof in proofs if proof.gemms]
+    for proof in converted:
+        idle = [name for name, gemm in proof.gemms.items() if gemm.calls and not gemm.telling]
+        if idle:
+            yield (
+                f"{proof.fqn}: {', '.join(idle)}: every product of the step is 0, NaN or empty, so that wrong code agrees with "
+                "it too; verify a step whose loss is finite, with tokens, and after a first update where weights begin at 0"
+            )
+    ran = {name for proof in converted for name, gemm in proof.gemms.items() if gemm.calls}
+    if ran == {"output"}:
+        yield (
             "no converted layer took part in a backward pass: a training step computes gradients (no_grad? inference_mode? "
             "all frozen?)"
         )
-    return found

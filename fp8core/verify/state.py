@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fp8core.dtensors import is_dtensor
+from fp8core.arguments import PLAIN_TENSORS
 from fp8core.history import AmaxMemory
+from fp8core.verify.operands import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,46 +32,44 @@ if TYPE_CHECKING:
 
 
 class State:
-    """The state of a model and of the generators, from `__enter__` on; `restore` after each pass, `__exit__` at the end."""
+    """The state of a model and of the generators, while `kept` runs; `restore` after each pass."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.parameters = list(model.parameters())
-        self.grads = [p.grad for p in self.parameters]
+        self.grads = [(p, p.grad) for p in model.parameters()]
         self.memories = [
-            (m, {k: v for k, v in vars(m).items() if isinstance(v, bool | int | float | str | frozenset)})
+            (m, {name: value for name, value in vars(m).items() if name[0] != "_"})
             for m in model.modules()
             if isinstance(m, AmaxMemory)
         ]
         self.held = {_address(t): t for t in _tensors(model) if t.numel()}
         self.written: dict[int, torch.Tensor] = {}  # address -> copy
         self.versions: dict[int, int] = {}
-        self.random = random_state(p.device for p in self.parameters)
+        self.random = random_state(p.device for p, _ in self.grads)
         self.set_aside: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.handles: list[Any] = []
 
-    def __enter__(self) -> State:
-        self.handles = [
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """The block starts without gradients and leaves everything as it was."""
+        handles = (
             register_optimizer_step_pre_hook(self._hide_gradients),
             register_optimizer_step_post_hook(self._show_gradients),
-        ]
-        for p in self.parameters:
-            p.grad = None
-        self.versions = {address: t._version for address, t in self.held.items()}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
+        )
         self.restore()
-        for p, grad in zip(self.parameters, self.grads, strict=True):
-            p.grad = grad
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.restore()
+            for p, grad in self.grads:
+                p.grad = grad
 
     def about_to_write(self, tensor: torch.Tensor) -> None:
         """An operator is about to write a tensor: keep what it holds, if it is the model's."""
         address = _address(tensor)
         if address in self.held and address not in self.written:
-            self.written[address] = _copied(self.held[address])
+            held = self.held[address]
+            self.written[address] = held.clone() if held.device.type == "cpu" else held.cpu()
 
     def restore(self) -> None:
         """Puts everything back but gradients, which are dropped."""
@@ -80,18 +79,15 @@ class State:
                 self.held[address].copy_(copy)
         for memory, known in self.memories:
             vars(memory).update(known)
-        for p in self.parameters:
+        for p, _ in self.grads:
             p.grad = None
         set_random_state(self.random)
         self.versions = {address: t._version for address, t in self.held.items()}
 
     def unrestorable(self) -> int:
         """Tensors of the model that were written, in a way that no pass before showed, since `restore`."""
-        return sum(
-            t._version != self.versions[address]
-            for address, t in self.held.items()
-            if address not in self.written
-        )
+        unseen = self.held.keys() - self.written.keys()
+        return sum(self.held[address]._version != self.versions[address] for address in unseen)
 
     def _hide_gradients(self, optimizer: Any, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -109,10 +105,8 @@ class State:
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     """Parameters and buffers as plain tensors: this rank's parts, without wrappers."""
     for t in (*model.parameters(), *model.buffers()):
-        local = t.detach()
-        local = local.to_local() if is_dtensor(local) else local
-        local = getattr(local, "hp", local)
-        if type(local) in (torch.Tensor, torch.nn.Parameter) and not local.is_meta:
+        local = plain(t)
+        if type(local) in PLAIN_TENSORS and not local.is_meta:
             yield local
 
 
@@ -121,12 +115,6 @@ def _address(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
         return 0
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "cpu":
-        return tensor.clone()
-    return tensor.to("cpu", copy=True)
 
 
 @contextmanager
@@ -141,13 +129,14 @@ def restored_randomness(devices: Iterable[torch.device]) -> Iterator[None]:
 
 def random_state(used: Iterable[torch.device]) -> dict[str, Any]:
     """State of the generators of PyTorch (the CPU's and those of the GPUs in use), Python and NumPy."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     devices = {device.index or 0 for device in used if device.type == "cuda"}
-    state["cuda"] = {index: torch.cuda.get_rng_state(index) for index in devices}
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state["numpy"] = numpy.random.get_state()
-    return state
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "cuda": {index: torch.cuda.get_rng_state(index) for index in devices},
+        "numpy": numpy and numpy.random.get_state(),
+    }
 
 
 def set_random_state(state: dict[str, Any]) -> None:
@@ -156,6 +145,5 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     for index, value in state["cuda"].items():
         torch.cuda.set_rng_state(value, index)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy" in state:
-        numpy.random.set_state(state["numpy"])
+    if state["numpy"]:
+        sys.modules["numpy"].random.set_state(state["numpy"])

@@ -40,7 +40,7 @@ def verdict_on_codes(dtype: torch.dtype, kernels: str = "always") -> Any:
 @DTYPES
 @pytest.mark.parametrize("kernels", ["never", "always"])
 def test_verify_compares_codes_of_producers(dtype: torch.dtype, kernels: str) -> None:
-    """Oracle: the formulas in float64, by `fp8core.verify.produced`; an honest producer is not accused."""
+    """Oracle: the formulas in float64, by `fp8core.verify`; an honest producer is not accused."""
     proof = verdict_on_codes(dtype, kernels)
     assert proof.ok, proof.line
 

@@ -30,8 +30,8 @@ from fp8core import (
 from fp8core.gemm import reference
 from fp8core.gemm.accumulate import accumulate
 from fp8core.recipe import Cast
-from fp8core.verify.oracle import Quantized, block_of
-from fp8core.verify.products import Side, decibels, difference
+from fp8core.verify.oracle import BLOCKS, Operand
+from fp8core.verify.products import decibels, difference
 from fp8core.verify.records import GemmProof, LayerProof
 
 Step = Callable[[], object]
@@ -259,6 +259,28 @@ def test_results_kept_by_selective_checkpointing() -> None:
     assert proof.ok, proof.line
 
 
+@pytest.mark.parametrize("gate", [0.0, 1.0])
+def test_a_layer_that_shows_nothing_is_named(gate: float) -> None:
+    """Oracle: by hand: behind a gate of 0 every gradient is 0, right or wrong, whatever the other layer shows."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64), nn.Linear(32, 64)))
+    x = torch.randn(16, 32)
+    proof = proof_of(model, lambda: (gate * model[0](x) + model[1](x)).square().mean().backward())
+    assert proof.ok == bool(gate)
+    assert not proof.problems
+    assert [line.partition(": every")[0] for line in proof.not_checked] == (
+        [] if gate else ["0: grad_weight"]
+    )
+
+
+def test_a_weight_that_is_computed_is_compared_as_it_is_multiplied() -> None:
+    """`weight_norm` after conversion: the weight is no leaf of autograd."""
+    model = convert_to_float8_training(Block())
+    nn.utils.parametrizations.weight_norm(model.up)
+    proof = proof_of(model)
+    assert proof.ok, proof.line
+    assert proof.layers[0].gemms["grad_weight"].calls == 1
+
+
 @pytest.mark.parametrize(("apart_db", "beyond"), [(30.0, 0), (26.0, 0), (24.0, 1), (20.0, 1)])
 def test_a_row_on_a_gpu_may_be_25_db_away_and_no_further(apart_db: float, beyond: int) -> None:
     """One row of the result is moved by a vector of a known length; the others are exact."""
@@ -266,7 +288,7 @@ def test_a_row_on_a_gpu_may_be_25_db_away_and_no_further(apart_db: float, beyond
     result = a.double() @ b.double().t()
     push = torch.randn(32, dtype=torch.float64)
     result[3] += push * (10 ** (-apart_db / 20) * result[3].norm() / push.norm())
-    sides = [Side(Quantized.of(x, None, 1), 1) for x in (a, b)]
+    sides = [Operand(x) for x in (a, b)]
     assert difference(*sides, result, 2.0**-9, exact=False).beyond == beyond
 
 
@@ -282,10 +304,10 @@ def test_short_accumulation_is_no_fault_and_hides_none(same_sign: float, word: s
     """
     sign, cast, whole = torch.randn(4096).sign(), Cast(E4M3FN, "rowwise"), slice(None)
     a, b = (
-        Side(Quantized.of(t, cast, 1), 1)
+        Operand.of(t, cast)
         for t in (sign + 0.1 * torch.randn(24, 4096), torch.randn(24, 4096) + same_sign * sign)
     )
-    product = accumulate(a.tile(whole, whole, True), b.tile(whole, whole, True).t(), "fp22")
+    product = accumulate(a.values(whole, whole), b.values(whole, whole).t(), "fp22")
     found = difference(a, b, product.bfloat16(), 2.0**-9, exact=False, fast=True)
     assert not found.fault
     layer = LayerProof("head", "rowwise", "", gemms={"output": GemmProof(fp8=True)})
@@ -302,9 +324,7 @@ def test_short_accumulation_is_no_fault_and_hides_none(same_sign: float, word: s
 )
 def test_a_block_is_that_of_its_format(granularity: str, along: int, across: int) -> None:
     """DeepSeek-V3 (arXiv:2412.19437) has 1x128 and 128x128, OCP MX 1.0 has 32."""
-    cast = dataclasses.replace(RECIPES["rowwise"].output.a, granularity=granularity)
-    assert block_of(cast, 1) == (across, along)
-    assert block_of(cast, 0) == (along, across)
+    assert BLOCKS[granularity] == (across, along)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""Gradients that add up over microbatches: each addition into `.grad` against the sum in float64.
+
+An addition into a float32 gradient that is rounded to bfloat16 loses 50 dB a time and is seen by no comparison of
+single products. Compared are a few random combinations of the columns (`products.projected`), before and after. Between
+two additions a gradient may be zeroed or reduced over ranks; a change as small as a rounding is a fault there too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8core.verify.operands import matrix, plain, quietly
+from fp8core.verify.products import projected, signs
+
+if TYPE_CHECKING:
+    from fp8core.verify.records import LayerProof
+
+ROUNDING = 2.0**-6  # of a gradient's size: bfloat16 changes it by 2**-10, a reduction over ranks by far more
+
+
+class Sums:
+    """Hooks on one weight, a leaf of autograd.
+
+    Attributes:
+        dtype: of the gradient, once one was added to one that was there.
+    """
+
+    def __init__(self, weight: torch.Tensor, proof: LayerProof) -> None:
+        self.weight, self.proof = weight, proof
+        self.dtype: torch.dtype | None = None
+        self._expected: torch.Tensor | None = None
+        self._last: torch.Tensor | None = None  # what was there after the last addition
+        self._handles: list[Any] = [
+            weight.register_hook(self._arrives),
+            weight.register_post_accumulate_grad_hook(self._added),
+        ]
+
+    def _arrives(self, grad: torch.Tensor) -> None:
+        """Before the addition."""
+        self._expected = None
+        with quietly():
+            there = self._there()
+            if there is not None:
+                self._expected = there + _projected(grad)
+
+    def _added(self, _: torch.Tensor) -> None:
+        """After it."""
+        grad = self.weight.grad
+        if grad is None:
+            return
+        with quietly():
+            got = _projected(grad)
+            self._last = got[0]
+            if self._expected is None:
+                return
+            (want, weight), limits = self._expected, torch.finfo(grad.dtype)
+            self._expected, self.dtype = None, grad.dtype
+            allowed = 8 * limits.eps * (weight + got[1]).sqrt() + limits.smallest_normal
+            wrong = int((~((got[0] - want).abs() <= allowed) & want.isfinite()).sum())
+            if wrong:
+                self.proof.fault(
+                    f"gradients do not add up: {wrong} of {want.numel()} sums are further from the sum of what came than "
+                    f"rounding to {str(grad.dtype).removeprefix('torch.')} explains"
+                )
+
+    def _there(self) -> torch.Tensor | None:
+        """The gradient as it is; nothing may have rounded it since the last addition."""
+        if self.weight.grad is None:
+            return None
+        now, last = _projected(self.weight.grad), self._last
+        if last is not None and last.shape == now[0].shape:
+            size, change = float(last.norm()), float((now[0] - last).norm())
+            if 1e-5 * size < change < ROUNDING * size:
+                self.proof.fault(
+                    f"gradients do not add up: after the addition one changed by {change / size:.1e} of its size, as by rounding"
+                )
+        return now
+
+    def finish(self) -> None:
+        """After the step, where its gradients are still there."""
+        with quietly():
+            self._there()
+        for handle in self._handles:
+            handle.remove()
+
+
+def _projected(grad: torch.Tensor) -> torch.Tensor:
+    found = matrix(plain(grad))
+    return projected(found, signs(found.shape[1], found.device))
