@@ -116,7 +116,7 @@ def test_rotating_operands_are_equal_copies_at_other_addresses() -> None:
     codes = torch.randn(8, 16).to(torch.float8_e4m3fn).t()
     grad = torch.randn(4, requires_grad=True)
     seen: list[tuple[Tensor, Tensor]] = []
-    rotation = common.Rotation(lambda *x: seen.append(x), (codes, grad), "cpu")
+    rotation = common.Rotation(lambda *x: seen.append(x), (codes, grad))
     assert len(rotation) == 16
     for closure in rotation:
         closure()
@@ -128,4 +128,4 @@ def test_rotating_operands_are_equal_copies_at_other_addresses() -> None:
         assert y.requires_grad
         assert y.is_leaf
     large = torch.empty(2**27, dtype=torch.uint8, device="meta")
-    assert len(common.Rotation(lambda x: x, (large,), "cpu")) == 3
+    assert len(common.Rotation(lambda x: x, (large,))) == 3
