@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.store.case import Case, Scalar
+from harness.store.case import Case
 from harness.suites import gemm
 from harness.suites.common import draw, generator, moved, outcome, refuse_shapes
 from harness.suites.shapes import CUSTOM
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from harness.suites.shapes import Axes, Point
 
 MATMULS = {  # value of the axis, which stored cases hold -> arm of suite gemm
     "mm_bf16": "bf16_eager",
@@ -38,16 +40,14 @@ ARMS = {"torch": ArmInfo("PyTorch's own operators, eager")}
 LAUNCHES = 1000  # kernels in one call of the launch case: milliseconds of a call are microseconds of a kernel
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
+def points(shapes: Sequence[str], axes: Axes, model: Any) -> list[Point]:
     """Each kind with the sizes that belong to it.
 
     Raises:
         ValueError: a kind without its sizes, or shapes are named, which this suite has no use for.
     """
     refuse_shapes("ceilings", shapes, "sizes by axes.mib and axes.cube")
-    found: list[dict[str, Scalar]] = []
+    found: list[Point] = []
     for what in axes.get("what", WHAT):
         if what == "launch":
             found.append({"what": what})

@@ -32,9 +32,10 @@ from harness.suites.common import crossed_points, gemm_missing, gemm_refused, ou
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
+    from harness.suites.shapes import Axes
 
 AXES = {
     "cube": Axis("rows, columns and contracted dimension of the product"),
@@ -54,7 +55,7 @@ WRONG = ": the device computes wrongly"
 CUBE_MOST = 32768  # below 2^24 / LARGEST^2, so that float64 and float32 sum integers without error
 
 
-def _inexact(axes: Mapping[str, Sequence[Scalar]]) -> str:
+def _inexact(axes: Axes) -> str:
     large = [n for n in axes["cube"] if isinstance(n, int) and n > CUBE_MOST]
     expected = f"expected at most {CUBE_MOST}, beyond which sums are not exact"
     return f"axes.cube={large[0]}: {expected}" if large else ""

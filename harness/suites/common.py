@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -23,11 +24,13 @@ from harness.timing.workload import Axis, Numerics, Unsupported, Workload
 if TYPE_CHECKING:
     from fp8core.recipe import Gemm, Recipe
     from harness.peers import Peer
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
+    from harness.suites.shapes import Axes, Point
 
 T = TypeVar("T")
 Closure = Callable[[], object]
-Points = Callable[[Sequence[str], Mapping[str, "Sequence[Scalar]"], Any], list[dict[str, "Scalar"]]]
+Size = tuple[int, int, int]  # M, K, N
+Points = Callable[[Sequence[str], "Axes", Any], "list[Point]"]
 
 SIZES = {
     "M": Axis("rows of A and of the result", linked=True),
@@ -57,9 +60,7 @@ def refuse_shapes(suite: str, shapes: Sequence[str], instead: str) -> None:
         raise ValueError(f"suite {suite} takes {instead}, not shapes={list(shapes)}")
 
 
-def with_defaults(
-    points: Sequence[Mapping[str, Scalar]], axes: Mapping[str, Sequence[Scalar]], known: Mapping[str, Axis]
-) -> list[dict[str, Scalar]]:
+def with_defaults(points: Sequence[Point], axes: Axes, known: Mapping[str, Axis]) -> list[Point]:
     """Points that also fix every crossed axis which the sweep leaves open: to its default or its first choice."""
     open_axes = {
         name: axis.choices[0] if axis.default is None else axis.default
@@ -75,7 +76,7 @@ def crossed_points(
     known: Mapping[str, Axis],
     required: Sequence[str] = (),
     every: str = "",
-    refused: Callable[[Mapping[str, Sequence[Scalar]]], str] = lambda axes: "",
+    refused: Callable[[Axes], str] = lambda axes: "",
 ) -> Points:
     """The `points` of a suite without linked axes, which takes something else than shapes; see `refuse_shapes`.
 
@@ -88,9 +89,7 @@ def crossed_points(
         refused: why it takes no such values; "" where it does.
     """
 
-    def points(
-        shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-    ) -> list[dict[str, Scalar]]:
+    def points(shapes: Sequence[str], axes: Axes, model: Any) -> list[Point]:
         """No linked axes.
 
         Raises:
@@ -107,7 +106,7 @@ def crossed_points(
     return points
 
 
-def layer_points(of: Callable[..., list[dict[str, Scalar]]], known: Mapping[str, Axis]) -> Points:
+def layer_points(of: Callable[..., list[Point]], known: Mapping[str, Axis]) -> Points:
     """The `points` of a suite that takes the layers of shape sets, each at each number of tokens, or M, K and N.
 
     Args:
@@ -119,9 +118,14 @@ def layer_points(of: Callable[..., list[dict[str, Scalar]]], known: Mapping[str,
     )
 
 
-def sizes(case: Case) -> tuple[int, int, int]:
+def sizes(case: Case) -> Size:
     """M, K and N."""
     return case.integer("M"), case.integer("K"), case.integer("N")
+
+
+def flops(case: Case) -> float:
+    """Floating-point operations of a product of M, K and N."""
+    return 2.0 * math.prod(sizes(case))
 
 
 # Reasons to skip an arm
@@ -160,7 +164,7 @@ def fast_accum_missing(device: str) -> Unsupported | None:
     return lacking(ignored if torch.device(device).type == "cpu" else None)
 
 
-def gemm_refused(size: tuple[int, int, int], gemm: Gemm, backend: str, name: str = "") -> Unsupported | None:
+def gemm_refused(size: Size, gemm: Gemm, backend: str, name: str = "") -> Unsupported | None:
     """Why no device multiplies operands of these sizes and casts: the rule, the nearest sizes, the arm that takes any.
 
     Args:

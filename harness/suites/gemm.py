@@ -11,7 +11,6 @@ the same operands: what our call costs beside theirs, its checks of sizes and la
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +28,7 @@ from harness.suites.common import (
     SIZES,
     draw,
     fast_accum_missing,
+    flops,
     gemm_missing,
     gemm_refused,
     generator,
@@ -131,9 +131,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     return why or (fast_accum_missing(device) if fast and peer is None else None)
 
 
-def work(case: Case) -> float:
-    """Floating-point operations."""
-    return 2.0 * math.prod(sizes(case))
+work = flops
 
 
 def build(case: Case, arm: str, device: str) -> Workload:
@@ -157,8 +155,8 @@ def build(case: Case, arm: str, device: str) -> Workload:
     if gemm.a is None or gemm.b is None:
         resolved |= {"a_dtype": "bfloat16", "b_dtype": "bfloat16", "backend": "torch.mm"}
         size = 2.0 * (M * K + K * N + M * N)
-        flops = {"bf16": work(case)}
-        return timed(torch.mm, (a, b), check_bf16, flops=flops, bytes_moved=size, resolved=resolved)
+        count = {"bf16": flops(case)}
+        return timed(torch.mm, (a, b), check_bf16, flops=count, bytes_moved=size, resolved=resolved)
 
     qa, qb = _quantised(a, gemm.a, -1), _quantised(b, gemm.b, 0)
 
@@ -201,7 +199,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         multiply,
         _flat(qa, qb),
         check,
-        flops={"e5m2" if "e5m2" in (gemm.a.format.short, gemm.b.format.short) else "e4m3": work(case)},
+        flops={"e5m2" if "e5m2" in (gemm.a.format.short, gemm.b.format.short) else "e4m3": flops(case)},
         bytes_moved=1.0 * (M * K + K * N) + 2.0 * M * N + 4.0 * (qa.scale_inv.numel() + qb.scale_inv.numel()),
         resolved=resolved,
     )

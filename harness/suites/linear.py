@@ -37,6 +37,7 @@ from harness.suites.common import (
     SIZES,
     compile_missing,
     draw,
+    flops,
     gemm_missing,
     gemm_refused,
     generator,
@@ -136,8 +137,7 @@ def gemms_unsupported(case: Case, recipe: Recipe | None, device: str) -> Unsuppo
 
 def work(case: Case) -> float:
     """Floating-point operations of the three GEMMs."""
-    M, K, N = sizes(case)
-    return 6.0 * M * K * N
+    return 3 * flops(case)
 
 
 def build(case: Case, arm: str, device: str) -> Workload:
@@ -267,7 +267,7 @@ def _flops(case: Case, recipe: Recipe | None) -> dict[str, float]:
         formats = [cast.format.short for cast in (gemm.a, gemm.b) if cast is not None]
         own = "fp32" if emulated else "e5m2" if "e5m2" in formats else "e4m3"
         dtypes[own if gemm.is_fp8 else "bf16"] += 1
-    return {dtype: count * work(case) / 3 for dtype, count in (dtypes or {"bf16": 3}).items()}
+    return {dtype: count * flops(case) for dtype, count in (dtypes or {"bf16": 3}).items()}
 
 
 def _check(

@@ -8,7 +8,6 @@ the product of the elements of A that are no outliers, cast beside those that ar
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +18,7 @@ from fp8core.recipe import RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.arm import Arm
 from harness.suites import oracle
-from harness.suites.common import crossed_points, draw, generator, lacking, sizes
+from harness.suites.common import crossed_points, draw, flops, generator, lacking, sizes
 from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
 from harness.suites.shapes import ROLES
@@ -69,9 +68,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     return lacking(None if RECIPES[arm].gemms[role].is_fp8 else reason)
 
 
-def work(case: Case) -> float:
-    """Floating-point operations of the product."""
-    return 2.0 * math.prod(sizes(case))
+work = flops
 
 
 def build(case: Case, arm: str, device: str) -> Workload:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from harness.store.case import Scalar
 
+    Axes = Mapping[str, Sequence[Scalar]]  # values by name
+    Point = dict[str, Scalar]
+
 T = TypeVar("T")
 
 ROLES = ("output", "grad_input", "grad_weight")
@@ -118,9 +121,7 @@ def merge(layers: Iterable[Layer]) -> list[Layer]:
     ]
 
 
-def linear_points(
-    shape_sets: Iterable[str], axes: Mapping[str, Sequence[Scalar]], model_layers: Sequence[Layer] = ()
-) -> list[dict[str, Scalar]]:
+def linear_points(shape_sets: Iterable[str], axes: Axes, model_layers: Sequence[Layer] = ()) -> list[Point]:
     """One point for each layer shape and token count: shape_set, layer, M (tokens), K (in), N (out).
 
     Args:
@@ -135,7 +136,7 @@ def linear_points(
     """
     if any(axes.get(name) for name in "MKN"):
         return _by_number(axes)
-    points: list[dict[str, Scalar]] = []
+    points: list[Point] = []
     for name in shape_sets:
         shape_set = _named(name, model_layers)
         for layer in merge(shape_set.layers):
@@ -155,9 +156,7 @@ def gemm_sizes(M: T, K: T, N: T) -> dict[str, tuple[T, T, T]]:
     return {"output": (M, K, N), "grad_input": (M, N, K), "grad_weight": (N, M, K)}
 
 
-def gemm_points(
-    shape_sets: Iterable[str], axes: Mapping[str, Sequence[Scalar]], model_layers: Sequence[Layer] = ()
-) -> list[dict[str, Scalar]]:
+def gemm_points(shape_sets: Iterable[str], axes: Axes, model_layers: Sequence[Layer] = ()) -> list[Point]:
     """One point for each GEMM: shape_set, layer, role and the M, K, N of the GEMM itself.
 
     Named layers have the three roles of the module's table, or those of `axes.role`. Sizes given by number and
@@ -166,7 +165,7 @@ def gemm_points(
     Args and errors as for `linear_points`.
     """
     plain_sets = {CUSTOM} | {name for name, shape_set in SHAPES.items() if shape_set.cubes}
-    points: list[dict[str, Scalar]] = []
+    points: list[Point] = []
     for point in linear_points(shape_sets, axes, model_layers):
         M, K, N = (point[name] for name in "MKN")
         plain = point["shape_set"] in plain_sets
@@ -176,7 +175,7 @@ def gemm_points(
     return points
 
 
-def _by_number(axes: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar]]:
+def _by_number(axes: Axes) -> list[Point]:
     missing = [f"axes.{name}" for name in "MKN" if not axes.get(name)]
     if missing:
         given = ", ".join(f"axes.{name}" for name in "MKN" if axes.get(name))
