@@ -1,4 +1,4 @@
-"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its line in `NAMES`.
+"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its line in `_AXES`.
 
 From another package, an entry point of the group `fp8_harness.suites` that names a module.
 """
