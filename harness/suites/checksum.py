@@ -17,29 +17,31 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fp8core.formats import native_pair
-from fp8core.gemm import backend_named, scaled_mm
+from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
+from fp8core.recipe import RECIPES
 from harness.store.arm import Arm
-from harness.suites.common import refuse_shapes, way_out, with_defaults
+from harness.suites.common import crossed_points, gemm_missing, gemm_refused, outcome
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
+    from harness.suites.shapes import Axes
 
-AXES: Mapping[str, Axis] = {
+AXES = {
     "cube": Axis("rows, columns and contracted dimension of the product"),
     "data": Axis("integers: one right result; codes: any finite FP8 code", ("integers", "codes")),
 }
-ARMS: Mapping[str, ArmInfo] = arm_table(
+ARMS = arm_table(
     {
         Arm("bf16", "eager"): ArmInfo("torch.mm on bfloat16"),
         Arm("tensorwise", "eager"): ArmInfo("torch._scaled_mm, one scale a tensor", baseline="bf16_eager"),
@@ -49,39 +51,25 @@ ARMS: Mapping[str, ArmInfo] = arm_table(
 BASE, ROWWISE = "bf16_eager", "rowwise_eager"
 REPEATS = 16  # of the product, each hashed
 LARGEST = 4  # of the integers
+WRONG = ": the device computes wrongly"
 CUBE_MOST = 32768  # below 2^24 / LARGEST^2, so that float64 and float32 sum integers without error
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes; a size must be given.
-
-    Raises:
-        ValueError: no size, one that is too large to be exact, or named shapes, for which there is no use.
-    """
-    refuse_shapes("checksum", shapes, "sizes by axes.cube")
-    if "cube" not in axes:
-        raise ValueError("suite checksum needs axes.cube")
+def _inexact(axes: Axes) -> str:
     large = [n for n in axes["cube"] if isinstance(n, int) and n > CUBE_MOST]
-    if large:
-        raise ValueError(
-            f"axes.cube={large[0]}: expected at most {CUBE_MOST}, beyond which sums are not exact"
-        )
-    return with_defaults([{}], axes, AXES)
+    expected = f"expected at most {CUBE_MOST}, beyond which sums are not exact"
+    return f"axes.cube={large[0]}: {expected}" if large else ""
+
+
+points = crossed_points("checksum", "sizes by axes.cube", AXES, required=["cube"], refused=_inexact)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """FP8's sizes, and this device's FP8 units."""
     if arm == BASE:
         return None
-    n, e4m3, rules = case.integer("cube"), native_pair()[0], backend_named("torch")
-    granularity = "rowwise" if arm == ROWWISE else "tensorwise"
-    reason = rules.shape_reason(n, n, n, e4m3, e4m3, granularity, torch.bfloat16)
-    if reason:
-        return Unsupported("shape", f"{reason}; {way_out(n, n, n, 16, 'bf16_eager')}")
-    reason = rules.device_reason(device, e4m3, e4m3)
-    return Unsupported("device", reason) if reason else None
+    n, gemm = case.integer("cube"), RECIPES[ARMS[arm].arm.recipe].output
+    return gemm_refused((n, n, n), gemm, "torch") or gemm_missing(gemm, "torch", device)
 
 
 def work(case: Case) -> float:
@@ -100,21 +88,31 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "out_dtype": "bfloat16",
         "backend": "torch.mm" if arm == BASE else "torch._scaled_mm",
     }
-    return Workload(
-        run=multiply,
-        check=lambda: _check(multiply, a, b, arm, case, resolved),
-        flops={"bf16" if arm == BASE else "e4m3": work(case)},
-        resolved=resolved,
-    )
+
+    def check() -> Numerics:
+        """Every repeat must have the bits of the first; a product of integers those of the right one."""
+        first = multiply().cpu()
+        resolved["checksum"] = digest(first)
+        for repeat in range(1, REPEATS):
+            again = multiply().cpu()
+            if digest(again) != resolved["checksum"]:
+                count = int((first.view(torch.int16) != again.view(torch.int16)).sum())
+                what = f"elements of repeat {repeat} have other bits than the first result"
+                return outcome({"mismatches": float(count)}, f"{count} {what}{WRONG}")
+        count = 0 if case["data"] == "codes" else _unequal(first, exact(a, b, arm))
+        what = f"of {first.numel()} elements are not the exact product of small integers"
+        return outcome({"mismatches": float(count)}, f"{count} {what}{WRONG}" if count else "")
+
+    flops = {"bf16" if arm == BASE else "e4m3": work(case)}
+    return Workload(run=multiply, check=check, flops=flops, resolved=resolved)
 
 
 @functools.lru_cache(maxsize=1)  # of all arms of a case
 def operands(case: Case) -> tuple[Tensor, Tensor]:
     """A [n, n] and B^T [n, n] as FP8 codes on the host, by `case.seed`."""
     n, dtype = case.integer("cube"), native_pair()[0].dtype
-    return _codes(n, dtype, str(case["data"]), 2 * case.seed), _codes(
-        n, dtype, str(case["data"]), 2 * case.seed + 1
-    )
+    first, second = (_codes(n, dtype, str(case["data"]), 2 * case.seed + i) for i in (0, 1))
+    return first, second
 
 
 def _codes(n: int, dtype: torch.dtype, data: str, stream: int) -> Tensor:
@@ -163,25 +161,6 @@ def digest(*tensors: Tensor) -> str:
     for tensor in tensors:
         found.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return found.hexdigest()[:16]
-
-
-def _check(
-    multiply: Callable[[], Tensor], a: Tensor, b: Tensor, arm: str, case: Case, resolved: dict[str, object]
-) -> Numerics:
-    """Every repeat must have the bits of the first; a product of integers those of the right one."""
-    first = multiply().cpu()
-    resolved["checksum"] = digest(first)
-    for repeat in range(1, REPEATS):
-        again = multiply().cpu()
-        if digest(again) != resolved["checksum"]:
-            count = int((first.view(torch.int16) != again.view(torch.int16)).sum())
-            why = f"{count} elements of repeat {repeat} have other bits than the first result: the device computes wrongly"
-            return Numerics({"mismatches": float(count)}, ok=False, reason=why)
-    if case["data"] == "codes":
-        return Numerics({"mismatches": 0.0})
-    count = _unequal(first, exact(a, b, arm))
-    why = f"{count} of {first.numel()} elements are not the exact product of small integers: the device computes wrongly"
-    return Numerics({"mismatches": float(count)}, ok=count == 0, reason=why if count else "")
 
 
 def _unequal(one: Tensor, other: Tensor) -> int:

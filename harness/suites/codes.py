@@ -24,13 +24,13 @@ from fp8core.formats import Format, as_element_format
 from fp8core.kernels import ops
 from harness.store.arm import Arm
 from harness.suites import oracle
-from harness.suites.common import compile_missing, crossed_points, kernels_missing
+from harness.suites.common import compile_missing, crossed_points, kernels_missing, outcome
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from harness.store.case import Case
 
@@ -43,12 +43,12 @@ INPUTS = {
     "nan": "NaN",
 }
 
-AXES: Mapping[str, Axis] = {
+AXES = {
     "source": Axis("dtype of the input", tuple(SOURCES)),
     "dtype": Axis("FP8 dtype", ("e4m3fn", "e5m2")),
     "inputs": Axis("; ".join(f"{name}: {doc}" for name, doc in INPUTS.items()), tuple(INPUTS)),
 }
-ARMS: Mapping[str, ArmInfo] = arm_table(
+ARMS = arm_table(
     {
         Arm(variant="plain"): ArmInfo("x.to(dtype)"),
         Arm(variant="saturating"): ArmInfo("fp8core.cast.cast_saturating"),
@@ -67,7 +67,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """Any device casts; a compiled arm needs a compiler, and kernels an NVIDIA GPU."""
     if arm == "kernels":
         return kernels_missing(device, "cast by their plain twins")
-    return compile_missing(device) if ARMS[arm].arm.mode == "compile" else None
+    return compile_missing(device) if ARMS[arm].arm.mode else None
 
 
 def work(case: Case) -> float:
@@ -79,47 +79,33 @@ def build(case: Case, arm: str, device: str) -> Workload:
     """Makes the patterns; what is timed is their cast, which is too small to be a speed."""
     fmt = as_element_format(str(case["dtype"]))
     x = patterns(str(case["source"]), fmt, str(case["inputs"])).to(device)
-    cast = _cast(arm, fmt)
-    resolved: dict[str, object] = {
-        "timed": "the cast of all patterns: too few for a speed",
-        "patterns": x.numel(),
-    }
+    scale_one = torch.full((), fmt.max, device=device)  # an amax
+    cast = _cast(arm, fmt, scale_one)
+
+    def check() -> Numerics:
+        wanted, _ = oracle.reference_cast(x, fmt.dtype, "tensorwise", amax=scale_one)
+        wrong = metrics.mismatches(cast(x), wanted)
+        of = f"{wrong:.0f} of {x.numel()} codes differ from the format's definition"
+        fault = f"{of}; 0 expected (docs/numerics.md, section 2)"
+        return outcome({"mismatches": wrong}, fault if wrong and arm != "plain" else "")
+
     return Workload(
         run=lambda: cast(x),
-        check=lambda: _check(cast(x), x, fmt, arm),
-        resolved=resolved,
-        compiled=ARMS[arm].arm.mode == "compile",
+        check=check,
+        resolved={"timed": "the cast of all patterns: too few for a speed", "patterns": x.numel()},
+        compiled=bool(ARMS[arm].arm.mode),
     )
 
 
-def _cast(arm: str, fmt: Format) -> Callable[[Tensor], Tensor]:
-    if arm == "plain":
-        return lambda x: x.to(fmt.dtype)
-    if arm == "kernels":
-
-        def by_kernel(x: Tensor) -> Tensor:
-            amax = torch.full((), fmt.max, device=x.device)
-            codes, _ = ops.cast(x.view(1, -1), amax, fmt.dtype, False)
-            return codes.view(-1)
-
-        return by_kernel
-
+def _cast(arm: str, fmt: Format, scale_one: Tensor) -> Callable[[Tensor], Tensor]:
     def saturating(x: Tensor) -> Tensor:
         return cast_saturating(x, fmt)
 
-    return fresh_compile(saturating) if ARMS[arm].arm.mode == "compile" else saturating
-
-
-def _check(codes: Tensor, x: Tensor, fmt: Format, arm: str) -> Numerics:
-    scale_one = torch.full((), fmt.max, device=x.device)
-    wanted, _ = oracle.reference_cast(x, fmt.dtype, "tensorwise", amax=scale_one)
-    wrong = metrics.mismatches(codes, wanted)
-    if wrong and arm != "plain":
-        of = f"{wrong:.0f} of {x.numel()} codes differ from the format's definition"
-        return Numerics(
-            {"mismatches": wrong}, ok=False, reason=f"{of}; 0 expected (docs/numerics.md, section 2)"
-        )
-    return Numerics({"mismatches": wrong})
+    if arm == "plain":
+        return lambda x: x.to(fmt.dtype)
+    if arm == "kernels":
+        return lambda x: ops.cast(x.view(1, -1), scale_one, fmt.dtype, False)[0].view(-1)
+    return fresh_compile(saturating) if ARMS[arm].arm.mode else saturating
 
 
 def patterns(source: str, fmt: Format, kind: str) -> Tensor:

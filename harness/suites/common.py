@@ -1,11 +1,13 @@
-"""What the suites share: random data, operand sets, arms that compile, the layers of a model."""
+"""What every suite is made of: its points, reasons to skip an arm, random data, what is timed over which operands."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +19,18 @@ from harness.store.cause import Cause
 from harness.suites.shapes import FROM_MODEL, Layer
 from harness.timing.compiling import compile_unavailable
 from harness.timing.timers import last_level_cache_bytes
-from harness.timing.workload import Axis, Unsupported
+from harness.timing.workload import Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
-    from fp8core.recipe import Recipe
+    from fp8core.recipe import Gemm, Recipe
     from harness.peers import Peer
-    from harness.store.case import Scalar
+    from harness.store.case import Case
+    from harness.suites.shapes import Axes, Point
 
 T = TypeVar("T")
+Closure = Callable[[], object]
+Size = tuple[int, int, int]  # M, K, N
+Points = Callable[[Sequence[str], "Axes", Any], "list[Point]"]
 
 SIZES = {
     "M": Axis("rows of A and of the result", linked=True),
@@ -41,6 +47,185 @@ DATA = {
     "ones": "all 1: likewise",
 }
 
+# Points
+
+
+def refuse_shapes(suite: str, shapes: Sequence[str], instead: str) -> None:
+    """For the `points` of a suite that has no use for shape sets.
+
+    Raises:
+        ValueError: some are named; says what the suite takes instead.
+    """
+    if shapes:
+        raise ValueError(f"suite {suite} takes {instead}, not shapes={list(shapes)}")
+
+
+def with_defaults(points: Sequence[Point], axes: Axes, known: Mapping[str, Axis]) -> list[Point]:
+    """Points that also fix every crossed axis which the sweep leaves open: to its default or its first choice."""
+    open_axes = {
+        name: axis.choices[0] if axis.default is None else axis.default
+        for name, axis in known.items()
+        if not (axis.linked or axis.optional or name in axes) and (axis.choices or axis.default is not None)
+    }
+    return [{**open_axes, **point} for point in points]
+
+
+def crossed_points(
+    suite: str,
+    instead: str,
+    known: Mapping[str, Axis],
+    required: Sequence[str] = (),
+    every: str = "",
+    refused: Callable[[Axes], str] = lambda axes: "",
+) -> Points:
+    """The `points` of a suite without linked axes, which takes something else than shapes; see `refuse_shapes`.
+
+    Args:
+        suite: its name.
+        instead: what it takes.
+        known: its axes.
+        required: axes without a default, which the sweep must give.
+        every: the axis of which all choices are cases where the sweep leaves it open.
+        refused: why it takes no such values; "" where it does.
+    """
+
+    def points(shapes: Sequence[str], axes: Axes, model: Any) -> list[Point]:
+        """No linked axes.
+
+        Raises:
+            ValueError: shapes are named, a required axis is missing, or a value is refused.
+        """
+        refuse_shapes(suite, shapes, instead)
+        if missing := [f"axes.{name}" for name in required if name not in axes]:
+            raise ValueError(f"suite {suite} needs {' and '.join(missing)}")
+        if why := refused(axes):
+            raise ValueError(why)
+        choices = known[every].choices if every and every not in axes else ()
+        return with_defaults([{every: choice} for choice in choices] or [{}], axes, known)
+
+    return points
+
+
+def layer_points(of: Callable[..., list[Point]], known: Mapping[str, Axis]) -> Points:
+    """The `points` of a suite that takes the layers of shape sets, each at each number of tokens, or M, K and N.
+
+    Args:
+        of: `shapes.linear_points` or `shapes.gemm_points`, which say what they refuse.
+        known: the axes.
+    """
+    return lambda shapes, axes, model: with_defaults(
+        of(shapes, axes, model_layers(shapes, model)), axes, known
+    )
+
+
+def sizes(case: Case) -> Size:
+    """M, K and N."""
+    return case.integer("M"), case.integer("K"), case.integer("N")
+
+
+def flops(case: Case) -> float:
+    """Floating-point operations of a product of M, K and N."""
+    return 2.0 * math.prod(sizes(case))
+
+
+# Reasons to skip an arm
+
+
+def lacking(reason: str | None, cause: Cause = Cause.UNSUPPORTED) -> Unsupported | None:
+    """A device that lacks something for a reason; None without one."""
+    return Unsupported("device", reason, cause) if reason else None
+
+
+def compile_missing(device: str) -> Unsupported | None:
+    """Why compiled arms can't run on this device."""
+    return lacking(compile_unavailable(device), Cause.MISSING)
+
+
+def peer_missing(peer: Peer | None, device: str) -> Unsupported | None:
+    """Why a peer can't run on this device; it says how to get it."""
+    return lacking(peer.missing(device), Cause.MISSING) if peer else None
+
+
+def peer_facts(peer: Peer | None) -> dict[str, object]:
+    """What a row holds of the peer that ran; {} for ours."""
+    return {"peer": peer.arm, "peer_version": peer.version()} if peer else {}
+
+
+def kernels_missing(device: str, instead: str) -> Unsupported | None:
+    """Why arms of fp8core's kernels can't run on this device; `instead` says what they would time there."""
+    if torch.device(device).type == "cuda" and torch.version.hip is None:
+        return None
+    return lacking(f"fp8core's kernels run on NVIDIA GPUs; here this arm would {instead}")
+
+
+def fast_accum_missing(device: str) -> Unsupported | None:
+    """Why an arm with fast accumulation can't run on this device."""
+    ignored = "a CPU ignores use_fast_accum: this arm would repeat the one without it"
+    return lacking(ignored if torch.device(device).type == "cpu" else None)
+
+
+def gemm_refused(size: Size, gemm: Gemm, backend: str, name: str = "") -> Unsupported | None:
+    """Why no device multiplies operands of these sizes and casts: the rule, the nearest sizes, the arm that takes any.
+
+    Args:
+        size: M, K, N.
+        gemm: how the operands are cast; one in high precision takes any size.
+        backend: whose rules hold.
+        name: of the GEMM, where a step has several.
+    """
+    if gemm.a is None or gemm.b is None:
+        return None
+    rules = backend_named(backend)
+    reason = rules.shape_reason(*size, gemm.a.format, gemm.b.format, gemm.granularity)
+    return Unsupported("shape", f"{name}{reason}; {way_out(*size)}") if reason else None
+
+
+def gemm_missing(gemm: Gemm, backend: str, device: str, nearest: str = "") -> Unsupported | None:
+    """Why this device has no kernel for a GEMM's casts; `nearest` is the recipe to name as the way out."""
+    if gemm.a is None or gemm.b is None:
+        return None
+    rules = backend_named(backend)
+    reason = rules.device_reason(device, gemm.a.format, gemm.b.format)
+    return lacking(reason or rules.granularity_reason(device, gemm.granularity, nearest))
+
+
+def way_out(M: int, K: int, N: int) -> str:
+    """The nearest sizes that FP8 matmul takes, and the arm that takes any.
+
+    >>> way_out(8, 100, 32)
+    'nearest: K=96 or 112; arms=[bf16_eager] takes M=8, K=100, N=32'
+    """
+    near = []
+    for name, size in (("K", K), ("N", N)):
+        below = size // layout.MULTIPLE * layout.MULTIPLE
+        if size != below:
+            near.append(f"{name}={f'{below} or ' if below else ''}{below + layout.MULTIPLE}")
+    return (f"nearest: {', '.join(near)}; " if near else "") + f"arms=[bf16_eager] takes M={M}, K={K}, N={N}"
+
+
+def recipe_unsupported(recipe: Recipe | None, tokens: int, device: str) -> Unsupported | None:
+    """The first FP8 GEMM of a model under a recipe that this device has no kernel for, or whose tokens don't fit.
+
+    Args:
+        recipe: None, or an emulated one, runs everywhere.
+        tokens: of one forward pass.
+        device: "cpu" or "cuda".
+    """
+    if recipe is None or not backend_named(recipe.backend).is_fp8:
+        return None
+    if recipe.backend == "triton" and (why := kernels_missing(device, "emulate them, by recipe.emulated()")):
+        return why
+    for gemm in recipe.gemms.values():
+        if why := gemm_missing(gemm, recipe.backend, device, recipe.nearest):
+            return why
+    if recipe.grad_weight.is_fp8 and tokens % layout.MULTIPLE:
+        reason = f"batch x seq = {tokens} tokens; GEMM grad_weight takes multiples of {layout.MULTIPLE}"
+        return Unsupported("shape", reason)
+    return None
+
+
+# Data
+
 
 def generator(device: str, seed: int, stream: int) -> torch.Generator:
     """A random stream of its own for each operand of a case; the same for all arms."""
@@ -55,39 +240,26 @@ def draw(
     Raises:
         ValueError: a distribution that is not in `DATA`.
     """
+    if data not in DATA:
+        raise ValueError(f"data={data!r} is no distribution; known: {', '.join(DATA)}")
     x = torch.empty(shape, device=random.device, dtype=dtype)
-    if data == "zeros":
-        return x.zero_()
-    if data == "ones":
-        return x.fill_(1)
+    if data in ("zeros", "ones"):
+        return x.fill_(data == "ones")
     if data == "uniform":
         return x.uniform_(-1, 1, generator=random)
     x.normal_(generator=random)
     if data == "randn":
         return x
-    if data == "outlier_1e-3":
-        chosen = torch.rand(shape, device=random.device, generator=random) < OUTLIER_SHARE
-        return torch.where(chosen, x * OUTLIER_FACTOR, x)
-    raise ValueError(f"data={data!r} is no distribution; known: {', '.join(DATA)}")
+    chosen = torch.rand(shape, device=random.device, generator=random) < OUTLIER_SHARE
+    return torch.where(chosen, x * OUTLIER_FACTOR, x)
 
 
-def compile_missing(device: str) -> Unsupported | None:
-    """Why compiled arms can't run on this device."""
-    reason = compile_unavailable(device)
-    return Unsupported("device", reason, Cause.MISSING) if reason else None
+# Checks
 
 
-def peer_missing(peer: Peer, device: str) -> Unsupported | None:
-    """Why a peer can't run on this device; it says how to get it."""
-    reason = peer.missing(device)
-    return Unsupported("device", reason, Cause.MISSING) if reason else None
-
-
-def kernels_missing(device: str, instead: str) -> Unsupported | None:
-    """Why arms of fp8core's kernels can't run on this device; `instead` says what they would time there."""
-    if torch.device(device).type == "cuda" and torch.version.hip is None:
-        return None
-    return Unsupported("device", f"fp8core's kernels run on NVIDIA GPUs; here this arm would {instead}")
+def outcome(values: Mapping[str, float], fault: str = "") -> Numerics:
+    """Figures, and the fault of a result that may not be timed."""
+    return Numerics(values, ok=not fault, reason=fault)
 
 
 def profiled(run: Callable[[], T], device: str) -> tuple[T, list[Any]]:
@@ -108,25 +280,62 @@ def kernel_names(events: Sequence[Any]) -> dict[str, object]:
     return {"kernels": names} if names else {}
 
 
-def way_out(M: int, K: int, N: int, multiple: int, any_shape: str) -> str:
-    """The nearest sizes that FP8 matmul takes, and the arm that takes any.
+# What is timed
 
-    >>> way_out(8, 100, 32, 16, "bf16_eager")
-    'nearest: K=96 or 112; arms=[bf16_eager] takes M=8, K=100, N=32'
-    """
-    near = []
-    for name, size in (("K", K), ("N", N)):
-        below = size // multiple * multiple
-        if size != below:
-            near.append(f"{name}={f'{below} or ' if below else ''}{below + multiple}")
-    return (f"nearest: {', '.join(near)}; " if near else "") + f"arms=[{any_shape}] takes M={M}, K={K}, N={N}"
+
+def timed(
+    function: Callable[..., object],
+    operands: Sequence[Tensor],
+    check: Callable[[], Numerics],
+    **declared: Any,
+) -> Workload:
+    """A workload that calls a function, under sustained load on copies of its operands; see `Workload` for the rest."""
+    return Workload(
+        run=lambda: function(*operands),
+        check=check,
+        variants=Rotation(function, operands),
+        covering=covering(function, operands),
+        **declared,
+    )
+
+
+def moved(what: str, source: Tensor, **resolved: object) -> Workload:
+    """A matrix moved by one operator of PyTorch's: "copy", "transpose" (written across) or "read" (its largest value)."""
+    across = source.t() if what == "transpose" else source
+    shape = () if what == "read" else across.shape
+    target = torch.full(shape, float("nan"), dtype=source.dtype, device=source.device)
+
+    def move(source: Tensor, target: Tensor) -> Tensor:
+        if what == "read":
+            return torch.amax(source, dim=(0, 1), out=target)
+        return target.copy_(source.t() if what == "transpose" else source)
+
+    def finds(place: int) -> bool:
+        """Whether the reduction finds a largest value put in this place."""
+        flat = source.view(-1)
+        before = flat[place].clone()
+        flat[place] = 2.0**14
+        found = float(move(source, target)) == 2.0**14
+        flat[place] = before
+        return found
+
+    def check() -> Numerics:
+        if what == "read":
+            right = all(finds(place) for place in (0, source.numel() // 2, -1))
+        else:
+            move(source, target)
+            right = torch.equal(target, across)
+        return outcome({}, "" if right else f"{what} did not yield what it should")
+
+    size = float(source.nbytes * (1 if what == "read" else 2))
+    return timed(move, (source, target), check, bytes_moved=size, resolved={**resolved, "backend": "torch"})
 
 
 COPIES_MOST = 4096  # operand sets of a call that takes microseconds
 _ARMS_MOST = 32  # arms of a case, with room for what they compute
 
 
-class Rotation(Sequence[Callable[[], object]]):
+class Rotation(Sequence[Closure]):
     """Closures over copies of a workload's operands, made when first asked for.
 
     Load over a few seconds must not find its operands in a cache, so it takes turns between sets: at least 3,
@@ -134,43 +343,39 @@ class Rotation(Sequence[Callable[[], object]]):
     the same values at other addresses, which is all that matters to a cache.
     """
 
-    def __init__(
-        self, closure: Callable[..., object], operands: Sequence[Tensor], device: str, most: int = 16
-    ) -> None:
+    def __init__(self, closure: Callable[..., object], operands: Sequence[Tensor], most: int = 16) -> None:
         self._closure, self._operands = closure, operands
-        size = max(sum(x.numel() * x.element_size() for x in operands), 1)
-        on_gpu = torch.device(device).type == "cuda"
+        self.set_bytes = max(sum(x.nbytes for x in operands), 1)
+        device = operands[0].device
+        on_gpu = device.type == "cuda"
         l2 = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
-        self._count = min(most, max(3, -(-max(256 * 2**20, 4 * l2) // size)))
+        self._count = min(most, max(3, -(-max(256 * 2**20, 4 * l2) // self.set_bytes)))
         if on_gpu:
             # All arms of a case make such copies. One set alone, larger than any cache, evicts itself.
-            self._count = max(1, min(self._count, torch.cuda.mem_get_info(device)[0] // (_ARMS_MOST * size)))
-        self._made: list[Callable[[], object]] = []
+            free = torch.cuda.mem_get_info(device)[0]
+            self._count = max(1, min(self._count, free // (_ARMS_MOST * self.set_bytes)))
+        self._made: list[Closure] = []
 
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Callable[[], object]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Callable[[], object]]: ...
-    def __getitem__(self, index: int | slice) -> Callable[[], object] | Sequence[Callable[[], object]]:
+    def __getitem__(self, index: Any) -> Any:
         while len(self._made) < self._count:
             self._made.append(_over_copies(self._closure, self._operands))
         return self._made[index]
 
 
-def covering(closure: Callable[..., object], operands: Sequence[Tensor], device: str) -> Rotation | tuple[()]:
+def covering(closure: Callable[..., object], operands: Sequence[Tensor]) -> Sequence[Closure]:
     """A rotation whose operands exceed twice the last cache of a GPU; () where that many cannot be had, and on a CPU."""
-    if torch.device(device).type != "cuda":
+    device = operands[0].device
+    if device.type != "cuda":
         return ()
-    found = Rotation(closure, operands, device, COPIES_MOST)
-    size = sum(x.numel() * x.element_size() for x in operands)
+    sets = Rotation(closure, operands, COPIES_MOST)
     twice = 2 * last_level_cache_bytes(torch.cuda.get_device_properties(device))
-    return found if len(found) >= 2 and len(found) * size >= twice else ()
+    return sets if len(sets) >= 2 and len(sets) * sets.set_bytes >= twice else ()
 
 
-def _over_copies(closure: Callable[..., object], operands: Sequence[Tensor]) -> Callable[[], object]:
+def _over_copies(closure: Callable[..., object], operands: Sequence[Tensor]) -> Closure:
     copies = [_copy(x) for x in operands]
     return lambda: closure(*copies)
 
@@ -179,45 +384,44 @@ def _copy(x: Tensor) -> Tensor:
     """A copy with the same strides that requires a gradient where x does."""
     copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     raw = (
-        torch.uint8 if x.is_floating_point() and x.element_size() == 1 else x.dtype
+        torch.uint8 if x.dtype.is_floating_point and x.itemsize == 1 else x.dtype
     )  # float8 through its bytes
     copy.view(raw).copy_(x.detach().view(raw))
     return copy.requires_grad_(x.requires_grad)
 
 
+# The layers of a model
+
+
 def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
-    """The nn.Linear layers of the model of the command line; [] where no shape set asks for it.
+    """The nn.Linear layers of the model of the command line, the blocks of a stack as one; [] where no shape set asks.
 
     Args:
         shapes: shape sets; only "from_model" needs a model.
-        model: an nn.Module, the path of a Hugging Face `config.json` or of its folder, or the mapping `{"_target_":
-            "package.module.callable", **arguments}`, which is called with the default device "meta", so that no weight
-            is allocated.
+        model: an nn.Module, the path of a Hugging Face `config.json` or of its folder (each expert counts), or the
+            mapping `{"_target_": "package.module.callable", **arguments}`, which is called with the default device
+            "meta", so that no weight is allocated.
 
     Raises:
         ValueError: no model, or one that cannot be built or that has no nn.Linear.
     """
     if FROM_MODEL not in shapes:
         return []
+    counts: Counter[tuple[str, int, int]] = Counter()
     if isinstance(model, str):
-        return _of_config(model)
-    built = model if isinstance(model, nn.Module) else _build(model)
-    layers = [Layer(*named) for named in _linears(built)]
-    if not layers:
-        raise ValueError(
-            f"{type(built).__name__} has no nn.Linear layer; shapes=from_model needs at least one"
-        )
-    return layers
+        from harness.training.models.hugging_face import read
 
-
-def _of_config(path: str) -> list[Layer]:
-    """The layers of a `config.json`, the blocks of a stack as one; each expert counts."""
-    from harness.training.models.hugging_face import read
-
-    counts: dict[tuple[str, int, int], int] = {}
-    for part in read(path).parts:
-        key = _stacked(part.name), part.K, part.N
-        counts[key] = counts.get(key, 0) + part.count
+        for part in read(model).parts:
+            counts[_stacked(part.name), part.K, part.N] += part.count
+    else:
+        built = model if isinstance(model, nn.Module) else _build(model)
+        for name, module in built.named_modules():
+            if isinstance(module, nn.Linear):
+                counts[_stacked(name) or "linear", module.in_features, module.out_features] += 1
+        if not counts:
+            raise ValueError(
+                f"{type(built).__name__} has no nn.Linear layer; shapes=from_model needs at least one"
+            )
     return [Layer(*key, count) for key, count in counts.items()]
 
 
@@ -225,99 +429,17 @@ def _stacked(name: str) -> str:
     return re.sub(r"\b\d+\b", "*", name)
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[str, int, int, int]]:
-    """Name, sizes and count of the linear layers; the blocks of a stack (`layers.0`, `layers.1`) become one."""
-    counts: dict[tuple[str, int, int], int] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            key = (_stacked(name) or "linear", module.in_features, module.out_features)
-            counts[key] = counts.get(key, 0) + 1
-    for (name, inner, outer), count in counts.items():
-        yield name, inner, outer, count
-
-
 def _build(spec: Any) -> nn.Module:
-    if not isinstance(spec, Mapping) or "_target_" not in spec:
+    from harness.training.models.user import BATCH, TARGET, made
+
+    if not isinstance(spec, Mapping) or TARGET not in spec:
         raise ValueError(
             "shapes=from_model needs a model: model._target_=package.module.callable or model=PATH/config.json"
         )
-    from harness.training.models.user import BATCH, TARGET, made
-
     with torch.device("meta"):
         built = made({key: value for key, value in spec.items() if key != BATCH}, "model")
     if not isinstance(built, nn.Module):
-        target = spec[TARGET]
-        raise ValueError(f"model._target_={target!r} made a {type(built).__name__}; expected an nn.Module")
+        raise ValueError(
+            f"model._target_={spec[TARGET]!r} made a {type(built).__name__}; expected an nn.Module"
+        )
     return built
-
-
-def refuse_shapes(suite: str, shapes: Sequence[str], instead: str) -> None:
-    """For the `points` of a suite that has no use for shape sets.
-
-    Raises:
-        ValueError: some are named; says what the suite takes instead.
-    """
-    if shapes:
-        raise ValueError(f"suite {suite} takes {instead}, not shapes={list(shapes)}")
-
-
-def with_defaults(
-    points: Sequence[Mapping[str, Scalar]], axes: Mapping[str, Sequence[Scalar]], known: Mapping[str, Axis]
-) -> list[dict[str, Scalar]]:
-    """Points that also fix every crossed axis which the sweep leaves open: to its default or its first choice."""
-    open_axes = {
-        name: axis.choices[0] if axis.default is None else axis.default
-        for name, axis in known.items()
-        if not axis.linked
-        and not axis.optional
-        and name not in axes
-        and (axis.choices or axis.default is not None)
-    }
-    return [{**open_axes, **point} for point in points]
-
-
-def crossed_points(
-    suite: str, instead: str, known: Mapping[str, Axis]
-) -> Callable[..., list[dict[str, Scalar]]]:
-    """The `points` of a suite without linked axes, which takes something else than shapes; see `refuse_shapes`."""
-
-    def points(
-        shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-    ) -> list[dict[str, Scalar]]:
-        """No linked axes.
-
-        Raises:
-            ValueError: shapes are named, which this suite has no use for.
-        """
-        refuse_shapes(suite, shapes, instead)
-        return with_defaults([{}], axes, known)
-
-    return points
-
-
-def recipe_unsupported(recipe: Recipe | None, tokens: int, device: str) -> Unsupported | None:
-    """The first FP8 GEMM of a model under a recipe that this device has no kernel for, or whose tokens don't fit.
-
-    Args:
-        recipe: None, or an emulated one, runs everywhere.
-        tokens: of one forward pass.
-        device: "cpu" or "cuda".
-    """
-    if recipe is None or not backend_named(recipe.backend).is_fp8:
-        return None
-    rules = backend_named(recipe.backend)
-    if recipe.backend == "triton" and (why := kernels_missing(device, "emulate them, by recipe.emulated()")):
-        return why
-    for name, gemm in recipe.gemms.items():
-        if gemm.a is None or gemm.b is None:
-            continue
-        reason = rules.device_reason(device, gemm.a.format, gemm.b.format)
-        reason = reason or rules.granularity_reason(device, gemm.granularity, recipe.nearest)
-        if reason:
-            return Unsupported("device", reason)
-        if name == "grad_weight" and tokens % layout.MULTIPLE:
-            return Unsupported(
-                "shape",
-                f"batch x seq = {tokens} tokens; GEMM grad_weight takes multiples of {layout.MULTIPLE}",
-            )
-    return None

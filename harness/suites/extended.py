@@ -29,37 +29,31 @@ def extended_table(arms: Mapping[Arm, ArmInfo], *tables: Table[Any]) -> dict[str
         arms: of all entries of the tables.
         tables: `RECIPES`, `PEERS` or both: those that the arms were made of.
     """
-    table = arm_table({arm: info for arm, info in arms.items() if not _owners(arm)})
-    names: dict[str, set[Arm]] = {}
-    for arm in arms:
-        names.setdefault(str(arm), set()).add(arm)
+    owners = {arm: _owners(arm) for arm in arms}
     absent = {of: (reason, each.is_contested(of)) for each in tables for of, reason in each.absent.items()}
-    for arm in arms:
-        for extension in _owners(arm) if len(names[str(arm)]) > 1 else ():
-            owners = {other.owner for same in names[str(arm)] for other in _owners(same)} - {extension.owner}
-            whose = ", ".join(sorted(owners)) or OURS
-            absent[extension] = (
-                f"{extension} is refused: {whose} has an arm {str(arm)!r} too; rename it",
-                True,
-            )
-    usable = {arm: info for arm, info in arms.items() if (of := _owners(arm)) and not set(of) & set(absent)}
-    table |= arm_table(usable)
+    for arm, own in owners.items():
+        for extension in own:
+            same = [other for other in arms if str(other) == str(arm)]
+            others = {owner.owner for other in same for owner in owners[other]} - {extension.owner}
+            whose = ", ".join(sorted(others)) or OURS
+            if len(same) > 1:
+                reason = f"{extension} is refused: {whose} has an arm {str(arm)!r} too; rename it"
+                absent[extension] = (reason, True)
+    table = arm_table({arm: info for arm, info in arms.items() if not owners[arm]})
+    table |= arm_table(
+        {arm: info for arm, info in arms.items() if owners[arm] and not set(owners[arm]) & set(absent)}
+    )
     for extension, (reason, is_contested) in absent.items():
         package = "".join(c if c.isalnum() else "_" for c in extension.package.lower())
         name = f"{extension.name}_of_{package}" if is_contested else extension.name
-        arm = _arm_of(extension, name)
+        arm = Arm(peer=name) if extension.table == "peers" else Arm(name)
         table |= arm_table({arm: ArmInfo(str(extension), peer=arm.peer, absent=reason)})
     return table
 
 
-def _arm_of(extension: Extension, name: str) -> Arm:
-    return Arm(peer=name) if extension.table == "peers" else Arm(name)
-
-
 def _owners(arm: Arm) -> list[Extension]:
     """The extensions that an arm's recipe and peer are of."""
-    found = (RECIPES.owner(arm.recipe), PEERS.owner(arm.peer))
-    return [extension for extension in found if extension is not None]
+    return [of for of in (RECIPES.owner(arm.recipe), PEERS.owner(arm.peer)) if of is not None]
 
 
 def used(case: Case, arm: Arm, resolved: Mapping[str, object]) -> dict[str, str]:
@@ -70,18 +64,18 @@ def used(case: Case, arm: Arm, resolved: Mapping[str, object]) -> dict[str, str]
         arm: whose recipe or peer may be; the recipe may name a backend.
         resolved: what ran, as far as it is known: its backend.
     """
-    found = _owners(arm)
+    owners: list[Extension | None] = [*_owners(arm)]
     if case.suite not in NAMES and case.suite in SUITES:
-        found += [of for of in (SUITES.others.owner(case.suite),) if of is not None]
+        owners.append(SUITES.others.owner(case.suite))
     backends = {str(resolved.get("backend"))}
     if arm.has_fp8 and not arm.peer and arm.recipe in RECIPES:
         backends.add(RECIPES[arm.recipe].backend)
-    found += [of for name in sorted(backends) if (of := BACKENDS.owner(name)) is not None]
+    owners += map(BACKENDS.owner, sorted(backends))
     if installed("models") and isinstance(model := dict(case.axes).get("model"), str):
         from harness.training.models import MODELS
 
-        found += [of for of in (MODELS.owner(model),) if of is not None]
-    return {extension.package: extension.version for extension in found}
+        owners.append(MODELS.owner(model))
+    return {of.package: of.version for of in owners if of is not None}
 
 
 def faults() -> dict[Extension, str]:

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fp8core.convert import convert_to_float8_training
-from fp8core.gemm import backend_named, layout
+from fp8core.gemm import backend_named
 from fp8core.history import update_scales
 from fp8core.inputs.operands import casts_route
-from fp8core.recipe import RECIPES, Cast, Recipe
+from fp8core.recipe import RECIPES, Recipe
 from fp8core.watching import count_fp8_gemms
 from harness.peers import PEERS, Peer, peer_of
 from harness.peers.peer import fp8_kernels
@@ -35,60 +35,59 @@ from harness.store.cause import Cause
 from harness.suites import oracle
 from harness.suites.common import (
     SIZES,
-    Rotation,
     compile_missing,
-    covering,
     draw,
+    flops,
+    gemm_missing,
+    gemm_refused,
     generator,
     kernel_names,
     kernels_missing,
-    model_layers,
+    lacking,
+    layer_points,
+    peer_facts,
     peer_missing,
     profiled,
-    way_out,
+    sizes,
+    timed,
 )
 from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
-from harness.suites.shapes import linear_points
+from harness.suites.shapes import gemm_sizes, linear_points
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fp8core.recipe import Kernels
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
-Step = Callable[
-    [Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
-]  # x, grad_output -> output and both gradients
+Tensors = tuple[Tensor, Tensor, Tensor]
+Step = Callable[[Tensor, Tensor], Tensors]  # x, grad_output -> output and both gradients
 
-AXES: Mapping[str, Axis] = {
+AXES = {
     **SIZES,
     "M": Axis("tokens", linked=True),
     "K": Axis("input features", linked=True),
     "N": Axis("output features", linked=True),
 }
-ARMS: Mapping[str, ArmInfo] = extended_table(
+CASTS: Mapping[str, Kernels] = {"plain": "never", "kernels": "always"}  # word of an arm -> Recipe.kernels
+_OURS = (  # the arms of a recipe: mode, casts, what it is
+    ("eager", "", "Float8Linear, recipe {}, eager"),
+    ("compile", "", "Float8Linear, recipe {}, compile"),
+    ("eager", "plain", "{}_eager without kernels for its casts"),
+    ("compile", "kernels", "{}_compile with kernels for its casts, into which the compiler can't look"),
+)
+ARMS = extended_table(
     {
         Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16"),
         Arm("bf16", "compile"): ArmInfo("nn.Linear in bfloat16 under torch.compile", baseline="bf16_eager"),
         **{
-            Arm(recipe, mode): ArmInfo(f"Float8Linear, recipe {recipe}, {mode}", baseline=f"bf16_{mode}")
+            Arm(recipe, mode, casts): ArmInfo(doc.format(recipe), baseline=f"bf16_{mode}")
             for recipe in RECIPES
-            for mode in ("eager", "compile")
-        },
-        **{
-            Arm(recipe, "eager", "plain"): ArmInfo(
-                f"{recipe}_eager without kernels for its casts", baseline="bf16_eager"
-            )
-            for recipe in RECIPES
-        },
-        **{
-            Arm(recipe, "compile", "kernels"): ArmInfo(
-                f"{recipe}_compile with kernels for its casts, into which the compiler can't look",
-                baseline="bf16_compile",
-            )
-            for recipe in RECIPES
+            for mode, casts, doc in _OURS
         },
         **{
             Arm(recipe, mode, peer=peer.arm): ArmInfo(
@@ -106,17 +105,11 @@ ARMS: Mapping[str, ArmInfo] = extended_table(
 WEIGHT_STD = 0.02  # GPT-2's initialisation
 GRADIENT_STD = (
     2.0**-14
-)  # e4m3's smallest subnormal is 2^-9: a cast that forgets to scale turns all of it into zero
-CHECKED_LINES = 64  # rows of each GEMM's result
-CHECKED_COLUMNS = 512
-CASTS: Mapping[str, Kernels] = {"plain": "never", "kernels": "always"}  # word of an arm -> Recipe.kernels
+)  # e4m3's smallest subnormal is 2^-9: a cast that forgets to scale makes all of it zero
+CHECKED_LINES, CHECKED_COLUMNS = 64, 512  # of each GEMM's result
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """The named layers at each number of tokens, or the product of M, K and N."""
-    return linear_points(shapes, axes, model_layers(shapes, model))
+points = layer_points(linear_points, AXES)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
@@ -125,9 +118,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     why = gemms_unsupported(case, recipe, device)
     if peer is not None and recipe is not None and (why is None or why.kind == "device"):
         # Where a peer is absent, how to get it says more than what this device lacks.
-        absent = peer_missing(peer, device)
-        reason = None if absent or why else peer.unfit(recipe.name, device)
-        why = absent or (Unsupported("device", reason) if reason else why)
+        why = peer_missing(peer, device) or why or lacking(peer.unfit(recipe.name, device))
     if why is None and recipe is not None and recipe.kernels != "auto":
         why = kernels_missing(device, f"repeat {recipe.name}_{'compile' if compiled else 'eager'}")
     return why or (compile_missing(device) if compiled else None)
@@ -135,24 +126,18 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
 
 def gemms_unsupported(case: Case, recipe: Recipe | None, device: str) -> Unsupported | None:
     """The first FP8 GEMM of the recipe that no device, or not this one, has a kernel for."""
-    for name, (a, b) in _fp8_gemms(recipe).items():
-        M, K, N = _gemm_sizes(case)[name]
+    for name, gemm in recipe.gemms.items() if recipe else ():
         assert recipe is not None
-        rules, granularity = backend_named(recipe.backend), recipe.gemms[name].granularity
-        reason = rules.shape_reason(M, K, N, a.format, b.format, granularity)
-        if reason:
-            why = f"GEMM {name}: {reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16_eager')}"
-            return Unsupported("shape", why)
-        reason = rules.device_reason(device, a.format, b.format)
-        reason = reason or rules.granularity_reason(device, granularity, recipe.nearest)
-        if reason:
-            return Unsupported("device", reason)
+        size = gemm_sizes(*sizes(case))[name]
+        why = gemm_refused(size, gemm, recipe.backend, f"GEMM {name}: ")
+        if why := why or gemm_missing(gemm, recipe.backend, device, recipe.nearest):
+            return why
     return None
 
 
 def work(case: Case) -> float:
     """Floating-point operations of the three GEMMs."""
-    return 3 * _gemm_flops(case)
+    return 3 * flops(case)
 
 
 def build(case: Case, arm: str, device: str) -> Workload:
@@ -161,24 +146,19 @@ def build(case: Case, arm: str, device: str) -> Workload:
     x, weight, grad = operands(case, device)
     layer = make_layer(weight, recipe, peer)
     warm_up(layer, recipe, x, grad)
-    step = step_of(layer, compiled)
-    resolved: dict[str, object] = {
-        "timed": "forward and backward of one linear layer, casts included",
-        "module": type(layer).__name__,
-        "recipe": recipe.name if recipe else "bf16",
-        "backend": peer.doc if peer else backend_of(recipe, device),
+    resolved = {
         "compile": "fullgraph, static shapes" if compiled else "eager",
+        "backend": peer.doc if peer else backend_of(recipe, device),
+        **peer_facts(peer),
     }
     if peer is not None:
-        resolved |= {"peer": peer.arm, "peer_version": peer.version()}
         if not peer.operators:
             resolved["fp8_gemms_by"] = "kernel names"
     elif recipe is not None:
         by_compiler = compiled and recipe.kernels != "always"
-        resolved["casts"] = (
-            "plain PyTorch, fused by the compiler" if by_compiler else casts_route(weight, recipe)
-        )
-    return workload(case, recipe, step, (x, weight, grad), resolved)
+        plain = "plain PyTorch, fused by the compiler"
+        resolved["casts"] = plain if by_compiler else casts_route(weight, recipe)
+    return workload(case, recipe, layer, (x, weight, grad), resolved)
 
 
 def backend_of(recipe: Recipe | None, device: str) -> str:
@@ -190,22 +170,32 @@ def backend_of(recipe: Recipe | None, device: str) -> str:
 
 
 def workload(
-    case: Case,
-    recipe: Recipe | None,
-    step: Step,
-    operands: tuple[Tensor, Tensor, Tensor],
-    resolved: dict[str, object],
+    case: Case, recipe: Recipe | None, layer: nn.Module, operands: Tensors, resolved: dict[str, object]
 ) -> Workload:
-    """The timed step over `operands` (x, weight, grad_output), with what it is checked against and declares."""
+    """The timed step over `operands` (x, weight, grad_output), with what it is checked against and declares.
+
+    Args:
+        case: the sizes.
+        recipe: of the layer.
+        layer: compiled here where `resolved["compile"]` says so.
+        operands: as `operands` draws them.
+        resolved: what else runs: "compile", "backend".
+    """
     x, _, grad = operands
-    return Workload(
-        run=lambda: step(x, grad),
-        check=lambda: _check(step, recipe, case, operands, resolved),
+    compiled = resolved["compile"] != "eager"
+    step = step_of(layer, compiled)
+    resolved |= {
+        "timed": "forward and backward of one linear layer, casts included",
+        "module": type(layer).__name__,
+        "recipe": recipe.name if recipe else "bf16",
+    }
+    return timed(
+        step,
+        (x, grad),
+        lambda: _check(step, recipe, case, operands, resolved),
         flops=_flops(case, recipe),
         resolved=resolved,
-        compiled=resolved["compile"] != "eager",
-        variants=Rotation(step, (x, grad), str(x.device)),
-        covering=covering(step, (x, grad), str(x.device)),
+        compiled=compiled,
     )
 
 
@@ -250,7 +240,7 @@ def step_of(layer: nn.Module, compiled: bool = False) -> Step:
 
     run = fresh_compile(forward) if compiled else forward
 
-    def step(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(x: Tensor, grad: Tensor) -> Tensors:
         output = run(x)
         grad_input, grad_weight = torch.autograd.grad(output, (x, weight), grad)
         return output.detach(), grad_input, grad_weight
@@ -259,106 +249,59 @@ def step_of(layer: nn.Module, compiled: bool = False) -> Step:
 
 
 @functools.lru_cache(maxsize=1)  # every arm of a case has the same operands, not copies of them
-def operands(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def operands(case: Case, device: str) -> Tensors:
     """x [M, K], weight [N, K] and grad_output [M, N] in bfloat16, Gaussian of the sizes met in training."""
-    M, K, N = _gemm_sizes(case)["output"]
-    x = draw("randn", (M, K), generator(device, case.seed, 0)).requires_grad_()
-    weight = draw("randn", (N, K), generator(device, case.seed, 1)) * WEIGHT_STD
-    grad = draw("randn", (M, N), generator(device, case.seed, 2)) * GRADIENT_STD
-    return x, weight, grad
-
-
-def _gemm_sizes(case: Case) -> dict[str, tuple[int, int, int]]:
-    """M, K, N of each of the three GEMMs, by name."""
-    M, K, N = case.integer("M"), case.integer("K"), case.integer("N")
-    return {"output": (M, K, N), "grad_input": (M, N, K), "grad_weight": (N, M, K)}
-
-
-def _gemm_flops(case: Case) -> float:
-    M, K, N = _gemm_sizes(case)["output"]
-    return 2.0 * M * K * N
-
-
-def _fp8_gemms(recipe: Recipe | None) -> dict[str, tuple[Cast, Cast]]:
-    """The operands' casts of each GEMM that the recipe runs in FP8."""
-    if recipe is None:
-        return {}
-    return {name: (g.a, g.b) for name, g in recipe.gemms.items() if g.a is not None and g.b is not None}
+    M, K, N = sizes(case)
+    x, weight, grad = (
+        draw("randn", shape, generator(device, case.seed, stream))
+        for stream, shape in enumerate(((M, K), (N, K), (M, N)))
+    )
+    return x.requires_grad_(), weight * WEIGHT_STD, grad * GRADIENT_STD
 
 
 def _flops(case: Case, recipe: Recipe | None) -> dict[str, float]:
     """By the dtype of each GEMM; one with an e5m2 operand counts as e5m2, an emulated one as fp32."""
-    if recipe is not None and not backend_named(recipe.backend).is_fp8:
-        count = len(_fp8_gemms(recipe))
-        flops = {"fp32": count * _gemm_flops(case), "bf16": (3 - count) * _gemm_flops(case)}
-        return {dtype: amount for dtype, amount in flops.items() if amount}
-    fp8 = [{a.format.short, b.format.short} for a, b in _fp8_gemms(recipe).values()]
-    dtypes = Counter("e5m2" if "e5m2" in formats else "e4m3" for formats in fp8)
-    dtypes["bf16"] = 3 - len(fp8)
-    return {dtype: count * _gemm_flops(case) for dtype, count in dtypes.items() if count}
+    emulated = recipe is not None and not backend_named(recipe.backend).is_fp8
+    dtypes: Counter[str] = Counter()
+    for gemm in recipe.gemms.values() if recipe else ():
+        formats = [cast.format.short for cast in (gemm.a, gemm.b) if cast is not None]
+        own = "fp32" if emulated else "e5m2" if "e5m2" in formats else "e4m3"
+        dtypes[own if gemm.is_fp8 else "bf16"] += 1
+    return {dtype: count * flops(case) for dtype, count in (dtypes or {"bf16": 3}).items()}
 
 
 def _check(
-    step: Step,
-    recipe: Recipe | None,
-    case: Case,
-    operands: tuple[Tensor, Tensor, Tensor],
-    resolved: dict[str, object],
+    step: Step, recipe: Recipe | None, case: Case, operands: Tensors, resolved: dict[str, object]
 ) -> Numerics:
-    """Judges each GEMM's result, and counts the FP8 GEMMs that a profiler saw in the same pass."""
+    """Judges each GEMM's result on some rows and columns, and counts the FP8 GEMMs that a profiler saw in the same pass."""
     x, weight, grad = (t.detach() for t in operands)
-    on_gpu = x.device.type == "cuda"
-    results, events = profiled(lambda: step(operands[0], operands[2]), str(x.device))
+    device = str(x.device)
+    results, events = profiled(lambda: step(operands[0], operands[2]), device)
     by_name = "fp8_gemms_by" in resolved
     ran = fp8_kernels(events) if by_name else count_fp8_gemms(events)
-    casts = _fp8_gemms(recipe)
-    due = len(casts) if recipe is not None and backend_named(recipe.backend).is_fp8 else 0
+    due = recipe.fp8_gemms if recipe is not None and backend_named(recipe.backend).is_fp8 else 0
     resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": due, **kernel_names(events)}
 
     judgement = Judgement()
     pairs = {"output": (x, weight.t()), "grad_input": (grad, weight), "grad_weight": (grad.t(), x)}
     for (name, (a, b)), result in zip(pairs.items(), results, strict=True):
-        fast = due > 0 and recipe is not None and recipe.gemms[name].fast_accum and on_gpu
-        _judge(judgement, name, a, b, result, casts.get(name), fast, case.seed)
+        rows = oracle.sample_rows(a.shape[0], case.seed, CHECKED_LINES, device)
+        columns = oracle.sample_rows(b.shape[1], case.seed + 1, CHECKED_COLUMNS, device)
+        part, exact = result[rows][:, columns], oracle.product(a[rows], b[:, columns])
+        prefix = "" if name == "output" else f"{name}_"
+        for metric, figure in metrics.figures(part, exact).items():
+            if not prefix or metric != "rel_err_max":
+                judgement.values[prefix + metric] = figure
+        gemm = recipe.gemms[name] if recipe else None
+        if gemm is None or gemm.a is None or gemm.b is None:
+            judgement.rounded(name, part, exact, oracle.BF16_MATMUL)
+            continue
+        lp_a = oracle.values(*oracle.reference_operand(a, gemm.a, 1, rows))
+        lp_b = oracle.values(*oracle.reference_operand(b, gemm.b, 0, columns))
+        fast = due > 0 and gemm.fast_accum and x.is_cuda
+        bound = oracle.fp8_bound(device, a.shape[1], fast)
+        judgement.fp8(name, part, oracle.product(lp_a, lp_b), bound, gemm, a.shape[1], prefix)
     if ran < due or (ran > due and not by_name):  # one GEMM may be several kernels
         judgement.reasons.append(f"{ran} FP8 GEMMs ran where {due} were due: FP8 did not run as asked")
         judgement.cause = Cause.NOT_FP8
-    if judgement.bounds:
-        resolved["sqnr_bound_db"] = judgement.bounds
-    return judgement.verdict()
-
-
-def _judge(
-    judgement: Judgement,
-    name: str,
-    a: Tensor,
-    b: Tensor,
-    result: Tensor,
-    casts: tuple[Cast, Cast] | None,
-    fast: bool,
-    seed: int,
-) -> None:
-    """One GEMM a [M, K] @ b [K, N] on a random choice of its rows and columns."""
-    device = str(a.device)
-    rows = oracle.sample_rows(a.shape[0], seed, CHECKED_LINES, device)
-    columns = oracle.sample_rows(b.shape[1], seed + 1, CHECKED_COLUMNS, device)
-    part, a_part, b_part = result[rows][:, columns], a[rows], b[:, columns]
-    exact = oracle.product(a_part, b_part)
-    figures = metrics.figures(part, exact)
-    prefix = "" if name == "output" else f"{name}_"
-    judgement.values[f"{prefix}sqnr_db"] = figures["sqnr_db"]
-    judgement.values[f"{prefix}sqnr_row_min_db"] = figures["sqnr_row_min_db"]
-    if name == "output":
-        judgement.values["rel_err_max"] = figures["rel_err_max"]
-    if casts is None:
-        judgement.rounded(name, part, exact, oracle.BF16_MATMUL_DB, oracle.BF16_MATMUL)
-        return
-    lp_a = oracle.values(*oracle.reference_operand(a, casts[0], 1, rows))
-    lp_b = oracle.values(*oracle.reference_operand(b, casts[1], 0, columns))
-    bound, source = oracle.fast_accum_bound(a.shape[1]) if fast else oracle.rounded_bound(device)
-    accumulation = judgement.rounded(name, part, oracle.product(lp_a, lp_b), bound, source)
-    formats = casts[0].format.short, casts[1].format.short
-    size = (len(rows), a.shape[1], len(columns))
-    judgement.gaussian(f"{prefix}sqnr_db", formats, size, accumulation)
-    low = judgement.values.get("accum_sqnr_db", accumulation)
-    judgement.values["accum_sqnr_db"] = min(low, accumulation)
+    return judgement.verdict(resolved)

@@ -22,7 +22,7 @@ from harness.timing.workload import Numerics
 
 if TYPE_CHECKING:
     from fp8core.gemm.layout import Operand
-    from fp8core.recipe import Cast
+    from fp8core.recipe import Cast, Gemm
 
 AMAX_FLOOR = 1e-12  # the documented floor of fp8core.scaling
 
@@ -31,35 +31,33 @@ AMAX_FLOOR = 1e-12  # the documented floor of fp8core.scaling
 GAUSSIAN_SQNR_DB = {("e4m3", "e4m3"): 28.50, ("e4m3", "e5m2"): 24.57, ("e5m2", "e5m2"): 22.53}
 GAUSSIAN_MARGIN_DB = 0.2
 
+Bound = tuple[float, str]  # the least SQNR of a right result in dB, and where that comes from
 # Rounding to bf16 moves an element by at most 2^-8 of itself, so that any row or column of a right result has at
 # least 48.2 dB (55.7 in the mean). The rest is for the sum: fp32 leaves 140 dB, promotion every 128 elements 78.
-ROUNDED_DB, ROUNDED = 47.0, "against the exact product of the codes; rounding to bf16 leaves 48.2"
+ROUNDED: Bound = (47.0, "against the exact product of the codes; rounding to bf16 leaves 48.2")
 # cuBLAS may add the parts of a split sum in bf16 (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
-# which rounds twice.
-BF16_MATMUL_DB, BF16_MATMUL = 41.0, "against the exact product; rounding to bf16 twice leaves 42.1"
+# which rounds twice; on a GPU of an FP8 GEMM, too.
+BF16_MATMUL: Bound = (41.0, "against the exact product; rounding to bf16 twice leaves 42.1")
 
 
-def rounded_bound(device: str) -> tuple[float, str]:
-    """Least SQNR of an FP8 GEMM against the exact product of its codes, in dB, and where the bound comes from.
-
-    On a GPU the library may split the sum of an FP8 GEMM, too, and add its parts in bf16.
-    """
-    return (ROUNDED_DB, ROUNDED) if torch.device(device).type == "cpu" else (BF16_MATMUL_DB, BF16_MATMUL)
-
-
-FAST_ACCUM = (
-    "against the exact product of the codes; short accumulator, docs/numerics-gemm.md, section 5: a model"
-)
-
-
-def fast_accum_bound(K: int, positive: bool = False) -> tuple[float, str]:
-    """The same bound for a GEMM whose accumulator may be short (Hopper's 14 bits).
+def fast_accum_bound(K: int, positive: bool = False) -> Bound:
+    """That of a GEMM whose accumulator may be short (Hopper's 14 bits), against the exact product of its codes.
 
     In the model of docs/numerics-gemm.md, section 5, zero-mean data keep 53 dB at K = 8192 and lose 5 to 8 a doubling;
     a sum of equal signs is biased by truncation and keeps 17, losing 6. Ten dB of room, since it is a model.
     """
     doublings = max(0.0, math.log2(K / 8192))
-    return (7.0 - 6 * doublings if positive else 43.0 - 8 * doublings), FAST_ACCUM
+    source = (
+        "against the exact product of the codes; short accumulator, docs/numerics-gemm.md, section 5: a model"
+    )
+    return (7.0 - 6 * doublings if positive else 43.0 - 8 * doublings), source
+
+
+def fp8_bound(device: str, K: int, fast: bool, positive: bool = False) -> Bound:
+    """That of an FP8 GEMM against the exact product of its codes."""
+    if fast:
+        return fast_accum_bound(K, positive)
+    return ROUNDED if torch.device(device).type == "cpu" else BF16_MATMUL
 
 
 def reference_cast(
@@ -117,27 +115,20 @@ def mx_scale_inv(amax: Tensor, dtype: torch.dtype, mode: str) -> Tensor:
     Raises:
         ValueError: unknown mode.
     """
-    decoded = torch.arange(128, dtype=torch.uint8).view(dtype).double()
-    finite = decoded[decoded.isfinite()]
-    largest, emax = float(finite[-1]), math.floor(math.log2(float(finite[-1])))
-    steps = int((1 / (decoded[decoded > 1].min() - 1)).item())  # 2**mantissa bits
+    largest, steps = torch.finfo(dtype).max, 1 / torch.finfo(dtype).eps  # 2**mantissa bits
+    emax = math.floor(math.log2(largest))
     wide = amax.double()
-    if mode == "rceil":
-        exponent = _ceil_log2(wide / largest)
-    elif mode == "ceil":
-        exponent = _ceil_log2(wide) - emax
-    elif mode in ("floor", "even"):
-        exponent = _floor_log2(wide)
-        if mode == "even":
-            power = torch.pow(2.0, exponent)
-            exponent = _floor_log2(torch.floor(wide / power * steps + 0.5) / steps * power)
-        exponent = exponent - emax
-    else:
-        raise ValueError(
-            f"MX rounding {mode!r} has no reference in harness/suites/oracle.py; known: floor, ceil, "
-            "rceil, even"
-        )
-    exponent = torch.where(wide == 0, -127.0, exponent).clamp(-127, 127)
+    power = torch.pow(2.0, _floor_log2(wide))
+    exponents = {
+        "floor": _floor_log2(wide) - emax,
+        "ceil": _ceil_log2(wide) - emax,
+        "rceil": _ceil_log2(wide / largest),
+        "even": _floor_log2(torch.floor(wide / power * steps + 0.5) / steps * power) - emax,
+    }
+    if mode not in exponents:
+        known = ", ".join(exponents)
+        raise ValueError(f"MX rounding {mode!r} has no reference in harness/suites/oracle.py; known: {known}")
+    exponent = torch.where(wide == 0, -127.0, exponents[mode]).clamp(-127, 127)
     return torch.where(wide.isfinite(), torch.pow(2.0, exponent), torch.nan).float()
 
 
@@ -159,9 +150,8 @@ def _round_to(values: Tensor, scaled: Tensor, dtype: torch.dtype) -> Tensor:
     codes = torch.empty(scaled.shape, dtype=torch.uint8, device=scaled.device)
     for part, out in zip(scaled.reshape(-1).split(_CHUNK), codes.view(-1).split(_CHUNK), strict=True):
         magnitude = part.double().abs()
-        below = torch.searchsorted(
-            middles, magnitude
-        )  # how many middles are smaller: the code, a tie rounded down
+        # How many middles are smaller: the code, a tie rounded down
+        below = torch.searchsorted(middles, magnitude)
         tie = magnitude == middles[below.clamp(max=len(middles) - 1)]
         code = below + (tie & (below % 2 == 1))
         code = torch.where(part.isnan(), 0x7F, code) + 0x80 * part.signbit()
@@ -296,63 +286,70 @@ class Judgement:
     bounds: dict[str, float] = field(default_factory=dict)  # metric -> dB that a right result has at least
     cause: Cause = Cause.NUMERICS  # of a result that is not right
 
-    def at_least(self, what: str, figure: float, bound: float, source: str) -> None:
+    def at_least(self, what: str, figure: float, bound: Bound) -> None:
         """A figure below its bound, or NaN, is a reason."""
-        if not figure >= bound:
-            self.reasons.append(f"{what} is {figure:.2f} dB, at least {bound:g} dB expected ({source})")
+        least, source = bound
+        if not figure >= least:
+            self.reasons.append(f"{what} is {figure:.2f} dB, at least {least:g} dB expected ({source})")
 
-    def near(self, what: str, figure: float, expected: float, margin: float, source: str) -> None:
-        """A figure further than the margin from the expected one, or NaN, is a reason."""
-        if not abs(figure - expected) <= margin:
-            self.reasons.append(
-                f"{what} is {figure:.2f} dB, {expected:.2f} +- {margin:.2f} dB expected ({source})"
-            )
-
-    def rounded(self, what: str, actual: Tensor, exact: Tensor, bound: float, source: str) -> float:
+    def rounded(self, what: str, actual: Tensor, exact: Tensor, bound: Bound) -> float:
         """Every row and column of a result must be the exact one but for rounding; returns the SQNR of the whole.
 
         Lines of fewer than 16 elements are not judged one by one: all of them may nearly cancel, and then the
         rounding of a sum is large beside the sum.
         """
         whole = metrics.sqnr_db(actual, exact)
-        self.at_least(what, whole, bound, source)
+        self.at_least(what, whole, bound)
         for line, x, reference in (("row", actual, exact), ("column", actual.t(), exact.t())):
             if x.shape[1] >= 16:
-                self.at_least(f"{what}, worst {line}", metrics.sqnr_row_min_db(x, reference), bound, source)
+                self.at_least(f"{what}, worst {line}", metrics.sqnr_row_min_db(x, reference), bound)
         return whole
 
-    def gaussian(
-        self,
-        metric: str,
-        formats: tuple[str, str],
-        size: tuple[int, int, int],
-        accumulation_db: float,
+    def fp8(
+        self, what: str, actual: Tensor, of_codes: Tensor, bound: Bound, gemm: Gemm, K: int, prefix: str = ""
     ) -> None:
-        """Judges the quantisation noise of a GEMM of Gaussian operands.
+        """A GEMM must be the exact product of its codes but for rounding; that of Gaussian operands has known noise.
+
+        Args:
+            what: its name.
+            actual: the part [M, N] that is compared; its figures are in `values`.
+            of_codes: the exact product of the codes.
+            bound: of rounding.
+            gemm: the casts, where the operands are Gaussian; otherwise one in high precision.
+            K: contracted over.
+            prefix: of the metric `sqnr_db`.
+        """
+        accumulation = self.rounded(what, actual, of_codes, bound)
+        self.values["accum_sqnr_db"] = min(self.values.get("accum_sqnr_db", accumulation), accumulation)
+        self.gaussian(f"{prefix}sqnr_db", gemm, (actual.shape[0], K, actual.shape[1]), accumulation)
+
+    def gaussian(self, metric: str, gemm: Gemm, size: tuple[int, int, int], accumulation_db: float) -> None:
+        """Judges the quantisation noise of a GEMM of Gaussian operands; one in high precision has none.
 
         Args:
             metric: key of `values`: the SQNR against the product of the high-precision inputs.
-            formats: short names of the operands' formats, in any order.
+            gemm: the casts.
             size: M, K, N of the part that was compared.
             accumulation_db: SQNR against the product of the codes; that noise comes on top.
         """
-        first, second = sorted(formats)
+        if gemm.a is None or gemm.b is None:
+            return
+        first, second = sorted((gemm.a.format.short, gemm.b.format.short))
         table = GAUSSIAN_SQNR_DB[first, second]
         expected = -10 * math.log10(10 ** (-table / 10) + 10 ** (-accumulation_db / 10))
         margin = gaussian_margin_db(*size)
         self.bounds[metric] = round(expected - margin, 2)
-        self.near(
-            metric,
-            self.values[metric],
-            expected,
-            margin,
-            f"{first} x {second}, docs/numerics-gemm.md, section 4",
-        )
+        if not abs(self.values[metric] - expected) <= margin:
+            self.reasons.append(
+                f"{metric} is {self.values[metric]:.2f} dB, {expected:.2f} +- {margin:.2f} dB expected "
+                f"({first} x {second}, docs/numerics-gemm.md, section 4)"
+            )
 
-    def verdict(self) -> Numerics:
-        """All figures; ok where nothing was found."""
-        why = "; ".join(self.reasons)
-        return Numerics(self.values, ok=not self.reasons, reason=why, cause=self.cause)
+    def verdict(self, resolved: dict[str, object]) -> Numerics:
+        """All figures; ok where nothing was found. The bounds of casts go to `resolved`."""
+        if self.bounds:
+            resolved["sqnr_bound_db"] = self.bounds
+        return Numerics(self.values, ok=not self.reasons, reason="; ".join(self.reasons), cause=self.cause)
 
 
 def short(dtype: torch.dtype) -> str:

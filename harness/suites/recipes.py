@@ -19,29 +19,28 @@ from fp8core.recipe import RECIPES, Recipe
 from harness.advise.cast_traffic import cast_bytes
 from harness.store.arm import Arm
 from harness.suites import linear
+from harness.suites.common import sizes
 from harness.suites.extended import extended_table
 from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from torch import nn
 
     from harness.store.case import Case
 
-AXES = linear.AXES
-
-
-def _arms() -> dict[str, ArmInfo]:
-    arms = {Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16")}
-    for name in RECIPES:
-        arms[Arm(name, "eager")] = ArmInfo(f"Float8Linear, recipe {name}", baseline="bf16_eager")
-    return extended_table(arms, RECIPES)
-
-
-ARMS: Mapping[str, ArmInfo] = _arms()
-points = linear.points
-work = linear.work
+AXES, points, work = linear.AXES, linear.points, linear.work
+ARMS = extended_table(
+    {
+        Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16"),
+        **{
+            Arm(name, "eager"): ArmInfo(f"Float8Linear, recipe {name}", baseline="bf16_eager")
+            for name in RECIPES
+        },
+    },
+    RECIPES,
+)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
@@ -53,33 +52,26 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
 def build(case: Case, arm: str, device: str) -> Workload:
     """The layer of the recipe, emulated where it has to be."""
     recipe = _recipe(arm)
-    lacking = linear.gemms_unsupported(case, recipe, device)
-    if recipe is not None and lacking is not None:
+    resolved: dict[str, object] = {"compile": "eager"}
+    if recipe is not None and (lacking := linear.gemms_unsupported(case, recipe, device)):
         recipe = recipe.emulated()
+        resolved["emulated"] = lacking.reason
     x, weight, grad = linear.operands(case, device)
     layer = linear.make_layer(weight, recipe)
     linear.warm_up(layer, recipe, x, grad)
-    resolved: dict[str, object] = {
-        "timed": "forward and backward of one linear layer, casts included",
-        "module": type(layer).__name__,
-        "recipe": recipe.name if recipe else "bf16",
-        "backend": linear.backend_of(recipe, device),
-        "compile": "eager",
-    }
+    resolved["backend"] = linear.backend_of(recipe, device)
     if recipe is not None:
         resolved["casts"] = casts_route(weight, recipe)
-    if lacking is not None:
-        resolved["emulated"] = lacking.reason
-    result = linear.workload(case, recipe, linear.step_of(layer), (x, weight, grad), resolved)
+    result = linear.workload(case, recipe, layer, (x, weight, grad), resolved)
     judge = result.check
 
     def check() -> Numerics:
         numerics = judge()
         cost = {"saved_bytes_per_elem": saved_bytes(layer, x) / x.numel()}
         if recipe is not None:
-            cost["cast_bytes_per_elem"] = cast_bytes(recipe, _sizes(case)) / sum(
-                rows * columns for rows, columns in _sizes(case).values()
-            )
+            M, K, N = sizes(case)
+            moved = cast_bytes(recipe, {"input": (M, K), "weight": (N, K), "grad_output": (M, N)})
+            cost["cast_bytes_per_elem"] = moved / (M * K + N * K + M * N)
         return replace(numerics, values={**numerics.values, **cost})
 
     result.check = check
@@ -116,8 +108,3 @@ def _plain(x: Tensor) -> Iterator[Tensor]:
 def _recipe(arm: str) -> Recipe | None:
     record = ARMS[arm].arm
     return RECIPES[record.recipe] if record.has_fp8 else None
-
-
-def _sizes(case: Case) -> dict[str, tuple[int, int]]:
-    M, K, N = case.integer("M"), case.integer("K"), case.integer("N")
-    return {"input": (M, K), "weight": (N, K), "grad_output": (M, N)}

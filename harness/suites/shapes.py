@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from harness.store.errors import unknown
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from harness.store.case import Scalar
+
+    Axes = Mapping[str, Sequence[Scalar]]  # values by name
+    Point = dict[str, Scalar]
+
+T = TypeVar("T")
 
 ROLES = ("output", "grad_input", "grad_weight")
 CUSTOM = "custom"  # shape_set and layer of sizes given by number
@@ -107,19 +112,16 @@ def merge(layers: Iterable[Layer]) -> list[Layer]:
     >>> merge([Layer("q", 8, 8), Layer("k", 8, 4), Layer("o", 8, 8, 2)])[0]
     Layer(name='q+o', in_features=8, out_features=8, count=3)
     """
-    merged: dict[tuple[int, int], Layer] = {}
+    merged: dict[tuple[int, int], list[Layer]] = {}
     for layer in layers:
-        shape = (layer.in_features, layer.out_features)
-        first = merged.get(shape)
-        merged[shape] = (
-            Layer(f"{first.name}+{layer.name}", *shape, first.count + layer.count) if first else layer
-        )
-    return list(merged.values())
+        merged.setdefault((layer.in_features, layer.out_features), []).append(layer)
+    return [
+        Layer("+".join(layer.name for layer in same), *shape, sum(layer.count for layer in same))
+        for shape, same in merged.items()
+    ]
 
 
-def linear_points(
-    shape_sets: Iterable[str], axes: Mapping[str, Sequence[Scalar]], model_layers: Sequence[Layer] = ()
-) -> list[dict[str, Scalar]]:
+def linear_points(shape_sets: Iterable[str], axes: Axes, model_layers: Sequence[Layer] = ()) -> list[Point]:
     """One point for each layer shape and token count: shape_set, layer, M (tokens), K (in), N (out).
 
     Args:
@@ -134,21 +136,27 @@ def linear_points(
     """
     if any(axes.get(name) for name in "MKN"):
         return _by_number(axes)
-    points: list[dict[str, Scalar]] = []
+    points: list[Point] = []
     for name in shape_sets:
         shape_set = _named(name, model_layers)
         for layer in merge(shape_set.layers):
-            for tokens in (layer.in_features,) if shape_set.cubes else _tokens(name, shape_set, axes):
-                size = {"M": tokens, "K": layer.in_features, "N": layer.out_features}
+            tokens = (layer.in_features,) if shape_set.cubes else axes.get("tokens") or shape_set.tokens
+            if not tokens:
+                raise ValueError(f"shape set {name!r} needs the number of tokens: axes.tokens=[...]")
+            for M in tokens:
+                size = {"M": M, "K": layer.in_features, "N": layer.out_features}
                 points.append({"shape_set": name, "layer": layer.name, **size})
     if not points:
         raise ValueError(f"no shapes: give axes.M, axes.K and axes.N, or shapes=[...] of {', '.join(SHAPES)}")
     return points
 
 
-def gemm_points(
-    shape_sets: Iterable[str], axes: Mapping[str, Sequence[Scalar]], model_layers: Sequence[Layer] = ()
-) -> list[dict[str, Scalar]]:
+def gemm_sizes(M: T, K: T, N: T) -> dict[str, tuple[T, T, T]]:
+    """M, K, N of each of the three GEMMs of a layer with K inputs and N outputs on M tokens, by role."""
+    return {"output": (M, K, N), "grad_input": (M, N, K), "grad_weight": (N, M, K)}
+
+
+def gemm_points(shape_sets: Iterable[str], axes: Axes, model_layers: Sequence[Layer] = ()) -> list[Point]:
     """One point for each GEMM: shape_set, layer, role and the M, K, N of the GEMM itself.
 
     Named layers have the three roles of the module's table, or those of `axes.role`. Sizes given by number and
@@ -156,28 +164,25 @@ def gemm_points(
 
     Args and errors as for `linear_points`.
     """
-    chosen = [str(role) for role in axes.get("role", ())]
     plain_sets = {CUSTOM} | {name for name, shape_set in SHAPES.items() if shape_set.cubes}
-    points: list[dict[str, Scalar]] = []
+    points: list[Point] = []
     for point in linear_points(shape_sets, axes, model_layers):
-        M, K, N = point["M"], point["K"], point["N"]
+        M, K, N = (point[name] for name in "MKN")
         plain = point["shape_set"] in plain_sets
-        sizes = {"output": (M, K, N), "grad_input": (M, N, K), "grad_weight": (N, M, K)}
-        for role in chosen or (["output"] if plain else ROLES):
-            own = (M, K, N) if plain else sizes[role]
-            points.append({**point, "role": role, **dict(zip("MKN", own, strict=True))})
+        for role in axes.get("role") or (ROLES[:1] if plain else ROLES):
+            own = gemm_sizes(M, K, N)["output" if plain else str(role)]
+            points.append({**point, "role": str(role), **dict(zip("MKN", own, strict=True))})
     return points
 
 
-def _by_number(axes: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar]]:
+def _by_number(axes: Axes) -> list[Point]:
     missing = [f"axes.{name}" for name in "MKN" if not axes.get(name)]
     if missing:
         given = ", ".join(f"axes.{name}" for name in "MKN" if axes.get(name))
         raise ValueError(f"sizes by number need M, K and N: {given} given, {', '.join(missing)} missing")
     products = itertools.product(*(axes[name] for name in "MKN"))
-    return [
-        {"shape_set": CUSTOM, "layer": CUSTOM, **dict(zip("MKN", sizes, strict=True))} for sizes in products
-    ]
+    named = {"shape_set": CUSTOM, "layer": CUSTOM}
+    return [{**named, **dict(zip("MKN", sizes, strict=True))} for sizes in products]
 
 
 def _named(name: str, model_layers: Sequence[Layer]) -> ShapeSet:
@@ -186,16 +191,7 @@ def _named(name: str, model_layers: Sequence[Layer]) -> ShapeSet:
             raise ValueError(
                 "shapes=from_model needs a model with nn.Linear layers: model._target_=my.module.build"
             )
-        return ShapeSet(
-            doc="the model of the command line", source="model._target_", layers=tuple(model_layers)
-        )
+        return ShapeSet("the model of the command line", "model._target_", tuple(model_layers))
     if name not in SHAPES:
         raise unknown("shape set", name, [*SHAPES, FROM_MODEL])
     return SHAPES[name]
-
-
-def _tokens(name: str, shape_set: ShapeSet, axes: Mapping[str, Sequence[Scalar]]) -> Sequence[Scalar]:
-    tokens = axes.get("tokens") or shape_set.tokens
-    if not tokens:
-        raise ValueError(f"shape set {name!r} needs the number of tokens: axes.tokens=[...]")
-    return tokens

@@ -19,44 +19,33 @@ from torch import Tensor
 
 from fp8core.kernels import ops, reference, tuning
 from harness.store.cause import Cause
-from harness.suites.common import generator, refuse_shapes, with_defaults
+from harness.suites.common import crossed_points, generator
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 METRIC = "mismatches"  # of a row that says why there is no figure
 SOURCES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BOUND_DB = 40.0  # bfloat16 rounds to 2**-9 of a value, about 54 dB; sums in another order cost a few more
 CODES = 0.02
 E4M3 = torch.float8_e4m3fn
+SCALARS = {"eps": 1e-5, "dtype": E4M3, "power_of_two": True, "margin": 1, "mode": "floor"}
 
-AXES: Mapping[str, Axis] = {
+AXES = {
     "kernel": Axis("an operator fp8core::<name>", tuple(ops.OPERATORS)),
     "do": Axis("launch only, or compare", ("check", "compile")),
     "M": Axis("rows of the input", default=16384),
     "K": Axis("columns of the input; rows and columns of the other operand of matmul", default=4096),
 }
-ARMS: Mapping[str, ArmInfo] = {name: ArmInfo(f"input in {name}") for name in SOURCES}
+ARMS = {name: ArmInfo(f"input in {name}") for name in SOURCES}
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes; every operator where none is named.
-
-    Raises:
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("smoke_kernels", shapes, "sizes by axes.M and axes.K")
-    every: list[dict[str, Scalar]] = (
-        [{}] if "kernel" in axes else [{"kernel": name} for name in ops.OPERATORS]
-    )
-    return with_defaults(every, {**axes, "kernel": ()}, AXES)
+points = crossed_points("smoke_kernels", "sizes by axes.M and axes.K", AXES, every="kernel")
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
@@ -71,11 +60,13 @@ def work(case: Case) -> float:
 
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """One operator, called once or more."""
-    name = case.text("kernel")
+    name, compiling = case.text("kernel"), case["do"] == "compile"
     call = arguments(name, case, SOURCES[arm], device)
-    ran = "plain PyTorch, no kernel" if (why := ops.kernel_missing(call[0])) else "Triton kernel"
-    resolved: dict[str, object] = {"ran": ran + (f": {why}" if why else ""), "operator": f"fp8core::{name}"}
-    compiling = case["do"] == "compile"
+    why = ops.kernel_missing(call[0])
+    resolved = {
+        "ran": f"plain PyTorch, no kernel: {why}" if why else "Triton kernel",
+        "operator": f"fp8core::{name}",
+    }
     begun = time.perf_counter()
     with tuning.every_candidate() if compiling else nullcontext():
         got = ops.OPERATORS[name](*call)
@@ -85,10 +76,12 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     on_step(1, 1)
     if compiling:
         return Trial((seconds,), resolved)
-    want = getattr(reference, name)(*call)
-    wrong, fault = compare(name, _several(got), _several(want))
-    series, failure = (Series(METRIC, (float(wrong),), (0,)),), fault and f"fp8core::{name}: {fault}"
-    return Trial(series, resolved, failure=failure, cause=Cause.NUMERICS)
+    results = [
+        each if isinstance(each, tuple) else (each,) for each in (got, getattr(reference, name)(*call))
+    ]
+    wrong, fault = compare(name, *results)
+    failure = fault and f"fp8core::{name}: {fault}"
+    return Trial((Series(METRIC, (float(wrong),), (0,)),), resolved, failure=failure, cause=Cause.NUMERICS)
 
 
 def arguments(name: str, case: Case, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
@@ -106,26 +99,23 @@ def arguments(name: str, case: Case, dtype: torch.dtype, device: str) -> tuple[A
     if name == "matmul":
         ones = torch.ones((), device=device)
         return drawn(M, K).to(E4M3), drawn(K, K).to(E4M3), ones, ones, torch.bfloat16, 0
-    values: dict[str, Callable[[], Any]] = {
+
+    tensors: dict[str, Callable[[], Tensor]] = {
         "weight": lambda: drawn(K),
-        "eps": lambda: 1e-5,
         "amax": lambda: torch.full((), 4.48, device=device),
         "rstd": lambda: 0.5 + torch.rand(M, 1, generator=random, device=device),
-        "dtype": lambda: E4M3,
-        "power_of_two": lambda: True,
-        "margin": lambda: 1,
-        "mode": lambda: "floor",
     }
-    schema = getattr(torch.ops.fp8core, name).default._schema
-    call = []
-    for argument in schema.arguments:
-        if argument.name in values:
-            call.append(values[argument.name]())
-        elif str(argument.type) == "Tensor":
-            call.append(drawn(M, K))
-        else:
+
+    def value(argument: Any) -> Any:
+        if argument.name in SCALARS:
+            return SCALARS[argument.name]
+        if argument.name in tensors:
+            return tensors[argument.name]()
+        if str(argument.type) != "Tensor":
             raise KeyError(f"fp8core::{name} has an argument {argument.name!r} of type {argument.type}")
-    return tuple(call)
+        return drawn(M, K)
+
+    return tuple(value(argument) for argument in getattr(torch.ops.fp8core, name).default._schema.arguments)
 
 
 def compare(name: str, got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[int, str]:
@@ -143,18 +133,13 @@ def compare(name: str, got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[i
         if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
             what = f"{list(mine.shape)} {mine.dtype}, the reference's is {list(theirs.shape)} {theirs.dtype}"
             return mine.numel(), f"result {place} is {what}"
-        codes = mine.element_size() == 1
         a, b = mine.double(), theirs.double()
         differ = int(((a != b) & ~(a.isnan() & b.isnan())).sum())
-        if exact or codes:
+        if exact or mine.element_size() == 1:
             allowed = 0 if exact else int(CODES * mine.numel())
             if differ > allowed:
-                what = f"{differ} of {mine.numel()} elements of result {place} differ from the reference, {allowed} allowed"
-                return differ, what
+                what = f"elements of result {place} differ from the reference, {allowed} allowed"
+                return differ, f"{differ} of {mine.numel()} {what}"
         elif differ and not (decibels := metrics.sqnr_db(a, b)) >= BOUND_DB:
             return differ, f"result {place} is {decibels:.1f} dB from the reference, {BOUND_DB:g} expected"
     return 0, ""
-
-
-def _several(result: Any) -> tuple[Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -51,33 +49,20 @@ def test_roles_are_the_gemms_of_a_linear_layer() -> None:
 
 
 def test_merge_keeps_every_name_and_the_count() -> None:
-    merged = merge(SHAPES["llama3_8b"].layers)
-    assert {layer.name: layer.count for layer in merged} == {
-        "q+o": 64,
-        "k+v": 64,
-        "gate+up": 64,
-        "down": 32,
-        "head": 1,
-    }
-    before = SHAPES["llama3_8b"].layers
-    assert sum(math.prod((layer.in_features, layer.out_features, layer.count)) for layer in merged) == sum(
-        math.prod((layer.in_features, layer.out_features, layer.count)) for layer in before
-    )
+    before, merged = SHAPES["llama3_8b"].layers, merge(SHAPES["llama3_8b"].layers)
+    counts = {layer.name: layer.count for layer in merged}
+    assert counts == {"q+o": 64, "k+v": 64, "gate+up": 64, "down": 32, "head": 1}
+    first, second = (sum(x.in_features * x.out_features * x.count for x in of) for of in (before, merged))
+    assert first == second
 
 
 def test_sizes_by_number_replace_named_sets() -> None:
     axes = {"M": [16, 32], "K": [64], "N": [48], "tokens": [4096]}
-    points = linear_points(["llama3_8b"], axes)
-    assert points == [
-        {"shape_set": CUSTOM, "layer": CUSTOM, "M": 16, "K": 64, "N": 48},
-        {"shape_set": CUSTOM, "layer": CUSTOM, "M": 32, "K": 64, "N": 48},
-    ]
-    assert [p["role"] for p in gemm_points([], axes)] == ["output", "output"]
-    both = gemm_points([], {**axes, "role": ["output", "grad_weight"]})
-    assert {(p["role"], p["M"], p["K"], p["N"]) for p in both if p["M"] == 16} == {
-        ("output", 16, 64, 48),
-        ("grad_weight", 16, 64, 48),
-    }
+    named = {"shape_set": CUSTOM, "layer": CUSTOM, "K": 64, "N": 48}
+    assert linear_points(["llama3_8b"], axes) == [{**named, "M": 16}, {**named, "M": 32}]
+    for roles in (["output"], ["output", "grad_weight"]):
+        of_roles = gemm_points([], {**axes, "role": roles} if len(roles) > 1 else axes)
+        assert of_roles == [{**named, "M": M, "role": role} for M in (16, 32) for role in roles]
 
 
 def test_cubes_are_plain_gemms_whatever_the_tokens() -> None:

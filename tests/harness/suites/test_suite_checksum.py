@@ -1,8 +1,6 @@
-"""Oracle: exact integer products in int64, IEEE rounding by torch on values that fit; planted bit flips."""
+"""Oracle: exact integer products in int64, IEEE rounding by torch on values that fit."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 from fp8core.formats import native_pair
 from harness.store.case import Case
 from harness.suites import checksum
-from harness.suites.checksum import ARMS, LARGEST, REPEATS, build, digest, exact, operands
+from harness.suites.checksum import ARMS, LARGEST, build, digest, exact, operands
 
 E4M3 = native_pair()[0].dtype
 
@@ -67,38 +65,3 @@ def test_no_partial_sum_needs_more_bits_than_an_accumulator_keeps() -> None:
     a, b = operands(case("integers", 2048))
     sums = (a[:16, None, :].float() * b[None, :64, :].float()).cumsum(-1).abs()
     assert sums.max() < 2**12
-
-
-@pytest.mark.parametrize("when", [0, 1, REPEATS - 1])
-@pytest.mark.parametrize("data", ["integers", "codes"])
-def test_one_flipped_bit_in_one_repeat_is_found(
-    data: str, when: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, calls = checksum._product, []
-
-    def flaky(a: Tensor, b: Tensor, arm: str) -> Callable[[], Tensor]:
-        multiply = make(a, b, arm)
-
-        def run() -> Tensor:
-            result = multiply().clone()
-            if len(calls) == when:
-                result.view(torch.int16)[3, 5] ^= 1 << 6
-            calls.append(1)
-            return result
-
-        return run
-
-    monkeypatch.setattr(checksum, "_product", flaky)
-    numerics = build(case(data), "tensorwise_eager", "cpu").check()
-    assert not numerics.ok
-    assert "computes wrongly" in numerics.reason
-
-
-def test_a_device_that_is_wrong_in_the_same_way_each_time_is_found_by_integers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        checksum, "_product", lambda a, b, arm: lambda: (a.float() @ b.float().t() * 0.0625).add(1).bfloat16()
-    )
-    assert not build(case("integers"), "tensorwise_eager", "cpu").check().ok
-    assert build(case("codes"), "tensorwise_eager", "cpu").check().ok  # only another card can tell

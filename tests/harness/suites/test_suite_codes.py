@@ -1,4 +1,4 @@
-"""Suite `codes`. Oracles: ml_dtypes of the clipped input, and casts that are wrong on purpose."""
+"""Suite `codes`. Oracle: ml_dtypes of the clipped input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fp8core.cast import cast_saturating
-from fp8core.formats import E4M3FN, E5M2, Format
+from fp8core.formats import E4M3FN, E5M2
 from harness.store.case import Case
 from harness.suites import codes
 
@@ -44,27 +44,6 @@ def test_the_reference_is_ml_dtypes_of_the_clipped_input(source: str, dtype: str
     numerics = codes.build(case(source, dtype, kind), "saturating", "cpu").check()
     assert numerics.ok
     assert numerics.values == {"mismatches": 0.0}
-
-
-def _truncating(x: torch.Tensor, fmt: Format) -> torch.Tensor:
-    return cast_saturating(x.float() * (1 - 2**-20), fmt)  # a tie, and what lies just above it, falls
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind"),
-    [
-        (lambda x, fmt: x.float().clamp(-fmt.max / 2, fmt.max / 2).to(fmt.dtype), "overflow"),
-        (lambda x, fmt: torch.nan_to_num(x.float()).to(fmt.dtype), "nan"),
-        (_truncating, "normal"),
-        (lambda x, fmt: cast_saturating(torch.where(x.abs() < fmt.min_normal, 0, x), fmt), "subnormal"),
-    ],
-    ids=["clamps too early", "NaN becomes a number", "ties fall", "flushes subnormals"],
-)
-def test_a_wrong_cast_fails(wrong: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codes, "cast_saturating", wrong)
-    numerics = codes.build(case(inputs=kind), "saturating", "cpu").check()
-    assert not numerics.ok
-    assert "0 expected" in numerics.reason
 
 
 def test_what_torch_does_is_recorded_and_not_judged() -> None:

@@ -5,19 +5,19 @@ What is wrong is refused: `test_suites_wrong.py`. A check is what stands between
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from suite_checks import CAST, GEMM, LINEAR, assert_right, by_twins, case, checked, runnable
+from suite_checks import CAST, GEMM, LINEAR, assert_right, case, checked, runnable
 from torch import Tensor
 
 from fp8core.gemm import scaled_mm
-from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES
-from fp8core.tensor import Float8Tensor
 from harness.store.case import Case
 from harness.suites import SUITES, cast, ceilings, common, gemm, linear
+from harness.suites.shapes import ROLES
 from harness.timing.compiling import CompileWatch, compile_unavailable
 
 needs_compiler = pytest.mark.skipif(
@@ -33,13 +33,14 @@ needs_compiler = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", ["e4m3fn", "e5m2"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 17), (16, 1), (63, 65)])
 def test_cast(shape: tuple[int, int], dtype: str, granularity: str, source: str) -> None:
+    """Fused ones by their plain twins here; on a CPU the arms are skipped, since twins have no speed."""
     which = case("cast", CAST, M=shape[0], K=shape[1], dtype=dtype, granularity=granularity, src=source)
-    workload, numerics = checked(cast, which, "eager")
-    assert_right(workload, numerics)
-    assert numerics.values["mismatches"] == numerics.values["saturated_frac"] == 0
-    itemsize = {"bf16": 2, "fp32": 4}[source]
-    assert cast.work(which) == shape[0] * shape[1] * itemsize
-    assert workload.bytes_moved == cast.bytes_moved(which, "eager", cast.last_cache("cpu"))
+    for arm in ("eager", *cast.FUSED):
+        workload, numerics = checked(cast, which, arm, twins=True)
+        assert_right(workload, numerics)
+        assert numerics.values["mismatches"] == numerics.values["saturated_frac"] == 0
+        assert workload.bytes_moved == cast.bytes_moved(which, arm, cast.last_cache("cpu"))
+    assert cast.work(which) == shape[0] * shape[1] * {"bf16": 2, "fp32": 4}[source]
 
 
 def test_bytes_of_a_cast_by_hand() -> None:
@@ -59,44 +60,14 @@ def test_bytes_of_a_cast_by_hand() -> None:
         assert cast.bytes_moved(which[granularity], arm, cache) == expected * n
 
 
-@pytest.mark.parametrize("source", ["bf16", "fp32"])
-@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
-@pytest.mark.parametrize("arm", cast.FUSED)
-def test_fused_casts_are_right_and_a_wrong_second_layout_is_refused(
-    arm: str, granularity: str, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By their plain twins here; on a CPU the arms are skipped, since twins have no speed."""
-    which = case("cast", CAST, M=33, K=48, granularity=granularity, src=source)
-    assert_right(*by_twins(cast, which, arm))
-    if arm == "fused_both":
-        right = cast.cast_both
-
-        def swapped(*args: Any, **kwargs: Any) -> Any:
-            first, second = right(*args, **kwargs)
-            codes = second.qdata.view(torch.uint8).roll(1, 1).view(second.qdata.dtype)
-            return first, Float8Tensor(codes, second.scale_inv, second.dtype, second.granularity)
-
-        monkeypatch.setattr(cast, "cast_both", swapped)
-        assert not by_twins(cast, which, arm)[1].ok
-
-
-@pytest.mark.parametrize("role", ["output", "grad_input", "grad_weight"])
-def test_own_gemms_are_right_and_a_wrong_block_scale_is_refused(
-    role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("arm", [arm for arm in gemm.ARMS if "_triton" in arm])
+def test_own_gemms(arm: str, role: str) -> None:
     """By the plain twins here; sizes that the library's kernel refuses are none of their concern."""
-    for arm in (arm for arm in gemm.ARMS if "_triton" in arm):
-        workload, numerics = by_twins(gemm, case("gemm", GEMM, M=150, K=270, N=140, role=role), arm)
-        assert numerics.ok, numerics.reason
-        assert workload.resolved["backend"] == "fp8core::matmul"
-    right = gemm.scaled_mm
-
-    def neighbours(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
-        return right(Operand(x.qdata, x.scale_inv.roll(1, 1)), y, *args, **kwargs)
-
-    monkeypatch.setattr(gemm, "scaled_mm", neighbours)
-    which = case("gemm", GEMM, M=64, K=256, N=128, role=role)
-    assert not by_twins(gemm, which, "blockwise_triton_eager")[1].ok
+    which = case("gemm", GEMM, M=150, K=270, N=140, role=role)
+    workload, numerics = checked(gemm, which, arm, twins=True)
+    assert numerics.ok, numerics.reason
+    assert workload.resolved["backend"] == "fp8core::matmul"
 
 
 @pytest.mark.parametrize("chosen", ["torch", "triton"])
@@ -113,13 +84,10 @@ def test_the_faster_gemm_is_right_and_says_which_it_is(
 
     monkeypatch.setattr(gemm, "scaled_mm", product)
     monkeypatch.setattr(gemm.FASTEST, "choice", lambda *_: chosen)
-    workload, numerics = by_twins(gemm, case("gemm", GEMM), arm)
+    workload, numerics = checked(gemm, case("gemm", GEMM), arm, twins=True)
     assert numerics.ok, numerics.reason
     assert (workload.resolved["chosen"], workload.resolved["backend"]) == (chosen, gemm.OPERATORS[chosen])
     assert set(asked) == {"fastest"}
-    why = gemm.unsupported(case("gemm", GEMM), arm, "cpu")
-    assert why is not None
-    assert f"here this arm would repeat {arm.replace('_fastest', '')}" in why.reason
 
 
 def test_arms_that_move_the_casts_elsewhere() -> None:
@@ -131,41 +99,31 @@ def test_arms_that_move_the_casts_elsewhere() -> None:
         ("rowwise_with_gw_hp_kernels_compile", "kernels"),
     ):
         assert linear.build(which, arm, "cpu").resolved["casts"] == casts
-    why = linear.unsupported(which, "tensorwise_plain_eager", "cpu")
-    assert why is not None
-    assert "here this arm would repeat tensorwise_eager" in why.reason
     assert linear.build(which, "blockwise_eager", "cpu").resolved["backend"] == "triton, its plain twin"
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("role", ["output", "grad_input", "grad_weight"])
-@pytest.mark.parametrize("size", [(16, 16, 16), (33, 64, 48), (300, 96, 112)])
-def test_gemm(size: tuple[int, int, int], role: str, seed: int) -> None:
-    which = case("gemm", GEMM, seed, role=role, **dict(zip("MKN", size, strict=True)))
+@pytest.mark.parametrize(
+    ("size", "role", "data"),
+    [
+        *((size, role, "randn") for size in ((16, 16, 16), (33, 64, 48), (300, 96, 112)) for role in ROLES),
+        ((300, 256, 256), "output", "randn"),
+        *(((33, 64, 48), "output", data) for data in common.DATA),
+    ],
+)
+def test_gemm(size: tuple[int, int, int], role: str, data: str) -> None:
+    which = case("gemm", GEMM, role=role, data=data, **dict(zip("MKN", size, strict=True)))
     arms = runnable(gemm, which)
     assert arms == [
         "bf16_eager", "tensorwise_eager", "rowwise_eager", "scaled_mm_tensorwise_eager", "scaled_mm_rowwise_eager",
     ]  # fmt: skip
+    whole = math.prod(size) <= gemm.CHECKED_WHOLE
     for arm in arms:
         workload, numerics = checked(gemm, which, arm)
         assert_right(workload, numerics)
         left = "float8_e5m2" if "tensorwise" in arm and role != "output" else "float8_e4m3fn"
         assert workload.resolved["a_dtype"] == ("bfloat16" if arm == "bf16_eager" else left)
-        assert workload.resolved["checked_rows"] == size[0], "small enough to be checked whole"
-        assert sum(workload.flops.values()) == 2 * size[0] * size[1] * size[2]
-
-
-def test_gemm_is_checked_on_some_rows_where_it_is_large() -> None:
-    workload, numerics = checked(gemm, case("gemm", GEMM, M=300, K=256, N=256), "rowwise_eager")
-    assert_right(workload, numerics)
-    assert workload.resolved["checked_rows"] == gemm.CHECKED_ROWS
-
-
-@pytest.mark.parametrize("data", [name for name in common.DATA if name != "randn"])
-def test_gemm_on_other_data(data: str) -> None:
-    for arm in ("bf16_eager", "tensorwise_eager", "rowwise_eager"):
-        workload, numerics = checked(gemm, case("gemm", GEMM, data=data), arm)
-        assert_right(workload, numerics)
+        assert workload.resolved["checked_rows"] == (size[0] if whole else gemm.CHECKED_ROWS)
+        assert sum(workload.flops.values()) == 2 * math.prod(size)
 
 
 @pytest.mark.parametrize("size", [(16, 32, 48), (80, 64, 96)])
@@ -180,7 +138,7 @@ def test_linear(arm: str, size: tuple[int, int, int]) -> None:
     recipe = RECIPES.get(str(workload.resolved["recipe"]))
     assert (recipe is None) == (arm == "bf16_eager")
     assert workload.resolved["fp8_gemms"] == (recipe.fp8_gemms if recipe else 0)
-    assert sum(workload.flops.values()) == linear.work(which) == 6 * size[0] * size[1] * size[2]
+    assert sum(workload.flops.values()) == linear.work(which) == 6 * math.prod(size)
 
 
 QUICKEST = ("bf16_compile", "tensorwise_compile", "rowwise_compile", "compile")
@@ -225,19 +183,24 @@ def test_ceilings(what: str) -> None:
         assert workload.metric == ("launch_us" if what == "launch" else "time_ms")
 
 
+ON_GPU = {  # sizes that the kernels tile
+    "cast": CAST | {"M": 256, "K": 512},
+    "gemm": GEMM | {"M": 512, "K": 1024, "N": 256},
+    "linear": LINEAR | {"M": 512, "K": 256, "N": 512},
+    "ceilings": {"what": "transpose", "mib": 16},
+    "recipes": LINEAR | {"M": 512, "K": 256, "N": 512},
+    "outliers": {"data": "outliers_1e5", "role": "output", "M": 128, "K": 4096, "N": 128},
+    "accumulation": {"K": 4096, "data": "positive"},
+    "checksum": {"cube": 512, "data": "integers"},
+    "codes": {"source": "bf16", "dtype": "e4m3fn", "inputs": "overflow"},
+}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", ON_GPU)
 def test_every_arm_is_right_on_the_gpu(name: str) -> None:
-    """Each suite at a size that its kernels tile, every arm that the device has, operand sets rotating."""
-    axes = {
-        "cast": CAST | {"M": 256, "K": 512},
-        "gemm": GEMM | {"M": 512, "K": 1024, "N": 256},
-        "linear": LINEAR | {"M": 512, "K": 256, "N": 512},
-        "ceilings": {"what": "transpose", "mib": 16},
-        "recipes": LINEAR | {"M": 512, "K": 256, "N": 512},
-        "outliers": {"data": "outliers_1e5", "role": "output", "M": 128, "K": 4096, "N": 128},
-    }[name]
-    suite, which = SUITES[name], case(name, axes)
+    """Every arm that the device has, operand sets rotating."""
+    suite, which = SUITES[name], case(name, ON_GPU[name])
     for arm in runnable(suite, which, "cuda"):
         workload, numerics = checked(suite, which, arm, "cuda")
         assert_right(workload, numerics)

@@ -1,61 +1,61 @@
-"""Faults planted on purpose: what is wrong is refused, and what cannot run says why."""
+"""Faults planted on purpose, one row each: what is wrong is refused, and its right twin is not."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from suite_checks import CAST, GEMM, LINEAR, case, checked
 from torch import Tensor
 
-import fp8core.scaled_linear
+import fp8core
+from fp8core.cast import cast_saturating
+from fp8core.formats import Format
 from fp8core.gemm import scaled_mm
+from fp8core.gemm.accumulate import ACCUMULATIONS, accumulate
 from fp8core.gemm.layout import Operand
+from fp8core.inputs.operands import cast_both
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Case
-from harness.suites import cast, ceilings, gemm, linear, recipes, smoke_kernels
+from harness.suites import SUITES, accumulation, checksum, gemm, smoke_kernels
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-from suite_checks import CAST, GEMM, LINEAR, case, checked
+BIT = torch.uint8
+SUM = {"K": 2048, "data": "positive"}
 
-from fp8core.gemm.accumulate import ACCUMULATIONS, accumulate
-from harness.suites import accumulation
-
-# What is wrong is refused
+# Products
 
 
 def with_scales(a: Callable[[Tensor], Tensor], b: Callable[[Tensor], Tensor] = lambda s: s) -> Any:
     """A product that uses other scales than it was given."""
-
-    def wrong(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
-        return scaled_mm(Operand(x.qdata, a(x.scale_inv)), Operand(y.qdata, b(y.scale_inv)), *args, **kwargs)
-
-    return wrong
+    return lambda x, y, *args, **kwargs: scaled_mm(
+        Operand(x.qdata, a(x.scale_inv)), Operand(y.qdata, b(y.scale_inv)), *args, **kwargs
+    )
 
 
 def swap_first_rows(scale_inv: Tensor) -> Tensor:
-    swapped = scale_inv.clone()
-    swapped[0], swapped[1] = scale_inv[1], scale_inv[0]
-    return swapped
+    return torch.cat([scale_inv[:2].flip(0), scale_inv[2:]])
 
 
 def without_transpose(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
     b = y.qdata.t().contiguous().t().contiguous()  # [K, N] row-major; read as if it were [N, K]
-    return scaled_mm(
-        x, Operand(b.t(), y.scale_inv.reshape(1, -1) if y.scale_inv.dim() else y.scale_inv), *args, **kwargs
-    )
+    scale_inv = y.scale_inv.reshape(1, -1) if y.scale_inv.dim() else y.scale_inv
+    return scaled_mm(x, Operand(b.t(), scale_inv), *args, **kwargs)
 
 
 def last_block_missing(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
     a = x.qdata.clone()
-    a.view(torch.uint8)[:, -16:] = 0
+    a.view(BIT)[:, -16:] = 0
     return scaled_mm(Operand(a, x.scale_inv), y, *args, **kwargs)
 
 
-def biased(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
-    return scaled_mm(x, y, *args, **kwargs) * 1.02
+def half(a: Any, b: Any, *_: object, **__: object) -> Tensor:
+    """The second half of K forgotten."""
+    kept = a.qdata.shape[1] // 2
+    return (a.qdata.double()[:, :kept] @ b.qdata.double()[:kept] * a.scale_inv * b.scale_inv).float()
 
 
 ANY_SCALING = {
@@ -65,56 +65,24 @@ ANY_SCALING = {
     "scale instead of its inverse": with_scales(lambda s: 1 / s),
     "no transpose": without_transpose,
     "last block of K missing": last_block_missing,
-    "2 % too large": biased,
+    "2 % too large": lambda x, y, *args, **kwargs: scaled_mm(x, y, *args, **kwargs) * 1.02,
     "one NaN": with_scales(lambda s: s * float("nan")),
 }
-
-
 ROWWISE = {
     "row scales rolled": with_scales(lambda s: s.roll(1, 0)),
     "column scales rolled": with_scales(lambda s: s, lambda s: s.roll(1, 1)),
     "two row scales swapped": with_scales(swap_first_rows),
     "one scale for all rows": with_scales(lambda s: s.mean().expand_as(s).contiguous()),
 }
+IN_LAYERS = ("scale doubled", "scale missing", "last block of K missing", "2 % too large")
 
 
-@pytest.mark.parametrize("role", ["output", "grad_input"])
-@pytest.mark.parametrize(
-    ("arm", "fault"),
-    [("tensorwise_eager", f) for f in ANY_SCALING] + [("rowwise_eager", f) for f in (ANY_SCALING | ROWWISE)],
-)
-def test_a_wrong_product_is_refused(monkeypatch: pytest.MonkeyPatch, arm: str, fault: str, role: str) -> None:
-    which = case("gemm", GEMM, M=48, K=48, N=48, role=role)
-    assert checked(gemm, which, arm)[1].ok
-    monkeypatch.setattr(gemm, "scaled_mm", (ANY_SCALING | ROWWISE)[fault])
-    _, numerics = checked(gemm, which, arm)
-    assert not numerics.ok
-    assert "dB expected" in numerics.reason
+def unscaled(x: Tensor, fmt: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """The product of its codes is right, so only the known SQNR of Gaussian data can tell."""
+    return (x.float() / 64).to(fmt.dtype), torch.tensor(64.0)
 
 
-def test_a_product_that_ran_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is closer to the truth than FP8 can be, which is how it is found."""
-    which = case("gemm", GEMM)
-
-    def honest_but_not_fp8(*args: Any, **kwargs: Any) -> Tensor:
-        return torch.mm(*gemm._operands(which, "cpu"))
-
-    monkeypatch.setattr(gemm, "scaled_mm", honest_but_not_fp8)
-    assert not checked(gemm, which, "tensorwise_eager")[1].ok
-
-
-def test_an_operand_cast_without_scaling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product of its codes is right, so only the known SQNR of Gaussian data can tell (docs/numerics-gemm.md, section 4)."""
-
-    def unscaled(x: Tensor, fmt: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return (x.float() / 64).to(fmt.dtype), torch.tensor(64.0)
-
-    which = case("gemm", GEMM, M=256, K=256, N=64)
-    assert checked(gemm, which, "tensorwise_eager")[1].ok
-    monkeypatch.setattr(gemm, "scale_and_cast", unscaled)
-    _, numerics = checked(gemm, which, "tensorwise_eager")
-    assert not numerics.ok
-    assert "docs/numerics-gemm.md, section 4)" in numerics.reason
+# Casts
 
 
 def replaced(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Any:
@@ -122,111 +90,186 @@ def replaced(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) 
 
     def wrong(x: Tensor, *args: Any, **kwargs: Any) -> Float8Tensor:
         right = quantize(x, *args, **kwargs)
-        codes, scale_inv = change(x, right.qdata, right.scale_inv)
-        return Float8Tensor(codes, scale_inv, x.dtype)
+        return Float8Tensor(*change(x, right.qdata, right.scale_inv), x.dtype)
 
     return wrong
 
 
 def truncated(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
-    scaled = (x.float() * (1 / scale_inv)).abs()
-    raw = codes.view(torch.uint8)
-    return torch.where(codes.float().abs() > scaled, raw - 1, raw).view(codes.dtype), scale_inv
+    above = codes.float().abs() > (x.float() * (1 / scale_inv)).abs()
+    return torch.where(above, codes.view(BIT) - 1, codes.view(BIT)).view(codes.dtype), scale_inv
 
 
 def nan_to_zero(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
-    raw = codes.view(torch.uint8)
-    return torch.where(codes.float().isnan(), torch.zeros_like(raw), raw).view(codes.dtype), scale_inv
+    return torch.where(codes.float().isnan(), 0, codes.view(BIT)).view(codes.dtype), scale_inv
 
 
 def ties_away(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
-    raw = codes.view(torch.uint8)
-    scaled = (x.float() * (1 / scale_inv)).abs().double()
-    value, above = codes.double().abs(), (raw + 1).view(codes.dtype).double().abs()
-    return torch.where(scaled * 2 == value + above, raw + 1, raw).view(codes.dtype), scale_inv
+    raw, scaled = codes.view(BIT), (x.float() * (1 / scale_inv)).abs().double()
+    both = codes.double().abs() + (raw + 1).view(codes.dtype).double().abs()
+    return torch.where(scaled * 2 == both, raw + 1, raw).view(codes.dtype), scale_inv
 
 
 def one_ulp_of_scale(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale_inv.nextafter(torch.tensor(float("inf")))
 
 
-@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
-@pytest.mark.parametrize("dtype", ["e4m3fn", "e5m2"])
-@pytest.mark.parametrize("change", [truncated, nan_to_zero, ties_away, one_ulp_of_scale])
-def test_a_wrong_cast_is_refused(
-    monkeypatch: pytest.MonkeyPatch, change: Any, dtype: str, granularity: str
-) -> None:
-    which = case("cast", CAST, M=40, K=300, dtype=dtype, granularity=granularity)
-    assert checked(cast, which, "eager")[1].ok
-    monkeypatch.setattr(cast, "quantize", replaced(change))
-    _, numerics = checked(cast, which, "eager")
-    assert not numerics.ok
-    assert numerics.values["mismatches"] > 0
+def saturating(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    """Deaf to a row's outlier."""
+    return (x.float() / (scale_inv / 16)).clamp(-448, 448).to(codes.dtype), scale_inv / 16
 
 
-@pytest.mark.parametrize(
-    ("recipe", "fault"),
-    [
-        (recipe, fault)
-        for recipe in RECIPES
-        for fault in ("scale doubled", "scale missing", "last block of K missing", "2 % too large")
-        # an E8M0 scale has no arithmetic to double it by
-        if not (RECIPES[recipe].output.granularity == "1x32" and fault == "scale doubled")
-    ],
-)
-def test_a_wrong_product_in_the_layer_is_refused(
-    monkeypatch: pytest.MonkeyPatch, recipe: str, fault: str
-) -> None:
-    """Through the suite `recipes`, which emulates what a CPU has no kernel for and checks like `linear`."""
-    monkeypatch.setattr(fp8core.scaled_linear, "scaled_mm", ANY_SCALING[fault])
-    _, numerics = checked(recipes, case("recipes", LINEAR), f"{recipe}_eager")
-    assert not numerics.ok
-    assert numerics.values["saved_bytes_per_elem"] > 0, "its figures are kept"
-    for name in [n for n, g in RECIPES[recipe].gemms.items() if g.is_fp8]:
-        assert name in numerics.reason
+def second_layout_rolled(*args: Any, **kwargs: Any) -> Any:
+    first, second = cast_both(*args, **kwargs)
+    assert isinstance(second, Float8Tensor)
+    codes = second.qdata.view(BIT).roll(1, 1).view(second.qdata.dtype)
+    return first, Float8Tensor(codes, second.scale_inv, second.dtype, second.granularity)
 
 
-def test_a_layer_that_stayed_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "convert_to_float8_training", lambda layer, config: layer)
-    workload, numerics = checked(linear, case("linear", LINEAR), "tensorwise_eager")
-    assert not numerics.ok
-    assert "0 FP8 GEMMs ran where 3 were due" in numerics.reason
-    assert workload.resolved["module"] == "Linear"
+def ties_fall(x: Tensor, fmt: Format) -> Tensor:
+    return cast_saturating(x.float() * (1 - 2**-20), fmt)  # a tie, and what lies just above it
 
 
-def test_an_emulated_layer_is_refused_though_its_numbers_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dequantising before each product yields FP8's numbers and none of its speed; only the profiler can tell."""
-    emulate = fp8core.Float8LinearConfig(emulate=True)
-    convert = fp8core.convert_to_float8_training
-    monkeypatch.setattr(
-        linear, "convert_to_float8_training", lambda layer, config: convert(layer, config=emulate)
-    )
-    _, numerics = checked(linear, case("linear", LINEAR), "tensorwise_eager")
-    assert not numerics.ok
-    assert numerics.reason == "0 FP8 GEMMs ran where 3 were due: FP8 did not run as asked"
+WRONG_CODES = {  # inputs -> a cast that is wrong on them alone
+    "overflow": lambda x, fmt: x.float().clamp(-fmt.max / 2, fmt.max / 2).to(fmt.dtype),
+    "nan": lambda x, fmt: torch.nan_to_num(x.float()).to(fmt.dtype),
+    "normal": ties_fall,
+    "subnormal": lambda x, fmt: cast_saturating(torch.where(x.abs() < fmt.min_normal, 0, x), fmt),
+}
 
 
-def test_a_wrong_ceiling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = Tensor.copy_
-    monkeypatch.setattr(Tensor, "copy_", lambda self, source: copy(self[:-1], source[:-1]))
+# Layers, moves, devices
+
+
+def forgotten_history(model: Any) -> int:
+    """An amax 16 times too small, which can't show where scales are still dynamic."""
+    count = fp8core.update_scales(model)
+    for name, buffer in model.named_buffers():
+        if "history" in name or "amax" in name:
+            buffer.div_(16)
+    return count
+
+
+def emulated(layer: Any, config: Any) -> Any:
+    """FP8's numbers and none of its speed; only the profiler can tell."""
+    return fp8core.convert_to_float8_training(layer, config=fp8core.Float8LinearConfig(emulate=True))
+
+
+_copy, _amax, _product = Tensor.copy_, torch.amax, checksum._product
+
+
+def flaky(when: int) -> Any:
+    """One flipped bit in one repeat."""
+    calls: list[int] = []
+
+    def product(*args: Any) -> Callable[[], Tensor]:
+        multiply = _product(*args)
+
+        def run() -> Tensor:
+            result = multiply().clone()
+            if len(calls) == when:
+                result.view(torch.int16)[3, 5] ^= 1 << 6
+            calls.append(1)
+            return result
+
+        return run
+
+    return product
+
+
+def always_one_more(a: Tensor, b: Tensor, arm: str) -> Callable[[], Tensor]:
+    return lambda: (a.float() @ b.float().t() * 0.0625).add(1).bfloat16()
+
+
+Fault = tuple[
+    Case, str, str, Any, str
+]  # case, arm, what is replaced in the suite (or anywhere), by what, the reason
+
+
+def faults() -> Iterator[Fault]:
+    square = {"M": 48, "K": 48, "N": 48}
+    for role in ("output", "grad_input"):
+        which = case("gemm", GEMM, **square, role=role)
+        for wrong in ANY_SCALING.values():
+            yield which, "tensorwise_eager", "scaled_mm", wrong, "dB expected"
+        for wrong in (ANY_SCALING | ROWWISE).values():
+            yield which, "rowwise_eager", "scaled_mm", wrong, "dB expected"
+    for role in ("output", "grad_input", "grad_weight"):
+        which = case("gemm", GEMM, M=64, K=256, N=128, role=role)
+        yield which, "blockwise_triton_eager", "scaled_mm", with_scales(lambda s: s.roll(1, 1)), "dB expected"
+    which = case("gemm", GEMM)  # closer to the truth than FP8 can be, which is how it is found
+    in_bf16 = lambda *_, which=which, **__: torch.mm(*gemm._operands(which, "cpu"))  # noqa: E731
+    yield which, "tensorwise_eager", "scaled_mm", in_bf16, "dB expected"
+    which = case("gemm", GEMM, M=256, K=256, N=64)
+    yield which, "tensorwise_eager", "scale_and_cast", unscaled, r"docs/numerics-gemm.md, section 4\)"
+    for granularity in ("tensorwise", "rowwise"):
+        for dtype in ("e4m3fn", "e5m2"):
+            which = case("cast", CAST, M=40, K=300, dtype=dtype, granularity=granularity)
+            for change in (truncated, nan_to_zero, ties_away, one_ulp_of_scale):
+                yield which, "eager", "quantize", replaced(change), "differ from the reference cast"
+        for source in ("bf16", "fp32"):
+            which = case("cast", CAST, granularity=granularity, src=source)
+            yield which, "fused_both", "cast_both", second_layout_rolled, "differ from the reference cast"
+    for name, recipe in RECIPES.items():
+        named = ".*".join(gemm for gemm, casts in recipe.gemms.items() if casts.is_fp8)
+        for fault in IN_LAYERS:  # an E8M0 scale has no arithmetic to double it by
+            if not (recipe.output.granularity == "1x32" and fault == "scale doubled"):
+                where = "fp8core.scaled_linear.scaled_mm"
+                yield case("recipes", LINEAR), f"{name}_eager", where, ANY_SCALING[fault], named
+        for suite in ("recipes", "linear") if recipe.scaling != "dynamic" else ():
+            where = "harness.suites.linear.update_scales"
+            yield case(suite, LINEAR), f"{name}_eager", where, forgotten_history, "expected"
+    for convert in (lambda layer, config: layer, emulated):
+        which, due = case("linear", LINEAR), "0 FP8 GEMMs ran where 3 were due: FP8 did not run as asked"
+        yield which, "tensorwise_eager", "convert_to_float8_training", convert, due
+    truncating = lambda self, source: _copy(self[:-1], source[:-1])  # noqa: E731
     for what in ("copy", "transpose"):
-        assert not checked(ceilings, Case.of("ceilings", {"what": what, "mib": 1}), "torch")[1].ok
-    monkeypatch.undo()
-    amax = torch.amax
-    monkeypatch.setattr(torch, "amax", lambda x, dim, out: amax(x[:-1], dim, out=out))
-    assert not checked(ceilings, Case.of("ceilings", {"what": "read", "mib": 1}), "torch")[1].ok
+        yield Case.of("ceilings", {"what": what, "mib": 1}), "torch", "torch.Tensor.copy_", truncating, what
+    short = lambda x, dim, out: _amax(x[:-1], dim, out=out)  # noqa: E731
+    yield Case.of("ceilings", {"what": "read", "mib": 1}), "torch", "torch.amax", short, "read"
+    yield case("cast", CAST), "read", "torch.amax", short, "read"
+    yield case("accumulation", SUM), "slow", "scaled_mm", half, "short accumulator"
+    for data in ("randn", "outliers_1e4"):
+        which = Case.of("outliers", {"data": data, "role": "output", "M": 128, "K": 1024, "N": 64})
+        for change in (saturating, truncated):
+            yield which, "rowwise", "quantize", replaced(change), "codes differ"
+    for inputs, wrong in WRONG_CODES.items():
+        which = Case.of("codes", {"source": "bf16", "dtype": "e4m3fn", "inputs": inputs})
+        yield which, "saturating", "cast_saturating", wrong, "0 expected"
+    for data in ("integers", "codes"):
+        which = Case.of("checksum", {"cube": 48, "data": data})
+        for when in (0, 1, checksum.REPEATS - 1):
+            yield which, "tensorwise_eager", "_product", flaky(when), "computes wrongly"
+    which = Case.of("checksum", {"cube": 48, "data": "integers"})
+    yield which, "tensorwise_eager", "_product", always_one_more, "computes wrongly"
 
 
-# What can't run says why
+@pytest.mark.parametrize(("which", "arm", "where", "wrong", "words"), list(faults()))
+def test_what_is_wrong_is_refused(
+    which: Case, arm: str, where: str, wrong: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = SUITES[which.suite]
+    assert checked(suite, which, arm, twins=True)[1].ok
+    monkeypatch.setattr(where if "." in where else f"harness.suites.{which.suite}.{where}", wrong)
+    numerics = suite.build(which, arm, "cpu").check()
+    assert not numerics.ok
+    assert re.search(words, numerics.reason), numerics.reason
+    assert which.suite != "cast" or arm == "read" or numerics.values["mismatches"] > 0
+    assert which.suite != "recipes" or numerics.values["saved_bytes_per_elem"] > 0, "its figures are kept"
 
 
-SUM = {"K": 2048, "data": "positive"}
+def test_wrong_in_the_same_way_each_time_only_another_card_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "_product", always_one_more)
+    which = Case.of("checksum", {"cube": 48, "data": "codes"})
+    assert checksum.build(which, "tensorwise_eager", "cpu").check().ok
 
 
 @pytest.mark.parametrize("data", ["positive", "randn"])
 @pytest.mark.parametrize("mode", ACCUMULATIONS)
-def test_it_names_the_sum_that_was_formed(mode: Any, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def summed(a: Any, b: Any, *_: object, **__: object) -> torch.Tensor:
+def test_accumulation_names_the_sum_that_was_formed(
+    mode: Any, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def summed(a: Any, b: Any, *_: object, **__: object) -> Tensor:
         codes = accumulate(a.qdata.double(), b.qdata.double(), mode)
         return (codes * a.scale_inv.double() * b.scale_inv.double()).float()
 
@@ -238,31 +281,18 @@ def test_it_names_the_sum_that_was_formed(mode: Any, data: str, monkeypatch: pyt
     assert numerics.values[accumulation.FIGURES[mode]] > 120
 
 
-def test_a_sum_that_no_register_explains_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second half of K forgotten."""
-
-    def half(a: Any, b: Any, *_: object, **__: object) -> torch.Tensor:
-        kept = a.qdata.shape[1] // 2
-        return (a.qdata.double()[:, :kept] @ b.qdata.double()[:kept] * a.scale_inv * b.scale_inv).float()
-
-    monkeypatch.setattr(accumulation, "scaled_mm", half)
-    numerics = accumulation.build(case("accumulation", SUM), "slow", "cpu").check()
-    assert not numerics.ok
-    assert "short accumulator" in numerics.reason
-
-
 def test_kernels_may_round_otherwise_and_no_more() -> None:
     """By hand: a norm's last bit and its amax may differ, a wrong one of 40 rows may not; a cast may differ in no code."""
     y = torch.randn(40, 64)
     nearly = y * (1 + 2.0**-20)
     assert smoke_kernels.compare("rms_norm_amax", (y, y.amax()), (nearly, nearly.amax())) == (0, "")
     wrong = y.clone()
-    wrong[7] = -wrong[7]
+    wrong[7] *= -1
     differ, why = smoke_kernels.compare("rms_norm_amax", (wrong, y.amax()), (y, y.amax()))
     assert differ == 64
     assert why
     codes = y.to(torch.float8_e4m3fn)
-    other = codes.view(torch.uint8).clone()
+    other = codes.view(BIT).clone()
     other[0, 0] ^= 1
     assert smoke_kernels.compare("cast", (codes,), (codes,)) == (0, "")
     assert smoke_kernels.compare("cast", (other.view(codes.dtype),), (codes,))[0] == 1
