@@ -14,7 +14,6 @@ from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.dtensors import is_dtensor
 from fp8core.gemm import backend_named
-from fp8core.history import keep_pending_by_rank
 from fp8core.inputs.sharded import ORDER
 from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.replace import loss_reason
@@ -101,7 +100,6 @@ def convert_to_float8_training(
     }
     result = _replace(module, swapped)
     gather_in_fp8(result)
-    keep_pending_by_rank(result)
     report = audit(result)
     if not report.converted and not allow_no_conversion:
         raise ValueError(

@@ -161,16 +161,6 @@ def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
     assert not model[0].amaxes.ready
 
 
-def test_a_layer_made_on_meta_starts_afresh() -> None:
-    """Oracle: a layer made on the device; `to_empty` alone leaves garbage in the buffers."""
-    layer = Float8Linear(32, 48, config="delayed", device="meta").to_empty(device="cpu")
-    layer.amaxes.history.fill_(7.0)
-    layer.reset_parameters()
-    step(layer, torch.ones(16, 32))
-    update_scales(layer)
-    assert layer.amaxes.in_use[0] == 1
-
-
 def test_while_a_cuda_graph_records_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers move on, as the graph's replays must; which roles have an amax is found out after it."""
     layer, never_called = (Float8Linear(32, 48, bias=False, config="delayed") for _ in range(2))
@@ -317,6 +307,8 @@ def test_amaxes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"missing keys: 0.*unexpected keys: 1"):
         load_amax_state_dict(model, {f"1.{key[2:]}": value for key, value in state.items()})
     load_amax_state_dict(model, {}, strict=False)
+    with pytest.raises(ValueError, match=r"amaxes in use are \[nan, nan, nan\]; expected finite"):
+        load_amax_state_dict(model, {key: torch.full_like(value, torch.nan) for key, value in state.items()})
     other = nn.Sequential(Float8Linear(32, 48, config=recipe(length=3)))
     with pytest.raises(RuntimeError, match=r"history has shape \[3, 3\]; expected \[3, 1024\]"):
         load_amax_state_dict(model, amax_state_dict(other))
