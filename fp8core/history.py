@@ -262,6 +262,10 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
             memory.pending.copy_(pending)
     for memory in memories:
         memory.advance()
+    for module in model.modules():
+        kept = vars(module).get("weight_cache")
+        if kept is not None:  # cast by the scale that was, and the weight's amax is to be recorded anew
+            kept.entry = None
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         look(*memories)
     return len(memories)

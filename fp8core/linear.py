@@ -139,6 +139,10 @@ class Float8Linear(nn.Linear):
             new.amaxes = AmaxMemory(new.recipe, mod.weight.device)
         return new
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies and pickles, which no open `microbatches` block knows."""
+        return {**vars(self), "weight_cache": None, "_plans": (None, {})}
+
     @property
     def config(self) -> Float8LinearConfig | None:
         """The recipe in torchao's words, as `layer.config` there; None where its configuration has none for it."""
@@ -232,8 +236,14 @@ class Float8Linear(nn.Linear):
         if cache is not None or memory is not None or cut is not None:
             # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
             # A transposed parameter is another tensor in each call, which the cache doesn't know again
-            # What is kept in a pass without gradients would not be recorded by the next pass with gradients
-            if compiling or cut is not None or self.is_transposed or not (gradients or memory is None):
+            # What is kept in a pass without gradients would not be recorded by the next pass with gradients, and autograd
+            # saves nothing that was made in inference mode
+            if (
+                compiling
+                or cut is not None
+                or self.is_transposed
+                or not (gradients or (memory is None and not torch.is_inference_mode_enabled()))
+            ):
                 cache = None
             plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, cut=cut)
         if not compiling and WATCHED and gradients and self in WATCHED:

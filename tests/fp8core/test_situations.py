@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,13 +154,26 @@ SITUATIONS = {
     "made on meta, heap of 1e8": Situation(make=made_on_meta(1e8)),
     "made on meta, heap of NaN": Situation(make=made_on_meta(torch.nan)),
     "converted in inference_mode": Situation(make=made_in_inference_mode),
+    "FP8 all-gather, not sharded": Situation(
+        make=lambda recipe: made(recipe.with_fp8_all_gather()), step=validated(torch.inference_mode)
+    ),
     "deepcopy": Situation(make=lambda recipe: copy.deepcopy(made(recipe))),
     "pickle": Situation(make=lambda recipe: pickled(made(recipe))),
+    "pickle, FP8 all-gather": Situation(make=lambda recipe: pickled(made(recipe.with_fp8_all_gather()))),
     "wrapped": Situation(make=lambda recipe: nn.Sequential(made(recipe))),
     "validation, no_grad": Situation(step=validated(torch.no_grad)),
     "validation, inference_mode": Situation(step=validated(torch.inference_mode)),
     "checkpointing": Situation(step=recomputed(False)),
     "checkpointing, reentrant": Situation(step=recomputed(True)),
+    "microbatches": Situation(around=microbatches),
+    "microbatches, checkpointing": Situation(around=microbatches, step=recomputed(False)),
+    "microbatches, no_grad": Situation(around=microbatches, step=validated(torch.no_grad)),
+    "microbatches, inference_mode": Situation(around=microbatches, step=validated(torch.inference_mode)),
+    "microbatches, deepcopy": Situation(around=microbatches, after=copied_and_used(copy.deepcopy)),
+    "microbatches, copy": Situation(
+        around=microbatches, after=lambda m: setattr(m, "kept", [copy.copy(c) for c in m])
+    ),
+    "microbatches, torch.save": Situation(around=microbatches, after=copied_and_used(pickled)),
 }
 
 
