@@ -40,7 +40,12 @@ NAMES: dict[str, tuple[str, ...]] = {  # by module: what each takes from fp8core
     ),
     "torchao.float8.config": _CONFIG,
     "torchao.float8.float8_linear": ("Float8Linear",),
-    "torchao.float8.float8_linear_utils": ("_auto_filter_for_recipe", "convert_to_float8_training"),
+    "torchao.float8.float8_linear_utils": (
+        "_auto_filter_for_recipe",
+        "_auto_filter_for_rowwise",
+        "_auto_filter_for_tensorwise",
+        "convert_to_float8_training",
+    ),
     "torchao.float8.float8_tensor_parallel": (
         "Float8ColwiseParallel",
         "Float8RowwiseParallel",
@@ -49,6 +54,28 @@ NAMES: dict[str, tuple[str, ...]] = {  # by module: what each takes from fp8core
     "torchao.float8.fsdp_utils": ("precompute_float8_dynamic_scale_for_fsdp",),
     "torchao.float8.types": ("FP8Granularity",),
 }
+
+
+class _Beside(ModuleType):
+    """In a module's place: it has fp8core's names for whoever imports them, and the module's own for torchao's other modules, in
+    which functions of torchao's compare with enums of torchao's."""
+
+    def __init__(self, ours: ModuleType, theirs: ModuleType) -> None:
+        super().__init__(ours.__name__, ours.__doc__)
+        held = vars(ours)
+        vars(self).update({name: held[name] for name in ("__spec__", "__file__", "__all__")})
+        vars(self)["_held"] = held, theirs
+
+    def __getattr__(self, name: str) -> Any:
+        held, theirs = vars(self)["_held"]
+        asks = str(sys._getframe(1).f_globals.get("__name__"))
+        if asks.partition(".")[0] == "torchao":
+            return getattr(theirs, name)
+        if name not in held:
+            raise AttributeError(
+                f"module {self.__name__!r}, of {__name__}.install(), has no attribute {name!r}"
+            )
+        return held[name]
 
 
 @dataclass
@@ -72,7 +99,7 @@ def install(beside_torchao: bool = False) -> None:
     Args:
         beside_torchao: False: `torchao` itself is a stand-in that holds `float8` alone. True: the real torchao is
             imported and stays, its `quantize_` included, and only `torchao.float8` and the submodules of `NAMES` are
-            replaced; names that something has imported already stay torchao's.
+            replaced; names that something has imported already, and those that torchao's own modules import, stay torchao's.
 
     Raises:
         RuntimeError: the real torchao is imported already, and `beside_torchao` is False.
@@ -89,8 +116,10 @@ def install(beside_torchao: bool = False) -> None:
             "install(beside_torchao=True) to replace torchao.float8 for what is imported from now on"
         )
     real = importlib.import_module("torchao") if beside_torchao else None
-    package = importlib.import_module("torchao.float8") if beside_torchao else None
+    theirs = {name: importlib.import_module(name) for name in NAMES} if beside_torchao else {}
+    package = theirs.get("torchao.float8")
     modules = {name: _module(name) for name in NAMES}
+    modules |= {name: _Beside(modules[name], module) for name, module in theirs.items()}
     float8 = modules["torchao.float8"]
     float8.__path__ = (
         [] if package is None else package.__path__
