@@ -153,6 +153,12 @@ class AmaxMemory(nn.Module):
         look(self)
 
 
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """What a step may write: parameters, buffers, and amaxes that wait for `update_scales`, which `model.buffers()` lacks."""
+    pending = [m.pending for m in model.modules() if isinstance(m, AmaxMemory)]
+    return [*model.parameters(), *model.buffers(), *pending]
+
+
 class InUse(NamedTuple):
     """A layer's amaxes for a pass without gradients: read, never recorded."""
 

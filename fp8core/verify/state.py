@@ -22,7 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fp8core.dtensors import is_dtensor
-from fp8core.history import AmaxMemory
+from fp8core.history import AmaxMemory, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -108,7 +108,7 @@ class State:
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     """Parameters and buffers as plain tensors: this rank's parts, without wrappers."""
-    for t in (*model.parameters(), *model.buffers()):
+    for t in tensors_of(model):
         local = t.detach()
         local = local.to_local() if is_dtensor(local) else local
         local = getattr(local, "hp", local)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fp8core.distributed.fsdp_state import end_pass
 from fp8core.dtensors import is_dtensor
-from fp8core.history import AmaxMemory
+from fp8core.history import AmaxMemory, tensors_of
 from fp8core.verify.state import random_state, set_random_state
 from harness.store.errors import UsageError, one_line
 
@@ -60,8 +60,7 @@ class Snapshot:
     def _refuse_too_large(self) -> None:
         """Ranks of one host share its memory."""
         tensors = [
-            *self._model.parameters(),
-            *self._model.buffers(),
+            *tensors_of(self._model),
             *(p.grad for p in self._model.parameters()),
         ]
         size = sum(_size(each) for each in (tensors, [each.state_dict() for each in self._others]))
@@ -74,7 +73,7 @@ class Snapshot:
 
     def take(self) -> None:
         """Copies the model as it is now."""
-        self._held = [*self._model.parameters(), *self._model.buffers()]
+        self._held = tensors_of(self._model)
         self._places = [_place(t) for t in self._held]
         self._copies = [_copied(t) for t in self._held]
         self._grads = [None if p.grad is None else _copied(p.grad) for p in self._model.parameters()]
@@ -96,7 +95,7 @@ class Snapshot:
         """
         if mid_step:
             end_pass(self._model)
-        now = [*self._model.parameters(), *self._model.buffers()]
+        now = tensors_of(self._model)
         if [id(t) for t in now] != [id(t) for t in self._held] or [_place(t) for t in now] != self._places:
             raise RuntimeError("the model's tensors were moved or replaced during the trial")
         self._load_others()  # code of anyone's, which may raise: before the model is touched
