@@ -135,8 +135,6 @@ def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
     with torch.no_grad():
         assert torch.equal(again(3 * x), model(3 * x))
     assert model.bfloat16()[0].amaxes.in_use.dtype == torch.float32
-    model.load_state_dict(plain.state_dict(), strict=True)
-    assert not model[0].amaxes.ready
 
 
 def test_while_a_cuda_graph_records_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +247,8 @@ def test_loading_part_of_a_model_keeps_the_amaxes_of_the_rest() -> None:
     step(model, torch.randn(16, 32))
     update_scales(model)
     before = amax_state_dict(model)["0.amaxes.in_use"].clone()
-    model.load_state_dict({"1.weight": torch.zeros(16, 48)}, strict=False)
+    with pytest.warns(UserWarning, match="dropped the amaxes"):
+        model.load_state_dict({"1.weight": torch.zeros(16, 48)}, strict=False)
     assert torch.equal(model[0].amaxes.in_use, before)
     assert model[0].amaxes.ready
     assert not model[1].amaxes.ready
