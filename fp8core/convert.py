@@ -98,9 +98,9 @@ def convert_to_float8_training(
         linear: (Float8Conv1D if is_transposed_linear(linear) else Float8Linear).from_float(linear, recipe)
         for linear in chosen
     }
-    names = {linear: fqn for fqn, linear in _linears(module)}
-    for linear, new in swapped.items():
-        new.fqn = names[linear]
+    for fqn, linear in _linears(module):
+        if linear in swapped:
+            swapped[linear].fqn = fqn
     result = _replace(module, swapped)
     keep_from_fast_path(result)
     gather_in_fp8(result)
