@@ -15,7 +15,11 @@ microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers,
 from typing import TYPE_CHECKING
 
 from fp8core.audit import Audit, LayerAudit, audit
-from fp8core.auto_filter import _auto_filter_for_recipe
+from fp8core.auto_filter import (
+    _auto_filter_for_recipe,
+    _auto_filter_for_rowwise,
+    _auto_filter_for_tensorwise,
+)
 from fp8core.cast_records import CastRecord
 from fp8core.config import (
     CastConfig,
@@ -104,6 +108,8 @@ __all__ = [
     "Watcher",
     "WeightAudit",
     "_auto_filter_for_recipe",
+    "_auto_filter_for_rowwise",
+    "_auto_filter_for_tensorwise",
     "amax_state_dict",
     "async_tp_reason",
     "audit",

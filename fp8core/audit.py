@@ -193,8 +193,11 @@ class Audit:
         stacks = ""
         if self.experts:
             stacks = f"{sum(row.converted for row in self.experts)} of {len(self.experts)} stacks of experts converted; "
-        if self.weights:
-            stacks += f"0 of {len(self.weights)} other weights in FP8; "
+        unknown = sum(not row.gemms for row in self.weights)
+        if len(self.weights) > unknown:
+            stacks += f"0 of {len(self.weights) - unknown} other weights in FP8; "
+        if unknown:
+            stacks += f"{unknown} parameters of unknown use are not counted; "
         start = (
             f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs a "
             f"forward and backward pass; {stacks}"
@@ -228,7 +231,7 @@ def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal:
     return Audit(
         tuple(_audit_layer(fqn, linear) for fqn, linear in linears),
         audit_experts(model),
-        audit_weights(model),
+        audit_weights(model, None if count is None else {row.owner for row in count.of_model}),
         count,
         count is not None or products_are_known(model),
     )

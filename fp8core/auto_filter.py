@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -37,20 +38,27 @@ def _auto_filter_for_recipe(
         raise NotImplementedError(
             f"recipe {name.value!r} has no table of sizes; expected tensorwise or rowwise, or pass a filter of your own"
         )
-    pays = _tensorwise_pays if name is Float8LinearRecipeName.TENSORWISE else _rowwise_pays
-
-    def takes(module: nn.Module, fqn: str) -> bool:
-        if not isinstance(module, nn.Linear) or any(part in fqn for part in filter_fqns):
-            return False
-        N, K = module.weight.shape
-        return K % 16 == 0 and N % 16 == 0 and pays(N, K)
-
-    return takes
+    takes = (
+        _auto_filter_for_tensorwise if name is Float8LinearRecipeName.TENSORWISE else _auto_filter_for_rowwise
+    )
+    return partial(takes, filter_fqns=filter_fqns)
 
 
-def _tensorwise_pays(N: int, K: int) -> bool:
-    return not (K <= 4096 and N <= 1024)
+def _auto_filter_for_tensorwise(mod: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> bool:
+    """`_auto_filter_for_recipe("tensorwise", filter_fqns)` of one layer."""
+    N, K = _sizes(mod, fqn, filter_fqns)
+    return N > 0 and not (K <= 4096 and N <= 1024)
 
 
-def _rowwise_pays(N: int, K: int) -> bool:
+def _auto_filter_for_rowwise(mod: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> bool:
+    """`_auto_filter_for_recipe("rowwise", filter_fqns)` of one layer."""
+    N, K = _sizes(mod, fqn, filter_fqns)
     return not (N <= 2048 or K <= 1024 or (N <= 4096 and K <= 2048))
+
+
+def _sizes(mod: nn.Module, fqn: str, filter_fqns: Sequence[str]) -> tuple[int, int]:
+    """[N, K] of a layer that FP8 can multiply; (0, 0) of what is left out whatever its size."""
+    if not isinstance(mod, nn.Linear) or any(part in fqn for part in filter_fqns):
+        return 0, 0
+    N, K = mod.weight.shape
+    return (0, 0) if K % 16 or N % 16 else (N, K)

@@ -14,10 +14,9 @@ from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.dtensors import is_dtensor
 from fp8core.gemm import backend_named
-from fp8core.history import keep_pending_by_rank
 from fp8core.inputs.sharded import ORDER
 from fp8core.linear import WHY_NOT, Float8Linear
-from fp8core.replace import loss_reason
+from fp8core.replace import keep_from_fast_path, loss_reason
 from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
 
 if TYPE_CHECKING:
@@ -95,13 +94,16 @@ def convert_to_float8_training(
             )
         else:
             chosen.append(linear)
-    swapped: dict[nn.Module, nn.Module] = {
+    swapped: dict[nn.Module, Any] = {
         linear: (Float8Conv1D if is_transposed_linear(linear) else Float8Linear).from_float(linear, recipe)
         for linear in chosen
     }
+    for fqn, linear in _linears(module):
+        if linear in swapped:
+            swapped[linear].fqn = fqn
     result = _replace(module, swapped)
+    keep_from_fast_path(result)
     gather_in_fp8(result)
-    keep_pending_by_rank(result)
     report = audit(result)
     if not report.converted and not allow_no_conversion:
         raise ValueError(
@@ -121,13 +123,14 @@ def _linears(module: nn.Module) -> list[tuple[str, Any]]:
     ]
 
 
-def _replace(module: nn.Module, swapped: dict[nn.Module, nn.Module]) -> nn.Module:
+def _replace(module: nn.Module, swapped: dict[nn.Module, Any]) -> nn.Module:
     """Puts every swapped module in its place, in each place."""
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
             if child in swapped:
                 setattr(parent, name, swapped[child])
-    return swapped.get(module, module)
+    result: nn.Module = swapped.get(module, module)
+    return result
 
 
 def _reason_against(linear: Any, recipe: Recipe, convert_subclasses: tuple[type[nn.Linear], ...]) -> str:

@@ -10,9 +10,8 @@ from fp8core.distributed.weight_shard import WeightShard
 from fp8core.dtensors import is_dtensor
 from fp8core.experts.interface import take_back
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.history import keep_pending_by_rank
 from fp8core.linear import Float8Linear
-from fp8core.replace import take_over
+from fp8core.replace import keep_from_fast_path, take_over
 
 
 def convert_to_high_precision(module: nn.Module) -> nn.Module:
@@ -54,7 +53,7 @@ def convert_to_high_precision(module: nn.Module) -> nn.Module:
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):
                 setattr(parent, name, plain[child])
-    keep_pending_by_rank(module)
+    keep_from_fast_path(module)
     return plain[module] if isinstance(module, Float8Linear) else module
 
 

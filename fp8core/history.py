@@ -19,6 +19,7 @@ the plain model and back. `amax_state_dict` and `load_amax_state_dict` save and 
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fp8core.recipe import AmaxHistory, Recipe
 
@@ -35,10 +36,6 @@ _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign, which a NaN can have
 ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
 _SAVED = ("history", "in_use")  # between two steps the other buffers hold nothing
 
-_DDP_IGNORED = (
-    "_ddp_params_and_buffers_to_ignore"  # read by DistributedDataParallel from the module that it wraps
-)
-_OWN_IGNORED = "_fp8core_ddp_ignored"  # which of these names are ours; the user's are never removed
 _COMPILED = "_orig_mod."  # torch.compile(module) puts it into the names of what it wraps
 
 
@@ -70,8 +67,16 @@ class AmaxMemory(nn.Module):
         self.updates = 0
         self.compared = False
         length = self.settings.length if self.delayed else 0
-        for name, shape in (("history", (3, length)), ("in_use", (3,)), ("pending", (3,)), ("gathered", ())):
-            self.register_buffer(name, torch.zeros(shape, device=device), persistent=False)
+        with torch.inference_mode(False):  # else no later pass could write to them
+            for name, shape in (("history", (3, length)), ("in_use", (3,)), ("gathered", ())):
+                self.register_buffer(name, torch.zeros(shape, device=device), persistent=False)
+            self.pending = torch.zeros(3, device=device)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """With `pending`, for FSDP2, which asks each module and moves what it names. DDP asks the model, which does not name it,
+        and so does not overwrite what each rank's own microbatches held with rank 0's; `update_scales` takes the largest."""
+        yield from super().named_buffers(*args, **kwargs)
+        yield "pending", self.pending
 
     def reset(self, device: torch.device | None = None) -> None:
         """Forgets everything, so that scales are dynamic again; buffers on "meta" are made anew on `device`."""
@@ -109,13 +114,13 @@ class AmaxMemory(nn.Module):
         self.updates += self.delayed or len(self.ready) < len(ROLES)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AmaxMemory:
-        """Moves with the layer but keeps float32: an amax rounded down to bfloat16 would saturate."""
-        kept = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)
-        for name, buffer in kept.items():
-            moved = self._buffers[name]
-            if moved is not None and moved.dtype != torch.float32:
-                self._buffers[name] = buffer.to(moved.device)
+        """Follows the layer to its device and keeps values and float32, whatever fn does: rounded down to bfloat16 an amax would
+        saturate, and `to_empty` leaves what the memory held before. On "meta" there are no values, so it starts afresh."""
+        device = fn(self.in_use).device
+        if self.in_use.is_meta:
+            self.reset(device)
+        for name, buffer in list(self.named_buffers()):
+            setattr(self, name, buffer.to(device))
         return self
 
     def _load_from_state_dict(
@@ -148,6 +153,12 @@ class AmaxMemory(nn.Module):
         look(self)
 
 
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """What a step may write: parameters, buffers, and amaxes that wait for `update_scales`, which `model.buffers()` lacks."""
+    pending = [m.pending for m in model.modules() if isinstance(m, AmaxMemory)]
+    return [*model.parameters(), *model.buffers(), *pending]
+
+
 class InUse(NamedTuple):
     """A layer's amaxes for a pass without gradients: read, never recorded."""
 
@@ -178,12 +189,20 @@ def look(*memories: AmaxMemory) -> None:
     """Finds out for which roles there are amaxes in use now; one wait for the device, none if all were there before.
 
     A role that is never cast, because its GEMMs are in high precision or nothing trains, never gets one.
+
+    Raises:
+        ValueError: one that is negative, Inf or NaN, which nothing here puts there.
     """
     waiting = [m for m in memories if len(m.ready) < len(ROLES)]
     if waiting:
-        known = torch.stack([m.in_use > 0 for m in waiting]).tolist()
-        for memory, roles in zip(waiting, known, strict=True):
-            memory.ready = frozenset(role for role, there in zip(ROLES, roles, strict=True) if there)
+        found = torch.stack([m.in_use for m in waiting]).tolist()
+        for memory, amaxes in zip(waiting, found, strict=True):
+            if not all(0 <= amax < math.inf for amax in amaxes):
+                raise ValueError(
+                    f"amaxes in use are {amaxes}; expected finite numbers from 0: they were loaded or written so; call "
+                    "AmaxMemory.reset(), or load_amax_state_dict with a state that holds none"
+                )
+            memory.ready = frozenset(role for role, amax in zip(ROLES, amaxes, strict=True) if amax)
 
 
 def max_over_ranks(amaxes: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -219,31 +238,6 @@ def _compare_names(named: dict[str, AmaxMemory], group: dist.ProcessGroup | None
         memory.compared = True
 
 
-def keep_pending_by_rank(module: nn.Module) -> None:
-    """Keep DistributedDataParallel from overwriting `pending` with rank 0's at each forward pass, if it wraps `module`.
-
-    Each rank records what its own microbatches held; `update_scales` takes the largest of all ranks. Without delayed
-    layers this removes what an earlier call set, and only that. `torch.compile` may wrap the model, one module around each
-    layer, or both, before or after this call; more wrappers than these must be there at this call.
-    """
-    theirs = set(getattr(module, _DDP_IGNORED, ())) - set(getattr(module, _OWN_IGNORED, ()))
-    memories = [fqn for fqn, m in module.named_modules() if isinstance(m, AmaxMemory)]
-    ours = {name for fqn in memories for name in _ddp_names(f"{fqn}.pending".lstrip("."))} - theirs
-    for attribute, names in ((_DDP_IGNORED, theirs | ours), (_OWN_IGNORED, ours)):
-        if names:
-            setattr(module, attribute, sorted(names))
-        elif hasattr(module, attribute):
-            delattr(module, attribute)
-
-
-def _ddp_names(name: str) -> set[str]:
-    """Names of a buffer as it is, and where the model, one module around it or both are compiled later, or no longer."""
-    plain = name.replace(_COMPILED, "")
-    starts = [0, *(i + 1 for i, character in enumerate(plain) if character == ".")]
-    inner = {plain, *(plain[:i] + _COMPILED + plain[i:] for i in starts[:-1])}
-    return {name, *inner, *(_COMPILED + n for n in inner)}
-
-
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:
     """Call once after each optimizer step: delayed scaling moves on, static scaling is fixed at the first call.
 
@@ -274,6 +268,10 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
             memory.pending.copy_(pending)
     for memory in memories:
         memory.advance()
+    for module in model.modules():
+        kept = vars(module).get("weight_cache")
+        if kept is not None:  # cast by the scale that was, and the weight's amax is to be recorded anew
+            kept.entry = None
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         look(*memories)
     return len(memories)
@@ -311,6 +309,7 @@ def load_amax_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor], st
 
     Raises:
         RuntimeError: keys that are missing or not expected, or another shape, as `load_state_dict` reports them.
+        ValueError: amaxes that are negative, Inf or NaN.
     """
     memories = _memories(model)
     expected = [prefix + name for prefix in memories for name in _SAVED]

@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     from fp8core.tensor import Float8Tensor
 
 
-def check_gemms(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor) -> None:
-    """Refuse the GEMMs that a call leads to and the hardware cannot do.
+def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: str = "") -> str:
+    """Why the hardware cannot do the GEMMs that a call leads to; "" if it can.
 
     Args:
         recipe: the layer's.
         flat: the input [M, K]; grad_input runs if it requires a gradient.
         weight: [N, K]; grad_weight runs if it requires a gradient.
+        fqn: the layer's name, if it has one.
 
-    Raises:
-        ValueError: names the GEMM, the layer, the size at fault and the way out.
+    Returns:
+        The GEMM, the layer, the size at fault and the ways out.
     """
     backend = backend_named(recipe.backend)
     if recipe.pad_inner_dim or not backend.is_fp8:
-        return
+        return ""
     M, (N, K) = flat.shape[0], weight.shape
     device = weight.device
     trains = torch.is_grad_enabled()
@@ -47,7 +48,33 @@ def check_gemms(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor) -> Non
         )
         if reason is not None:
             tokens = f" with {M} tokens" if name == "grad_weight" else ""
-            raise ValueError(f"GEMM {name} of Float8Linear({K}, {N}){tokens}: {reason}")
+            if fqn:
+                reason += f"; or leave the layer out, module_filter_fn=lambda module, fqn: fqn != {fqn!r}"
+            if tokens:
+                reason += (
+                    "; or dataclasses.replace(recipe, min_tokens='bf16') runs such calls in high precision"
+                )
+            return f"GEMM {name} of {fqn!r} Float8Linear({K}, {N}){tokens}: {reason}"
+    return ""
+
+
+def check_weight(weight: torch.Tensor, trains: bool, layer: str) -> None:
+    """Refuse a weight that no cast or no training takes.
+
+    Raises:
+        RuntimeError: it was made in inference mode and is to be trained.
+        TypeError: it is torchao's, which `quantize_` put there.
+    """
+    if trains and weight.requires_grad and weight.is_inference():
+        raise RuntimeError(
+            f"the weight of {layer} was made in torch.inference_mode(), where autograd can't train it; make the model "
+            "outside of it"
+        )
+    if type(weight).__module__.startswith("torchao."):
+        raise TypeError(
+            f"torchao made the weight of {layer} a {type(weight).__name__}, which no FP8 recipe casts; call "
+            "fp8core.convert_to_high_precision(model) first, then torchao's quantize_"
+        )
 
 
 def check_cast_input(recipe: Recipe, flat: Float8Tensor, weight: torch.Tensor) -> None:

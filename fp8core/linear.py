@@ -18,6 +18,7 @@ bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of 
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -31,7 +32,7 @@ from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.inputs.sharded import check_layer, cut_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.inputs.two_casts import TwoCasts
-from fp8core.layer_rules import check_cast_input, check_gemms
+from fp8core.layer_rules import check_cast_input, check_weight, gemms_reason
 from fp8core.replace import take_over
 from fp8core.scaled_linear import Plan, _ScaledLinear, reads_grad_amax
 from fp8core.scaling import check_hp
@@ -58,6 +59,7 @@ class Float8Linear(nn.Linear):
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
         suspended_recipe: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
         converted_from: class of the layer whose place it took; nn.Linear if it took none.
+        fqn: its name in the model that was converted, for errors; "" for a layer that is no one's.
         bias_deferred: a style of `fp8core.distributed.tensor_parallel` adds the bias, once the output is summed.
     """
 
@@ -70,6 +72,7 @@ class Float8Linear(nn.Linear):
     suspended_recipe: Recipe | None = None
     bias_deferred: bool
     converted_from: type[nn.Linear]
+    fqn = ""
     _plans: tuple[Recipe | None, dict[object, Plan]] = (None, {})  # of this recipe, by `_plan_key`
     STATE: ClassVar = frozenset(
         (
@@ -80,6 +83,7 @@ class Float8Linear(nn.Linear):
             "bias_deferred",
             "converted_from",
             "is_transposed",
+            "fqn",
             "_plans",
         )
     )
@@ -117,6 +121,12 @@ class Float8Linear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         amaxes = self._modules.get("amaxes")
         if isinstance(amaxes, AmaxMemory) and f"{prefix}weight" in state_dict:
+            if amaxes.ready and f"{prefix}amaxes.in_use" not in state_dict:
+                warnings.warn(
+                    "load_state_dict dropped the amaxes of delayed or static scaling, which are those of the weights that "
+                    "were; to keep them, take amax_state_dict(model) before, and load_amax_state_dict(model, it) after",
+                    stacklevel=2,
+                )
             amaxes.reset(self.weight.device)
 
     @classmethod
@@ -138,6 +148,10 @@ class Float8Linear(nn.Linear):
         if new.amaxes is not None:
             new.amaxes = AmaxMemory(new.recipe, mod.weight.device)
         return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies and pickles, which no open `microbatches` block knows."""
+        return {**vars(self), "weight_cache": None, "_plans": (None, {})}
 
     @property
     def config(self) -> Float8LinearConfig | None:
@@ -214,6 +228,7 @@ class Float8Linear(nn.Linear):
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
             if isinstance(input, CastInput):
+                given = input
                 for_output, for_grad_weight = self._given(input, weight)
                 codes_only = input.codes_only
                 input = input.hp
@@ -221,6 +236,8 @@ class Float8Linear(nn.Linear):
                 input = after_autocast(input)
             plan = None if compiling else self._known_plan(input, weight, gradients)
             plan = self._new_plan(input, weight, gradients) if plan is None else plan
+            if plan is None:
+                return self._forward_hp(input if for_output is None else given, weight, bias)
         assert not isinstance(input, CastInput)
         dims = input.dim()
         # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
@@ -232,8 +249,14 @@ class Float8Linear(nn.Linear):
         if cache is not None or memory is not None or cut is not None:
             # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
             # A transposed parameter is another tensor in each call, which the cache doesn't know again
-            # What is kept in a pass without gradients would not be recorded by the next pass with gradients
-            if compiling or cut is not None or self.is_transposed or not (gradients or memory is None):
+            # What is kept in a pass without gradients would not be recorded by the next pass with gradients, and autograd
+            # saves nothing that was made in inference mode
+            if (
+                compiling
+                or cut is not None
+                or self.is_transposed
+                or not (gradients or (memory is None and not torch.is_inference_mode_enabled()))
+            ):
                 cache = None
             plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, cut=cut)
         if not compiling and WATCHED and gradients and self in WATCHED:
@@ -282,18 +305,26 @@ class Float8Linear(nn.Linear):
             return None
         return plans.get(_plan_key(input, weight, gradients))
 
-    def _new_plan(self, input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> Plan:
+    def _new_plan(self, input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> Plan | None:
         """Check a call's tensors and resolve what its GEMMs need; in eager mode remembered for tensors like these.
+
+        None: the tokens are too few for FP8, and the recipe wants high precision then.
 
         Raises:
             TypeError, ValueError: see `forward`.
         """
         check_hp(input, "input")
+        if not torch.compiler.is_compiling():
+            check_weight(weight, gradients, f"{type(self).__name__} {self.fqn!r}")
         K = weight.shape[1]
         if input.dim() == 0 or input.shape[-1] != K:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
         flat = _as_matrix(input, K)
-        self._check_shapes(flat, weight)
+        reason = gemms_reason(self.recipe, flat, weight, self.fqn)
+        if reason and self.recipe.min_tokens == "bf16":
+            return None
+        if reason:
+            raise ValueError(reason)
         plan = Plan.resolve(self.recipe, flat, weight, gradients)
         if torch.compiler.is_compiling():
             return plan
@@ -303,10 +334,6 @@ class Float8Linear(nn.Linear):
             self._plans = self.recipe, plans
         plans[_plan_key(input, weight, gradients)] = plan
         return plan
-
-    def _check_shapes(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
-        """Refuse, before anything runs, the GEMMs that this call leads to and the hardware cannot do."""
-        check_gemms(self.recipe, flat, weight)
 
     def extra_repr(self) -> str:
         """nn.Linear's, and the recipe; a custom one operand by operand."""

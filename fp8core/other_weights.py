@@ -20,7 +20,7 @@ from fp8core.linear import NEVER_OFFERED, WHY_NOT
 from fp8core.transposed import is_transposed_linear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 _ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU, _NormBase)
 _LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
@@ -48,7 +48,7 @@ class WeightAudit:
         kind: class of the module that owns it.
         shape: as it lies.
         reason: why it is not FP8, and what to do.
-        gemms: of one forward and backward pass.
+        gemms: of one forward and backward pass; 0 where nothing tells that it multiplies.
         flops_of_a_gemm: FLOPs of one of them divided by tokens: two for each element that a token meets once.
     """
 
@@ -60,9 +60,15 @@ class WeightAudit:
     flops_of_a_gemm: int
 
 
-def audit_weights(model: nn.Module) -> tuple[WeightAudit, ...]:
-    """Each such parameter of a model, shared ones once; nn.Linear layers and experts with a `GroupedMatmul` have rows of their own."""
-    return tuple(_rows(model))
+def audit_weights(model: nn.Module, seen: Collection[str] | None = None) -> tuple[WeightAudit, ...]:
+    """Each such parameter of a model, shared ones once; nn.Linear layers and experts with a `GroupedMatmul` have rows of their own.
+
+    Args:
+        model: any module.
+        seen: names of the parameters that a step multiplied, None if none was run. Of classes that are not known here only
+            these have GEMMs; the others may be added or looked up, as a positional embedding is, and a step drops them.
+    """
+    return tuple(_rows(model, seen))
 
 
 def products_are_known(model: nn.Module) -> bool:
@@ -74,7 +80,7 @@ def products_are_known(model: nn.Module) -> bool:
     )
 
 
-def _rows(model: nn.Module) -> Iterator[WeightAudit]:
+def _rows(model: nn.Module, seen_in_step: Collection[str] | None) -> Iterator[WeightAudit]:
     linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     seen: set[int] = set()
     for fqn, module in model.named_modules():
@@ -87,13 +93,18 @@ def _rows(model: nn.Module) -> Iterator[WeightAudit]:
             if has_row or id(parameter) in seen or sum(size > 1 for size in shape) < 2 or "bias" in name:
                 continue
             seen.add(id(parameter))
+            name = f"{fqn}.{name}" if fqn else name
+            reason, is_known = _reason(module, fqn, shape)
+            multiplies = is_known or (seen_in_step is not None and name in seen_in_step)
+            if seen_in_step is not None and not multiplies:
+                continue
             experts = shape[0] if len(shape) == 3 and not isinstance(module, _ConvNd) else 1
             yield WeightAudit(
-                fqn=f"{fqn}.{name}" if fqn else name,
+                fqn=name,
                 kind=type(module).__name__,
                 shape=shape,
-                reason=_reason(module, fqn, shape),
-                gemms=2 + parameter.requires_grad,
+                reason=reason,
+                gemms=2 + parameter.requires_grad if multiplies else 0,
                 flops_of_a_gemm=2
                 * parameter.numel()
                 // experts
@@ -101,29 +112,32 @@ def _rows(model: nn.Module) -> Iterator[WeightAudit]:
             )
 
 
-def _reason(module: nn.Module, fqn: str, shape: tuple[int, ...]) -> str:
+def _reason(module: nn.Module, fqn: str, shape: tuple[int, ...]) -> tuple[str, bool]:
+    """Why it is not FP8, and whether its class is known to multiply it."""
     kind = type(module).__name__
     noted = getattr(module, WHY_NOT, "")
     if noted:
-        return str(noted)
+        return str(noted), True
     if is_transposed_linear(module):
-        return NEVER_OFFERED
+        return NEVER_OFFERED, True
     if isinstance(module, nn.MultiheadAttention):
         return (
             "nn.MultiheadAttention multiplies it by itself, without a Linear; write q, k and v as nn.Linear and call "
-            "scaled_dot_product_attention"
+            "scaled_dot_product_attention",
+            True,
         )
     if isinstance(module, _ConvNd):
-        return "a convolution, for which there are no FP8 GEMMs here"
+        return "a convolution, for which there are no FP8 GEMMs here", True
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return f"{kind} multiplies it in a kernel of PyTorch's, which has no FP8"
+        return f"{kind} multiplies it in a kernel of PyTorch's, which has no FP8", True
     if len(shape) == 3:
         if is_experts_interface(module):
-            return EXPERTS_BY_DEFAULT
+            return EXPERTS_BY_DEFAULT, True
         return (
-            f"class {kind} multiplies its stacked weights by itself; call fp8core.GroupedMatmul in its forward, then "
-            "convert_experts_to_float8"
+            f"class {kind} uses it by itself; if it multiplies, call fp8core.GroupedMatmul in its forward, then "
+            "convert_experts_to_float8",
+            False,
         )
     if len(shape) == 2 and any(part in (kind + fqn.rpartition(".")[2]).lower() for part in _ROUTERS):
-        return "a router, whose small differences choose the experts: high precision is meant"
-    return f"class {kind} uses it by itself; if it multiplies, make it an nn.Linear to convert it"
+        return "a router, whose small differences choose the experts: high precision is meant", True
+    return f"class {kind} uses it by itself; if it multiplies, make it an nn.Linear to convert it", False

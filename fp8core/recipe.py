@@ -171,6 +171,8 @@ class Recipe:
         pad_inner_dim: fill dimensions up to the next multiple of 16 with zeros, which changes no result.
         fp8_all_gather: FSDP2 gathers weights as FP8 codes where one cast serves all GEMMs that read them; see
             `fp8core.distributed.fsdp`. Changes bytes on the wire and no result.
+        min_tokens: what becomes of a call whose number of tokens FP8 can't contract: "refuse", an error; "bf16", its three
+            GEMMs run in high precision, and count as that.
         history: of delayed scaling; no meaning without it.
         nearest: the recipe to take where hardware lacks this one; "" if it has no substitute.
     """
@@ -184,12 +186,18 @@ class Recipe:
     kernels: Kernels = "auto"
     pad_inner_dim: bool = False
     fp8_all_gather: bool = False
+    min_tokens: Literal["refuse", "bf16"] = "refuse"
     history: AmaxHistory = AmaxHistory()
     nearest: str = ""
 
     def __post_init__(self) -> None:
         backend_named(self.backend)
         check_known("kernels", self.kernels, KERNELS)
+        check_known("min_tokens", self.min_tokens, ("refuse", "bf16"))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
+        """Itself: it never changes, and compiled code is guarded by the object."""
+        return self
 
     @property
     def gemms(self) -> dict[str, Gemm]:
@@ -247,6 +255,7 @@ class Recipe:
         extras = "" if self.backend == "torch" else f", backend={self.backend}"
         extras += "" if self.kernels == "auto" else f", kernels={self.kernels}"
         extras += ", pad_inner_dim" if self.pad_inner_dim else ""
+        extras += ", min_tokens=bf16" if self.min_tokens == "bf16" else ""
         return self.name + extras + (", fp8_all_gather" if self.fp8_all_gather else "")
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _CALLED = ("forward", "__call__", "_call_impl")
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name or name == "_is_full_backward_hook")
+_FAST_ACTIVATION = "_fp8core_fast_activation"
 _MODULE = frozenset(vars(nn.Linear(1, 1, device="meta")))
 
 
@@ -83,6 +84,21 @@ def take_over(new: nn.Linear, old: nn.Linear, drop_hooks_of: str = "") -> None:
         if name not in vars(new):
             setattr(new, name, value)
     new.train(old.training)
+
+
+def keep_from_fast_path(model: nn.Module) -> None:
+    """Has torch's encoder layers call their Linear layers in inference too, where one is converted, and not where none is.
+
+    In eval mode without gradients `nn.TransformerEncoderLayer` multiplies their weights itself, in high precision, if its
+    activation is one that this fast path has.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            kept = vars(layer).pop(_FAST_ACTIVATION, layer.activation_relu_or_gelu)
+            converted = hasattr(layer.linear1, "recipe") or hasattr(layer.linear2, "recipe")
+            layer.activation_relu_or_gelu = 0 if converted else kept
+            if converted:
+                vars(layer)[_FAST_ACTIVATION] = kept
 
 
 def _own_attributes(linear: nn.Linear) -> dict[str, Any]:

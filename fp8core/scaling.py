@@ -77,7 +77,7 @@ def check_hp(x: torch.Tensor, what: str = "x") -> None:
 
 def without_grad(x: torch.Tensor) -> torch.Tensor:
     """x detached from autograd; x itself where that changes nothing, since in eager mode a view costs as much as a sum."""
-    return x.detach() if x.requires_grad else x
+    return x.detach() if x.requires_grad and torch.is_grad_enabled() else x
 
 
 def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1) -> torch.Tensor:

@@ -40,7 +40,12 @@ NAMES: dict[str, tuple[str, ...]] = {  # by module: what each takes from fp8core
     ),
     "torchao.float8.config": _CONFIG,
     "torchao.float8.float8_linear": ("Float8Linear",),
-    "torchao.float8.float8_linear_utils": ("_auto_filter_for_recipe", "convert_to_float8_training"),
+    "torchao.float8.float8_linear_utils": (
+        "_auto_filter_for_recipe",
+        "_auto_filter_for_rowwise",
+        "_auto_filter_for_tensorwise",
+        "convert_to_float8_training",
+    ),
     "torchao.float8.float8_tensor_parallel": (
         "Float8ColwiseParallel",
         "Float8RowwiseParallel",
@@ -51,11 +56,32 @@ NAMES: dict[str, tuple[str, ...]] = {  # by module: what each takes from fp8core
 }
 
 
+class _StandIn(ModuleType):
+    """A module that has fp8core's names for whoever imports them. Beside torchao it has torchao's own for torchao's other modules, in
+    which functions of torchao's compare with enums of torchao's.
+
+    Its file is this one, so that "cannot import name" says where the name was looked for.
+    """
+
+    def __init__(self, name: str, held: dict[str, Any], theirs: ModuleType | None = None) -> None:
+        super().__init__(name, f"Names of {name}, made by {__name__}.install().")
+        spec = ModuleSpec(name, None, origin=__file__)
+        vars(self).update(__spec__=spec, __file__=__file__, __all__=sorted(held), _held=held, _theirs=theirs)
+
+    def __getattr__(self, name: str) -> Any:
+        importer = str(sys._getframe(1).f_globals.get("__name__"))
+        if self._theirs is not None and importer.partition(".")[0] == "torchao":
+            return getattr(self._theirs, name)
+        if name not in self._held:
+            raise AttributeError(f"module {self.__name__!r} of {__file__} has no attribute {name!r}")
+        return self._held[name]
+
+
 @dataclass
 class _Installed:
     """What `uninstall` undoes: our modules, and torchao's own that they took the place of."""
 
-    modules: dict[str, ModuleType]
+    modules: dict[str, _StandIn]
     replaced: dict[str, ModuleType] = field(default_factory=dict)
     torchao: ModuleType | None = None
 
@@ -72,7 +98,7 @@ def install(beside_torchao: bool = False) -> None:
     Args:
         beside_torchao: False: `torchao` itself is a stand-in that holds `float8` alone. True: the real torchao is
             imported and stays, its `quantize_` included, and only `torchao.float8` and the submodules of `NAMES` are
-            replaced; names that something has imported already stay torchao's.
+            replaced; names that something has imported already, and those that torchao's own modules import, stay torchao's.
 
     Raises:
         RuntimeError: the real torchao is imported already, and `beside_torchao` is False.
@@ -89,14 +115,15 @@ def install(beside_torchao: bool = False) -> None:
             "install(beside_torchao=True) to replace torchao.float8 for what is imported from now on"
         )
     real = importlib.import_module("torchao") if beside_torchao else None
-    package = importlib.import_module("torchao.float8") if beside_torchao else None
-    modules = {name: _module(name) for name in NAMES}
+    theirs = {name: importlib.import_module(name) for name in NAMES} if beside_torchao else {}
+    package = theirs.get("torchao.float8")
+    modules = {name: _StandIn(name, _held_by(name), theirs.get(name)) for name in NAMES}
     float8 = modules["torchao.float8"]
     float8.__path__ = (
         [] if package is None else package.__path__
     )  # torchao's other submodules stay importable
     if real is None:
-        top = modules["torchao"] = _empty("torchao")
+        top = modules["torchao"] = _StandIn("torchao", {})
         top.__path__ = []
         vars(top)["__version__"] = f"{FOLLOWS}+fp8core"
     state = _Installed(modules, torchao=real)
@@ -126,22 +153,11 @@ def uninstall() -> None:
     _installed = None
 
 
-def _module(name: str) -> ModuleType:
-    module = _empty(name)
+def _held_by(name: str) -> dict[str, Any]:
     held: dict[str, Any] = {attribute: getattr(fp8core, attribute) for attribute in NAMES[name]}
     if name == "torchao.float8.config":
         e4m3, e5m2 = native_pair()
         held |= {"e4m3_dtype": e4m3.dtype, "e5m2_dtype": e5m2.dtype}
     if name == "torchao.float8.fsdp_utils":
         held["WeightWithDynamicFloat8CastTensor"] = WeightShard  # accelerate looks for weights of this class
-    vars(module).update(held)
-    vars(module)["__all__"] = sorted(held)
-    return module
-
-
-def _empty(name: str) -> ModuleType:
-    """A module whose file is this one, so that "cannot import name" says where the name was looked for."""
-    module = ModuleType(name, f"Names of {name}, made by {__name__}.install().")
-    module.__spec__ = ModuleSpec(name, None, origin=__file__)
-    module.__file__ = __file__
-    return module
+    return held

@@ -43,7 +43,9 @@ def high_precision_reason(layer: Float8Linear) -> str:
     if noted := getattr(layer, NOTE, ""):
         return str(noted)
     if known_of(layer) is None:
-        return "it was not made by convert_to_float8_training"
+        return (
+            "convert_to_float8_training did not make it, or it came from a pickle: convert the model (again)"
+        )
     if weight_cast(layer) is None:
         return "its weight is tensor-parallel, and a rank's blocks are a part of all"
     local = local_of(layer.weight)

@@ -135,6 +135,10 @@ class WeightScale:
     scales: dict[torch.dtype, Scales] = field(default_factory=dict)
     in_codes: bool | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, it is None: the layer's weight is a plain tensor then, see `WeightShard.__reduce_ex__`."""
+        return type(None), ()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightScale:
         """The scale of a copied model: nothing is known yet; the copy belongs to the copied root."""
         root = self.root()

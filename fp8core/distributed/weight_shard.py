@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from fp8core.cast import cast_saturating, scaled_f32
@@ -22,8 +23,6 @@ from fp8core.tensor import Float8Tensor, implements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from torch import nn
 
     from fp8core.recipe import Cast
 
@@ -90,7 +89,10 @@ class WeightShard(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled, it is the plain tensor: a checkpoint needs no fp8core to be read, `weights_only=True` included."""
-        return self.hp.detach().__reduce_ex__(protocol)
+        plain = self.hp.detach()
+        if isinstance(self, nn.Parameter):
+            plain = nn.Parameter(plain, requires_grad=self.requires_grad)
+        return plain.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightShard:
         copied = WeightShard(self.hp.detach().clone())

@@ -114,7 +114,8 @@ def group_of_row(offsets: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def check_groups(x: torch.Tensor, offsets: torch.Tensor, *, exact: bool = True, multiple: int = 1) -> None:
-    """Refuses rows and offsets that don't fit. Values are looked at where that costs no wait: on a CPU, in eager mode.
+    """Refuses rows and offsets that don't fit. Values are looked at where that costs no wait: on a CPU, in eager mode; else
+    the device refuses rows behind the last offset.
 
     Raises:
         ValueError, TypeError: names the value and what is expected.
@@ -129,6 +130,8 @@ def check_groups(x: torch.Tensor, offsets: torch.Tensor, *, exact: bool = True, 
         raise ValueError(f"offsets have shape {list(offsets.shape)}; expected [E], one end for each expert")
     if offsets.device.type == "cpu" and not torch.compiler.is_compiling() and type(offsets) is torch.Tensor:
         check_offsets(offsets, x.shape[0], exact=exact, multiple=multiple)
+    elif exact:
+        torch._assert_async(offsets[-1] == x.shape[0], "the last offset must be the number of rows")
 
 
 def grouped_mm(

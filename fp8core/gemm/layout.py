@@ -116,7 +116,7 @@ def shape_reason(
 ) -> str | None:
     """Why no FP8 device could compute A [M, K] @ B [K, N]; None if one could."""
     a_fmt, b_fmt = as_element_format(a_fmt), as_element_format(b_fmt)
-    if min(M, K, N) < 0:
+    if M < 0 or K < 0 or N < 0:  # `min` of them is a guard on an open size, and export refuses it
         return f"M={M}, K={K}, N={N}: a matrix has no negative size"
     for name, size, what in (("K", K, "contracted dimension"), ("N", N, "columns of B")):
         if size % MULTIPLE:

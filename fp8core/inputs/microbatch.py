@@ -10,6 +10,7 @@ is cast anew, so results are those without the scope, bit for bit:
 
     the same tensor, address, shape and version     load_state_dict, in-place updates, foreach optimizers
     no optimizer has stepped                        fused optimizers don't change a tensor's version (torch 2.13)
+    no `update_scales`                              delayed scales move on, also where a loss scaler skips the step
     the same bits                                   writes through `p.data` leave no other trace
     its memory was not given back                   FSDP2 frees a gathered weight where it reshards
 
@@ -107,6 +108,10 @@ class _Scope:
         self.check_content = check_content
         self.caches: list[WeightCache] = []
         self.depth = 0  # calls of the model under way
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and pickles of the model, which bring its hooks along: a block that keeps nothing."""
+        return type(self), (False,)
 
     def covered(self) -> bool:
         """Whether the bits were compared at the start of the pass under way."""

@@ -22,7 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fp8core.arguments import PLAIN_TENSORS
-from fp8core.history import AmaxMemory
+from fp8core.history import AmaxMemory, tensors_of
 from fp8core.verify.operands import plain
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class State:
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     """Parameters and buffers as plain tensors: this rank's parts, without wrappers."""
-    for t in (*model.parameters(), *model.buffers()):
+    for t in tensors_of(model):
         local = plain(t)
         if type(local) in PLAIN_TENSORS and not local.is_meta:
             yield local

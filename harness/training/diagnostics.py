@@ -74,7 +74,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     parameters, modules = list(model.parameters()), list(model.modules())
     gradients, modes = [p.grad for p in parameters], [m.training for m in modules]
     memories = [m for m in modules if isinstance(m, AmaxMemory)]
-    known, buffers = [(m.ready, m.updates) for m in memories], list(model.buffers())
+    known = [(m.ready, m.updates) for m in memories]
+    buffers = [*model.buffers(), *(m.pending for m in memories)]
     values = [b.clone() for b in buffers]
     for parameter in parameters:
         parameter.grad = None

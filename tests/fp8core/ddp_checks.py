@@ -61,7 +61,7 @@ def accumulated() -> float:
     """
     torch.manual_seed(0)
     inner = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="delayed")
-    model = DistributedDataParallel(inner)
+    model = DistributedDataParallel(nn.Sequential(inner))
     for number in range(3):
         x = torch.full((16, 32), 64.0 if (number, dist.get_rank()) == (0, dist.get_world_size() - 1) else 1.0)
         model(x).square().mean().backward()

@@ -9,7 +9,6 @@ import io
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from fp8core import (
     RECIPES,
@@ -21,7 +20,6 @@ from fp8core import (
     cast_input,
     convert_to_float8_training,
     load_amax_state_dict,
-    microbatches,
     update_scales,
 )
 from fp8core.cast import cast_with_amax, scale_and_cast
@@ -92,26 +90,6 @@ def test_first_steps_are_dynamic_and_then_use_the_history() -> None:
     assert torch.equal(step(layer, 4 * x), dynamic(4 * x))
 
 
-def test_scales_are_constant_between_updates_and_under_checkpointing() -> None:
-    """Oracle: gradients without checkpointing, after two microbatches of different size."""
-    grads = []
-    for ac in (False, True):
-        torch.manual_seed(0)
-        layer = Float8Linear(32, 48, config="delayed")
-        x = torch.randn(16, 32)
-        step(layer, x)
-        update_scales(layer)
-        layer.zero_grad()
-        outputs = [
-            checkpoint(layer, y.requires_grad_(), use_reentrant=False) if ac else layer(y.requires_grad_())
-            for y in (x.clone(), 3 * x)
-        ]
-        for output in outputs:  # both forward passes first, as a pipeline schedule does
-            output.square().mean().backward()
-        grads.append([layer.weight.grad, layer.amaxes.pending.clone()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
 def test_static_is_fixed_by_the_first_update() -> None:
     layer = Float8Linear(32, 48, config="static")
     step(layer, torch.ones(16, 32))
@@ -157,18 +135,6 @@ def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
     with torch.no_grad():
         assert torch.equal(again(3 * x), model(3 * x))
     assert model.bfloat16()[0].amaxes.in_use.dtype == torch.float32
-    model.load_state_dict(plain.state_dict(), strict=True)
-    assert not model[0].amaxes.ready
-
-
-def test_a_layer_made_on_meta_starts_afresh() -> None:
-    """Oracle: a layer made on the device; `to_empty` alone leaves garbage in the buffers."""
-    layer = Float8Linear(32, 48, config="delayed", device="meta").to_empty(device="cpu")
-    layer.amaxes.history.fill_(7.0)
-    layer.reset_parameters()
-    step(layer, torch.ones(16, 32))
-    update_scales(layer)
-    assert layer.amaxes.in_use[0] == 1
 
 
 def test_while_a_cuda_graph_records_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,16 +224,6 @@ def test_an_idle_layer_keeps_its_amaxes(algorithm: str) -> None:
     assert idle.amaxes.in_use[0] == (8 if algorithm == "max" else 1)
 
 
-def test_microbatches_keep_no_cast_of_an_evaluation() -> None:
-    """Oracle: the pending amax without evaluation; a kept cast is recorded where it is made."""
-    layer, x = Float8Linear(32, 48, config="delayed"), torch.randn(16, 32)
-    with microbatches(layer):
-        with torch.no_grad():
-            layer(x)
-        step(layer, x)
-    assert layer.amaxes.pending[1] == layer.weight.abs().max()
-
-
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_amaxes_of_an_old_checkpoint_load_as_float32(dtype: torch.dtype, assign: bool) -> None:
@@ -291,7 +247,8 @@ def test_loading_part_of_a_model_keeps_the_amaxes_of_the_rest() -> None:
     step(model, torch.randn(16, 32))
     update_scales(model)
     before = amax_state_dict(model)["0.amaxes.in_use"].clone()
-    model.load_state_dict({"1.weight": torch.zeros(16, 48)}, strict=False)
+    with pytest.warns(UserWarning, match="dropped the amaxes"):
+        model.load_state_dict({"1.weight": torch.zeros(16, 48)}, strict=False)
     assert torch.equal(model[0].amaxes.in_use, before)
     assert model[0].amaxes.ready
     assert not model[1].amaxes.ready
@@ -317,6 +274,8 @@ def test_amaxes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"missing keys: 0.*unexpected keys: 1"):
         load_amax_state_dict(model, {f"1.{key[2:]}": value for key, value in state.items()})
     load_amax_state_dict(model, {}, strict=False)
+    with pytest.raises(ValueError, match=r"amaxes in use are \[nan, nan, nan\]; expected finite"):
+        load_amax_state_dict(model, {key: torch.full_like(value, torch.nan) for key, value in state.items()})
     other = nn.Sequential(Float8Linear(32, 48, config=recipe(length=3)))
     with pytest.raises(RuntimeError, match=r"history has shape \[3, 3\]; expected \[3, 1024\]"):
         load_amax_state_dict(model, amax_state_dict(other))

@@ -94,6 +94,12 @@ def test_the_real_torchao_is_refused_or_lives_beside() -> None:
         assert library == "fp8core"
         from torchao.float8.float8_utils import compute_error
         import torchao.float8.inference
+        of_torchao = {"__name__": "torchao.prototype.moe_training.utils"}
+        exec("from torchao.float8.config import ScalingGranularity as G", of_torchao)
+        exec("from torchao.float8.float8_utils import tensor_to_scale as scale", of_torchao)
+        exec("from torchao.float8.float8_linear import matmul_with_hp_or_float8_args", of_torchao)
+        assert of_torchao["G"] is not ScalingGranularity
+        of_torchao["scale"](torch.randn(4, 4), e4m3_dtype, scaling_granularity=of_torchao["G"].AXISWISE, axiswise_dim=-1)
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
         import fp8core
         x = torch.randn(4, 4096)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fp8core import convert_to_float8_training, update_scales, verify
+from fp8core.history import tensors_of
 
 
 def model_of(name: str) -> nn.Module:
@@ -25,7 +26,7 @@ def model_of(name: str) -> nn.Module:
 
 def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     """Everything that a step changes."""
-    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    tensors = [*tensors_of(model), *(p.grad for p in model.parameters())]
     known = [(m.updates, m.ready) for m in model.modules() if hasattr(m, "updates")]
     numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     return copy.deepcopy([tensors, optimizer.state_dict(), known, numbers])

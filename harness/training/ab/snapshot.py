@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fp8core.distributed.fsdp_state import end_pass
 from fp8core.dtensors import is_dtensor
-from fp8core.history import AmaxMemory
+from fp8core.history import AmaxMemory, tensors_of
 from fp8core.verify.state import random_state, set_random_state
 from harness.store.errors import UsageError, one_line
 
@@ -56,7 +56,9 @@ class Snapshot:
         states = [each.state_dict() for each in others]
         grads = [p.grad for p in model.parameters()]
         size = sum(
-            _local(t).nbytes for t in tree_leaves([self._tensors(), grads, states]) if isinstance(t, Tensor)
+            _local(t).nbytes
+            for t in tree_leaves([tensors_of(self._model), grads, states])
+            if isinstance(t, Tensor)
         )
         # Ranks of one host share its memory
         free = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -68,13 +70,10 @@ class Snapshot:
         self._states = [_in_host_memory(state) for state in states]
         self._random = random_state(p.device for p in model.parameters())
 
-    def _tensors(self) -> list[Tensor]:
-        return [*self._model.parameters(), *self._model.buffers()]
-
     def take(self) -> None:
         """Copies the model as it is now."""
-        self._places = [_place(t) for t in self._tensors()]
-        self._copies = [_copied(t) for t in self._tensors()]
+        self._places = [_place(t) for t in tensors_of(self._model)]
+        self._copies = [_copied(t) for t in tensors_of(self._model)]
         self._grads = [None if p.grad is None else _copied(p.grad) for p in self._model.parameters()]
         # What Python knows of an amax history; its buffers are among the tensors
         self._memories = [(m, dict(vars(m))) for m in self._model.modules() if isinstance(m, AmaxMemory)]
@@ -91,7 +90,7 @@ class Snapshot:
         """
         if mid_step:
             end_pass(self._model)
-        if [_place(t) for t in self._tensors()] != self._places:
+        if [_place(t) for t in tensors_of(self._model)] != self._places:
             raise RuntimeError("the model's tensors were moved or replaced during the trial")
         # Code of anyone's, which may raise: before the model is touched
         for index, (each, state) in enumerate(zip(self._others, self._states, strict=True), 2):
@@ -104,7 +103,7 @@ class Snapshot:
                     f"{', '.join((*self.names[:2], *self.names[index:]))}"
                 ) from error
         with torch.no_grad():
-            for tensor, kept in zip(self._tensors(), self._copies, strict=True):
+            for tensor, kept in zip(tensors_of(self._model), self._copies, strict=True):
                 tensor.copy_(kept)
             for parameter, grad in zip(self._model.parameters(), self._grads, strict=True):
                 parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from fp8core.convert import audit, convert_to_float8_training
 from fp8core.gemm import backend_named
-from fp8core.history import ROLES, AmaxMemory
+from fp8core.history import ROLES, AmaxMemory, tensors_of
 from fp8core.linear import Float8Linear
 from fp8core.recipe import RECIPES, Recipe
 from harness.training import cuda_graph
@@ -71,7 +71,7 @@ def here(name: str) -> Recipe | None:
 def state_of(made: Trainee) -> list[Tensor]:
     """Copies of everything that a step changes."""
     moments = [v for state in made.optimizer.state.values() for v in state.values()]
-    return [t.detach().clone() for t in (*made.model.parameters(), *made.model.buffers(), *moments)]
+    return [t.detach().clone() for t in (*tensors_of(made.model), *moments)]
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:

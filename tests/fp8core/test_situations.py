@@ -1,0 +1,345 @@
+"""Recipe x situation: what a loop, a loader or a wrapper does around a model changes nothing that FP8 computes or remembers.
+
+Oracle of the table: the same training without the situation, bitwise: losses, weights and amaxes. One step is skipped in
+all of them, as a loss scaler does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from recipes import on_cpu
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fp8core import (
+    RECIPES,
+    Float8Linear,
+    GroupedMatmul,
+    PrecisionSchedule,
+    Recipe,
+    amax_state_dict,
+    audit,
+    convert_experts_to_float8,
+    convert_to_float8_training,
+    convert_to_high_precision,
+    count_matmuls,
+    load_amax_state_dict,
+    microbatches,
+    update_scales,
+)
+
+STEPS, SKIPPED = 4, 1
+Make = Callable[[Recipe], nn.Module]
+NOT_ASKED = contextlib.nullcontext
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32, bias=False))
+
+
+def made(recipe: Recipe) -> nn.Module:
+    return convert_to_float8_training(plain(), config=recipe)
+
+
+def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Each part is what the loop has in its place."""
+
+    make: Make = made
+    around: Callable[[nn.Module], contextlib.AbstractContextManager[Any]] = lambda model: NOT_ASKED()
+    step: Callable[[nn.Module, torch.Tensor], torch.Tensor] = step
+    before: Callable[[nn.Module], Any] = lambda model: None
+    after: Callable[[nn.Module], Any] = lambda model: None
+
+
+def trained(recipe: Recipe, situation: Situation) -> list[torch.Tensor]:
+    model = situation.make(recipe)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    data = torch.Generator().manual_seed(1)
+    losses = []
+    with situation.around(model):
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            situation.before(model)
+            losses += [
+                situation.step(model, torch.randn(16, 32, generator=data).requires_grad_()) for _ in range(2)
+            ]
+            situation.after(model)
+            if number != SKIPPED:
+                optimizer.step()
+            update_scales(model)
+    return [*losses, *(p.detach() for p in model.parameters()), *amax_state_dict(model).values()]
+
+
+def made_on_meta(fill: float) -> Make:
+    """torchtitan's way: `to_empty` leaves what the heap holds, and the model's own initialisation sees parameters only."""
+
+    def make(recipe: Recipe) -> nn.Module:
+        with torch.device("meta"):
+            model = convert_to_float8_training(plain(), config=recipe)
+        model._apply(lambda t: torch.full_like(t, fill, device="cpu"))
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), plain().parameters(), strict=True):
+                parameter.copy_(value)
+        return model
+
+    return make
+
+
+@torch.inference_mode()
+def made_in_inference_mode(recipe: Recipe) -> nn.Module:
+    with torch.inference_mode(False):
+        model = plain()
+    return convert_to_float8_training(model, config=recipe)
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again: nn.Module = torch.load(file, weights_only=False)
+    return again
+
+
+def validated(mode: Callable[[], Any]) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    def validate_and_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with mode():
+            model(1000 * x)
+        return step(model, x)
+
+    return validate_and_step
+
+
+def recomputed(reentrant: bool) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    return lambda model, x: step(
+        lambda x: checkpoint(model, x, use_reentrant=reentrant),  # type: ignore[arg-type]
+        x,
+    )
+
+
+def copied_and_used(copy_of: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
+    """The copy trains in a block of its own, and keeps nothing of the original's."""
+
+    def use(model: nn.Module) -> None:
+        again = copy_of(model)
+        with microbatches(again):
+            step(again, torch.randn(16, 32, generator=torch.Generator().manual_seed(2)))
+        assert all(m.weight_cache is None for m in again.modules() if isinstance(m, Float8Linear))
+
+    return use
+
+
+def reloaded(model: nn.Module) -> None:
+    """Averaged weights in and out, as a checkpoint takes them."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    amaxes = {name: value.clone() for name, value in amax_state_dict(model).items()}
+    model.load_state_dict({name: 2 * value for name, value in state.items()})
+    model.load_state_dict(state)
+    load_amax_state_dict(model, amaxes)
+
+
+SITUATIONS = {
+    "made on meta, heap of 1e8": Situation(make=made_on_meta(1e8)),
+    "made on meta, heap of NaN": Situation(make=made_on_meta(torch.nan)),
+    "converted in inference_mode": Situation(make=made_in_inference_mode),
+    "FP8 all-gather, not sharded": Situation(
+        make=lambda recipe: made(recipe.with_fp8_all_gather()), step=validated(torch.inference_mode)
+    ),
+    "deepcopy": Situation(make=lambda recipe: copy.deepcopy(made(recipe))),
+    "pickle": Situation(make=lambda recipe: pickled(made(recipe))),
+    "pickle, FP8 all-gather": Situation(make=lambda recipe: pickled(made(recipe.with_fp8_all_gather()))),
+    "averaged weights in and out": Situation(before=reloaded),
+    "wrapped": Situation(make=lambda recipe: nn.Sequential(made(recipe))),
+    "validation, no_grad": Situation(step=validated(torch.no_grad)),
+    "validation, inference_mode": Situation(step=validated(torch.inference_mode)),
+    "checkpointing": Situation(step=recomputed(False)),
+    "checkpointing, reentrant": Situation(step=recomputed(True)),
+    "microbatches": Situation(around=microbatches),
+    "microbatches, checkpointing": Situation(around=microbatches, step=recomputed(False)),
+    "microbatches, no_grad": Situation(around=microbatches, step=validated(torch.no_grad)),
+    "microbatches, inference_mode": Situation(around=microbatches, step=validated(torch.inference_mode)),
+    "microbatches, deepcopy": Situation(around=microbatches, after=copied_and_used(copy.deepcopy)),
+    "microbatches, copy": Situation(
+        around=microbatches, after=lambda m: setattr(m, "kept", [copy.copy(c) for c in m])
+    ),
+    "microbatches, torch.save": Situation(around=microbatches, after=copied_and_used(pickled)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:load_state_dict dropped")
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_situation_changes_nothing(name: str, situation: str) -> None:
+    recipe = on_cpu(name)
+    expected, found = trained(recipe, Situation()), trained(recipe, SITUATIONS[situation])
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_amaxes_that_loaded_weights_drop_are_told() -> None:
+    model = made(RECIPES["delayed"])
+    model.load_state_dict(model.state_dict())  # nothing is lost
+    step(model, torch.randn(16, 32))
+    update_scales(model)
+    with pytest.warns(UserWarning, match=r"load_state_dict dropped the amaxes .* load_amax_state_dict"):
+        model.load_state_dict(model.state_dict())
+    assert not model[0].amaxes.ready
+
+
+def test_parameters_made_in_inference_mode_have_a_way_out() -> None:
+    with torch.inference_mode():
+        model = made(RECIPES["tensorwise"])
+        assert model(torch.randn(16, 32)).shape == (16, 32)
+    with pytest.raises(RuntimeError, match=r"made in torch.inference_mode.*make the model outside of it"):
+        model(torch.randn(16, 32))
+
+
+def test_a_copied_schedule_sets_the_same_recipes() -> None:
+    """Compiled code is guarded by the object."""
+    model, schedule = made(RECIPES["tensorwise"]), PrecisionSchedule.parse("warmup_bf16:1step")
+    schedule.apply(model, 0, 4)
+    schedule.apply(model, 1, 4)
+    recipe = model[0].recipe
+    assert copy.deepcopy(schedule).apply(model, 2, 4) == 0
+    assert model[0].recipe is copy.deepcopy(model)[0].recipe is recipe
+
+
+def test_the_encoders_fast_path_multiplies_nothing_by_itself() -> None:
+    """Oracle: the two FP8 GEMMs of each layer, by torch's profiler; `count_matmuls` has hooks, which avoid that path."""
+    kept = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+    model = convert_to_float8_training(nn.TransformerEncoder(copy.deepcopy(kept), 2), config="tensorwise")
+    x = torch.randn(4, 16, 32)
+    with torch.no_grad(), torch.profiler.profile() as profiler:
+        model.eval()(x)
+    assert sum(event.name == "aten::_scaled_mm" for event in profiler.events()) == 4
+    again = convert_to_high_precision(model).layers[0]
+    assert again.activation_relu_or_gelu == kept.activation_relu_or_gelu
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_export_with_an_open_batch(gradients: bool, strict: bool) -> None:
+    """Oracle: eager, for another batch than that of the trace."""
+    model = made(RECIPES["tensorwise"])
+    sizes = ({0: torch.export.Dim("batch")},)
+    with torch.set_grad_enabled(gradients):
+        exported = torch.export.export(
+            model, (torch.randn(4, 16, 32),), dynamic_shapes=sizes, strict=strict
+        ).module()
+        for batch in (2, 100):
+            x = torch.randn(batch, 16, 32)
+            assert torch.equal(exported(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["rowwise", "blockwise", "mxfp8"])
+def test_rows_behind_the_last_offset_are_refused_compiled_too(name: str) -> None:
+    multiply, weight = GroupedMatmul(config=on_cpu(name)), torch.randn(2, 128, 128)
+
+    def product(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        rows = multiply.pad(x, offsets)
+        return rows.restore(multiply(rows.x, weight, rows.offsets))
+
+    x, offsets = torch.randn(300, 128), torch.tensor([100, 280], dtype=torch.int32)
+    for run in (product, torch.compile(product, fullgraph=True, backend="aot_eager")):
+        with pytest.raises((ValueError, RuntimeError), match="the last offset must be"):
+            run(x, offsets)
+        run(x[:280], offsets)
+
+
+def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision() -> None:
+    model = plain()
+    x = torch.randn(34, 32).requires_grad_()
+    converted = convert_to_float8_training(copy.deepcopy(model), config="tensorwise")
+    with pytest.raises(
+        ValueError, match=r"GEMM grad_weight of '0' .*34.*pad_inner_dim.*fqn != '0'.*min_tokens='bf16'"
+    ):
+        converted(x)
+    config = dataclasses.replace(RECIPES["tensorwise"], min_tokens="bf16")
+    converted = convert_to_float8_training(copy.deepcopy(model), config=config)
+    for run in (converted, torch.compile(converted, fullgraph=True, backend="aot_eager", dynamic=False)):
+        assert torch.equal(run(x), model(x))
+    assert not torch.equal(converted(x[:32]), model(x[:32]))
+    counted = count_matmuls(lambda: converted(x).sum().backward(), converted)
+    assert counted.fp8_share == 0
+
+
+def test_weights_that_torchao_quantized_name_the_way_out() -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = made(RECIPES["rowwise"])
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    with pytest.raises(TypeError, match=r"'0' .*convert_to_high_precision\(model\) first"):
+        model(torch.randn(16, 32))
+
+
+class Embedded(nn.Module):
+    """As a vision transformer: a position is added, and a stack that no class of torch's owns is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(1, 16, 64))
+        self.stack = nn.Parameter(torch.randn(1, 64, 64))
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x + self.position) @ self.stack
+        return y
+
+
+def test_a_parameter_counts_where_a_product_was_seen() -> None:
+    model = convert_to_float8_training(Embedded())
+    report = audit(model)
+    assert [(row.fqn, row.gemms) for row in report.weights] == [("position", 0), ("stack", 0)]
+    assert report.fp8_flop_share == 1
+    assert "2 parameters of unknown use are not counted" in str(report)
+    stepped = audit(model, step=lambda: model(torch.randn(4, 16, 64)).sum().backward())
+    assert [(row.fqn, row.gemms) for row in stepped.weights] == [("stack", 3)]
+    assert stepped.fp8_flop_share == pytest.approx(1 / 2)
+
+
+class Llama4TextExperts(nn.Module):
+    """After transformers 5, `models/llama4`: as many rows for each expert, in the order of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts, self.hidden_size, self.expert_dim = 4, 32, 64
+        self.gate_up_proj = nn.Parameter(torch.randn(4, 32, 128) / 8)
+        self.down_proj = nn.Parameter(torch.randn(4, 64, 32) / 8)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        x = hidden_states.view(self.num_experts, -1, self.hidden_size)
+        gate, up = torch.bmm(x, self.gate_up_proj).chunk(2, dim=-1)
+        return torch.bmm(up * self.act_fn(gate), self.down_proj).view(-1, self.hidden_size)
+
+
+def test_experts_of_llama_4(sqnr_db: Callable[..., float]) -> None:
+    """Oracle: their own forward pass."""
+    model = nn.Sequential(Llama4TextExperts())
+    x = torch.randn(4 * 9, 32, requires_grad=True)
+    expected = model(x)
+    convert_experts_to_float8(model, config="rowwise")
+    found = model(x)
+    assert 20 < sqnr_db(expected.detach(), found.detach()) < 40
+    assert sqnr_db(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (expected, found))) > 18
+    assert [(row.fqn, row.experts_per_token) for row in audit(model).experts] == [
+        ("0.gate_up_proj", 4),
+        ("0.down_proj", 4),
+    ]
+    again = convert_to_high_precision(copy.deepcopy(model))
+    assert torch.equal(again(x), expected)
