@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -15,7 +15,7 @@ from harness.judge.diff.changes import CAUSES, POLICY, Changes, changes
 from harness.machine.terminal import console, printable, row, say, table
 from harness.store.errors import UsageError
 from harness.store.text import axes_of, case_label, constant_axes, number
-from harness.store.words import helped, keyed
+from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-USAGE = """\
-usage: python -m harness diff RUN RUN [json=true] [results_dir=DIR]
-what changed between two runs: the set-up, what ran, times and where they went
-RUN  a folder results/<sweep>/<run_id>, or its id    json=true  as plain values    results_dir  where ids are looked up
-exit 0 compared; 2 the request could not be carried out
-"""
 CPU_CAUTION = (
     "measured on a CPU: its times decide nothing about a GPU, and another day's load moves them; set-up, losses and other "
     "figures compare"
@@ -38,22 +32,33 @@ _MOST = 20
 _STYLES = {"slower": "red", "faster": "green"}
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness diff: what changed between two runs: the set-up, what ran, times and where they went
+    exit 0 compared; 2 the request could not be carried out
+    """
+
+    runs: list[str] = word("RUN RUN", "folders results/<sweep>/<run_id>, or their ids")
+    json: bool = key("as plain values", False)
+    results_dir: str = key("where run ids are looked up", "results")
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
         UsageError: not two runs, an unknown word, or a run without a row.
     """
-    if helped(words, USAGE):
+    if (options := options_of(Words, words)) is None:
         return 0
-    runs, options = keyed(words, USAGE, ("results_dir", "json"))
+    runs = options.runs
     if len(runs) != 2:
         raise UsageError(
             f"diff takes two runs, got {len(runs)}: folders results/<sweep>/<run_id>, or their ids"
         )
-    frames = [_read(run, options.get("results_dir", "results")) for run in runs]
+    frames = [_read(run, options.results_dir) for run in runs]
     found = changes(*frames)
-    if options.get("json") == "true":
+    if options.json:
         print(json.dumps(as_dict(found), indent=1))  # noqa: T201  # asked for on standard output
         return 0
     show(found, runs, console())
