@@ -83,9 +83,12 @@ def test_a_slot_starts_by_priority_what_it_has_room_for_and_resume_the_rest(
     assert capsys.readouterr().out.splitlines()[-1] == "left: steps; resume=r continues"
     assert builds.seen == [1, 3]
     assert store.read_about(FOLDER)["state"] == "interrupted"
+    assert main(["resume=r", "seed=8"]) == 2
+    assert "would change what this run measures" in capsys.readouterr().err
     assert main(["resume=r", "budget_s=null"]) == 0
     assert builds.seen == [1, 3, 2]
     assert "nothing is left" in capsys.readouterr().out
+    assert main(["resume=r-first"]) == 0, "a part is a run of its own"
     assert store.read_about(FOLDER)["state"] == "finished"
     assert all(mine["ok"] and mine["tries"] == 1 for mine in state().values())
     rows = store.read(FOLDER)

@@ -143,7 +143,7 @@ def test_a_gpu_is_locked_until_its_holder_ends_however_it_does(locks: Path) -> N
     assert locks.stat().st_mode & 0o1777 == 0o1777, (
         "any user may add the file of a GPU, and remove only his own"
     )
-    assert {path.stat().st_mode & 0o777 for path in locks.iterdir()} == {0o666}
+    assert {path.stat().st_mode & 0o777 for path in locks.iterdir()} == {0o644}
 
 
 def test_two_sweeps_on_one_gpu_the_second_is_refused(
