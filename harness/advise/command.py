@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,9 @@ from harness.advise.step import both_steps
 from harness.advise.training import plan_of, traced
 from harness.advise.views import WIDTH, as_dict, show
 from harness.machine.ceilings import ceilings
-from harness.machine.terminal import console, printable
+from harness.machine.terminal import console
 from harness.store.errors import UsageError, unknown
-from harness.store.words import helped
+from harness.store.words import HELP, key, options_of
 from harness.training.models import MODELS
 from harness.training.models.user import TARGET
 
@@ -63,50 +63,39 @@ exit 0 answered; 2 the request could not be carried out
 GATHERS = {"auto": None, "true": True, "false": False}
 
 
-def _of(choices: Sequence[str] | Mapping[str, object], default: str | None = None) -> Any:
-    return field(
-        default=next(iter(choices)) if default is None else default, metadata={"choices": tuple(choices)}
-    )
-
-
-def _whole(most: int, default: int | None = None) -> Any:
-    return field(default=default, metadata={"most": most})
-
-
-def _real(unit: str) -> Any:
-    return field(default=None, metadata={"unit": unit})
+LIMIT = 1e9  # of a rate
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """The words of the command line, checked. None: a default that depends on the rest."""
 
-    model: str | dict[str, Any] = ""
-    gpu: str = ""
-    tokens: int | None = _whole(2**22)
-    batch: int | None = _whole(2**16)
-    seq: int | None = _whole(2**20)
-    mode: str = _of(("compile", "eager"))
-    recipe: str = ""
-    priority: str = _of(("speed", "loss"))
-    checkpointing: str = _of(CHECKPOINTING)
-    accumulation: int | None = _whole(2**12)
-    gpus: int | None = _whole(2**16)
-    dp: int | None = _whole(2**16)
-    tp: int | None = _whole(64)
-    pp: int | None = _whole(256)
-    schedule: str = _of(SCHEDULES)
-    replicas: int = _whole(2**16, 1)
-    node: int = _whole(256, 8)
-    weights: str = _of(BYTES)
-    reduce: str = _of(BYTES, "")
-    fp8_all_gather: str = _of(GATHERS)
-    bf16_tokens_per_s: float | None = _real("tokens/s of one GPU")
-    network_gb_s: float | None = _real("GB/s of one GPU")
-    runs: str = ""
-    json: str = ""
-    library: str = _of(LIBRARIES)
-    full: str = _of(("true", "false"), "false")
+    model: str | dict[str, Any] = key(default="")
+    gpu: str = key(default="")
+    tokens: int | None = key(span=(1, 2**22))
+    batch: int | None = key(span=(1, 2**16))
+    seq: int | None = key(span=(1, 2**20))
+    mode: str = key(default="", choices=("compile", "eager"))
+    recipe: str = key(default="")
+    priority: str = key(default="speed", choices=("speed", "loss"))
+    checkpointing: str = key(default=next(iter(CHECKPOINTING)), choices=CHECKPOINTING)
+    accumulation: int | None = key(span=(1, 2**12))
+    gpus: int | None = key(span=(1, 2**16))
+    dp: int | None = key(span=(1, 2**16))
+    tp: int | None = key(span=(1, 64))
+    pp: int | None = key(span=(1, 256))
+    schedule: str = key(default=next(iter(SCHEDULES)), choices=SCHEDULES)
+    replicas: int = key(default=1, span=(1, 2**16))
+    node: int = key(default=8, span=(1, 256))
+    weights: str = key(default=next(iter(BYTES)), choices=BYTES)
+    reduce: str = key(default="", choices=BYTES)
+    fp8_all_gather: str = key(default="auto", choices=GATHERS)
+    bf16_tokens_per_s: float | None = key(span=(1e-9, LIMIT), unit="tokens/s of one GPU")
+    network_gb_s: float | None = key(span=(1e-9, LIMIT), unit="GB/s of one GPU")
+    runs: str = key(default="")
+    json: str = key(default="")
+    library: str = key(default=next(iter(LIBRARIES)), choices=LIBRARIES)
+    full: bool = key(default=False)
 
 
 def main(words: Sequence[str]) -> int:
@@ -115,7 +104,8 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: a word that is not understood, a model that cannot be traced, a GPU that is not known.
     """
-    if helped(words, USAGE):
+    if HELP & set(words):
+        options_of(Question, words, USAGE)
         return 0
     question = parse(words)
     found = answer(question)
@@ -128,7 +118,7 @@ def main(words: Sequence[str]) -> int:
             Path(question.json).write_text(text + "\n")
         except OSError as error:
             raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
-    show(found, console(WIDTH), question.full == "true")
+    show(found, console(WIDTH), question.full)
     return 0
 
 
@@ -138,36 +128,31 @@ def parse(words: Sequence[str]) -> Question:
     Raises:
         UsageError: an unknown key or value, with the nearest; a number that cannot be.
     """
-    known = {each.name: each.metadata for each in fields(Question)}
-    values: dict[str, Any] = {}
     own: dict[str, Any] = {}
+    others = []
     for word in words:
-        key, equals, value = ("full", "=", "true") if word == "--full" else word.partition("=")
-        if not equals:
-            raise UsageError(f"{printable(word)!r} is not key=value; keys: {', '.join(known)}")
-        if key.startswith("model."):
-            *names, last = key.split(".")[1:]
-            into = own
-            for name in names:
-                into = into.setdefault(name, {})
-                if not isinstance(into, dict):
-                    raise UsageError(f"{key}={value}: model.{name} has a value already")
-            into[last] = _value(value)
-        elif key not in known:
-            raise unknown("key", printable(key), [*known, f"model.{TARGET}"])
-        else:
-            values[key] = _checked(key, value, known[key])
-    if own and values.get("model"):
-        first = next(iter(own))
-        raise UsageError(f"model={values['model']} and model.{first}=...: name one model or give your own")
-    given = own or _value(values.get("model", ""))
+        name, equals, value = word.partition("=")
+        if not (equals and name.startswith("model.")):
+            others.append(word)
+            continue
+        *names, last = name.split(".")[1:]
+        into = own
+        for each in names:
+            into = into.setdefault(each, {})
+            if not isinstance(into, dict):
+                raise UsageError(f"{name}={value}: model.{each} has a value already")
+        into[last] = _value(value)
+    question = options_of(Question, others, USAGE)
+    assert question is not None
+    if own and question.model:
+        raise UsageError(
+            f"model={question.model} and model.{next(iter(own))}=...: name one model or give your own"
+        )
+    given = own or _value(str(question.model))
     if given == "":
         raise UsageError(f"which model? model=NAME of {', '.join(MODELS)}, or model.{TARGET}=my.module.build")
-    if isinstance(given, dict):
-        values["model"] = given
-    if values.get("library") == ENGINE:
-        values.setdefault("mode", "eager")
-    return Question(**values)
+    mode = question.mode or ("eager" if question.library == ENGINE else "compile")
+    return replace(question, mode=mode, model=given if isinstance(given, dict) else question.model)
 
 
 def answer(question: Question) -> Advice:
@@ -259,25 +244,6 @@ def _checks(frame: pd.DataFrame, rates: Rates) -> list[Check]:
 
     steps = measured.steps(frame, rates, of_case)
     return [*measured.products(frame, rates), *measured.layers(frame, rates), *steps]
-
-
-def _checked(key: str, value: str, rule: Mapping[str, Any]) -> Any:
-    """A value that its key's rule allows."""
-    shown = printable(value)
-    if "choices" in rule and value not in rule["choices"]:
-        raise unknown(key, shown, rule["choices"])
-    if not {"most", "unit"} & rule.keys():
-        return value
-    whole = "most" in rule
-    try:
-        number = int(value.replace("_", "")) if whole else float(value)
-    except ValueError:
-        number = 0
-    if whole and not 1 <= number <= rule["most"]:
-        raise UsageError(f"{key}={shown}: expected a whole number from 1 to {rule['most']:,}")
-    if not 0 < number < 1e9:
-        raise UsageError(f"{key}={shown}: expected a number above 0: {rule['unit']}")
-    return number
 
 
 def _value(text: str) -> Any:

@@ -23,14 +23,11 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
     parts = config["parts"]
     if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
         return  # an interpolation
-    if not parts:
-        _refuse(config["axes"], _known(config))
-        return
     known = [_known(part) for part in parts.values()]
     for part, names in zip(parts.values(), known, strict=True):
         _refuse(part["axes"], names)
-    if None not in known:  # those of the whole sweep belong to any part
-        _refuse(config["axes"], {name for names in known for name in names or ()})
+    every = None if None in known else {name for names in known for name in names or ()}
+    _refuse(config["axes"], every if parts else _known(config))  # those of the whole sweep belong to any part
 
 
 def _known(part: Mapping[str, Any]) -> Collection[str] | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.config import question, sweeps
 from harness.store.errors import UsageError, unknown
-from harness.store.words import helped
+from harness.store.words import listed, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from fp8core.extensions import Table
     from harness.timing.workload import Axis
 
-HELP = """\
-usage: python -m harness list sweeps|models|gpus|recipes|extensions
-       python -m harness list arms SUITE
-names that a command line takes, a line each; python -m harness sweep=NAME --help has the axes and arms of one sweep
-"""
-_WIDTH = 110
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness list: names that a command line takes, a line each
+    python -m harness sweep=NAME --help has the axes and arms of one sweep
+    """
+
+    what: str = word("TABLE", "sweeps, models, gpus, recipes, extensions or arms")
+    suite: str = word("SUITE", "of the arms", "")
 
 
 def main(words: Sequence[str]) -> int:
@@ -30,17 +33,14 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: no such table or suite.
     """
-    if helped(words, HELP, alone=True):
+    if (options := options_of(Words, words or ["--help"])) is None:
         return 0
-    what, *rest = words
-    if what == "arms":
-        sys.stdout.write(_lines(_arms(rest)))
-        return 0
-    if what not in _TABLES:
-        raise unknown("table", what, (*_TABLES, "arms"))
-    if rest:
-        raise UsageError(f"list {what} takes no further word, got {' '.join(rest)!r}")
-    sys.stdout.write(_lines(_TABLES[what]()))
+    tables = {**_TABLES, "arms": lambda: _arms(options.suite)}
+    if options.what not in tables:
+        raise unknown("table", options.what, tables)
+    if options.suite and options.what != "arms":
+        raise UsageError(f"list {options.what} takes no further word, got {options.suite!r}")
+    sys.stdout.write(listed(tables[options.what]()))
     return 0
 
 
@@ -71,12 +71,12 @@ def _part(part: Mapping[str, Any]) -> str:
     if part["suite"] not in SUITES:
         raise unknown("suite", part["suite"], SUITES)
     suite = SUITES[part["suite"]]
-    text = _lines((f"axes.{name}", _axis(axis, part["axes"].get(name))) for name, axis in suite.AXES.items())
+    text = listed((f"axes.{name}", _axis(axis, part["axes"].get(name))) for name, axis in suite.AXES.items())
     here = part["arms"] or list(suite.ARMS)
-    text += _lines([("arms", f"{', '.join(here)}"), *_absent(here, suite.ARMS)])
+    text += listed([("arms", f"{', '.join(here)}"), *_absent(here, suite.ARMS)])
     if part["shapes"]:
         used = [part["shapes"]] if isinstance(part["shapes"], str) else part["shapes"]
-        text += _lines([("shapes", f"{', '.join(used)}; there are {', '.join(SHAPES)}, from_model")])
+        text += listed([("shapes", f"{', '.join(used)}; there are {', '.join(SHAPES)}, from_model")])
     return text
 
 
@@ -100,16 +100,16 @@ def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else '""' if value == "" else str(value)
 
 
-def _arms(words: Sequence[str]) -> list[tuple[str, str]]:
+def _arms(name: str) -> list[tuple[str, str]]:
     from harness.suites import SUITES
 
-    if len(words) != 1:
+    if not name:
         raise UsageError(f"arms belong to a suite: list arms SUITE, one of {', '.join(SUITES)}")
-    if words[0] not in SUITES:
-        raise unknown("suite", words[0], SUITES)
+    if name not in SUITES:
+        raise unknown("suite", name, SUITES)
     return [
         (name, f"{arm.doc}; compared with {arm.baseline}" if arm.baseline else arm.doc)
-        for name, arm in SUITES[words[0]].ARMS.items()
+        for name, arm in SUITES[name].ARMS.items()
     ]
 
 
@@ -164,19 +164,3 @@ _TABLES: Mapping[str, Callable[[], Iterable[tuple[str, str]]]] = {
     "recipes": _recipes,
     "extensions": _extensions,
 }
-
-
-def _lines(rows: Iterable[tuple[str, str]]) -> str:
-    """Names, and beside them what is said of each, wrapped."""
-    rows = list(rows)
-    indent = min(max((len(name) for name, _ in rows), default=0), 36) + 2
-    out = []
-    for name, about in rows:
-        first = f"{name:<{indent - 2}}  "
-        out.append(
-            textwrap.fill(
-                about, _WIDTH, initial_indent=first, subsequent_indent=" " * indent, break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )  # fmt: skip
-    return "".join(line + "\n" for line in out)

@@ -68,6 +68,14 @@ class TrainConfig:
     profile_end: int | None = None
 
 
+if TYPE_CHECKING:
+    Timing = TimingConfig
+else:  # of the same keys and kinds, and not frozen, so that Hydra may change it
+    _KINDS = {"int": int, "float": float}
+    _FIELDS = [(f.name, _KINDS[f.type], field(default=f.default)) for f in dataclasses.fields(TimingConfig)]
+    Timing = dataclasses.make_dataclass("Timing", _FIELDS)
+
+
 @dataclass
 class SweepConfig:
     """The whole of a command line. A sweep is one suite, or several `parts`."""
@@ -93,7 +101,7 @@ class SweepConfig:
     bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
     ranks: int | None = None  # processes of the suites that run in several: short for axes.ranks
     workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
-    timing: dict[str, Any] = field(default_factory=lambda: dataclasses.asdict(TimingConfig()))
+    timing: Timing = field(default_factory=Timing)
     rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges
     seed: int = 0
     device: str = "auto"
@@ -262,7 +270,8 @@ def _in_our_words(error: Exception, words: Sequence[str], sweep: str) -> str:
 def _expected_of(key: str) -> str:
     """What the configuration takes as value of a key."""
     path = key.split(".")
-    owner = TrainConfig if path[0] == "train" and path[1:] else PartConfig if path[2:] else SweepConfig
+    owner = {"train": TrainConfig, "timing": TimingConfig}.get(path[0]) if path[1:] else SweepConfig
+    owner = owner or PartConfig
     kind = {f.name: str(f.type) for f in dataclasses.fields(owner)}.get(path[-1], "")
     if kind.startswith("list"):
         return f"a list: {key}=[NAME,NAME]"
@@ -310,17 +319,8 @@ def _normalise(word: str) -> str:
     root, *rest = key.split(".")
     if root.startswith("hydra/") or (key == "shard" and "," in value):
         raise UsageError(f"{word} spreads a sweep over several processes: write python -m harness -m ...")
-    fields = {*KEYS, "sweep", "hydra"}
-    if root not in fields or key == "hydra":
-        raise _unknown_key(key, fields - {"hydra"})
-    if root == "timing" and rest:
-        timing = {f.name for f in dataclasses.fields(TimingConfig)}
-        if rest[0] not in timing:
-            raise unknown("key", key, (f"timing.{name}" for name in timing))
-    if root == "train" and rest:
-        train = {f.name for f in dataclasses.fields(TrainConfig)}
-        if rest[0] not in train:
-            raise unknown("key", key, (f"train.{name}" for name in train))
+    if not (root == "hydra" and rest):
+        _refuse_unknown(key)
     if key == "cases":  # an id of digits alone, or one like 12e4567, is a text and no number
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
@@ -331,6 +331,21 @@ def _normalise(word: str) -> str:
         or (inside[:1] in (["overrides"], ["small"]) and len(inside) > 1)
     )
     return "++" + word.lstrip("+") if opens else word
+
+
+def _refuse_unknown(key: str) -> None:
+    """Refuses a key that the dataclasses have not, by the nearest that they have."""
+    names, above = {*KEYS, "sweep"}, ""
+    for name in key.split("."):
+        if name not in names:
+            # `M=512` is the most likely slip; axes are written axes.M.
+            if not above and (len(key) == 1 or key in {"tokens", "dtype", "granularity", "bytes"}):
+                raise UsageError(f"unknown key {key!r}; an axis is written axes.{key}=...")
+            raise unknown("key", key, (above + each for each in names))
+        below = {"timing": TimingConfig, "train": TrainConfig}.get(name) if not above else None
+        if below is None:
+            return
+        names, above = {f.name for f in dataclasses.fields(below)}, f"{name}."
 
 
 def _split_literal(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -347,18 +362,6 @@ def _split_literal(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return literal, others
 
 
-def _unknown_key(key: str, fields: set[str]) -> UsageError:
-    error = unknown("key", key, fields)
-    # `M=512` is the most likely slip; axes are written axes.M.
-    if (
-        "." not in key
-        and key not in fields
-        and (len(key) == 1 or key in {"tokens", "dtype", "granularity", "bytes"})
-    ):
-        return UsageError(f"unknown key {key!r}; an axis is written axes.{key}=...")
-    return error
-
-
 def timing_of(plain: dict[str, Any]) -> TimingConfig:
     """Timing of a composed configuration; `rounds` sets both ends of its range.
 
@@ -368,9 +371,6 @@ def timing_of(plain: dict[str, Any]) -> TimingConfig:
     values = dict(plain["timing"])
     if plain["rounds"] is not None:
         values["min_rounds"] = values["max_rounds"] = plain["rounds"]
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UsageError(f"timing.{name}={value}: expected a number")
     try:
         return TimingConfig(**values)
     except (TypeError, ValueError) as error:

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm
 from fp8core.extensions import installed
 from fp8core.formats import native_pair
-from harness.machine import environment
+from harness.machine import environment, terminal
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.hardware import of_env
 from harness.peers import PEERS
-from harness.store.errors import UsageError, text_of
+from harness.store.errors import text_of
 from harness.store.extensions import TABLES
-from harness.store.words import helped, keyed
+from harness.store.words import key, options_of
 from harness.suites.extended import faults
 from harness.timing import metrics
 from harness.timing.compiling import compile_unavailable, fresh_compile
@@ -43,11 +42,13 @@ if TYPE_CHECKING:
 _SOUND_DB = 15.0
 
 
-HELP = """\
-usage: python -m harness doctor [device=cpu|cuda]
-what this machine can run, each tried by one tiny run, and the reasons where it cannot
-exit 0, also where much is missing; 2 the request could not be carried out
-"""
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness doctor: what this machine can run, each tried by one tiny run, and the reasons where it cannot
+    exit 0, also where much is missing; 2 the request could not be carried out
+    """
+
+    device: str = key("cpu or cuda", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +76,20 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: another argument, or device=cuda without one.
     """
-    if helped(argv, HELP):
+    if (options := options_of(Words, argv)) is None:
         return 0
-    plain, options = keyed(argv, HELP, ("device",))
-    if plain:
-        raise UsageError(f"unknown word {plain[0]!r}; {HELP.splitlines()[0]}")
-    kind = environment.device_kind(options.get("device", "auto"))
-    console = Console()
-    with console.status("trying ...") as status:
+    kind = environment.device_kind(options.device)
+    with Console().status("trying ...") as status:
         findings = []
         for area, name, run in _probes(kind):
             status.update(f"trying {area}: {name} ...")
             findings.append(_outcome(area, name, run))
-    console.print(table(findings, kind))
+    shown = terminal.table(f"What this machine can do on {kind}", "area", "what", "works", "seen")
+    for each in findings:
+        works, style = ("yes", "") if each.works else ("no", "red")
+        terminal.row(shown, each.area, each.name, works, each.detail, style=style)
+    terminal.console().print(shown)
     return 0
-
-
-def table(findings: Sequence[Finding], device: str) -> Table:
-    """The findings as a table for the terminal."""
-    shown = Table(title=f"What this machine can do on {device}", title_justify="left")
-    for heading in ("area", "what", "works", "seen"):
-        shown.add_column(heading, overflow="fold")
-    area = ""
-    for finding in findings:
-        if area and finding.area != area:
-            shown.add_section()
-        # Text from libraries may hold brackets, which rich would take for markup.
-        detail = finding.detail.replace("[", r"\[")
-        works = "[green]yes[/]" if finding.works else "[red]no[/]"
-        shown.add_row("" if finding.area == area else finding.area, finding.name, works, detail)
-        area = finding.area
-    return shown
 
 
 def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:

@@ -13,7 +13,7 @@ import statistics
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import store
@@ -22,25 +22,31 @@ from harness.store.arm import without_controls
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.text import axes_of, case_label
-from harness.store.words import Parser
+from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 FORMAT = "5.3.1"  # the version of pytest-benchmark whose fields these are
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness export: the times of a run as pytest-benchmark JSON, for github-action-benchmark and Bencher"""
+
+    run: str = word("RUN", "a run's folder, Parquet file or id")
+    output: Path | None = key("FILE.json to write", short="-o")
+    results_dir: str = key("where run ids are looked up", "results")
+
+
 def main(argv: Sequence[str]) -> int:
     """Exports one run; returns 0, or 2 by way of UsageError."""
-    parser = Parser(
-        "export",
-        "The times of a run as pytest-benchmark JSON, for github-action-benchmark, Bencher and the like.",
-    )
-    parser.add_argument("run", metavar="RUN", help="a run's folder, Parquet file or id")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json")
-    parser.add_argument("--results-dir", type=Path, default=Path("results"))
-    options = parser.parse_args(list(argv))
+    if (options := options_of(Words, argv)) is None:
+        return 0
+    if options.output is None:
+        raise UsageError("export needs a file to write: -o FILE.json")
     document, left_out = exported(store.find_run(options.run, options.results_dir))
     try:
         options.output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,15 +19,23 @@ from harness.cli.config import LITERAL, load
 from harness.cli.resume_alone import load_request
 from harness.machine.processes import interruptible
 from harness.store.errors import UsageError
+from harness.store.words import HELP, key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_SHORT = {"-cd": "--config-dir", "-c": "--cfg", "-h": "--help", "-m": "--multirun"}
-_VALUED = {"--config-dir": "DIR", "--cfg": "job"}
-# In the order in which they count where several are given
-_TAKEN = ["--help", "--cfg", "--multirun", "--quiet", "--config-dir"]
 _PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """python -m harness sweep=NAME: the flags beside its keys; python -m harness --help has the keys"""
+
+    words: list[str] = word("KEY=VALUE", "keys of the sweep", [])
+    config_dir: str | None = key("a folder of sweeps of your own", short="-cd")
+    cfg: str | None = key("print the composed configuration", short="-c", choices=("job",))
+    multirun: bool = key("a run for each combination of values parted by commas", False, short="-m")
+    quiet: bool = key("no progress", False)
 
 
 def plain(argv: Sequence[str]) -> tuple[list[str], str]:
@@ -36,49 +45,24 @@ def plain(argv: Sequence[str]) -> tuple[list[str], str]:
         UsageError: a flag that is unknown, refused, lacks its value or has one that it does not take; a sweep's file that is
             not there.
     """
-    words: list[str] = []
-    folders: list[str] = []
-    asked: list[str] = []
-    left = list(argv)
-    while left:
-        word = left.pop(0)
-        if not word.startswith("-"):
-            words.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        flag = _SHORT.get(flag, flag)
-        if flag not in _TAKEN:
-            raise UsageError(f"unknown flag {word!r}; python -m harness --help lists commands and keys")
-        if flag in _VALUED and not equals:
-            if not left:
-                raise UsageError(f"{word} needs a value: {flag} {_VALUED[flag]}")
-            value = left.pop(0)
-        elif equals and flag not in _VALUED:
-            raise UsageError(f"{word}: {flag} takes no value")
-        if flag == "--config-dir":
-            folders.append(value)
-        elif flag == "--quiet":
-            words.append("quiet=true")
-        elif flag == "--cfg" and value != "job":
-            raise UsageError(
-                f"--cfg {value}: expected --cfg job; Hydra's own settings (hydra, all) steer nothing here"
-            )
-        else:
-            asked.append(flag)
+    flags = options_of(Flags, [each for each in argv if each not in HELP], flags_only=True)
+    assert flags is not None
+    asked = "--cfg" if flags.cfg else "--multirun" if flags.multirun else ""
     # -m beside a question asks it of each run
-    return _with_folder(words, folders), min(asked, key=_TAKEN.index, default="")
+    folders = [] if flags.config_dir is None else [flags.config_dir]
+    words = _with_folder([*flags.words, *["quiet=true"] * flags.quiet], folders)
+    return words, "--help" if HELP & set(argv) else asked
 
 
 def _with_folder(words: Sequence[str], folders: list[str]) -> list[str]:
     """The words with a sweep's path as its name and folder."""
     out = []
-    for word in words:
-        key, _, value = word.lstrip("+").partition("=")
-        if key == "sweep":
+    for each in words:
+        name, _, value = each.lstrip("+").partition("=")
+        if name == "sweep":
             names = [_name(part.strip(" '\""), folders) for part in value.split(",")]
-            out.append(f"sweep={','.join(names)}")
-        else:
-            out.append(word)
+            each = f"sweep={','.join(names)}"
+        out.append(each)
     named = {str(Path(folder).resolve()) for folder in folders}
     if len(named) > 1:
         raise UsageError(f"sweeps come from one folder of your own, got {', '.join(sorted(named))}")
@@ -139,27 +123,27 @@ def several(words: Sequence[str]) -> list[list[str]]:
 
     parser = OverridesParser.create()
     choices: list[list[str]] = []
-    for word in words:
-        key, _, value = word.lstrip("+").partition("=")
-        if key == "sweep" and "(" not in value:
-            choices.append([f"sweep={name}" for name in value.split(",")])
+    for each in words:
+        name, _, value = each.lstrip("+").partition("=")
+        if name == "sweep" and "(" not in value:
+            choices.append([f"sweep={one}" for one in value.split(",")])
             continue
-        if key in LITERAL or ("," not in value and "(" not in value):
-            choices.append([word])
+        if name in LITERAL or ("," not in value and "(" not in value):
+            choices.append([each])
             continue
         try:
-            parsed = parser.parse_override(word)
+            parsed = parser.parse_override(each)
         except HydraException as error:
-            raise UsageError(f"cannot read {word!r}: {str(error).splitlines()[0]}") from error
+            raise UsageError(f"cannot read {each!r}: {str(error).splitlines()[0]}") from error
         if parsed.value_type in (ValueType.GLOB_CHOICE_SWEEP, ValueType.INTERVAL_SWEEP):
-            raise UsageError(f"{word}: expected values parted by commas, choice(A,B) or range(FROM,TO)")
+            raise UsageError(f"{each}: expected values parted by commas, choice(A,B) or range(FROM,TO)")
         is_several = parsed.is_sweep_override()
         choices.append(
-            [f"{word.partition('=')[0]}={v}" for v in parsed.sweep_string_iterator()]
+            [f"{each.partition('=')[0]}={v}" for v in parsed.sweep_string_iterator()]
             if is_several
-            else [word]
+            else [each]
         )
-    return [list(each) for each in itertools.product(*choices)]
+    return [list(line) for line in itertools.product(*choices)]
 
 
 def run_several(words: Sequence[str], run: Callable[[list[str]], int]) -> int:

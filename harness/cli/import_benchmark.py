@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from harness import store
 from harness.gate.benchmark_files import SUITE, environment_of, read_document, row_of
 from harness.machine.environment import env_id
 from harness.store.errors import UsageError
-from harness.store.words import Parser
+from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,12 +29,18 @@ if TYPE_CHECKING:
 SAVE_DATA = "rerun pytest with --benchmark-save-data"
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness import: a pytest-benchmark JSON file into the store, as one run"""
+
+    file: Path = word("FILE.json")
+    results_dir: Path = key("where the run goes", Path("results"))
+
+
 def main(argv: Sequence[str]) -> int:
     """Imports one file; returns 0, or 2 by way of UsageError."""
-    parser = Parser("import", "A pytest-benchmark JSON file into the store, as one run.")
-    parser.add_argument("file", type=Path, metavar="FILE.json")
-    parser.add_argument("--results-dir", type=Path, default=Path("results"))
-    options = parser.parse_args(list(argv))
+    if (options := options_of(Words, argv)) is None:
+        return 0
     folder, count, bare = import_file(options.file, options.results_dir)
     if bare:
         sys.stderr.write(f"warning: {bare} of {count} tests hold no raw times; {SAVE_DATA}\n")

@@ -11,11 +11,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.cli.resume_alone import load_request
 from harness.engine import run_folder, shards
+from harness.machine.environment import commit_here
 from harness.machine.processes import interruptible
 from harness.store import run_files
 from harness.store.errors import UsageError, one_line
@@ -67,31 +68,19 @@ def main(words: Sequence[str]) -> int:
             sys.stdout.write(f"shard {shard}\n")
             run_sweep([*own, f"shard={shard}"])
         return 0
-    folder = _folder(request.config)
+    folder = run_folder.of_run(request.config, commit_here()).resolve()
+    run_folder.refuse_stranger(folder)
     if not (request.config["resume"] and folder.exists()):  # of resume=last there may be none
         own = [word for word in own if word.lstrip("+").partition("=")[0] not in ("resume", "run_id")]
         own += ["resume=null", f"run_id={folder.name}"]
     _prepare(to_hydra, folder)
     sys.stdout.write(f"{run_folder.opening(folder.name)}\n")
     sys.stdout.flush()
-    before = _ended(folder, chosen)
+    before = {shard: _about(folder, shard).get("ended_at") for shard in chosen}
     task = ShardCommand((*own, "quiet=true"), str(Path.cwd()))
     with interruptible():
         trouble = _launch(task, f"shard={','.join(map(str, chosen))}", to_hydra)
     return _outcome(folder, before, Path(request.config["reports_dir"]), trouble)
-
-
-def _ended(folder: Path, chosen: Sequence[shards.Shard]) -> dict[shards.Shard, object]:
-    """When each shard ended last, as it noted it."""
-    return {shard: store.read_about(folder / shard.folder).get("ended_at") for shard in chosen}
-
-
-def _folder(config: dict[str, object]) -> Path:
-    from harness.machine.environment import commit_here
-
-    folder = run_folder.of_run(config, commit_here()).resolve()
-    run_folder.refuse_stranger(folder)
-    return folder
 
 
 def _prepare(to_hydra: Sequence[str], folder: Path) -> None:
@@ -137,13 +126,20 @@ def _launch(task: ShardCommand, asked: str, to_hydra: Sequence[str]) -> str:
     return ""
 
 
+def _about(folder: Path, shard: shards.Shard) -> dict[str, Any]:
+    return store.read_about(folder / shard.folder)
+
+
 def _outcome(folder: Path, before: dict[shards.Shard, object], reports_dir: Path, trouble: str) -> int:
     """Name the shards that did not end since `before`, report what there is; return the exit code."""
     from harness.report import write_report
 
-    states = {shard: store.read_about(folder / shard.folder).get("state", "not begun") for shard in before}
-    now = _ended(folder, list(before))
-    missing = [f"{s} ({states[s]})" for s in before if states[s] != "finished" or now[s] == before[s]]
+    now = {shard: _about(folder, shard) for shard in before}
+    missing = [
+        f"{shard} ({about.get('state', 'not begun')})"
+        for shard, about in now.items()
+        if about.get("state") != "finished" or about.get("ended_at") == before[shard]
+    ]
     sys.stdout.write(f"{len(before) - len(missing)} of {len(before)} shards finished\nresults  {folder}\n")
     if missing:
         why = f": {trouble}" if trouble else ""

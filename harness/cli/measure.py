@@ -32,7 +32,7 @@ from harness.store.errors import UsageError
 from harness.training.batches import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from harness.cli.config import Request
     from harness.engine.executor import Outcome, Place, What
@@ -59,71 +59,68 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
             for line in bisection.run(plan, config["bisect"], config["device"], console.print):
                 sys.stdout.write(line + "\n")
             return 0
-        return _run(request, plan, gpus, shard, console)
+        fetch(c.case for c in plan.cases if c.runnable)
+        if config["isolate"]:
+            modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
+            arms.start_server([c.suite for c in plan.cases], compiles="compile" in modes)
+        work = _Work.of(config, plan, gpus, shard)
+        for key in ("results_dir", "reports_dir"):
+            run_folder.refuse_unwritable(Path(config[key]), key)
+        with (
+            interruptible(),
+            run_folder.owned(work.folder, shard),
+            marked(),
+            runlog.log_to(work.folder, logging.getLevelNamesMapping()[config["log_level"].upper()]),
+            runlog.RawOutput.logged() as raw,
+        ):
+            return _run(request, plan, work, shard, console, raw)
 
 
-def _run(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None, console: Console) -> int:
-    """The part of a sweep that has the devices to itself."""
-    config = request.config
-    fetch(c.case for c in plan.cases if c.runnable)
-    if config["isolate"]:
-        modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
-        arms.start_server([c.suite for c in plan.cases], compiles="compile" in modes)
-    work = _Work.of(config, plan, gpus, shard)
-    for key in ("results_dir", "reports_dir"):
-        run_folder.refuse_unwritable(Path(config[key]), key)
-    with (
-        interruptible(),
-        run_folder.owned(work.folder, shard),
-        marked(),
-        runlog.log_to(work.folder, logging.getLevelNamesMapping()[config["log_level"].upper()]),
-        runlog.RawOutput.logged() as raw,
-    ):
-        return _run_owned(request, plan, work, shard, console, raw)
-
-
-def _run_owned(
+def _run(
     request: Request, plan: Plan, work: _Work, shard: Shard | None, console: Console, raw: runlog.RawOutput
 ) -> int:
     """The part of a sweep that has the folder of its run to itself."""
-    config = request.config
+    config, started = request.config, time.perf_counter()
     env_id, env = work.conditions[0]
+    about = {
+        "made_by": "sweep",
+        # The command of a whole sweep, which any machine can repeat
+        "command": command_line(
+            [w for w in request.overrides if w.partition("=")[0] not in ("shard", "run_id")]
+        ),
+        "config": config,
+        "question": config["question"],
+        "resumed_despite": work.changed,
+    }
     writer = runlog.LoggingWriter(
-        work.folder,
-        run_id=work.run_id,
-        sweep=config["name"],
-        env_id=env_id,
-        env=env,
-        about={
-            "made_by": "sweep",
-            "command": command_line(_of_all_shards(request.overrides)),
-            "config": config,
-            "question": config["question"],
-            "resumed_despite": work.changed,
-        },
+        work.folder, run_id=work.run_id, sweep=config["name"], env_id=env_id, env=env, about=about
     )
-    if (
-        not config["quiet"] and config["run_id"] is None and config["resume"] is None
-    ):  # a killed run ends silently
-        console.print(run_folder.opening(work.run_id), highlight=False, markup=False, soft_wrap=True)
-    for change in work.changed:
-        console.print(f"resumed although changed: {change}", highlight=False, markup=False)
-    started = time.perf_counter()
+    said = [f"resumed although changed: {change}" for change in work.changed]
+    if not config["quiet"] and config["run_id"] is None and config["resume"] is None:
+        said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
+    for line in said:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     note = runlog.ProgressFile(writer)
     with runlog.recorded(writer, note):
         outcome = _measure(request, plan, writer, work, console, note, raw)
         writer.close(outcome.state)
-    note.write(
-        state=outcome.state,
-        message=outcome.message,
-        **({"share": 1.0} if outcome.state == "finished" else {}),
-    )
+    whole = {"share": 1.0} if outcome.state == "finished" else {}
+    note.write(state=outcome.state, message=outcome.message, **whole)
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
     seconds = time.perf_counter() - started
-    if shard is not None:
-        return _finish_shard(outcome, shard, work.folder, seconds)
-    html = Path(config["reports_dir"]) / f"{work.run_id}.html" if config["report"] else None
-    judged = config["train"].get("judge") is not False
-    return _finish(outcome, plan, work.folder, html, seconds, judged)
+    ended = f"{outcome.state} in {seconds:.0f} s: {statuses or 'nothing new'}\n"
+    kept = 0
+    if shard is None:
+        kept = _finish(config, outcome, plan, work.folder, ended)
+    else:
+        sys.stdout.write(f"shard {shard} {ended}results  {work.folder}\n")
+        sys.stdout.write(
+            f"report   python -m harness report {work.folder.parent}, once all shards have ended\n"
+        )
+    if outcome.message:
+        raw_output.say(f"error: {outcome.message}\n")
+        return 2
+    return 1 if outcome.statuses["failed"] or kept else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +192,9 @@ def _measure(
     config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
     alone = len(work.places) < 2 and work.lanes == 1
-    so_far = _ReportSoFar(config, writer, units if alone else [])
+    so_far = _report_so_far(
+        config, writer, units if alone else []
+    )  # lanes have several parts under way at once
     with Progress.on(console, len(units), note, config["quiet"]) as progress:
 
         def take(task: Task | None, what: What) -> None:
@@ -211,7 +210,7 @@ def _measure(
                     )
                 progress.take(task, what)
                 if what is Mark.ENDED:
-                    so_far.end(task)
+                    so_far(task)
 
         return executor.run(
             plan,
@@ -237,36 +236,25 @@ def _measure(
         )
 
 
-class _ReportSoFar:
-    """Writes the report after each part of a sweep but the last, while nothing is measured.
+def _report_so_far(
+    config: dict[str, Any], writer: runlog.LoggingWriter, units: Sequence[Task]
+) -> Callable[[Task], None]:
+    """Takes each unit that has ended; writes the report after each part of a sweep but the last, while nothing is measured."""
+    left = Counter(unit.planned.part for unit in units if config["report"] and config["shard"] is None)
+    parts = list(left)
 
-    Args:
-        config: of the command line.
-        writer: of the rows.
-        units: that will be measured one after the other; none where several are under way at once.
-    """
-
-    def __init__(self, config: dict[str, Any], writer: runlog.LoggingWriter, units: Sequence[Task]) -> None:
-        wanted = config["report"] and config["shard"] is None
-        self._html = Path(config["reports_dir"]) / f"{writer.folder.name}.html"
-        self._writer = writer
-        self._left = Counter(unit.planned.part for unit in units if wanted)
-        self._total, self._done = len(self._left), list[str]()
-
-    def end(self, task: Task) -> None:
-        """A case or run is stored."""
-        part = task.planned.part
-        self._left[part] -= 1
-        if self._left[part] != 0 or self._total < 2:
-            return
-        self._done.append(part)
-        if len(self._done) == self._total:
+    def end(task: Task) -> None:
+        left[task.planned.part] -= 1
+        done = [part for part in parts if left[part] <= 0]
+        if left[task.planned.part] or len(done) == len(parts):
             return
         try:  # the report at the end says what is wrong; the rows are what counts
-            self._writer.record(parts_done=self._done, parts_total=self._total)
-            report.write_report([self._writer.folder], self._html)
+            writer.record(parts_done=done, parts_total=len(parts))
+            report.write_report([writer.folder], Path(config["reports_dir"]) / f"{writer.folder.name}.html")
         except Exception:  # noqa: BLE001 - whatever a page cannot show costs no row
-            _log.warning("no report after part %s", part, exc_info=True)
+            _log.warning("no report after part %s", task.planned.part, exc_info=True)
+
+    return end
 
 
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
@@ -289,58 +277,34 @@ def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
     return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
 
 
-def _finish(
-    outcome: Outcome, plan: Plan, folder: Path, html: Path | None, seconds: float, judged: bool
-) -> int:
-    """Writes the report, where one is wanted, and prints where everything lies; the last lines name both paths."""
-    counts = (
-        ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
-    )
-    out = sys.stdout
-    out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
+def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, ended: str) -> int:
+    """Prints what the rows say and where everything lies, writes the report where one is wanted; how many rows had failed
+    before this command. The last lines name both paths.
+    """
+    out, kept = sys.stdout, 0
+    out.write(ended)
     for reason in list(outcome.reasons)[:TOLD]:
         out.write(f"  failed: {reason}\n")
     for names, reason in _unsupported(plan)[:TOLD]:
         out.write(f"  skipped: {', '.join(few(names))}: {reason}\n")
-    kept = 0
     try:
-        kept = max(0, _tell(folder, judged) - outcome.statuses["failed"])
+        kept = max(0, _tell(folder, config["train"].get("judge") is not False) - outcome.statuses["failed"])
     except (UsageError, OSError) as error:
         out.write(f"no verdict: {error}\n")
     if kept:
         out.write(f"  failed before, and not measured again: {kept} rows\n")
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
+    if not config["report"]:
+        return kept
     try:
-        if html is None:
-            return _exit_code(outcome, kept)
-        written = report.write_report([folder], html)
-        out.write(f"report   {written.html}\n")
+        page = report.write_report([folder], Path(config["reports_dir"]) / f"{folder.name}.html")
+        out.write(f"report   {page.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
     except KeyboardInterrupt:
         outcome.message = f"interrupted; python -m harness report {folder} makes the report"
-    return _exit_code(outcome, kept)
-
-
-def _exit_code(outcome: Outcome, kept: int) -> int:
-    """The exit code of the contract; `kept`: failed rows that the run held before."""
-    if outcome.message:
-        raw_output.say(f"error: {outcome.message}\n")
-        return 2
-    return 1 if outcome.statuses["failed"] or kept else 0
-
-
-def _finish_shard(outcome: Outcome, shard: Shard, folder: Path, seconds: float) -> int:
-    """Prints where the rows of a shard lie; the report is made of all shards together."""
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
-    sys.stdout.write(f"shard {shard} {outcome.state} in {seconds:.0f} s: {counts or 'nothing new'}\n")
-    sys.stdout.write(f"results  {folder}\n")
-    sys.stdout.write(f"report   python -m harness report {folder.parent}, once all shards have ended\n")
-    if outcome.message:
-        raw_output.say(f"error: {outcome.message}\n")
-        return 2
-    return 1 if outcome.statuses["failed"] else 0
+    return kept
 
 
 def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
@@ -357,19 +321,10 @@ def _tell(folder: Path, judged: bool = True) -> int:
     many rows of the run have failed.
     """
     frame, others = store.read_quietly(folder)
-    for problem in (*frame.attrs["problems"], *others):
-        sys.stdout.write(
-            f"warning: not read: {problem}\n"
-            if problem in frame.attrs["problems"]
-            else f"warning: {problem}\n"
-        )
+    problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
+    sys.stdout.write("".join(f"warning: {problem}\n" for problem in (*problems, *others)))
     verdicts = verdict.judge(frame)
     said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
-    for line in (*said, *diagnosis.lines(diagnosis.findings(frame, verdicts))):
-        sys.stdout.write(line + "\n")
+    found = diagnosis.lines(diagnosis.findings(frame, verdicts))
+    sys.stdout.write("".join(f"{line}\n" for line in (*said, *found)))
     return int((frame["status"] == "failed").sum())
-
-
-def _of_all_shards(words: Sequence[str]) -> list[str]:
-    """The command of a whole sweep, which any machine can repeat."""
-    return [word for word in words if word.partition("=")[0] not in ("shard", "run_id")]

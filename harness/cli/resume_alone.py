@@ -5,6 +5,7 @@ With `sweep=NAME` beside it, or without `resume=`, a command line is composed as
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import shlex
@@ -52,18 +53,19 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
             f"resume={name}: expected a run id or folder; resume=last needs sweep=NAME beside it"
         )
     folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
-    about, stored = _stored(name, folder)
-    if stored["name"] not in (known := sweeps(given.get("config_dir", stored["config_dir"]))):
-        raise UsageError(f"resume={name}: its sweep file is gone: {unknown('sweep', stored['name'], known)}")
-    device = [] if "device" in given else [f"device={stored['device']}"]
-    if stored["config_dir"] and "config_dir" not in given:
-        device.append(f"config_dir={stored['config_dir']}")
-    own = [word for word in words if _key(word) != "resume"]
     try:
-        now = load([f"sweep={stored['name']}", *device, *own], resolve_device).config
+        about, stored = _stored(folder)
+        known = sweeps(given.get("config_dir", stored["config_dir"]))
+        if stored["name"] not in known:
+            raise UsageError(f"its sweep file is gone: {unknown('sweep', stored['name'], known)}")
+        same = [
+            f"{key}={stored[key]}" for key in ("device", "config_dir") if stored[key] and key not in given
+        ]
+        own = [word for word in words if _key(word) != "resume"]
+        now = load([f"sweep={stored['name']}", *same, *own], resolve_device).config
+        _refuse_changes(given, stored, now)
     except UsageError as error:
         raise UsageError(f"resume={name}: {error}") from error
-    _refuse_changes(name, given, stored, now)
     config = {**now, **{key: value for key, value in stored.items() if key not in OF_ONE_COMMAND}}
     config |= {key: now[key] for key in given if key in FREE and "." not in key}
     if "train.judge" in given:
@@ -104,7 +106,7 @@ def _files(folder: Path) -> list[Path]:
     return [own] * own.exists() + run_files.below(folder, run_files.ABOUT, _SHARDS)
 
 
-def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What _run.json says of a run, and its settings with all keys of today.
 
     Raises:
@@ -112,28 +114,26 @@ def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     if not (files := _files(folder)):
         raise UsageError(
-            f"resume={name}: {folder} is no run: it holds no _run.json; expected a run id, or a folder results/<sweep>/<run_id>"
+            f"{folder} is no run: it holds no _run.json; expected a run id, or a folder results/<sweep>/<run_id>"
         )
-    about: dict[str, Any] = {}
     for file in files:
-        about = _about(name, file)
+        about = _about(file)
         if isinstance(about.get("config"), dict) and about["config"]:
             break
-    else:
-        raise UsageError(
-            f"resume={name}: {files[0]} holds no settings (config) of a sweep; "
-            f"add resume={name} to the command that made it: {about.get('command', 'not known')}"
-        )
+    again = f"add resume={folder.name} to the command that made it: {about.get('command', 'not known')}"
+    config = about.get("config")
+    if not config or not isinstance(config, dict):
+        raise UsageError(f"{files[0]} holds no settings (config) of a sweep; {again}")
     if folder.name != about["run_id"] and folder.match(_SHARDS):
-        raise UsageError(f"resume={name}: {folder} is a shard; resume={folder.parent} continues its run")
-    config = about["config"]
+        raise UsageError(f"{folder} is a shard; resume={folder.parent} continues its run")
     literal = {key: config.get(key) for key in LITERAL}
     try:
         if not all(value is None or isinstance(value, str) for value in literal.values()):
             raise UsageError(f"expected texts for {', '.join(sorted(LITERAL))}")
         others = {key: value for key, value in config.items() if key not in LITERAL}
         merged: Any = OmegaConf.merge(OmegaConf.structured(SweepConfig), others)
-        plain: Any = OmegaConf.to_container(merged, resolve=True, throw_on_missing=False)
+        # What was stored has nothing left to fill in: what looks like it is text, and reads no variable of this machine.
+        plain: Any = OmegaConf.to_container(merged, resolve=False, throw_on_missing=False)
         if plain["name"] != about["sweep"] or plain["device"] not in ("cpu", "cuda"):
             raise UsageError(
                 f"it is of sweep {about['sweep']!r} and has those of {plain['name']!r} on {plain['device']!r}"
@@ -141,46 +141,39 @@ def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (OmegaConfBaseException, UsageError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"resume={name}: the settings in {file} are damaged, or another version's: {reason}; "
-            f"add resume={name} to the command that made it: {about.get('command', 'not known')}"
+            f"the settings in {file} are damaged, or another version's: {reason}; {again}"
         ) from error
     given = {key: value for key, value in literal.items() if value is not None}
     return about, {key: value for key, value in plain.items() if key != "defaults"} | given
 
 
-def _about(name: str, file: Path) -> dict[str, Any]:
+def _about(file: Path) -> dict[str, Any]:
     try:
         about = json.loads(file.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         about = None
     if not isinstance(about, dict) or not all(
         isinstance(about.get(k), str) for k in ("run_id", "sweep", "state")
     ):
-        raise UsageError(
-            f"resume={name}: {file} is damaged, or another program's: it names no run, sweep and state"
-        )
+        raise UsageError(f"{file} is damaged, or another program's: it names no run, sweep and state")
     return about
 
 
-def _refuse_changes(
-    name: str, given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]
-) -> None:
+def _refuse_changes(given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse words that would change what the run has measured; those that repeat a setting are no change."""
     for key, value in given.items():
-        if key in FREE or key in OF_ONE_COMMAND:
+        if key in FREE | OF_ONE_COMMAND:
             continue
-        was, asked = (_at(config, key.split(".")) for config in (stored, now))
+        was, asked = (functools.reduce(_below, key.split("."), config) for config in (stored, now))
         if was != asked:
             raise UsageError(
-                f"resume={name}: {key}={value} would change what this run measures, which has {was}; leave it out, or start a "
+                f"{key}={value} would change what this run measures, which has {was}; leave it out, or start a "
                 f"new run with sweep={stored['name']}; free are {', '.join(sorted(FREE))}"
             )
 
 
-def _at(config: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
+def _below(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, dict) else None
 
 
 def _command(about: Mapping[str, Any], sweep: str, given: Mapping[str, str]) -> list[str]:
@@ -189,6 +182,5 @@ def _command(about: Mapping[str, Any], sweep: str, given: Mapping[str, str]) -> 
         words = shlex.split(str(about.get("command", "")))[3:]  # python -m harness
     except ValueError:
         words = []
-    gone = {*OF_ONE_COMMAND, *given}
-    kept = [w for w in words if "=" in w and _key(w) not in gone]
+    kept = [w for w in words if "=" in w and _key(w) not in {*OF_ONE_COMMAND, *given}]
     return kept if f"sweep={sweep}" in kept else [f"sweep={sweep}"]

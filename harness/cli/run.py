@@ -14,7 +14,7 @@ from harness.store import extensions
 from harness.suites import SUITES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from harness.cli.config import Request
 
@@ -30,18 +30,14 @@ def run_request(request: Request) -> int:
     if any(map(extensions.names, extensions.TABLES)):
         from harness.suites.extended import faults
 
-        for why in faults().values():
-            raw_output.say(f"warning: {why}\n")
-    shard = None
-    if config["shard"] is not None:
-        shard = shards.parse(config["shard"])
+        raw_output.say("".join(f"warning: {why}\n" for why in faults().values()))
+    shard = None if config["shard"] is None else shards.parse(config["shard"])
+    if shard is not None:
         plan = shards.share(plan, shard)
     if torchrun.started() > 1:  # rank 0 alone is linked to the others: no worker could call them
         config["isolate"] = False
     places.check(config)
-    gpus = places.chosen(
-        config["devices"], config["device"], places.gpus() if config["device"] == "cuda" else ()
-    )
+    gpus = places.of_command(config)
     shares = max(len(gpus), shard.count if shard is not None else 1)
     if shares > 1:
         from harness.judge.fleet.request import refuse_shares
@@ -51,22 +47,21 @@ def run_request(request: Request) -> int:
         from harness.cli import bisection  # it trains: not needed by any other command
 
         bisection.check(plan, config["bisect"], config["resume"])
-    if config["dry_run"] and not config["resume"]:
-        return _listed(config, plan)
-    from harness.cli import measure  # pandas, a pool, a report
+    made_up = list(_made_up_batches(plan))
+    if not config["dry_run"] or config["resume"]:
+        from harness.cli import measure  # pandas, a pool, a report
 
-    for line in _made_up_batches(plan):
-        raw_output.say(f"{line}\n")
-
-    if config["dry_run"]:
-        return _listed(config, plan, measure.left_to_run(config, plan, gpus, shard))
-    return measure.run_plan(request, plan, gpus, shard)
-
-
-def _listed(config: dict[str, Any], plan: Plan, left: Iterable[str] = ()) -> int:
-    """Prints what dry_run=true prints."""
-    own = [*_made_up_batches(plan), *_called_for_a_dry_run(config)]
-    said = [*describe(plan), *seeds_needed.lines(config, plan), *left, *own]
+        raw_output.say("".join(f"{line}\n" for line in made_up))
+        if not config["dry_run"]:
+            return measure.run_plan(request, plan, gpus, shard)
+    left = measure.left_to_run(config, plan, gpus, shard) if config["resume"] else []
+    said = [
+        *describe(plan),
+        *seeds_needed.lines(config, plan),
+        *left,
+        *made_up,
+        *_called_for_a_dry_run(config),
+    ]
     sys.stdout.write("\n".join(said) + "\n")
     return 0
 

@@ -497,8 +497,9 @@ def prepared(
             arm_process.prepare, planned, name, setting, what=f"it was begun in arm {name}", tell=tell
         )
         for sent in made["rows"]:
-            part, cause, samples = sent.pop("part"), Cause(sent.pop("cause")), tuple(sent.pop("samples"))
-            rows.append(replace(row(planned, name, **sent, samples=samples, cause=cause), part=part))
+            own = {field: sent[field] for field in arm_process.SENT}
+            own |= {"cause": Cause(sent["cause"]), "samples": tuple(sent["samples"])}
+            rows.append(row(planned, name, **own))
         if made["facts"] is None:
             return None
         remote = RemoteArm(link, name, setting.device, made["facts"])

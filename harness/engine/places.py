@@ -68,6 +68,11 @@ def chosen(devices: str | None, device: str, visible: Sequence[Gpu]) -> list[Gpu
     return [known[word] for word in dict.fromkeys(words)]
 
 
+def of_command(config: Mapping[str, Any]) -> list[Gpu]:
+    """The GPUs of a composed command line, see `chosen`."""
+    return chosen(config["devices"], config["device"], gpus() if config["device"] == "cuda" else ())
+
+
 def places_for(
     config: Mapping[str, Any], chosen_gpus: Sequence[Gpu], facts: Mapping[str, Any], lanes: int
 ) -> list[Place]:

@@ -76,15 +76,14 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
         UsageError: unknown suite, axis, arm, case or shape set; a value out of range; a shape that a requested arm can
             never run when it was asked for by number; only arms that this device can't run; too little for a verdict.
     """
-    parts = _parts(config)
-    _refuse_unused(config, parts, suites)
-    _spread_keys(config, parts, suites)
+    parts = _shared_out(config, _parts(config, suites))
+    _spread_keys(config, parts)
     _choose_peers(config.get("peers"), parts, suites)
-    recipe = _choose_arms(config.get("train") or {}, parts, suites)
+    recipe = _choose_arms(config.get("train") or {}, parts)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
-    for name, part in parts.items():
-        planned, products[name] = _plan_part(name, part, config, suites)
+    for part in parts:
+        planned, products[part.name] = _plan_part(part, config)
         cases += planned
     cases = _chosen(cases, config.get("cases") or ())
     if recipe is not None:
@@ -95,21 +94,33 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     return Plan(tuple(cases), products)
 
 
+@dataclass(slots=True)
+class _Part:
+    """A part of a sweep, whose keys are settled one after the other; no arms: all of the suite."""
+
+    name: str
+    suite: Plannable
+    suite_name: str
+    axes: dict[str, Any]
+    shapes: list[str]
+    arms: list[str]
+
+
 def _choose_peers(
-    names: Sequence[str] | None, parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+    names: Sequence[str] | None, parts: Sequence[_Part], suites: Mapping[str, Plannable]
 ) -> None:
     """Leaves out the arms of the peers that are not named; None names all."""
     if names is None:
         return
     # Not of every suite: one that another package brings, and that this sweep does not use, may fail to be imported.
-    used = {part["suite"] for part in parts.values()} | {name for name in suites if name in NAMES}
+    used = {part.suite_name for part in parts} | {name for name in suites if name in NAMES}
     known = {info.peer for name in used for info in suites[name].ARMS.values() if info.peer}
     for name in names:
         if name not in known:
             raise unknown("peer", name, known)
-    for part in parts.values():
-        arms = suites[part["suite"]].ARMS
-        part["arms"] = [a for a in part["arms"] or arms if a not in arms or arms[a].peer in ("", *names)]
+    for part in parts:
+        arms = part.suite.ARMS
+        part.arms = [a for a in part.arms or arms if a not in arms or arms[a].peer in ("", *names)]
 
 
 def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> None:
@@ -147,119 +158,105 @@ def _chosen(cases: list[PlannedCase], ids: Sequence[str]) -> list[PlannedCase]:
     return [c for c in cases if c.case.case_id in ids] if ids else cases
 
 
-def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _parts(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> list[_Part]:
     """The parts of a sweep; a sweep that names one suite is its own single part."""
-    own = {key: config[key] for key in ("suite", "axes", "shapes", "arms")}
-    if not config["parts"]:
+    named = config["parts"]
+    if not named:
         if not config["suite"]:
             raise UsageError(f"sweep {config['name']!r} names neither a suite nor parts")
-        return {str(config["suite"]): own}
-    return {str(name): dict(part) for name, part in config["parts"].items()}
-
-
-def _refuse_unused(
-    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
-) -> None:
-    """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
-    for name, part in parts.items():
+        named = {config["suite"]: config}
+    parts = []
+    for name, part in named.items():
         if part.get("sweep"):
             raise UsageError(
                 f"sweep {config['name']!r} is made of sweeps, run one after the other on one machine; here name one of "
                 f"them: sweep={part['sweep']}"
             )
-        if part["suite"] == "???" or part["suite"] is None:
-            raise unknown("part", name, (n for n, p in parts.items() if p["suite"] not in ("???", None)))
-        if part["suite"] not in suites:
-            raise unknown("suite", str(part["suite"]), suites)
+        suite, shapes = part["suite"], part["shapes"]
+        if suite in ("???", None):
+            raise unknown("part", name, (n for n, p in named.items() if p["suite"] not in ("???", None)))
+        if suite not in suites:
+            raise unknown("suite", str(suite), suites)
+        sets = [shapes] if isinstance(shapes, str) else list(shapes)
+        parts.append(_Part(str(name), suites[suite], suite, dict(part["axes"]), sets, list(part["arms"])))
+    return parts
+
+
+def _shared_out(config: Mapping[str, Any], parts: list[_Part]) -> list[_Part]:
+    """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
     if not config["parts"]:
-        return
+        return parts
     for key in ("suite", "shapes"):
         if config[key]:
-            name = next(iter(parts))
             raise UsageError(
-                f"sweep {config['name']!r} is made of parts; write parts.{name}.{key}={config[key]}"
+                f"sweep {config['name']!r} is made of parts; write parts.{parts[0].name}.{key}={config[key]}"
             )
-    axes_known = {axis for part in parts.values() for axis in suites[part["suite"]].AXES}
     for axis, values in config["axes"].items():
-        if axis not in axes_known:
-            raise unknown("axis", axis, axes_known)
-        for part in parts.values():
-            if axis in suites[part["suite"]].AXES:
-                part["axes"] = {**part["axes"], axis: values}
+        takers = [part for part in parts if axis in part.suite.AXES]
+        if not takers:
+            raise unknown("axis", axis, {axis for part in parts for axis in part.suite.AXES})
+        for part in takers:
+            part.axes[axis] = values
+    for arm in config["arms"]:
+        if not any(arm in part.suite.ARMS for part in parts):
+            raise unknown("arm", arm, {arm for part in parts for arm in part.suite.ARMS})
     if config["arms"]:
-        arms_known = {arm for part in parts.values() for arm in suites[part["suite"]].ARMS}
-        found: set[str] = set()
-        for name, part in list(parts.items()):
-            wanted = [arm for arm in config["arms"] if arm in suites[part["suite"]].ARMS]
-            found |= set(wanted)
-            if wanted:
-                parts[name]["arms"] = wanted
-            else:
-                del parts[name]
-        for arm in config["arms"]:
-            if arm not in found:
-                raise unknown("arm", arm, arms_known)
+        for part in parts:
+            part.arms = [arm for arm in config["arms"] if arm in part.suite.ARMS]
+        return [part for part in parts if part.arms]
+    return parts
 
 
-def _spread_keys(
-    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
-) -> None:
+def _spread_keys(config: Mapping[str, Any], parts: Sequence[_Part]) -> None:
     """Hands the keys that are short for an axis (`model=nano`) to the parts whose suites have it."""
     train = config.get("train") or {}
-    given = {key: config.get(key) for key in AXIS_KEYS}
-    given |= {key: train.get(key) for key in PROFILE_KEYS}
-    for axis, value in given.items():
-        takers = [part for part in parts.values() if axis in suites[part["suite"]].AXES]
+    given = {key: (key, config.get(key)) for key in AXIS_KEYS}
+    given |= {key: (f"train.{key}", train.get(key)) for key in PROFILE_KEYS}
+    for axis, (key, value) in given.items():
+        takers = [part for part in parts if axis in part.suite.AXES]
         # A model as a mapping, or a config.json, is what shapes=from_model reads; other suites ignore a mapping.
-        read = any("from_model" in part["shapes"] for part in parts.values())
+        read = any("from_model" in part.shapes for part in parts)
         if value is None or (axis == "model" and not takers and (read or not isinstance(value, str))):
             continue
         if not takers:
-            key = f"train.{axis}" if axis in PROFILE_KEYS else axis
             raise UsageError(
                 f"{key}={value} means nothing to sweep {config['name']!r}: no suite of it has an axis {axis!r}"
             )
+        if isinstance(value, dict):
+            value = json.dumps(value, sort_keys=True, separators=(",", ":"))
         for part in takers:
-            named = (
-                json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else value
-            )
-            part["axes"] = {**part["axes"], axis: named}
+            part.axes[axis] = value
 
 
-def _choose_arms(
-    train: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
-) -> str | None:
+def _choose_arms(train: Mapping[str, Any], parts: Sequence[_Part]) -> str | None:
     """What `train.mixed_precision` and `train.recipe` leave of the arms; the name of the recipe if it is FP8.
 
     bf16 keeps the arms without FP8; fp8 those and the ones of the recipe. Arms of recipe "any" go with every recipe.
     """
-    text = train.get("mixed_precision")
-    if text is None:
-        if train.get("recipe") is not None:
-            raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8")
+    text, named = train.get("mixed_precision"), train.get("recipe")
+    if text is None and named is None:
         return None
     from harness.training.setup import mixed_precision  # torch
 
-    recipe = mixed_precision(text, train.get("recipe") or "tensorwise")
-    if recipe is None and train.get("recipe") is not None:
-        raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8, not {text}")
+    recipe = None if text is None else mixed_precision(text, named or "tensorwise")
+    if recipe is None and named is not None:
+        other = "" if text is None else f", not {text}"
+        raise UsageError(f"train.recipe={named} needs train.mixed_precision=fp8{other}")
     wanted = {""} if recipe is None else {"", "any", recipe.name}
-    by_recipe = [p for p in parts.values() if any(a.recipe for a in suites[p["suite"]].ARMS.values())]
+    by_recipe = [part for part in parts if any(arm.recipe for arm in part.suite.ARMS.values())]
     if not by_recipe:
         raise UsageError(
             f"train.mixed_precision={text}: no suite of this sweep has arms by recipe; write arms=[...]"
         )
     for part in by_recipe:
-        known: Mapping[str, ArmInfo] = suites[part["suite"]].ARMS
-        asked = [arm for arm in part["arms"] or known if arm in known]
+        known: Mapping[str, ArmInfo] = part.suite.ARMS
+        asked = [arm for arm in part.arms or known if arm in known]
         left = [arm for arm in asked if known[arm].recipe in wanted]
         if recipe is not None and not any(known[arm].recipe == recipe.name for arm in left):
-            left += [
-                arm for arm in known if known[arm].recipe == recipe.name
-            ]  # the sweep leaves it out by default
+            left += [arm for arm in known if known[arm].recipe == recipe.name]  # left out by default
         if not left:
             raise UsageError(f"train.mixed_precision={text} leaves none of the arms {', '.join(asked)}")
-        part["arms"] = left
+        part.arms = left
     return None if recipe is None else recipe.name
 
 
@@ -271,37 +268,34 @@ def _refuse_high_precision_alone(recipe: str, cases: Sequence[PlannedCase]) -> N
         raise UsageError(f"train.recipe={recipe} cannot run here: {case.unsupported[arm].reason}")
 
 
-def _plan_part(
-    name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Plannable]
-) -> tuple[list[PlannedCase], str]:
-    suite = suites[part["suite"]]
+def _plan_part(part: _Part, config: Mapping[str, Any]) -> tuple[list[PlannedCase], str]:
+    suite, shapes, device = part.suite, part.shapes, str(config["device"])
     axes = {
         axis: _axis_values(axis, values, suite.AXES)
-        for axis, values in part["axes"].items()
+        for axis, values in part.axes.items()
         if values is not None
     }
-    arms = tuple(dict.fromkeys(part["arms"])) or tuple(
+    arms = tuple(dict.fromkeys(part.arms)) or tuple(
         suite.ARMS
     )  # a row a metric, however often an arm is named
     for arm in arms:
         if arm not in suite.ARMS:
             raise unknown("arm", arm, suite.ARMS)
-    shapes = [part["shapes"]] if isinstance(part["shapes"], str) else list(part["shapes"])
-    with refusing(part["suite"], suite, "points"):
+    with refusing(part.suite_name, suite, "points"):
         try:
             points = suite.points(shapes, axes, config["model"])
         except ValueError as error:
-            raise UsageError(f"part {name}: {error}") from error
+            raise UsageError(f"part {part.name}: {error}") from error
     crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
-    cases = expand(part["suite"], crossed, points, int(config["seed"]))
+    cases = expand(part.suite_name, crossed, points, int(config["seed"]))
     by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
     planned = []
     for case in cases:
-        reasons = {arm: why for arm in arms if (why := _unsupported(suite, case, arm, str(config["device"])))}
+        reasons = {arm: why for arm in arms if (why := _unsupported(suite, case, arm, device))}
         for arm, why in reasons.items():
             if why.kind == "shape" and by_number:
                 raise UsageError(f"{case}, arm {arm}: {why.reason}")
-        planned.append(PlannedCase(name, suite, case, arms, reasons))
+        planned.append(PlannedCase(part.name, suite, case, arms, reasons))
     factors = ([str(len(points))] if len(points) > 1 else []) + [str(len(v)) for v in crossed.values()]
     product = f"{' x '.join(factors) or '1'} = {len(cases)} cases x {len(arms)} arms"
     if by_number and (replaced := [*shapes, *(["axes.tokens"] if axes.get("tokens") else [])]):

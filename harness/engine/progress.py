@@ -9,13 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.progress import (
+    BarColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+from rich.table import Column
 
 from harness.engine.stages import Frame, Mark, Stage, StageKind, Steps
 from harness.machine.terminal import printable
@@ -23,13 +29,14 @@ from harness.machine.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console
 
     from harness.engine.tasks import Task
     from harness.store.case import Case
 
 LOG_S = 30.0  # between two lines about what is under way
 BEGIN_S = 1.0  # between two lines where one unit after the other begins
+BAR = 14  # columns of the terminal
 REFRESH_HZ = 2.0  # of the bar: drawing takes a core from what is measured
 # How much of an arm's first half, and of the case, is done when a stage of it begins
 _OF_ARM = {StageKind.BUILD: 0.0, StageKind.COMPILE: 0.2, StageKind.CHECK: 0.8}
@@ -59,7 +66,7 @@ class Progress:
         self._begun = self._ended = 0
         self._started = clock()
         self._where = self._stage = ""
-        self._lock = threading.RLock()  # the bar is drawn by a thread of its own
+        self._lock = threading.RLock()  # lanes are threads
 
     @classmethod
     @contextmanager
@@ -74,21 +81,33 @@ class Progress:
             note: always gets what the console shows.
             quiet: show nothing.
         """
-        is_bar = console.is_terminal and not console.is_dumb_terminal
-        log = _Log(console)
+        last, bar, shown = float("-inf"), None, TaskID(0)
+        if console.is_terminal and not console.is_dumb_terminal and not quiet:
+            words = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+            columns = words, BarColumn(BAR), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+            bar = Bar(
+                *columns, console=console, transient=True, expand=True, redirect_stderr=False,
+                refresh_per_second=REFRESH_HZ,
+            )  # fmt: skip
+            shown = bar.add_task("", total=1.0)
 
         def show(frame: Frame, begins: bool) -> None:
-            if not quiet and not is_bar:
-                log(frame, begins)
+            nonlocal last
             note(frame, begins)
+            if bar is not None:
+                text = printable(" ".join(filter(None, (frame.stage, frame.where))))
+                bar.update(shown, completed=frame.share, description=text)
+                return
+            now = time.monotonic()
+            if quiet or now - last < (BEGIN_S if begins else LOG_S):
+                return
+            last, text = now, printable(frame.text)
+            if frame.left_s and frame.elapsed_s >= 1:
+                text += f", {100 * frame.share:.0f} % is done, about {frame.left_s:.0f} s left"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-        progress = cls(total, show)
-        if quiet or not is_bar:
-            yield progress
-            return
-        bar = Display(progress.frame)
-        with Live(bar, console=console, transient=True, refresh_per_second=REFRESH_HZ, redirect_stderr=False):
-            yield progress
+        with bar or nullcontext():
+            yield cls(total, show)
 
     def take(self, task: Task, what: object) -> None:
         """Something happens to a case or run."""
@@ -124,49 +143,3 @@ class Progress:
         with self._lock:
             share = min((self._ended + sum(self._open.values())) / max(self._total, 1), 1.0)
             return Frame(self._where, self._stage, share, self._clock() - self._started)
-
-
-class Display:
-    """Two lines for a terminal of any width: bar and times, which are always whole, and the stage with its case, cut to fit."""
-
-    def __init__(self, frame: Callable[[], Frame]) -> None:
-        self._frame = frame
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        frame = self._frame()
-        grid = Table.grid(expand=True, padding=(0, 1))
-        grid.add_column(ratio=1)
-        for _ in range(3):
-            grid.add_column(no_wrap=True, justify="right")
-        left = "" if frame.left_s is None else f"about {clock_time(frame.left_s)} left"
-        bar = ProgressBar(total=1.0, completed=frame.share)
-        grid.add_row(bar, f"{100 * frame.share:.0f}%", clock_time(frame.elapsed_s), left)
-        yield grid
-        words = " ".join(filter(None, (frame.stage, frame.where)))
-        yield Text(printable(words), no_wrap=True, overflow="ellipsis")
-
-
-def clock_time(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    >>> clock_time(65), clock_time(100_000)
-    ('0:01:05', '27:46:40')
-    """
-    whole = round(max(seconds, 0.0))
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-class _Log:
-    """Lines for a file: when a unit begins, and of what is under way now and then, with the time left."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._last = console, float("-inf")
-
-    def __call__(self, frame: Frame, begins: bool) -> None:
-        now = time.monotonic()
-        if now - self._last < (BEGIN_S if begins else LOG_S):
-            return
-        self._last = now
-        left = f", {100 * frame.share:.0f} % is done, about {frame.left_s:.0f} s left" if frame.left_s else ""
-        text = printable(frame.text) + (left if frame.elapsed_s >= 1 else "")
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -76,8 +76,7 @@ def stored_cases(folder: Path, plan: Plan) -> set[str]:
         UsageError: the run read another text; its numbers would not be comparable.
     """
     rows, _ = store.read_quietly(folder)
-    _refuse_another_text(folder.name, rows, plan)
-    _refuse_other_ceilings(folder.name, rows, plan)
+    _refuse_other_inputs(folder.name, rows, plan)
     waiting = rows["retryable"]
     stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
     unfinished = set(rows[waiting]["case_id"])
@@ -88,30 +87,24 @@ def stored_cases(folder: Path, plan: Plan) -> set[str]:
     }
 
 
-def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
-    """A text goes by the name of its kind, which leaves open what lies at data_path: the sha256 in the rows says it."""
+def _refuse_other_inputs(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
+    """A text and ceilings go by a name, which leaves open what lies there: the sha256 in the rows says it."""
     of_case = rows.groupby("case_id")["resolved"].agg(set)
     for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
-        if "data_path" not in dict(case.axes):
-            continue
-        stored = {str(sha) for r in of_case[case.case_id] if (sha := parse(r).get("data_sha256")) is not None}
-        text = extent_of_case(case)
-        now = text.sha256 if text is not None else None
-        if stored - {now}:
-            raise UsageError(
-                f"{run_id} read a text with sha256 {sorted(stored - {now})[0][:16]}..., data={case['data']} is now "
-                f"one with {str(now)[:16]}...; give that text by data_path=FILE or {ANEW}"
-            )
-
-
-def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
-    """Refuse other rates for an advised filter: the rows hold the sha256 of those that they used."""
-    advised = rows[rows["resolved"].str.contains('"ceilings_sha256"', regex=False, na=False)]
-    of_case = advised.groupby("case_id")["resolved"].agg(set)
-    for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
-        run = str(dict(case.axes).get("ceilings") or "")
+        axes, stored = dict(case.axes), of_case[case.case_id]
+        if "data_path" in axes:
+            text = extent_of_case(case)
+            now = text.sha256 if text is not None else None
+            other = {str(sha) for r in stored if (sha := parse(r).get("data_sha256")) is not None} - {now}
+            if other:
+                raise UsageError(
+                    f"{run_id} read a text with sha256 {min(other)[:16]}..., data={case['data']} is now "
+                    f"one with {str(now)[:16]}...; give that text by data_path=FILE or {ANEW}"
+                )
+        advised = [r for r in stored if '"ceilings_sha256"' in str(r)]
+        run = str(axes.get("ceilings") or "") if advised else ""
         now = content(run) if run else ""
-        other = {parse(r)["advice"]["ceilings_sha256"] for r in of_case[case.case_id]} - {now}
+        other = {parse(r)["advice"]["ceilings_sha256"] for r in advised} - {now}
         if other:
             then = ", ".join(f"{sha[:16]}..." if sha else "none" for sha in sorted(other))
             raise UsageError(

@@ -47,11 +47,9 @@ def row(
     metric: str = "",
     resolved: Mapping[str, object] | None = None,
     reason: str = "",
-    samples: tuple[float, ...] = (),
-    regime: str = "",
-    cause: Cause = Cause.NONE,
+    **more: Any,
 ) -> Measurement:
-    """A row of one arm; its baseline is the suite's, of an arm timed again the arm itself.
+    """A row of one arm; its baseline is the suite's, of an arm timed again the arm itself. `more`: fields of a `Measurement`.
 
     The metric "" is the one that every arm of the suite has: the time, of a trial suite its `METRIC`, by default the loss.
     """
@@ -73,11 +71,9 @@ def row(
         seed=planned.case.seed,
         metric=metric or (getattr(planned.suite, "METRIC", "loss") if is_trial(planned) else "time_ms"),
         status=status,
-        regime=regime,
         resolved=resolved,
-        samples=samples,
         reason=reason,
-        cause=cause,
+        **more,
     )
 
 
@@ -98,19 +94,15 @@ def trial_rows(planned: PlannedCase, arm: str, made: Mapping[str, Any]) -> list[
     """The curves of a run, and why there is none if it failed; `made`: see `harness.engine.arm_process.trial`."""
     resolved, cause = made["resolved"], Cause(made["cause"])
     rows = [
-        replace(
-            row(planned, arm, "ok", metric, resolved, samples=tuple(samples)), rounds=tuple(steps), part=part
-        )
+        row(planned, arm, "ok", metric, resolved, samples=tuple(samples), rounds=tuple(steps), part=part)
         for metric, samples, steps, part in made["series"]
     ]
     if made["failure"]:
         more = {"traceback": made["trace"]} if made["trace"] else {}
-        rows.append(
-            row(planned, arm, "failed", resolved=resolved | more, reason=made["failure"], cause=cause)
-        )
+        rows.append(row(planned, arm, "failed", "", resolved | more, made["failure"], cause=cause))
     if made["refusal"]:
         why = f"{REFUSES}{made['refusal']}"
-        rows.append(row(planned, arm, "skipped", resolved=resolved, reason=why, cause=Cause.REFUSED))
+        rows.append(row(planned, arm, "skipped", "", resolved, why, cause=Cause.REFUSED))
     return rows
 
 
@@ -136,16 +128,14 @@ def time_row(
         return row(
             planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime, cause=cause
         )
-    return replace(
-        row(
-            planned,
-            arm.name,
-            "ok",
-            work.metric,
-            arm.resolved,
-            samples=tuple(timing.samples_ms),
-            regime=timing.regime,
-        ),
+    return row(
+        planned,
+        arm.name,
+        "ok",
+        work.metric,
+        arm.resolved,
+        samples=tuple(timing.samples_ms),
+        regime=timing.regime,
         rounds=tuple(timing.rounds),
         sample_clock_mhz=tuple(timing.sample_clock_mhz),
         flops=work.flops,
@@ -198,8 +188,8 @@ def energy_row(planned: PlannedCase, arm: PreparedArm, timing: Timing, device: s
                 f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"
             )
         return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
-    energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
-    return replace(energy, rounds=tuple(read), regime=timing.regime)
+    joules: dict[str, Any] = {"samples": tuple(read.values()), "rounds": tuple(read), "regime": timing.regime}
+    return row(planned, arm.name, "ok", "joules_per_token", arm.resolved, **joules)
 
 
 def numerics_rows(planned: PlannedCase, arm: PreparedArm, numerics: Numerics) -> list[Measurement]:
@@ -208,11 +198,11 @@ def numerics_rows(planned: PlannedCase, arm: PreparedArm, numerics: Numerics) ->
     rows = []
     for (metric, part), value in figures.items():
         if numerics.ok:
-            figure = row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
+            said: dict[str, Any] = {"samples": (float(value),)}
         else:
-            why = f"{value:.6g}; {numerics.reason}"
-            figure = row(planned, arm.name, "failed", metric, arm.resolved, why, cause=numerics.cause)
-        rows.append(replace(figure, part=part))
+            said = {"reason": f"{value:.6g}; {numerics.reason}", "cause": numerics.cause}
+        status = "ok" if numerics.ok else "failed"
+        rows.append(row(planned, arm.name, status, metric, arm.resolved, part=part, **said))
     return rows + [
         row(planned, arm.name, "skipped", metric, arm.resolved, why)
         for metric, why in numerics.skipped.items()

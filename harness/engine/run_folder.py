@@ -151,13 +151,15 @@ _SETTINGS_OF_A_PART = ("sweep", "overrides", "small", "suite", "axes", "shapes",
 def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
     """A run holds one experiment, and its command must stay the one that made it."""
     stored, now = about.get("config", {}), json.loads(json.dumps({key: config[key] for key in _SETTINGS}))
-    differs: list[str] = []
-    for key in _SETTINGS:
-        if key not in stored:
-            continue
-        if key == "parts":
-            differs += _other_parts(stored[key], now[key])
-        elif _measured(key, stored[key]) != _measured(key, now[key]):
+    pairs = [
+        (key, _decisive(key, stored[key]), _decisive(key, now[key])) for key in _SETTINGS if key in stored
+    ]
+    differs = []
+    for key, then, today in pairs:
+        if key == "parts" and then != today:
+            names = sorted({*then, *today})
+            differs += [f"parts.{name}" for name in names if then.get(name) != today.get(name)]
+        elif then != today:
             differs.append(key)
     if differs:
         raise UsageError(
@@ -166,20 +168,13 @@ def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str,
         )
 
 
-def _measured(key: str, value: Any) -> Any:
-    """A setting without what decides on no row: whether the rows are judged at the end."""
-    return {k: v for k, v in value.items() if k != "judge"} if key == "train" and value else value
-
-
-def _other_parts(stored: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """`parts.NAME.KEY` of each setting that differs, `parts.NAME` of a part that only one of them has."""
-    for name in sorted({*stored, *now}):
-        if name not in stored or name not in now:
-            yield f"parts.{name}"
-            continue
-        for key in _SETTINGS_OF_A_PART:
-            if key in stored[name] and stored[name][key] != now[name][key]:
-                yield f"parts.{name}.{key}"
+def _decisive(key: str, value: Any) -> Any:
+    """A setting without what decides on no row: whether the rows are judged at the end; title, order and time of a part."""
+    if key == "train" and value:
+        return {k: v for k, v in value.items() if k != "judge"}
+    if key == "parts":
+        return {name: {k: part.get(k) for k in _SETTINGS_OF_A_PART} for name, part in value.items()}
+    return value
 
 
 def refuse_unwritable(folder: Path, key: str) -> None:

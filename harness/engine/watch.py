@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ from harness.machine import raw_output, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
-from harness.store.words import Parser
+from harness.store.text import some
+from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,16 +60,11 @@ class Part:
     started: float = 0.0
     written: float = 0.0
     statuses: Mapping[str, int] = field(default_factory=dict)
-    noted_s: float | None = (
-        None  # seconds that were left when it was written, by the costs of what is to come
-    )
 
     def left_s(self, now: float) -> float | None:
         """Seconds until the end at the present speed; None where that is unknown."""
         if self.state in ENDED:
             return 0.0
-        if self.state == "running" and self.noted_s is not None:
-            return max(0.0, self.written + self.noted_s - now)
         if self.state != "running" or self.share <= 0:
             return None
         return max(0.0, self.started + (self.written - self.started) / self.share - now)
@@ -82,28 +79,27 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
         folder: of the run.
         asked: when a process of this host began, None where it is gone.
     """
-    whole = _part("", folder / run_files.PROGRESS, asked)
-    shards: dict[tuple[int, int], Part] = {}
+    whole = _part("", folder, asked)
+    shards: dict[int, dict[int, Part]] = {}  # by how many there are
     for path in folder.glob("shard-*-of-*"):
-        found = re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name)
-        if found:
-            index, count = int(found[1]), int(found[2])
-            part = _part(f"{index}/{count}", path / run_files.PROGRESS, asked)
-            shards[count, index] = part or Part(f"{index}/{count}", "waiting")
-    newest = max((part.written for part in shards.values()), default=-1.0)
-    if whole is not None and whole.written > newest:
+        if found := re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name):
+            name = f"{found[1]}/{found[2]}"
+            shards.setdefault(int(found[2]), {})[int(found[1])] = _part(name, path, asked) or Part(
+                name, "waiting"
+            )
+
+    def written(count: int) -> float:
+        return max(part.written for part in shards[count].values())
+
+    count = max(shards, key=written, default=0)  # spread again in another way: the latest counts
+    if whole is not None and not (count and whole.written <= written(count)):
         return [whole]
-    if not shards:
-        return []
-    count = max(shards, key=lambda key: shards[key].written)[
-        0
-    ]  # spread again in another way: the latest counts
-    return [shards.get((count, i), Part(f"{i}/{count}", "waiting")) for i in range(count)]
+    return [shards[count].get(i, Part(f"{i}/{count}", "waiting")) for i in range(count)]
 
 
-def _part(name: str, path: Path, asked: Callable[[int], int | None]) -> Part | None:
+def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part | None:
     try:
-        note = json.loads(path.read_text())
+        note = json.loads((folder / run_files.PROGRESS).read_text())
         state, here = str(note["state"]), note["host"] == this_host()
         if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
@@ -116,7 +112,6 @@ def _part(name: str, path: Path, asked: Callable[[int], int | None]) -> Part | N
             float(note["started"]),
             float(note["written"]),
             {str(k): int(v) for k, v in note["statuses"].items()},
-            None if note.get("left_s") is None else float(note["left_s"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there yet, or not ours
@@ -156,29 +151,23 @@ def summary(parts: Sequence[Part], now: float) -> str:
     return "; ".join(said)
 
 
-def unreadable(folder: Path) -> str:
-    """Files of rows whose footer cannot be read, in words; "" where there are none."""
+def _stated(folder: Path, parts: Sequence[Part], now: float) -> str:
+    """The summary; of a run that has ended, files of rows whose footer cannot be read come before it."""
+    if not all(part.state in ENDED for part in parts):
+        return summary(parts, now)
     import pyarrow as pa
     from pyarrow import parquet
 
-    paths, bad = sorted(folder.rglob("*.parquet")), []
-    for path in paths:
+    bad = []
+    for path in sorted(folder.rglob("*.parquet")):
         try:
             parquet.read_metadata(path)
         except FileNotFoundError:  # compacted meanwhile
             continue
         except (OSError, pa.ArrowException):
             bad.append(str(path.relative_to(folder)))
-    if not bad:
-        return ""
-    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return f"{len(bad)} of {len(paths)} files of rows cannot be read ({', '.join(bad[:3])}{more}), restore them from a copy"
-
-
-def _stated(folder: Path, parts: Sequence[Part], now: float) -> str:
-    """The summary, of a run that has ended behind what is wrong with its files."""
-    ended = all(part.state in ENDED for part in parts)
-    return "; ".join(filter(None, [unreadable(folder) if ended else "", summary(parts, now)]))
+    said = f"{len(bad)} files of rows cannot be read ({some(bad)}), restore them from a copy; " if bad else ""
+    return said + summary(parts, now)
 
 
 def duration(seconds: float) -> str:
@@ -212,20 +201,20 @@ def table(folder: Path, parts: Sequence[Part], now: float) -> Table:
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness watch: how far a running sweep is"""
+
+    run: str = word("RUN", "run folder or run id")
+    results_dir: str = key("where run ids are looked up", "results")
+    once: bool = key("show it once", False)
+    every: float = key("seconds between two looks (1)", 1.0, span=(0.1, 3600))
+
+
 def main(argv: Sequence[str]) -> int:
     """Shows a run until it has ended; exit code 0, also where it ended badly: that is the run's own."""
-    parser = Parser("watch", "How far a running sweep is.")
-    parser.add_argument("run", metavar="RUN", help="run folder or run id")
-    parser.add_argument(
-        "--results-dir", default="results", help="where run ids are looked up (default: results)"
-    )
-    parser.add_argument("--once", action="store_true", help="show it once")
-    parser.add_argument(
-        "--every", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)"
-    )
-    options = parser.parse_args(argv)
-    if not 0.1 <= options.every <= 3600:
-        raise UsageError(f"--every {options.every:g}: expected seconds from 0.1 to 3600")
+    if (options := options_of(Words, argv)) is None:
+        return 0
     folder = find_run(options.run, options.results_dir)
     if not look(folder):
         raise UsageError(
@@ -237,29 +226,21 @@ def main(argv: Sequence[str]) -> int:
 
 def follow(folder: Path, every_s: float, once: bool = False) -> None:
     """Shows a run until all of its parts have ended, or once."""
-    console, parts = terminal.console(), look(folder)
-    if once or not console.is_terminal:
-        _lines(folder, every_s, once)
+    console, parts, last = terminal.console(), look(folder), 0.0
+    if once:
+        console.print(table(folder, parts, time.time()))
         return
-    with Live(table(folder, parts, time.time()), console=console, auto_refresh=False) as live:
-        while not all(part.state in ENDED for part in parts):
+    live = Live(table(folder, parts, time.time()), console=console, auto_refresh=False)
+    with live if console.is_terminal else nullcontext():
+        while True:
+            parts, now = look(folder), time.time()
+            ended = all(part.state in ENDED for part in parts)
+            if console.is_terminal:
+                live.update(table(folder, parts, now), refresh=True)
+            elif ended or now - last >= LINE_S:
+                sys.stdout.write(f"{_stated(folder, parts, now)}\n")
+                sys.stdout.flush()
+                last = now
+            if ended or raw_output.reader_left():
+                return
             time.sleep(every_s)
-            parts = look(folder)
-            live.update(table(folder, parts, time.time()), refresh=True)
-
-
-def _lines(folder: Path, every_s: float, once: bool) -> None:
-    last = 0.0
-    while True:
-        parts, now = look(folder), time.time()
-        ended = all(part.state in ENDED for part in parts)
-        if once:
-            terminal.console().print(table(folder, parts, now))
-            return
-        if ended or now - last >= LINE_S:
-            sys.stdout.write(f"{_stated(folder, parts, now)}\n")
-            sys.stdout.flush()
-            last = now
-        if ended or raw_output.reader_left():
-            return
-        time.sleep(every_s)

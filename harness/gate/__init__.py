@@ -12,14 +12,14 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.gate.exit_code import Exit, GateError
+from harness.gate.options import SWEEP, Options
 from harness.store.errors import UsageError
-from harness.store.words import Parser
+from harness.store.words import options_of
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
     from typing import Literal
 
@@ -28,60 +28,7 @@ if TYPE_CHECKING:
     from harness.gate.render import Answer
     from harness.gate.sides import Side
 
-SWEEP = "sweep=gate"
-KINDS: dict[str, dict[str, Any]] = {  # how the value of an option is read
-    "runs": {"nargs": "+", "default": [], "metavar": "RUN"},
-    "text": {"metavar": "TEXT"},
-    "flag": {"action": "store_true"},
-    "file": {"type": Path, "metavar": "FILE"},
-    "folder": {"type": Path, "default": Path("results")},
-    "count": {"type": int},
-    "seconds": {"type": float},
-    "answer": {"choices": ("refuse", "ok")},
-}
-OPTIONS = {
-    "baseline": (
-        "runs",
-        "a stored run (folder, Parquet file or run id), or pytest-benchmark files of as many processes",
-    ),
-    "candidate": ("runs", "a stored run, or as many files, to be judged"),
-    "against": (
-        "text",
-        "a git revision: measure this work tree and the commit where it left that one (their merge base), paired",
-    ),
-    "tip": ("flag", "compare with the revision itself, not the merge base"),
-    "command": (
-        "text",
-        "with --against, in any repository: a shell line that writes pytest-benchmark JSON to {out}, or, without {out}, "
-        "whose wall time is judged",
-    ),
-    "setup": ("text", "with --command: a shell line that is run once in each work tree before"),
-    "unproven-tree": (
-        "answer",
-        "with --command, where no Python process imports a file of its work tree (default: refuse)",
-    ),
-    "accept-changed-benchmark": (
-        "flag",
-        "with --command: each side is judged by its own benchmark (default: both by the base commit's)",
-    ),
-    "fresh-home": ("flag", "with --command: an empty home, cache and temporary folder for each run"),
-    "dry-run": ("flag", "print how many rounds a decision takes; measure nothing"),
-    "measure": ("flag", "measure this work tree alone; judge by --baseline"),
-    "machine-free": ("flag", "judge no times but ratios, numerics and counts"),
-    "policy": ("file", "YAML; the default documents its keys"),
-    "pairs": ("count", "rounds: pairs of fresh processes (policy: pairs)"),
-    "confirm-pairs": ("count", "rounds of the confirmation (policy: confirm_pairs)"),
-    "blocks": ("count", "blocks of each arm in a round (policy: blocks)"),
-    "budget-s": ("seconds", "seconds that measuring may take, 0: no limit (policy: budget_s)"),
-    "alone": ("flag", "one process at a time: where two do not fit into the device's memory"),
-    "even-if-equal": ("flag", "measure though no measured file differs"),
-    "json": ("file", "write the verdicts as JSON"),
-    "markdown": ("file", "write them as markdown"),
-    "junit": ("file", "write them as JUnit XML"),
-    "comment": ("file", "write the body of a comment on a pull request"),
-    "annotations": ("flag", "print GitHub's ::error and ::warning lines too"),
-    "results-dir": ("folder", "where sessions are stored, and runs looked for (default: results)"),
-}
+
 OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run", "command")  # where two sides are measured
 OF_A_COMMAND = ("setup", "unproven_tree", "accept_changed_benchmark", "fresh_home")
 NOT_OF_A_COMMAND = {
@@ -97,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     from harness.gate.outputs import clear_outputs, tell
     from harness.gate.render import Answer
 
-    options = _parse(argv)
+    if (options := _parse(argv)) is None:
+        return 0
     clear_outputs(
         options
     )  # before anything is read: whatever comes of this gate, no earlier one is taken for it
@@ -116,28 +64,21 @@ def main(argv: Sequence[str]) -> int:
         raise  # becomes that exit code
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(
-        "gate",
-        "Verdicts on a change: REGRESSED, OK, IMPROVED or INCONCLUSIVE, case by case.",
-        "exit: 0 ok, 1 regression, 2 usage, 3 invalid environment or control moved, 4 numerics, 5 baseline "
-        "missing, 6 could not judge: too little of the times was decided, 7 internal error",
-    )
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=f"what to measure (default: {SWEEP})")
-    for name, (kind, what) in OPTIONS.items():
-        parser.add_argument(f"--{name}", help=what, **KINDS[kind])
-    options = parser.parse_intermixed_args(list(argv))
+def _parse(argv: Sequence[str]) -> Options | None:
+    """The options of a command line, whose words with a `=` belong to the sweep; None where help was asked for."""
+    if (options := options_of(Options, argv, flags_only=True)) is None:
+        return None
     for name in ("baseline", "candidate"):  # what to measure may follow a run
         given = getattr(options, name)
         words = [w for w in given[1:] if "=" in w and not Path(w).exists()]
         options.words += words
         setattr(options, name, [w for w in given if w not in words])
     if wrong := _contradiction(options):
-        parser.error(wrong)
+        raise UsageError(f"{wrong}; see python -m harness gate --help")
     return options
 
 
-def _contradiction(options: argparse.Namespace) -> str:
+def _contradiction(options: Options) -> str:
     """What of the words does not go together; "" where all does."""
     from harness.gate.policy import COUNTS, MEASURING
 
@@ -190,7 +131,7 @@ def is_file_list(names: Sequence[str]) -> bool:
     return bool(names) and all(name.endswith(".json") for name in names)
 
 
-def _answer(options: argparse.Namespace, argv: Sequence[str]) -> Answer | None:
+def _answer(options: Options, argv: Sequence[str]) -> Answer | None:
     """Judges, after measuring where that is asked for; None where there was nothing to judge."""
     from harness.gate.judge import judge
     from harness.gate.policy import as_given, load_policy
@@ -205,7 +146,7 @@ def _answer(options: argparse.Namespace, argv: Sequence[str]) -> Answer | None:
     return Answer.of(judge(baseline, candidate, policy, machine_free=options.machine_free))
 
 
-def _side(options: argparse.Namespace, role: Literal["baseline", "candidate"]) -> Side:
+def _side(options: Options, role: Literal["baseline", "candidate"]) -> Side:
     from harness.gate.benchmark_files import side_of_files
     from harness.gate.sides import load_side
 
@@ -219,7 +160,7 @@ def _report(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def _words(options: argparse.Namespace) -> list[str]:
+def _words(options: Options) -> list[str]:
     words = list(options.words)
     return words if any(word.startswith("sweep=") for word in words) else [SWEEP, *words]
 
@@ -234,7 +175,7 @@ def _typed(argv: Sequence[str]) -> str:
     )
 
 
-def _measure_one(options: argparse.Namespace, policy: Policy, argv: Sequence[str]) -> Answer | None:
+def _measure_one(options: Options, policy: Policy, argv: Sequence[str]) -> Answer | None:
     """Measures this work tree alone, and judges it by a stored run if one is named."""
     from harness.gate.render import Answer
     from harness.gate.runner import Request, SideError, measure_and_judge
@@ -263,7 +204,7 @@ def _measure_one(options: argparse.Namespace, policy: Policy, argv: Sequence[str
     return None
 
 
-def _measure_two(options: argparse.Namespace, policy: Policy, argv: Sequence[str]) -> Answer | None:
+def _measure_two(options: Options, policy: Policy, argv: Sequence[str]) -> Answer | None:
     """Measures this work tree and another commit by a sweep or a command, and judges."""
     from harness.gate import trees
     from harness.gate.policy import DEFAULT, as_given
@@ -274,7 +215,7 @@ def _measure_two(options: argparse.Namespace, policy: Policy, argv: Sequence[str
 
     by_command = options.command is not None
     root = trees.users_root() if by_command else trees.project_root()
-    commit = trees.commit_to_compare(root, options.against, tip=options.tip)
+    commit = trees.commit_to_compare(root, str(options.against), tip=options.tip)
     words, results = _words(options), options.results_dir.resolve()
     if options.dry_run:
         sys.stdout.write(Sweeping({"candidate": root}, words, policy.blocks).cost(policy))
@@ -310,7 +251,7 @@ def _measure_two(options: argparse.Namespace, policy: Policy, argv: Sequence[str
 
 
 def _commanded(
-    options: argparse.Namespace, stack: ExitStack, root: Path, baseline: Path, written: Sequence[str]
+    options: Options, stack: ExitStack, root: Path, baseline: Path, written: Sequence[str]
 ) -> Commanded:
     """A command, with work trees of its own for both sides: HEAD with what is not committed copied in is the candidate."""
     from harness.gate import trees
@@ -323,7 +264,8 @@ def _commanded(
     sides = {"baseline": baseline, "candidate": candidate}
     files = {name: trees.files_of(tree, written) for name, tree in {**sides, "original": root}.items()}
     inside = str(Path.cwd().resolve().relative_to(root))
-    named = named_paths(options.command, inside) if OUT in options.command else ()
+    command = str(options.command)
+    named = named_paths(command, inside) if OUT in command else ()
     changed = trees.differing(baseline, candidate, files["baseline"] | files["candidate"])
     benchmark = [name for name in changed if is_test(name) or name in named]
     code = frozenset(name for name in changed if is_code(name)).difference(benchmark)
@@ -333,9 +275,9 @@ def _commanded(
     trees.replace_files(baseline, candidate, restored)
     return Commanded(
         sides,
-        ("--command", options.command),
+        ("--command", command),
         1,
-        options.command,
+        command,
         Trees(sides, root, files, code),
         inside=inside,
         scratch=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-command-"))).resolve(),

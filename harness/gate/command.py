@@ -28,8 +28,8 @@ from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_docume
 from harness.gate.collect import Collected
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
-from harness.gate.shell import Fault, Kind, last_line, run_shell
-from harness.gate.tree_proof import OPENED, RECORDER, VARIABLE, Proof, Trees, read_modules, unproven
+from harness.gate.shell import OPENED, VARIABLE, Fault, Kind, last_line, run_shell
+from harness.gate.tree_proof import RECORDER, Proof, Trees, read_modules, unproven
 from harness.gate.trees import content, replace_files, restore
 from harness.machine.environment import env_id
 from harness.store.arm import Arm

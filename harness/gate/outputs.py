@@ -12,15 +12,15 @@ from harness.store.errors import UsageError
 from harness.store.parquet import find_run
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
+    from harness.gate.options import Options
     from harness.gate.render import Answer
 
 OUTPUTS = ("json", "markdown", "junit", "comment")
 
 
-def clear_outputs(options: argparse.Namespace) -> None:
+def clear_outputs(options: Options) -> None:
     """Removes what an earlier gate left where this one is to write.
 
     Raises:
@@ -49,7 +49,7 @@ def clear_outputs(options: argparse.Namespace) -> None:
             raise UsageError(f"cannot write {path}: {why}")
 
 
-def _inputs(options: argparse.Namespace) -> Iterator[Path]:
+def _inputs(options: Options) -> Iterator[Path]:
     """Every file and folder that the gate is to read."""
     if options.policy is not None:
         yield options.policy.resolve()
@@ -70,7 +70,7 @@ def _is_device(path: Path) -> bool:
     return path.absolute().is_relative_to("/dev")
 
 
-def tell(answer: Answer, options: argparse.Namespace) -> None:
+def tell(answer: Answer, options: Options) -> None:
     """Says the answer in every form that was asked for; a refusal itself is said by the caller.
 
     Raises:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from harness.gate.tree_proof import VARIABLE
 from harness.machine.processes import MARK, interruptible, marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KILLER = "import sys\nfrom harness.machine.processes import kill_marked\nsys.stdin.read()\nkill_marked(sys.argv[1])\n"
+VARIABLE, OPENED = "HARNESS_GATE_RECORD", "HARNESS_GATE_OPENED"  # of the recorder
 SHELL = ("bash", "-o", "pipefail", "-c")
 ENDING_S = 1.0  # for helpers, as multiprocessing's tracker, to see that their parent has ended
 # Exit codes of a program's own; beyond: not executable, not found, ended by a signal

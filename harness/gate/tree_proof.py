@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 RECORDER = Path(__file__).with_name("recorder.py")
-VARIABLE, OPENED = "HARNESS_GATE_RECORD", "HARNESS_GATE_OPENED"
 DOCUMENTS = (".md", ".rst")  # no benchmark's time depends on them
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 PACKAGE_FOLDERS = ("", "src/", "python/", "lib/")  # below a project, where its packages lie

@@ -26,7 +26,7 @@ from harness.store.differences import differences
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.text import axes_of, case_label, constant_axes, number, some
-from harness.store.words import helped, keyed
+from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 
     Key = tuple[str, str, str, str, str]  # suite, case, arm, regime, metric
 
-USAGE = """\
-usage: python -m harness diff RUN RUN [json=true] [results_dir=DIR]
-what changed between two runs: the set-up, what ran, times and where they went
-RUN  a folder results/<sweep>/<run_id>, or its id    json=true  as plain values    results_dir  where ids are looked up
-exit 0 compared; 2 the request could not be carried out
-"""
 CPU_CAUTION = (
     "measured on a CPU: its times decide nothing about a GPU, and another day's load moves them; set-up, losses and other "
     "figures compare"
@@ -158,29 +152,40 @@ class Changes:
     cpu: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness diff: what changed between two runs: the set-up, what ran, times and where they went
+    exit 0 compared; 2 the request could not be carried out
+    """
+
+    runs: list[str] = word("RUN RUN", "folders results/<sweep>/<run_id>, or their ids")
+    json: bool = key("as plain values", False)
+    results_dir: str = key("where run ids are looked up", "results")
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
         UsageError: not two runs, an unknown word, or a run without a row.
     """
-    if helped(words, USAGE):
+    if (options := options_of(Words, words)) is None:
         return 0
-    runs, options = keyed(words, USAGE, ("results_dir", "json"))
+    runs = options.runs
     if len(runs) != 2:
         raise UsageError(
             f"diff takes two runs, got {len(runs)}: folders results/<sweep>/<run_id>, or their ids"
         )
     frames = []
     for run in runs:
-        frame, _ = store.read_quietly(store.find_run(run, options.get("results_dir", "results")))
+        frame, _ = store.read_quietly(store.find_run(run, options.results_dir))
         if frame.attrs["problems"]:
             raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
         if not len(frame):
             raise UsageError(f"{run} holds no row")
         frames.append(frame)
     found = changes(*frames)
-    if options.get("json") == "true":
+    if options.json:
         print(json.dumps(as_dict(found), indent=1))  # noqa: T201  # asked for on standard output
     else:
         show(found, runs, console())
@@ -194,9 +199,9 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
     shared = [key for key in first if key in second]
     floors = [noise_floors(frame) for frame in frames]
     effects = {}
-    for key in shared:
-        floor = max(SAME, *(of_run.get(key[1], 1.0) for of_run in floors))
-        effects[key] = effect.unpaired(_round_medians(first[key]), _round_medians(second[key]), floor)
+    for each in shared:
+        floor = max(SAME, *(of_run.get(each[1], 1.0) for of_run in floors))
+        effects[each] = effect.unpaired(_round_medians(first[each]), _round_medians(second[each]), floor)
     failed = {
         (r["suite"], r["case_id"], r["arm"]): f"{r['status']}: {r['reason']}"
         for r in rows_of(after[after["metric"].isin(TIMES) & (after["status"] != "ok")])
@@ -310,10 +315,10 @@ def _figures(before: pd.DataFrame, after: pd.DataFrame) -> Iterator[tuple[str, s
         own = frame[~frame["metric"].isin(TIMES) & (frame["status"] == "ok") & (frame["part"] == "")]
         own = own[own["better"] != "none"]
         values.append({(r["suite"], r["case_id"], r["arm"], r["metric"]): r["value"] for r in rows_of(own)})
-    for key, one in values[0].items():
-        other = values[1].get(key)
+    for each, one in values[0].items():
+        other = values[1].get(each)
         if other is not None and abs(one - other) > 0.01 * max(abs(one), abs(other)):
-            yield (*key, one, other)
+            yield (*each, one, other)
 
 
 def as_dict(found: Changes) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 The lock is an `flock` on an empty file in a folder that all may write to. It ends with the process that holds it, however
 that ends, so nothing is ever left to clean up. What shares the GPU without sharing the folder (a container with a /tmp of
 its own) shows as another process that computes there (`GpuMonitor.contended`), which marks the rows.
+
+Not by `filelock`, which refuses a file of another user in a folder with the sticky bit: the GPU would be that user's for ever.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def held(uuids: Sequence[str], waits: bool = False) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
-                by = _holder(file)
+                by = holder(Path(f"/proc/self/fd/{file}"))
                 raise UsageError(
                     f"GPU {uuid} is in use by another sweep{f' (process {by})' if by else ''}; wait for it, or choose "
                     "another one with devices=N or CUDA_VISIBLE_DEVICES"
@@ -74,12 +76,12 @@ def _opened(uuid: str) -> int:
         ) from error
 
 
-def _holder(file: int) -> int | None:
-    """The process id that holds the lock of an open file, as /proc/locks has it; None where that can't be read."""
-    inode = os.fstat(file).st_ino
+def holder(path: Path) -> int | None:
+    """The process of this machine that holds the lock of a file, as /proc/locks has it; None where that can't be read."""
     with suppress(OSError):
+        inode = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()  # "1: FLOCK ADVISORY WRITE 4242 08:01:131 0 EOF"
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) and int(fields[4]) > 0:
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode and int(fields[4]) > 0:
                 return int(fields[4])
     return None

@@ -32,35 +32,18 @@ class Interrupts:
     """The handler of `ENDING_SIGNALS` within `interruptible`.
 
     Attributes:
-        heard: a signal came, other than that of `cut_off`.
-        cut: the one of `cut_off` came, and has raised KeyboardInterrupt.
+        heard: a signal came.
     """
 
     def __init__(self) -> None:
-        self._sends_cut = False
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all signals so far: the next one counts, however soon it comes."""
-        self.heard, self.cut, self._last = False, False, -math.inf
-
-    def cut_off(self) -> None:
-        """Raise KeyboardInterrupt in the main thread, from any other one, without `heard`: a deadline has passed."""
-        self._sends_cut = True
-        # Directly to the main thread, so that it wakes from whatever it waits for.
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        self.heard, self._last = False, -math.inf
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        is_cut = self._sends_cut and signum == signal.SIGTERM
+        self.heard = True
         closely = time.monotonic() - self._last < ONE_INTERRUPT_S
-        if is_cut:
-            self._sends_cut = False
-        else:
-            self.heard = True  # also soon after a cut, which is nobody's wish to end the command
         if closely:
             return
         self._last = time.monotonic()
-        self.cut = self.cut or is_cut
         raise KeyboardInterrupt
 
 

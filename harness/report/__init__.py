@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from harness.machine import raw_output
 from harness.store import find_run
 from harness.store.errors import UsageError
-from harness.store.words import Parser
+from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,26 +29,22 @@ class ReportPaths:
     problems: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness report: HTML report and markdown twin from stored runs"""
+
+    runs: list[str] = word("RUN", "run folder, folder of runs, Parquet file, or run id")
+    output: Path | None = key("HTML file to write (reports/<run_id>.html)", short="-o")
+    results_dir: str = key("where run ids are looked up", "results")
+    static: bool = key("no JavaScript: smaller, tables do not sort", False)
+    mfu: bool = key("MFU first, or why there is none", False)
+    figures: bool = key("also write the figures as SVG; the markdown twin then shows them", False)
+
+
 def main(argv: Sequence[str]) -> int:
     """`python -m harness report RUN... [-o FILE.html]`; returns the exit code, 2 by way of UsageError."""
-    parser = Parser("report", "HTML report and markdown twin from stored runs.")
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run folder, folder of runs, Parquet file, or run id"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, help="HTML file to write (default: reports/<run_id>.html)"
-    )
-    parser.add_argument(
-        "--results-dir", default="results", help="where run ids are looked up (default: results)"
-    )
-    parser.add_argument("--static", action="store_true", help="no JavaScript: smaller, tables do not sort")
-    parser.add_argument("--mfu", action="store_true", help="MFU first, or why there is none")
-    parser.add_argument(
-        "--figures",
-        action="store_true",
-        help="also write the figures as SVG; the markdown twin then shows them",
-    )
-    options = parser.parse_args(argv)
+    if (options := options_of(Words, argv)) is None:
+        return 0
     folders = [find_run(name, options.results_dir) for name in options.runs]
     output = (
         options.output or Path("reports") / f"{folders[0].name if len(folders) == 1 else 'comparison'}.html"

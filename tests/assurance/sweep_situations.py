@@ -15,7 +15,7 @@ from situations import Place, situation
 from toy import offered
 
 from harness.__main__ import main
-from harness.cli.parts import Progress
+from harness.cli.parts import Part
 from harness.engine import watch
 from harness.machine.processes import this_host
 from harness.store import parquet
@@ -107,9 +107,7 @@ def hundred_percent_of_nothing(_: Place, planted: bool) -> object:
     return "100 %" in watch.summary([watch.Part("", "finished", 0 if planted else 4, 1.0)], 1.0)
 
 
-@situation(
-    "sweep of sweeps", "a part skipped all of its cases", word="Progress.ok", positive=True, instead=False
-)
+@situation("sweep of sweeps", "a part skipped all of its cases", word="Part.ok", positive=True, instead=False)
 def skipped_part(_: Place, planted: bool) -> object:
     row = {
         "status": "skipped" if planted else "ok",
@@ -117,9 +115,9 @@ def skipped_part(_: Place, planted: bool) -> object:
         "cause": "unsupported",
         "reason": "no GPU",
     }
-    progress = Progress(exit=0)
-    progress.settle(pd.DataFrame([row]))
-    return progress.ok
+    part = Part("a", "toy", exit=0)
+    part.settle(pd.DataFrame([row]))
+    return part.ok
 
 
 @situation(

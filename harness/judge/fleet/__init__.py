@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import store
@@ -12,17 +12,11 @@ from harness.judge.fleet.judge import Group, judge
 from harness.machine import raw_output, terminal
 from harness.store.errors import UsageError
 from harness.store.text import markdown, percent, plural, ratio, some
-from harness.store.words import helped, keyed
+from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-USAGE = """\
-usage: python -m harness fleet RUN... [tolerance=5] [json=true] [markdown=true] [results_dir=DIR]
-compares cards of one model: spread, outliers, the slowest card, corrupt results
-RUN  a folder of a run or of runs, or a run id    tolerance  percent by which healthy cards may differ
-exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read
-"""
 _OUTLIERS = "card", "suite", "regime", "what", "why"
 _SPREADS = (
     "suite",
@@ -39,37 +33,39 @@ _SPREADS = (
 _DIFFERENCES = "field", "value", "cards"
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness fleet: compares cards of one model: spread, outliers, the slowest card, corrupt results
+    exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read
+    """
+
+    runs: list[str] = word("RUN", "a folder of a run or of runs, or a run id")
+    tolerance: float = key("percent by which healthy cards may differ (5)", 5.0, span=(1e-9, 99.999999999))
+    json: bool = key("as plain values", False)
+    markdown: bool = key("for a pull request or a page", False)
+    results_dir: str = key("where run ids are looked up", "results")
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
         UsageError: no run, an unknown word, a tolerance that is none, or runs without a row.
     """
-    if helped(words, USAGE):
+    if (options := options_of(Words, words)) is None:
         return 0
-    runs, options = keyed(words, USAGE, ("tolerance", "json", "markdown", "results_dir"))
-    if not runs:
-        raise UsageError("fleet takes runs: folders of runs, or run ids")
-    try:
-        tolerance = float(options.get("tolerance", "5"))
-    except ValueError:
-        tolerance = -1.0
-    if not 0 < tolerance < 100:
-        raise UsageError(
-            f"tolerance={terminal.printable(options['tolerance'])}: expected percent between 0 and 100"
-        )
-    folders = [store.find_run(run, options.get("results_dir", "results")) for run in runs]
+    folders = [store.find_run(run, options.results_dir) for run in options.runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
     unread = frame.attrs["problems"]
     for problem in unread:
         raw_output.say(f"warning: {terminal.printable(problem)}\n")
     if not len(frame):
-        raise UsageError(f"no rows in {', '.join(runs)}")
-    found = judge(frame, tolerance / 100)
+        raise UsageError(f"no rows in {', '.join(options.runs)}")
+    found = judge(frame, options.tolerance / 100)
     is_out = any(group.outliers for group in found)
-    if options.get("json") == "true":
+    if options.json:
         sys.stdout.write(json.dumps(as_dict(found, unread), indent=1) + "\n")
-    elif options.get("markdown") == "true":
+    elif options.markdown:
         sys.stdout.write("\n".join(_as_markdown(found, unread)) + "\n")
     else:
         _show(found, unread, "bold red" if is_out else "bold")

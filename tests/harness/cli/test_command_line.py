@@ -169,20 +169,6 @@ def test_a_dry_run_imports_nothing_that_only_a_measurement_needs(tmp_path: Path)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("words", [["--help"], ["report", "results", "-o", "again.html"], ["swep"]])
-def test_help_report_and_an_unknown_command_start_without_torch(words: list[str], tmp_path: Path) -> None:
-    main(["sweep=toy", "device=cpu"])
-    done = python(
-        "import sys; from harness.__main__ import main\n"
-        f"code = main({words!r})\n"
-        "assert 'torch' not in sys.modules and 'triton' not in sys.modules, 'torch was imported'\n"
-        "sys.exit(code)",
-        tmp_path,
-    )
-    assert "torch was imported" not in done.stderr
-    assert done.returncode == (2 if words == ["swep"] else 0), done.stderr
-
-
 # A sweep whose second case never ends, in a process of its own, to be stopped from outside.
 ENDLESS = """
 import signal, sys

@@ -1,9 +1,7 @@
-"""A sweep of sweeps: slots, order, what a part keeps that is cut off, refused or killed. Oracle: the contract, on scripts and a fake
-clock in place of sweeps; then real ones."""
+"""A sweep of sweeps: slots, order, what a part keeps that is cut off, refused or killed. Oracle: the contract, on toys."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -12,39 +10,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
+from toy import ToySuite, offered
 
 from harness import store
+from harness.__main__ import main
 from harness.cli import parts as parts_module
-from harness.cli.config import load
-from harness.cli.parts import CUT, LEAST_ROUNDS, PATIENCE, REHEARSAL, TRIES, Progress, Whole, parts_of, within
-from harness.cli.sweep import run_sweep
-from harness.engine import places, runlog, watch
+from harness.cli.parts import CUT, REHEARSAL, TRIES, Part, within
+from harness.engine import places
 from harness.machine import device_lock
 from harness.machine.processes import interruptible
 from harness.report import summary
+from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.compare import rows_of
-from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
-from harness.training.data import shakespeare
+from harness.timing.workload import Numerics, Workload
 
 MINE = """# Mine?
 parts:
-  late: {sweep: cast, priority: 2, estimate_s: 100}
-  first: {sweep: smoke, estimate_s: 50}
-  steps: {sweep: train, estimate_s: 200, overrides: {model: nano, arms: [bf16_eager, tensorwise_eager], rounds: 8}}
+  late: {sweep: toy, priority: 2, estimate_s: 100, overrides: {axes.n: [3]}}
+  first: {sweep: toy, estimate_s: 50, overrides: {axes.n: [1]}}
+  steps: {sweep: toy, estimate_s: 200, overrides: {axes: {n: [2]}, arms: [base, other]}}
 """
-Script = Callable[[Sequence[str], store.RunWriter], int]
-
-
-def said(words: Sequence[str], key: str) -> str:
-    return next((word.partition("=")[2] for word in reversed(words) if word.startswith(f"{key}=")), "")
+WHOLE = ["sweep=mine", "device=cpu", "report=false", "quiet=true"]
+FOLDER = Path("results/mine/r")
+NAMES = ["first", "steps", "late"]
 
 
 def row(arm: str = "bf16_eager", status: Any = "ok", cause: Cause = Cause.NONE) -> Measurement:
@@ -55,183 +50,133 @@ def row(arm: str = "bf16_eager", status: Any = "ok", cause: Cause = Cause.NONE) 
     )  # fmt: skip
 
 
-def stores(*rows: Measurement, code: int = 0) -> Script:
-    def script(words: Sequence[str], writer: store.RunWriter) -> int:
-        writer.append(rows or [row()])
-        return code
+class Builds:
+    """The cases that were built, and what building one of them does; measured in this process."""
 
-    return script
+    def __init__(self, suite: ToySuite) -> None:
+        self.seen: list[int] = []
+        self.acts: dict[int, Callable[[], object]] = {}
+        suite.behaviour = {"base": self}
 
-
-def cut(words: Sequence[str], writer: store.RunWriter) -> int:
-    writer.checkpoint([row(status="partial")])
-    return CUT
-
-
-def raises(error: BaseException, *rows: Measurement) -> Script:
-    def script(words: Sequence[str], writer: store.RunWriter) -> int:
-        if rows:
-            writer.checkpoint(rows)
-        raise error
-
-    return script
-
-
-class Slots:
-    """Commands, each a slot of one sweep; a part does what its script says, and takes `takes` of its estimate."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.folder = root, root / "results" / "mine" / "r"
-        self.now, self.takes = 0.0, 1.0
-        self.begun: list[str] = []
-        self.words: dict[str, list[str]] = {}
-        self.most: dict[str, float] = {}
-
-    def whole(self, budget: float | None = None, **scripts: Script) -> Whole:
-        def measure(words: Sequence[str], seconds: float) -> int:
-            name = said(words, "run_id").removeprefix("r-")
-            self.begun.append(name)
-            self.words[name], self.most[name] = list(words), seconds
-            self.now += min(seconds, self.takes * {"first": 50, "steps": 200, "late": 100}[name])
-            folder = Path(said(words, "results_dir")) / said(words, "sweep") / said(words, "run_id")
-            writer = store.RunWriter(
-                folder, run_id=folder.name, sweep=said(words, "sweep"), env_id="e", env={}, about={}
-            )
-            return parts_module._isolated(lambda words: scripts.get(name, stores())(words, writer), words)
-
-        about = {"parts": store.read_about(self.folder).get("parts", {})}
-        writer = runlog.LoggingWriter(self.folder, run_id="r", sweep="mine", env_id="e", env={}, about=about)
-        words = ["sweep=mine", "report=false", f"budget_s={'null' if budget is None else budget}"]
-        note = runlog.ProgressFile(writer)
-        return Whole(
-            load(words, lambda device: "cpu"), self.folder, writer, measure, lambda: self.now, note.write
-        )
-
-    def slot(self, budget: float | None = None, **scripts: Script) -> list[str]:
-        return self.whole(budget, **scripts).slot()
-
-    def end(self, budget: float | None = None, **scripts: Script) -> int:
-        """The exit code of a command."""
-        whole = self.whole(budget, **scripts)
-        return parts_module._run_and_report(whole, whole._writer, runlog.ProgressFile(whole._writer))  # type: ignore[arg-type]
-
-    def about(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = store.read_about(self.folder)["parts"][name]
-        return found
+    def __call__(self, case: Case) -> Workload:
+        self.seen.append(case.integer("n"))
+        self.acts.get(case.integer("n"), int)()
+        return Workload(run=int, check=lambda: Numerics({"sqnr_db": 30.0}))
 
 
 @pytest.fixture
-def slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slots:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "mine.yaml").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    return Slots(tmp_path)
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
+    suite = offered([1], tmp_path, monkeypatch)
+    Path("sweeps/mine.yaml").write_text(MINE)
+    return Builds(suite)
 
 
-def test_slots_start_all_parts_by_priority_and_gather_their_rows_in_one_file(slots: Slots) -> None:
-    """Oracle: the estimates by hand; the rows of the parts' own folders, which the one file holds once."""
-    assert slots.slot(budget=280) == ["late"]
-    assert slots.about("late")["cause"] == "budget"
-    assert slots.most == {"first": PATIENCE * 50, "steps": 280 - 50 - 5}, "what is left of the slot"
-    assert slots.slot(budget=280) == []
-    assert slots.begun == ["first", "steps", "late"]
-    assert said(slots.words["late"], "budget_s") == f"{0.9 * PATIENCE * 100:g}"
-    gathered = store.read(Path("reports/r.parquet"))
-    assert len(gathered) == len(store.read(slots.folder)) == 3
-    assert set(gathered["sweep"]) == {"smoke", "train", "cast"}
-    assert slots.slot() == []
-    assert len(slots.begun) == 3
+def state() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = store.read_about(FOLDER)["parts"]
+    return found
 
 
-def test_a_part_that_is_cut_off_keeps_its_rounds_and_is_tried_again_with_fewer(slots: Slots) -> None:
-    rounds = []
+def test_a_slot_starts_by_priority_what_it_has_room_for_and_resume_the_rest(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WHOLE, "run_id=r", "budget_s=190", "seed=7"]) == 0, "what is left is no failure"
+    assert capsys.readouterr().out.splitlines()[-1] == "left: steps; resume=r continues"
+    assert builds.seen == [1, 3]
+    assert store.read_about(FOLDER)["state"] == "interrupted"
+    assert main(["resume=r", "seed=8"]) == 2
+    assert "would change what this run measures" in capsys.readouterr().err
+    assert main(["resume=r", "budget_s=null"]) == 0
+    assert builds.seen == [1, 3, 2]
+    assert "nothing is left" in capsys.readouterr().out
+    assert main(["resume=r-first"]) == 0, "a part is a run of its own"
+    assert store.read_about(FOLDER)["state"] == "finished"
+    assert all(mine["ok"] and mine["tries"] == 1 for mine in state().values())
+    rows = store.read(FOLDER)
+    assert set(rows["seed"]) == {7}, "a key that every part is given"
+    assert {json.loads(axes)["n"] for axes in rows["axes"]} == {1, 2, 3}
+    assert main(["resume=r"]) == 0
+    assert len(builds.seen) == 3
+    assert json.loads((FOLDER / "_progress.json").read_text())["state"] == "finished"
+
+
+def test_the_timetable(builds: Builds, capsys: pytest.CaptureFixture[str]) -> None:
+    """Oracle: the estimates by hand: 50, 200 and 100 s, by priority, in slots of 280 s and of 120 s."""
+    assert main([*WHOLE, "dry_run=true", "budget_s=280"]) == 0
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:-1]] == [
+        ["1", "0:00", "50", "first"], ["1", "0:50", "200", "steps"], ["2", "0:00", "100", "late"],
+    ]  # fmt: skip
+    assert main([*WHOLE, "dry_run=true", "budget_s=120"]) == 0
+    assert "slots of 120 s are too short" in capsys.readouterr().out
+    assert not Path("results").exists()
+
+
+def test_a_part_that_is_cut_off_is_tried_again_and_given_up(builds: Builds) -> None:
+    builds.acts = {1: lambda: time.sleep(30)}
+    Path("sweeps/mine.yaml").write_text(MINE.replace("estimate_s: 50", "estimate_s: 0.5"))
     for tried in range(1, TRIES + 1):
-        left = slots.slot(steps=cut)
-        rounds.append(int(said(slots.words["steps"], "rounds")))
-        mine = slots.about("steps")
-        assert (mine["tries"], mine["done"], mine["cause"], mine["exit"]) == (tried, False, "budget", CUT)
-        assert mine["statuses"] == {"partial": 1}
-        assert left == ["steps"] * (tried < TRIES)
-    assert rounds == [8, 4, LEAST_ROUNDS]
-    assert slots.end() == 1, "given up"
-    assert store.read_about(slots.folder)["state"] == "interrupted"
+        assert main([*WHOLE, "run_id=r" if tried == 1 else "resume=r"]) == (tried == TRIES)
+        assert (state()["first"]["tries"], state()["first"]["exit"]) == (tried, CUT)
+    assert main([*WHOLE, "resume=r"]) == 1
+    assert state()["first"]["tries"] == TRIES, "given up"
+    assert [n for n in builds.seen if n > 1] == [2, 3]
+    assert store.read_about(FOLDER)["state"] == "interrupted"
+
+
+def test_a_refusal_is_no_try_and_a_fault_costs_its_part_alone(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("sweeps/mine.yaml").write_text(MINE.replace("{axes.n: [1]}", "{axes.n: [-1]}"))
+    real = parts_module.within
+
+    def breaks(seconds: float, work: Callable[[], int]) -> int:
+        if real(seconds, work) == 0 and builds.seen == [2]:
+            raise RuntimeError("a bug")
+        return 0
+
+    monkeypatch.setattr(parts_module, "within", breaks)
+    assert main([*WHOLE, "run_id=r"]) == 1
+    assert "axes.n=-1" in capsys.readouterr().err
+    assert {name: (mine["tries"], mine["exit"], mine["done"]) for name, mine in state().items()} == {
+        "first": (0, 2, False), "steps": (1, 7, False), "late": (1, 0, True),
+    }  # fmt: skip
+
+
+def test_what_ends_a_slot_loses_no_row(builds: Builds, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupts() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    builds.acts = {2: interrupts}
+    assert main([*WHOLE, "run_id=r"]) == 2
+    assert "left: steps, late; resume=r continues" in capsys.readouterr().out.splitlines()
+    assert state()["steps"]["tries"] == 1
+    assert set(store.read(FOLDER)["status"]) == {"ok"}
+    builds.acts = {}
+    assert main([*WHOLE, "resume=r"]) == 0
+    assert builds.seen == [1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "rows", "done", "ok", "cause"),
+    ("exit_code", "rows", "done", "ok"),
     [
-        (0, [row()], True, True, ""),
-        (0, [row(), row("a", "skipped", Cause.UNSUPPORTED)], True, True, ""),
-        (0, [row("a", "skipped", Cause.UNSUPPORTED)], True, False, "unsupported"),
-        (1, [row(), row("a", "failed", Cause.NUMERICS)], True, False, "numerics"),
-        (1, [row(), row("a", "failed", Cause.DEVICE_LOST)], False, False, "error"),
-        (0, [row(), row("a", "skipped", Cause.BUDGET)], False, False, "budget"),
-        (
-            0,
-            [row("b", "skipped", Cause.BUDGET), row("a", "failed", Cause.NUMERICS)],
-            False,
-            False,
-            "numerics",
-        ),
-        (CUT, [row("b", "partial"), row("a", "failed", Cause.NUMERICS)], False, False, "numerics"),
-        (CUT, [row("b", "partial")], False, False, "budget"),
-        (None, [row("b", "partial")], False, False, "interrupted"),
-        (2, [row()], False, False, "error"),
-        (7, [], False, False, "error"),
-        (CUT, [], False, False, "budget"),
+        (0, [row()], True, True),
+        (0, [row(), row("a", "skipped", Cause.UNSUPPORTED)], True, True),
+        (0, [row("a", "skipped", Cause.UNSUPPORTED)], True, False),
+        (1, [row(), row("a", "failed", Cause.NUMERICS)], True, False),
+        (1, [row(), row("a", "failed", Cause.DEVICE_LOST)], False, False),
+        (0, [row(), row("a", "skipped", Cause.BUDGET)], False, False),
+        (CUT, [row("b", "partial")], False, False),
+        (None, [row("b", "partial")], False, False),
+        (2, [row()], False, False),
     ],
 )
 def test_what_rows_say_of_a_part(
-    exit_code: int | None, rows: list[Measurement], done: bool, ok: bool, cause: str, tmp_path: Path
+    exit_code: int | None, rows: list[Measurement], done: bool, ok: bool, tmp_path: Path
 ) -> None:
-    frame: pd.DataFrame | None = None
-    if rows:
-        writer = store.RunWriter(tmp_path, run_id="r", sweep="s", env_id="e", env={}, about={})
-        writer.append(rows)
-        frame = store.read(tmp_path)
-    mine = Progress(exit=exit_code)
-    mine.settle(frame)
-    assert (mine.done, mine.ok, mine.cause) == (done, ok, cause)
-    assert bool(mine.reason) == (not ok)
-
-
-def test_a_refusal_is_no_try_and_a_fault_costs_its_part_alone(slots: Slots) -> None:
-    for _ in range(TRIES + 1):
-        slots.slot(first=raises(UsageError("the GPU is in use")), steps=raises(RuntimeError("a bug")))
-    first, steps = slots.about("first"), slots.about("steps")
-    assert (first["tries"], first["exit"], first["cause"]) == (0, 2, "refused")
-    assert (steps["tries"], steps["exit"], steps["cause"]) == (TRIES, 7, "error")
-    assert slots.about("late")["ok"]
-    slots.slot(budget=0)
-    assert slots.about("first")["cause"] == "refused"
-    assert slots.end() == 1
-    assert slots.about("first")["ok"]
-
-
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_slot_loses_no_round(slots: Slots, ending: type[BaseException]) -> None:
-    """SystemExit stands for a kill: whatever was known before the part began must do."""
-    for tried in range(1, TRIES + 1):
-        with pytest.raises(ending):
-            slots.slot(first=raises(ending(), row(status="partial")))
-        mine = slots.about("first")
-        assert (mine["tries"], mine["done"], mine["cause"]) == (tried, False, "interrupted")
-        assert set(store.read(Path("reports/r.parquet"))["status"]) == {"partial"}
-    slots.slot()
-    assert slots.begun == ["first"] * TRIES + ["steps", "late"], "given up"
-
-
-def test_the_end_of_a_slot(slots: Slots, capsys: pytest.CaptureFixture[str]) -> None:
-    assert slots.end(first=raises(KeyboardInterrupt())) == 2
-    assert "left: first, steps, late; resume=r continues" in capsys.readouterr().out.splitlines()
-    assert slots.end(budget=200) == 0, "what is left is no failure"
-    assert store.read_about(slots.folder)["state"] == "interrupted"
-    assert slots.end(late=stores(row("a", "skipped", Cause.UNSUPPORTED))) == 0
-    assert store.read_about(slots.folder)["state"] == "finished"
-    capsys.readouterr()
-    assert slots.end() == 0
-    assert "nothing is left" in capsys.readouterr().out
-    assert len(slots.begun) == 4
+    writer = store.RunWriter(tmp_path, run_id="r", sweep="s", env_id="e", env={}, about={})
+    writer.append(rows)
+    mine = Part("a", "toy", exit=exit_code)
+    mine.settle(store.read(tmp_path))
+    assert (mine.done, mine.ok) == (done, ok)
 
 
 @pytest.mark.parametrize(
@@ -244,66 +189,48 @@ def test_the_end_of_a_slot(slots: Slots, capsys: pytest.CaptureFixture[str]) -> 
         "parts: {a: {sweep: cast, overrides: {no_such_key: 1}}}",
     ],
 )
-def test_parts_that_cannot_be_are_refused(text: str, slots: Slots) -> None:
+@pytest.mark.usefixtures("builds")
+def test_parts_that_cannot_be_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("sweeps/mine.yaml").write_text(f"# Mine?\n{text}")
-    with pytest.raises(UsageError, match=r"\b(a|b)\b"):
-        run_sweep(["sweep=mine", "device=cpu"])
+    assert main(WHOLE) == 2
+    assert "part" in capsys.readouterr().err
     assert not Path("results").exists()
 
 
-def test_a_part_that_needs_nanogpts_text_waits_for_it(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(slots.root))
-    Path("sweeps/mine.yaml").write_text(MINE.replace("model: nano", "data: shakespeare"))
-    assert slots.slot() == []
-    assert (slots.about("steps")["cause"], slots.about("steps")["tries"]) == ("missing", 0)
-    kept = shakespeare.kept()
-    kept.parent.mkdir(parents=True)
-    kept.write_text("To be")
-    assert slots.slot() == []
-    assert said(slots.words["steps"], "data_path") == str(kept)
-    Path("other.txt").write_text("To be")
-    with pytest.raises(UsageError, match="is not nanoGPT's text"):
-        run_sweep(["sweep=mine", "device=cpu", "data_path=other.txt"])
+def test_a_key_that_no_part_has_is_refused_by_the_part(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WHOLE, "timing.min_round=3"]) == 2
+    assert main([*WHOLE, "axes.nn=3"]) == 2
+    assert "part first: " in capsys.readouterr().err
+    assert builds.seen == []
 
 
-def test_watch_says_what_has_become_of_the_parts(slots: Slots) -> None:
-    """Oracle: what the script of the second part sees while it is under way."""
-    seen = []
-
-    def second(words: Sequence[str], writer: store.RunWriter) -> int:
-        seen.append(json.loads((slots.folder / "_progress.json").read_text()))
-        return stores()(words, writer)
-
-    slots.slot(steps=second)
-    assert seen[0]["share"] == pytest.approx(1 / 3)
-    assert seen[0]["text"] == "steps is under way; done: first"
+HOLD = (
+    "from harness.machine.device_lock import held\nwith held(['u1']):\n    print('held', flush=True); input()"
+)
 
 
 def test_beside_another_sweep_of_its_gpu_it_is_refused_as_a_whole(
-    slots: Slots, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    builds: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Oracle: flock(2) of another open file; its own parts pass."""
+    """Its own parts, which take the same lock, pass."""
     monkeypatch.setenv(device_lock.FOLDER_VARIABLE, str(tmp_path / "locks"))
     monkeypatch.setattr(places, "chosen", lambda *_: [places.Gpu(0, "u1")])
-    words = ["sweep=mine", "device=cpu", "report=false", "run_id=r"]
-    with device_lock.held(["u1"]):
-        pass
-    file = os.open(tmp_path / "locks" / "gpu-u1.lock", os.O_RDONLY)
-    fcntl.flock(file, fcntl.LOCK_EX)
-    with pytest.raises(UsageError, match="GPU u1 is in use by another sweep"):
-        run_sweep(words)
-    assert not slots.folder.exists()
-    os.close(file)
-    within_it = []
-
-    def slot(whole: Whole) -> list[str]:
-        with device_lock.held(["u1"]):
-            within_it.append(watch.look(whole.folder)[0].state)
-        return []
-
-    monkeypatch.setattr(Whole, "slot", slot)
-    assert run_sweep(words) == 0
-    assert within_it == ["running"]
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert main([*WHOLE, "run_id=r"]) == 2
+        assert f"GPU u1 is in use by another sweep (process {other.pid})" in capsys.readouterr().err
+        other.kill()
+    assert not FOLDER.exists()
+    assert main([*WHOLE, "run_id=r"]) == 0
+    assert builds.seen == [1, 2, 3]
 
 
 # Deadlines. Oracle: a clock, and signals that this process sends to itself.
@@ -364,54 +291,6 @@ def test_a_signal_ends_the_whole(deadline: float, signalled: float, work: Callab
         within(deadline, work)
     assert time.monotonic() - began < 2.5
     later.join()
-
-
-# Real sweeps
-
-
-QUICK = """timing.min_seconds: 0.01, timing.max_seconds: 0.05, timing.min_samples: 3, timing.block_ms: 2,
-    timing.warmup_min_seconds: 0.01, timing.warmup_max_seconds: 0.05, rounds: 3, isolate: false"""
-TWO = f"""# Mine?
-parts:
-  products: {{sweep: gemm, overrides: {{axes: {{M: 32, K: 32, N: 32, role: output}}, arms: [bf16_eager, tensorwise_eager], {QUICK}}}}}
-  wrong: {{sweep: cast, priority: 1, overrides: {{axes.dtype: nonsense}}}}
-  casts:
-    sweep: cast
-    priority: -1
-    overrides: {{axes.M: 64, axes.K: 64, axes.dtype: e4m3fn, axes.granularity: tensorwise, axes.src: bf16, arms: [eager, copy],
-      {QUICK}}}
-"""
-
-
-def test_a_users_own_sweep_for_real(slots: Slots, capsys: pytest.CaptureFixture[str]) -> None:
-    """Oracle: what the file says. Of three parts two are measured, once, and one is refused."""
-    Path("sweeps/mine.yaml").write_text(TWO)
-    words = ["sweep=mine", "device=cpu", "seed=7", "quiet=true", "resume=last"]
-    assert run_sweep([*words, "dry_run=true"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[3] for line in lines[1:4]] == ["casts", "products", "wrong"]
-    assert not Path("results").exists()
-    assert run_sweep(words) == 1
-    (folder,) = Path("results/mine").iterdir()
-    about = store.read_about(folder)
-    assert about["state"] == "interrupted"  # the part that is refused may be mended
-    assert {name: (p["ok"], p["cause"]) for name, p in about["parts"].items()} == {
-        "casts": (True, ""),
-        "products": (True, ""),
-        "wrong": (False, "refused"),
-    }
-    rows = store.read(folder)
-    assert set(rows["sweep"]) == {"cast", "gemm"}
-    assert set(rows["seed"]) == {7}
-    first = rows.groupby("sweep")["created_at"].min()
-    assert first["cast"] < first["gemm"]
-    assert (Path("reports") / f"{folder.name}.html").exists()
-    out = capsys.readouterr()
-    assert "nonsense" in out.err
-    assert "of the bandwidth of a copy" in out.out
-    assert run_sweep(words) == 1
-    assert [path.name for path in Path("results/mine").iterdir()] == [folder.name], "one run, slot after slot"
-    assert len(store.read(folder)) == len(rows)
 
 
 def test_the_summary_has_speedups_cast_shares_and_failures(tmp_path: Path) -> None:
@@ -477,11 +356,15 @@ def test_the_rehearsal_killed_at_ten_random_moments(tmp_path: Path) -> None:
         after = rounds_of(tmp_path / "gpu")
         assert all(after.get(key, 0) >= rounds for key, rounds in before.items())
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert done.returncode == 0 or "data=shakespeare cannot be downloaded" in done.stderr, (
+        done.stdout[-3000:] + done.stderr
+    )
     assert done.stdout.splitlines()[-1] == REHEARSAL
     (folder,) = (path.parent for path in (tmp_path / "gpu").glob("*/_run.json"))
-    config = load(["sweep=gpu"], lambda device: "cpu").config
     state = store.read_about(folder)["parts"]
-    assert all(state[p.name]["done"] for p in parts_of(config) if p.overrides.get("data") != "shakespeare")
+    assert [name for name, mine in state.items() if not mine["done"]] in (
+        [],
+        ["nanogpt_char"],
+    )  # its text may be missing
     assert "partial" not in set(store.read(folder)["status"])
     assert "Measured on a CPU" in (tmp_path / f"{folder.name}.md").read_text()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_holder import hold
 from toy import ToySuite, offered
 
 from harness import store
@@ -193,15 +192,6 @@ def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFix
     assert "is a shard; resume=results/toy/r2 continues its run" in line
 
 
-@pytest.mark.usefixtures("cut_off")
-def test_a_run_that_is_being_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with hold("results/toy/r1") as writer:
-        try:
-            assert f"is being written by process {writer.pid} on " in refused(capsys, "resume=r1")
-        finally:
-            writer.kill()
-
-
 def test_shards_continue_alone_and_together() -> None:
     """Shards that were started apart leave a _run.json each and none of the whole."""
     for shard in ("0/2", "1/2"):
@@ -213,26 +203,6 @@ def test_shards_continue_alone_and_together() -> None:
     assert set(rows["status"]) == {"ok"}
     assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
     assert main(["resume=r1", "shard=1/2"]) == 0
-
-
-WHOLE = """# Two slots?
-parts:
-  first: {sweep: toy, overrides: {axes.n: [1], rounds: 2}}
-  second: {sweep: toy, overrides: {axes.n: [2], rounds: 2}}
-"""
-
-
-def test_a_sweep_of_sweeps_and_its_parts_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "sweeps" / "whole.yaml").write_text(WHOLE)
-    assert main(["sweep=whole", "device=cpu", "run_id=w1", "seed=7", "budget_s=0", "quiet=true"]) == 0
-    assert not list(Path("results/whole/w1").rglob("*.parquet"))
-    assert "seed=8" in refused(capsys, "resume=w1", "seed=8")
-    assert main(["resume=w1", "budget_s=null"]) == 0
-    rows = store.read("results/whole/w1")
-    assert set(rows["status"]) == {"ok"}
-    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2}
-    assert set(rows["seed"]) == {7}, "a key that every part is given"
-    assert main(["resume=w1-first"]) == 0
 
 
 def test_a_model_or_a_text_that_is_gone_is_named(

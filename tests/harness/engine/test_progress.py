@@ -10,12 +10,11 @@ from rich.console import Console
 from toy import ToySuite
 
 from harness.engine.plan import PlannedCase
-from harness.engine.progress import Display, Progress
-from harness.engine.stages import Frame, Mark, Stage, StageKind, Steps
+from harness.engine.progress import Progress
+from harness.engine.stages import Mark, Stage, StageKind, Steps
 from harness.engine.tasks import Task
 from harness.store.case import Case
 
-LONG = "linear[K=14336,M=16384,N=4096,direction=forward_backward,gemm=gate_proj,shape=llama3_70b]"
 CLOCK = r"\d+:\d\d:\d\d"
 
 
@@ -55,30 +54,23 @@ def test_steps_of_a_run_move_it() -> None:
     assert progress.frame().text == "[1/1] toy rowwise_compile seed=3: step 25/100 of rowwise_compile"
 
 
-@pytest.mark.parametrize(("width", "elapsed_s"), [(80, 10.0), (60, 90_000.0), (200, 65.0)])
-def test_each_frame_fits_and_holds_bar_elapsed_and_time_left(width: int, elapsed_s: float) -> None:
-    """Rich draws for a terminal of so many columns; nothing wraps, the case is cut with an ellipsis."""
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_bar_of_a_terminal_fits_and_shows_stage_share_and_times(width: int, quiet: bool) -> None:
+    """`Progress.on` a console that says it is a terminal: nothing wraps, the case is cut; quiet writes nothing."""
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, color_system="standard")
-    frame = Frame(f"[3/12] {LONG}", "compiling rowwise_with_gw_hp_compile", 0.2, elapsed_s)
-    console.print(Display(lambda: frame))
-    first, second = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
-    assert len(first) <= width
-    assert len(second) <= width
-    assert re.search(rf"━{{5,}}.* 20% +{CLOCK} +about {CLOCK} left$", first), first
-    assert second.startswith("compiling rowwise_with_gw_hp_compile [3/12] linear[K")
-    assert ("…" in second) == (width < 200)
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_the_bar_of_a_real_terminal_shows_the_stage(quiet: bool) -> None:
-    """`Progress.on` a console that says it is a terminal: what it writes holds times and stage; quiet writes nothing."""
-    out = io.StringIO()
-    with Progress.on(Console(file=out, width=80, force_terminal=True), 1, quiet=quiet) as progress:
+    with Progress.on(console, 1, quiet=quiet) as progress:
         progress.take(task(), Mark.BEGUN)
-        progress.take(task(), Stage(StageKind.BUILD, "other"))
-    assert [words in out.getvalue() for words in ("building other", "about 0:00:0")] == [not quiet] * 2
-    assert not (quiet and out.getvalue())
+        progress.take(task(), Stage(StageKind.TIME))
+    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue()).replace("\r", "\n").splitlines()
+    lines = [line for line in drawn if "%" in line]
+    if quiet:
+        assert not out.getvalue()
+        return
+    assert all(len(line) <= width for line in drawn)
+    assert re.search(rf"━.* 60% +{CLOCK} +(-:--:--|{CLOCK})", lines[-1]), lines[-1]
+    assert lines[-1].startswith("timing")
 
 
 def test_a_log_gets_plain_lines_at_intervals() -> None:

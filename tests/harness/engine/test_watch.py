@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from toy import ToySuite, offered
 
 from harness.__main__ import main
-from harness.engine import watch
 from harness.engine.watch import Part, look, summary
 from harness.machine.processes import began, this_host
 from harness.store.case import Case
 from harness.store.run_files import PROGRESS
 from harness.timing.workload import Workload
-
-ROOT = Path(watch.__file__).parents[2]
 
 
 def note(folder: Path, **more: object) -> None:
@@ -138,18 +133,3 @@ def test_a_run_can_be_watched_and_reported_while_it_runs(
     capsys.readouterr()
     assert main(["watch", "r1"]) == 0
     assert capsys.readouterr().out.startswith("100 % of 3 done; finished; ")
-
-
-def test_watching_needs_no_torch(tmp_path: Path) -> None:
-    note(tmp_path, state="finished")
-    code = (
-        "import sys; from harness.__main__ import main; code = main(sys.argv[1:]); "
-        "assert not {'torch', 'hydra'} & set(sys.modules); sys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "watch", str(tmp_path)],
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

@@ -3,40 +3,112 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.store.errors import UsageError
-from harness.store.words import Parser, helped, keyed
-
-USAGE = "usage: python -m harness odd RUN [json=true]\nwhat it does\n"
+from harness.store.words import key, options_of, word
 
 
-def test_plain_words_and_keys_are_told_apart() -> None:
-    assert keyed(["a", "json=true", "b", "dir=x=y"], USAGE, ("json", "dir")) == (
-        ["a", "b"],
-        {"json": "true", "dir": "x=y"},
-    )
+@dataclass
+class Odd:
+    """python -m harness odd: what it does"""
+
+    run: str = word("RUN", "a run")
+    more: list[str] = word("MORE", "others", [])
+    json: bool = key("plain values", False)
+    rounds: int | None = key("how many", span=(1, 1000))
+    rate: float | None = key("of it", span=(1e-9, 1e9), unit="GB/s")
+    mode: str = key("how", "slow", choices=("slow", "fast"))
+    output_dir: Path | None = key("where", short="-o")
+    against: list[str] = key("runs", [])
 
 
-@pytest.mark.parametrize("word", ["--html", "--json=true", "other=1", "-x"])
-def test_an_unknown_word_is_refused_with_the_usage_in_one_line(word: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(word.split("=")[0] if word[0] != "-" else word)) as told:
-        keyed(["run", word], USAGE, ("json",))
-    assert str(told.value).endswith("usage: python -m harness odd RUN [json=true]")
+NOTHING = asdict(Odd(run="a"))
+
+
+def test_a_default_list_is_of_one_command_alone() -> None:
+    one, other = options_of(Odd, ["a"]), options_of(Odd, ["a"])
+    assert one is not None
+    assert other is not None
+    one.more.append("x")
+    one.against.append("x")
+    assert other.more == other.against == []
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["a"], {}),
+        (["a", "b", "c/d=e"], {"more": ["b", "c/d=e"]}),
+        (["json=true", "a", "rounds=1_000"], {"json": True, "rounds": 1000}),
+        (["--json", "a", "--rounds", "7"], {"json": True, "rounds": 7}),
+        (["a", "--rounds=7", "--json=false"], {"rounds": 7}),
+        (["a", "rate=2.5", "mode=fast"], {"rate": 2.5, "mode": "fast"}),
+        (["a", "-o", "x=y"], {"output_dir": Path("x=y")}),
+        (["a", "--output-dir", "x"], {"output_dir": Path("x")}),
+        (["a", "output_dir=x"], {"output_dir": Path("x")}),
+        (["a", "--against", "r1", "r2", "--json"], {"against": ["r1", "r2"], "json": True}),
+    ],
+    ids=" ".join,
+)
+def test_words_keys_and_flags_are_one_grammar(words: list[str], given: dict[str, Any]) -> None:
+    found = options_of(Odd, words)
+    assert found is not None
+    assert asdict(found) == NOTHING | given
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "RUN is not given"),
+        (["a", "round=3"], "unknown key 'round' (nearest: rounds)"),
+        (["a", "--jsn"], "unknown key '--jsn' (nearest: json)"),
+        (["a", "-x"], "unknown key '-x'"),
+        (["a", "run=b"], "unknown key 'run'"),
+        (["a", "--rounds"], "--rounds needs a value"),
+        (["a", "rounds=many"], "rounds=many: expected a whole number from 1 to 1,000"),
+        (["a", "rounds=0"], "rounds=0: expected a whole number from 1 to 1,000"),
+        (["a", "rate=nan"], "rate=nan: expected a number above 0: GB/s"),
+        (["a", "json=perhaps"], "json=perhaps: expected true or false"),
+        (["a", "mode=quick"], "unknown mode 'quick'"),
+        (["a", "\x1b[2J=1", "--\x1b[2J"], "unknown key '-- [2J'"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else None,
+)
+def test_what_is_refused_is_one_line_with_the_way_out(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as told:
+        options_of(Odd, words)
     assert "\n" not in str(told.value)
+    assert "\x1b" not in str(told.value)
 
 
-def test_help_is_asked_for_at_any_place(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not helped(["run", "json=true"], USAGE)
-    assert not helped([], USAGE)
-    assert capsys.readouterr().out == ""
-    assert all(
-        (helped(["run", "--help"], USAGE), helped(["-h", "run"], USAGE), helped([], USAGE, alone=True))
+def test_a_word_too_many_is_refused() -> None:
+    @dataclass
+    class One:
+        """python -m harness one: a word"""
+
+        run: str = word("RUN")
+
+    with pytest.raises(UsageError, match=r"unknown word 'b'; usage: python -m harness one RUN"):
+        options_of(One, ["a", "b"])
+
+
+def test_keys_of_something_else_are_words_where_only_flags_are_keys() -> None:
+    found = options_of(Odd, ["rounds=3", "axes.M=4", "--rounds", "5"], flags_only=True)
+    assert found is not None
+    assert (found.run, found.more, found.rounds) == ("rounds=3", ["axes.M=4"], 5)
+
+
+def test_help_is_asked_for_at_any_place_and_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert options_of(Odd, ["run", "--help"]) is None
+    assert options_of(Odd, ["-h", "run"], usage="mine\n") is None
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "usage: python -m harness odd RUN [MORE...] [--key VALUE or key=VALUE ...]\nwhat it does\n"
     )
-    assert capsys.readouterr().out == 3 * USAGE
-
-
-def test_a_parser_refuses_as_the_other_commands_do() -> None:
-    with pytest.raises(UsageError, match=r"unrecognized arguments: --odd; see python -m harness x --help"):
-        Parser("x", "what x does").parse_args(["--odd"])
+    assert text.endswith("mine\n")
+    assert all(f"--{name}" in text for name in ("json", "rounds", "rate", "mode", "output-dir", "against"))
