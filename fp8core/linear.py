@@ -150,7 +150,7 @@ class Float8Linear(nn.Linear):
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of copies and pickles, which no open `microbatches` block knows."""
+        """What copies and pickles hold: no open `microbatches` block knows them."""
         return {**vars(self), "weight_cache": None, "_plans": (None, {})}
 
     @property

@@ -117,7 +117,7 @@ class Operand:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the codes."""
+        """The codes' own."""
         return self.cast.format.dtype if self.cast is not None else self.x.dtype
 
     @classmethod
@@ -127,7 +127,7 @@ class Operand:
 
     @property
     def digest(self) -> Digest | None:
-        """Of a cast, what its codes and scales must be."""
+        """What a cast's codes and scales must be."""
         return None if self.cast is None else Digest.of(self)
 
     def t(self) -> Operand:

@@ -140,11 +140,11 @@ class Sketch(Operand):
 
     @property
     def digest(self) -> Digest | None:
-        """Of the input itself."""
+        """The digest of the input itself."""
         return self.input_digest
 
     def values(self, lines: slice, along: slice) -> torch.Tensor:
-        """As `Operand.values`."""
+        """What `Operand.values` gives."""
         return self.as_cast[lines, along].double()
 
 

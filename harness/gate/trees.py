@@ -317,7 +317,7 @@ def base_of(
 
 
 def differing(one: Path, other: Path, names: Iterable[str]) -> list[str]:
-    """Of files below two folders, those whose bytes differ, or that one alone has."""
+    """Files whose bytes differ between two folders, or that one alone has."""
     return sorted(name for name in names if _content(one / name) != _content(other / name))
 
 

@@ -288,7 +288,7 @@ def test_weights_that_torchao_quantized_name_the_way_out() -> None:
 
 
 class Embedded(nn.Module):
-    """As a vision transformer: a position is added, and a stack that no class of torch's owns is multiplied."""
+    """A small vision transformer: a position is added, and a stack that no class of torch's owns is multiplied."""
 
     def __init__(self) -> None:
         super().__init__()
