@@ -501,6 +501,16 @@ def test_the_early_window_of_a_warm_up_starts_at_its_switch():
     assert result.sentence.startswith("steps 120 to 219")
 
 
+@pytest.mark.parametrize("switch", [0, 60])
+def test_a_golden_arm_which_has_no_warm_up_sets_no_band_for_one(switch):
+    """The golden arm is as far off as the candidate: its band would pass what the fixed one warns of."""
+    golden = shifted(BASE, 0.011)
+    runs = switched(shifted(BASE, 0.011), BASE, switch)
+    found = gate(judge_pairs(runs, BASE, golden=golden, twin=BASE), "L3")
+    assert (found.status, "fixed band, no golden arm" in found.sentence) == ("WARN", True)
+    assert gate(judge_pairs(shifted(BASE, 0.011), BASE, golden=golden), "L3").status == "PASS"
+
+
 def test_a_cool_down_is_bitwise_the_fp8_arm_until_its_switch():
     fp8 = shifted(BASE, 0.002)
     cool = switched(shifted(BASE, 0.0005), fp8, 240)
