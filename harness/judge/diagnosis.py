@@ -350,15 +350,16 @@ def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
     setting = json.dumps(dict(setup.axes), sort_keys=True)
     looks = [r for r in material.records if r.part and r.arm == arm and r.setting == setting]
-    lines = []
+    lines, looked = [], []
     for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
-        share, part = max(
-            ((float(np.max(r.samples)), r.part) for r in looks if r.metric == metric and len(r.samples)),
-            default=(0.0, ""),
-        )
+        shares = [(max(r.samples), r.part) for r in looks if r.metric == metric and len(r.samples)]
+        share, part = max(shares, default=(0.0, ""))
+        looked.append(bool(shares))
         if share > 0:
             lines.append(f"most {word}: {part}, {100 * share:.3g} %")
-    return lines or ["no cast saturates or underflows" if looks else "layers were not diagnosed in this run"]
+    return lines or [
+        "no cast saturates or underflows" if all(looked) else "layers were not diagnosed in this run"
+    ]
 
 
 def out_of_memory(material: Material) -> Iterator[Finding]:
