@@ -45,7 +45,6 @@ ABSURD_RATE = 0.1
 # Of a Gaussian tensor the casts reach 31.5 dB (e4m3) and 25.5 dB (e5m2, which only gradients use); alarms 3 dB below.
 SQNR_ALARM = {"input": 28.0, "weight": 28.0, "grad_output": 22.0}
 UNDERFLOW_ALARM = 0.01
-UNCONVERTED = "no layer converted; "
 CASTS = {
     "saturated": (
         "a scale that is too large: under dynamic scaling nothing may saturate",
@@ -170,11 +169,18 @@ def lines(found: Sequence[Finding]) -> list[str]:
 
 def fp8_did_not_run(material: Material) -> Iterator[Finding]:
     """An FP8 arm that converted no layer, ran fewer FP8 GEMMs than it should, or equals its control bit for bit."""
-    lines = [(f"{r.suite} {r.arm}", why) for r in _measured(material) if (why := _not_fp8(r))]
+    lines, unconverted = [], set()
+    for r in _measured(material):
+        why, is_unconverted = _not_fp8(r)
+        arm = f"{r.suite} {r.arm}"
+        if why:
+            lines.append((arm, why))
+        if is_unconverted:
+            unconverted.add(arm)
     lines += [(f"divergence {v.arm}", v.verdict.not_fp8) for v in material.verdicts if v.verdict.not_fp8]
     for arm, reasons in gathered(lines).items():
         cause = "GEMMs that should be FP8 were not observed as FP8; the rows do not show their layers"
-        if any(reason.startswith(UNCONVERTED) for reason in reasons):
+        if arm in unconverted:
             cause = "the filter or the sizes left no layer to convert: it computes in high precision under FP8's name"
         yield Finding(
             f"{arm} did not run in FP8",
@@ -184,23 +190,26 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
         )
 
 
-def _not_fp8(r: Record) -> str:
-    """Why a row's arm did not run in FP8; "" where nothing says so. What could not be proved is `fp8_not_proved`."""
+def _not_fp8(r: Record) -> tuple[str, bool]:
+    """Why a row's arm did not run in FP8, and whether no layer was converted; "" where nothing says so.
+
+    What could not be proved is `fp8_not_proved`.
+    """
     outcome = proof_outcome(r.resolved)
     counted, expected = r.resolved.get("fp8_gemms"), r.resolved.get("fp8_gemms_expected")
     if outcome is ProofOutcome.UNPROVEN:
-        return ""
+        return "", False
     if r.cause is Cause.NOT_FP8:
-        return r.reason or "no reason stored"
+        return r.reason or "no reason stored", False
     if r.recipe and r.resolved.get("fp8_layers") == []:
         skipped = r.resolved.get("skipped_layers")
         named = [f"{name}: {why}" for name, why in skipped.items()] if isinstance(skipped, dict) else []
-        return UNCONVERTED + ("; ".join(few(named)) or "no reasons stored")
+        return f"no layer converted; {'; '.join(few(named)) or 'no reasons stored'}", True
     if outcome is ProofOutcome.DISPROVED:
-        return str(r.resolved.get("verify") or outcome)
+        return str(r.resolved.get("verify") or outcome), False
     if r.recipe and counted is not None and expected is not None and counted < expected:
-        return f"{counted} of {expected} GEMMs in FP8"
-    return ""
+        return f"{counted} of {expected} GEMMs in FP8", False
+    return "", False
 
 
 def _measured(material: Material) -> Iterator[Record]:
@@ -341,15 +350,16 @@ def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
     setting = json.dumps(dict(setup.axes), sort_keys=True)
     looks = [r for r in material.records if r.part and r.arm == arm and r.setting == setting]
-    lines = []
+    lines, looked = [], []
     for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
-        share, part = max(
-            ((float(np.max(r.samples)), r.part) for r in looks if r.metric == metric and len(r.samples)),
-            default=(0.0, ""),
-        )
+        shares = [(max(r.samples), r.part) for r in looks if r.metric == metric and len(r.samples)]
+        share, part = max(shares, default=(0.0, ""))
+        looked.append(bool(shares))
         if share > 0:
             lines.append(f"most {word}: {part}, {100 * share:.3g} %")
-    return lines or ["no cast saturates or underflows" if looks else "layers were not diagnosed in this run"]
+    return lines or [
+        "no cast saturates or underflows" if all(looked) else "layers were not diagnosed in this run"
+    ]
 
 
 def out_of_memory(material: Material) -> Iterator[Finding]:

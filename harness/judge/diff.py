@@ -59,14 +59,12 @@ POLICY = (
 _CYCLES = 1.02  # cycles that agree within this are the same
 # Of `resolved`: results of the run, not how it was set up
 _RESULTS = {
-    *(
-        "first_loss",
-        "first_loss_control",
-        "first_grad_norm_ratio",
-        "first_grad_cosine_min",
-        "sqnr_bound_db",
-        "memory",
-    ),
+    "first_loss",
+    "first_loss_control",
+    "first_grad_norm_ratio",
+    "first_grad_cosine_min",
+    "sqnr_bound_db",
+    "memory",
 }
 _MOST = 20
 _STYLES = {"slower": "red", "faster": "green"}

@@ -60,7 +60,7 @@ GRAD_BAND = (0.98, 1.02)  # of the ratio to the control
 GRAD_WARN, GRAD_FAIL = 0.01, 0.05  # of the ratio to the golden arm, in either direction
 HORIZON = 10.0  # L5 projects the gap to so many times the run
 Span = tuple[float, float]  # first step, and the first one after it
-WHOLE: Span = (0.0, math.inf)
+WHOLE: Span = (-math.inf, math.inf)
 EXCUSED_TIMES = (
     2.0  # a control that breaks after more than so many times the candidate's steps excuses nothing
 )
@@ -78,7 +78,7 @@ class Evidence:
         calm: their pairs, and the gap without spikes.
         golden: the golden emulation of the same recipe, paired with the control; None where there is none.
         margin: of equivalence, relative to the control's mean loss.
-        span: the steps in which the precisions differ: a warm-up starts it, a cool-down ends it.
+        span: the steps in which the precisions differ: a warm-up starts it, at whatever step, and a cool-down ends it.
     """
 
     candidate: Runs
@@ -197,7 +197,7 @@ def early_window(evidence: Evidence) -> GateResult:
     means, peaks = _early_figures(evidence.calm, inside)
     golden, source, seeds = None, "fixed band, no golden arm", 0
     # The golden arm has no warm-up; right after one its gap is no measure.
-    if evidence.golden is not None and evidence.span[0] == 0:
+    if evidence.golden is not None and evidence.span[0] == WHOLE[0]:
         seeds = len(evidence.golden.seeds)
         if seeds >= MIN_SEEDS:
             golden, source = _early_figures(calm(evidence.golden), inside), f"band of {seeds} golden runs"
@@ -271,7 +271,7 @@ def late_window(evidence: Evidence) -> GateResult:
     return _equivalence("L4", f"{what} of the steps", gaps, evidence, evidence.calm.note(inside, raw))
 
 
-def late_gaps(of: Calm, start: float = 0.0) -> Vector:
+def late_gaps(of: Calm, start: float = WHOLE[0]) -> Vector:
     """By seed: mean calm gap of the last fifth of the steps from `start` on, relative to the control's mean loss there."""
     if not of.pairs.seeds:
         return np.zeros(0)

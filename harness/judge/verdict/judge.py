@@ -99,7 +99,7 @@ def judge_pairs(
     if switches and twin is control:
         span = float(max(switches)), float(min(back, default=math.inf))
     elif switches and twin:
-        span = 0.0, float(min(switches))
+        span = gates.WHOLE[0], float(min(switches))
     band = pair(golden, control, "golden arm") if golden else None
     evidence = gates.Evidence(candidate, control, calm(pair(candidate, control)), band, margin, span)
     results = list(gates.results(evidence))

@@ -146,6 +146,24 @@ def test_a_loss_that_runs_away_early_is_found_and_one_that_does_so_late_is_not(t
             assert "layers were not diagnosed" in " ".join(got[0].evidence)
 
 
+@pytest.mark.parametrize(
+    ("looks", "words"),
+    [
+        ({"sqnr_db": 30.0}, "layers were not diagnosed"),
+        ({"saturated_frac": 0.0}, "layers were not diagnosed"),
+        ({"saturated_frac": 0.0, "underflow_frac": 0.0}, "no cast saturates or underflows"),
+    ],
+)
+def test_only_of_casts_that_were_looked_at_it_is_said_that_none_saturates_or_underflows(
+    tmp_path, looks, words
+):
+    runs = shifted(BASE, 1.5)
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs, recipe="tensorwise")
+    rows += [look("tensorwise", metric, "q:input", [value] * 3) for metric, value in looks.items()]
+    (finding,) = found(tmp_path, rows, "diverges")
+    assert words in " ".join(finding.evidence)
+
+
 def test_a_run_that_breaks_at_its_very_first_step_diverges(tmp_path):
     rows = rows_of_runs("base", BASE)
     rows += [

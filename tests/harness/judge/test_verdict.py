@@ -240,6 +240,24 @@ def test_runs_without_an_equal_partner_are_named_and_never_passed(change, words)
     assert verdict.outcome == "INCONCLUSIVE"
 
 
+def test_short_runs_are_inconclusive():
+    """49 steps, of which ten are late: enough for every window, and too few to judge."""
+    short = control(steps=49)
+    verdict = judge_pairs(shifted(short), short)
+    assert "49 logged steps" in gate(verdict, "L4").sentence
+    assert verdict.outcome == "INCONCLUSIVE"
+
+
+def test_a_control_that_learns_nothing_shows_nothing():
+    """The gates pass: weights that never change are equivalent to weights that never change."""
+    noise = np.random.default_rng(0).normal(0, 0.01, (5, STEPS))
+    base = {s: run_of(2.1 + row) for s, row in enumerate(noise)}
+    verdict = judge_pairs(shifted(base), base)
+    assert {g.status for g in verdict.gates} == {"PASS"}
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert "takes no learning" in " ".join(verdict.notes)
+
+
 def test_missing_curves_are_inconclusive_not_passed():
     bare = {s: Run(r.loss) for s, r in BASE.items()}
     verdict = judge_pairs(shifted(BASE), bare)
@@ -501,6 +519,16 @@ def test_the_early_window_of_a_warm_up_starts_at_its_switch():
     assert result.sentence.startswith("steps 120 to 219")
 
 
+@pytest.mark.parametrize("switch", [0, 60])
+def test_a_golden_arm_which_has_no_warm_up_sets_no_band_for_one(switch):
+    """The golden arm is as far off as the candidate: its band would pass what the fixed one warns of."""
+    golden = shifted(BASE, 0.011)
+    runs = switched(shifted(BASE, 0.011), BASE, switch)
+    found = gate(judge_pairs(runs, BASE, golden=golden, twin=BASE), "L3")
+    assert (found.status, "fixed band, no golden arm" in found.sentence) == ("WARN", True)
+    assert gate(judge_pairs(shifted(BASE, 0.011), BASE, golden=golden), "L3").status == "PASS"
+
+
 def test_a_cool_down_is_bitwise_the_fp8_arm_until_its_switch():
     fp8 = shifted(BASE, 0.002)
     cool = switched(shifted(BASE, 0.0005), fp8, 240)
@@ -531,6 +559,7 @@ def test_a_span_without_a_logged_step_cannot_tell():
     verdict = judge_pairs(switched(shifted(BASE), fp8, 0), BASE, twin=fp8)
     assert [gate(verdict, name).status for name in ("L3", "L6")] == ["INCONCLUSIVE"] * 2
     assert "0 logged steps ran in FP8" in gate(verdict, "L3").sentence
+    assert gate(verdict, "prefix").status == "INCONCLUSIVE"
 
 
 # Other seeds
@@ -546,6 +575,11 @@ def test_other_seeds_pass_the_wide_band_and_a_worse_arm_does_not():
     assert gate(found, "band").margin == pytest.approx(half / np.mean(late), rel=1e-3)
     worse = {s: run_of(falling(50 + s) + 0.3) for s in range(5)}
     assert judge_other_seeds(worse, BASE).outcome == "FAIL"
+    overfitted = {
+        s: dataclasses.replace(r, heldout=Curve(r.heldout.steps, r.heldout.values + 0.3))
+        for s, r in other.items()
+    }
+    assert judge_other_seeds(overfitted, BASE).outcome == "FAIL"
     assert judge_other_seeds(other, {0: BASE[0]}).outcome == "INCONCLUSIVE"
     fewer = judge_other_seeds({s: r for s, r in other.items() if s}, BASE)
     assert (fewer.outcome, fewer.notes) == ("INCONCLUSIVE", ("no run for seed 0",))

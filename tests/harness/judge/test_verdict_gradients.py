@@ -107,6 +107,14 @@ def test_without_golden_runs_the_gate_says_what_it_cannot_see(ratio, alone, gold
     )
 
 
+def test_without_golden_runs_a_mean_of_one_whose_seeds_scatter_does_not_pass():
+    """Oracle: the factors' geometric mean is 1, and one sd of their logarithms, 0.22, is beyond four bands."""
+    factors = (0.8, 1.25, 0.8, 1.25, 1.0)
+    result = l6(times(shifted(BASE), lambda seed, steps: factors[seed]))
+    assert result.effect == pytest.approx(1.0)
+    assert result.status == "INCONCLUSIVE"
+
+
 def test_the_interval_is_students_of_the_logarithms_and_decides():
     """Oracle: scipy's t interval. A wide one that reaches a failure's size is INCONCLUSIVE, wherever its middle lies."""
     factor = by_seed(1.02, 0.004)

@@ -219,3 +219,6 @@ def test_a_control_that_ends_within_a_spike_costs_its_seed():
     verdict = judge_pairs(shifted(base), spiked(base, [2], (285,), length=15))
     assert (gate(verdict, "L4").status, gate(verdict, "L4").seeds) == ("PASS", 7)
     assert gate(verdict, "L4h").seeds == 7
+    few = judge_pairs(shifted(base), spiked(base, range(6), (285,), length=15))
+    assert gate(few, "L4").status == "INCONCLUSIVE"
+    assert "only 2 of 8 controls" in gate(few, "L4").sentence
