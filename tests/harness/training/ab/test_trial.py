@@ -274,14 +274,56 @@ def test_a_model_held_in_part_by_a_schedule_is_refused() -> None:
         ab.Trial(loop.model)
 
 
-def test_a_model_that_is_another_meanwhile_is_not_said_to_be_restored() -> None:
+def replaced(model: Any) -> None:
+    """As a buffer that each step computes anew; where the first one is not kept alive, a later one soon has its id."""
+    first = id(model.seen)
+    for _ in range(100):
+        model.seen = model.seen.clone()
+        if id(model.seen) == first:
+            break
+
+
+def reshaped(model: Any) -> None:
+    model.up.bias.data = torch.zeros(1)
+
+
+@pytest.mark.parametrize("change", [replaced, reshaped])
+def test_a_model_that_is_another_meanwhile_is_not_said_to_be_restored(change: Any) -> None:
     loop = Loop()
+    loop.model.register_buffer("seen", torch.zeros(2))
     trial = ab.Trial(loop.model, restore=[], **SHORT)
     loop.run(trial, most=20)
-    loop.model.up.bias = nn.Parameter(loop.model.up.bias.detach().clone())
-    result = loop.run(trial)
-    assert result.restored is None
-    assert "NOT put back: " in "\n".join(result.lines())
+    change(loop.model)
+    trained = loop.weights()
+    trial.close()
+    assert trial.result().restored is None
+    assert "NOT put back: " in "\n".join(trial.result().lines())
+    assert equal(loop.weights(), trained), "nothing of it was put back"
+
+
+def test_a_model_whose_memory_moved_is_put_back_where_it_is_now() -> None:
+    loop = Loop()
+    initial, parameters = loop.weights(), list(loop.model.parameters())
+    trial = ab.Trial(loop.model, restore=[], **SHORT)
+    loop.run(trial, most=20)
+    loop.model.double().float()  # as one that waits in host memory meanwhile: the same parameters in other memory
+    assert loop.run(trial).restored == ("model", "random numbers")
+    assert equal(loop.weights(), initial)
+    assert all(now is was for now, was in zip(loop.model.parameters(), parameters, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*invariant checks:UserWarning")
+def test_sparse_gradients_are_put_back() -> None:
+    loop = Loop()
+    loop.model.words = nn.Embedding(8, 4, sparse=True)
+    loop.model.words(torch.tensor([1, 3])).sum().backward()
+    grad = loop.model.words.weight.grad.to_dense()
+    trial = ab.Trial(loop.model, restore=[], **SHORT)
+    with trial.step():
+        loop.model.words.weight.grad = None
+    trial.close()
+    assert trial.result().restored is not None
+    assert torch.equal(loop.model.words.weight.grad.to_dense(), grad)
 
 
 def test_a_model_compiled_after_the_trial_was_made_keeps_its_graphs() -> None:
