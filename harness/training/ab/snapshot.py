@@ -71,9 +71,8 @@ class Snapshot:
 
     def take(self) -> None:
         """Copies the model as it is now."""
-        self._held = (
-            self._tensors()
-        )  # kept alive: a tensor that takes the place of one that is gone may get its id
+        # Kept alive: what takes the place of a tensor that is gone may get its id
+        self._held = self._tensors()
         self._places = [_place(t) for t in self._held]
         self._copies = [_copied(t) for t in self._held]
         self._grads = [None if p.grad is None else _copied(p.grad) for p in self._model.parameters()]

@@ -5,6 +5,7 @@ Oracles: the same loop without a trial, bit for bit; planted clocks and faults; 
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from typing import Any
@@ -74,6 +75,18 @@ def test_a_trial_finds_the_planted_ratio_and_proves_fp8() -> None:
     assert by_hooks(hooked, planted(ab.Trial(hooked.model, **SHORT))) == result
     hooked.step()
     assert equal(hooked.state(), loop.state())
+
+
+def test_what_ranks_tell_each_other_is_no_time_between_steps() -> None:
+    """Without untimed steps a round may begin in the arm that the last one ended in; a block of one step has no gap."""
+    loop = Loop()
+    trial = planted(ab.Trial(loop.model, steps=43, block=1, lead=0))
+    orders = [trial.plan.order(i) for i in range(trial.plan.rounds)]
+    assert any(last[-1] == first[0] for last, first in itertools.pairwise(orders))
+    result = loop.run(trial)
+    assert len(result.rounds) == 12
+    assert not any(gaps for r in result.rounds for gaps in r.gaps_ms.values())
+    assert "time between steps was not seen: block=2 or more gives it" in result.notes
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp", "delayed"])
@@ -312,7 +325,6 @@ def test_a_model_whose_memory_moved_is_put_back_where_it_is_now() -> None:
     assert all(now is was for now, was in zip(loop.model.parameters(), parameters, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:.*invariant checks:UserWarning")
 def test_sparse_gradients_are_put_back() -> None:
     loop = Loop()
     loop.model.words = nn.Embedding(8, 4, sparse=True)
