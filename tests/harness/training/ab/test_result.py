@@ -150,7 +150,10 @@ def test_ranks_are_merged_by_the_slowest_step() -> None:
     )
     unread = [step | {"joules": None, "losses": None} for step in steps_of(1.0)]
     assert not any((one := merged(0, [steps_of(1.0), unread])).joules.values())
-    assert not any(one.losses.values())
+    assert one.losses == {}
+    partly = [*steps_of(1.0), *unread]  # two steps an arm, of which one told its loss
+    assert merged(0, [partly]).losses == {}
+    assert len(merged(0, [partly]).times_ms[FP8]) == 2
 
 
 def test_blocks_left_out_give_no_energy_memory_or_slow_rank() -> None:
