@@ -65,6 +65,8 @@ def test_a_sharded_model_is_switched_and_proved(
         ("raises between", "^rank 1: the loop raised ZeroDivisionError: planted$"),
         ("closes", "^rank 1: closed the trial before its end$"),
         ("bf16", "rank 1"),
+        ("fp8", "rank 1 has steps in another precision='5 FP8 GEMMs ran in a step that was to be bf16'"),
+        ("rows", "rank 1 has batches of a step='1 forward passes of 32x32"),
         ("bf16 later", ""),
         ("shapes", ""),
     ],
@@ -78,7 +80,7 @@ def test_what_one_rank_does_is_told_on_the_others_and_nothing_hangs(what: str, p
         assert second["result"].problem.endswith("ZeroDivisionError: planted")
     for answer in answers:
         faults = [(arm, why) for each in answer["faults"] for arm, why in each.items()]
-        if what == "bf16":
+        if what in ("bf16", "fp8", "rows"):
             assert (answer["result"].proved, answer["result"].rounds) == (False, ())
             assert "for speed: cannot tell" in answer["text"]
         if what == "bf16 later":
