@@ -115,7 +115,8 @@ class Snapshot:
 
 def _size(tensor: Tensor) -> int:
     """Bytes of this rank's part; of a sparse one, such as a gradient of an embedding, what it would take in full."""
-    local = tensor.detach().to_local() if is_dtensor(tensor) else tensor
+    tensor = tensor.detach()
+    local = tensor.to_local() if is_dtensor(tensor) else tensor
     return local.numel() * local.element_size()
 
 
