@@ -45,7 +45,7 @@ class Round:
     Attributes:
         times_ms: of each arm the timed steps; of each step the slowest rank's.
         gaps_ms: of each arm the time between its steps, the longest of all ranks.
-        losses: of each arm the mean over ranks of each step's loss, where all saw one.
+        losses: of each arm the mean over ranks of each step's loss, where all saw one in every step.
         faults: arm -> why its block counts for nothing.
         peak_bytes: of each arm the most memory of any rank in each timed step, where the device tells.
         joules: of each arm whose block every rank could read those of a step with what runs between steps, a mean of all
@@ -287,6 +287,8 @@ def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
         seen = [[s[name] for s in rank if s["arm"] not in faults and s[name] is not None] for rank in ranks]
         if all(seen):
             of_ranks[name] = tuple(map(statistics.median, seen))
+    times, losses = joined["times_ms"], joined["losses"]
+    joined["losses"] = {arm: seen for arm, seen in losses.items() if len(seen) == len(times[arm])}
     return Round(index, faults=faults, of_ranks=of_ranks, **{name: dict(joined[name]) for name in _JOIN})
 
 

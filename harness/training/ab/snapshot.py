@@ -56,9 +56,7 @@ class Snapshot:
         states = [each.state_dict() for each in others]
         grads = [p.grad for p in model.parameters()]
         size = sum(
-            _local(t).nbytes
-            for t in tree_leaves([tensors_of(self._model), grads, states])
-            if isinstance(t, Tensor)
+            _size(t) for t in tree_leaves([tensors_of(self._model), grads, states]) if isinstance(t, Tensor)
         )
         # Ranks of one host share its memory
         free = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -72,8 +70,10 @@ class Snapshot:
 
     def take(self) -> None:
         """Copies the model as it is now."""
-        self._places = [_place(t) for t in tensors_of(self._model)]
-        self._copies = [_copied(t) for t in tensors_of(self._model)]
+        # Kept alive: what takes the place of a tensor that is gone may get its id
+        self._held = tensors_of(self._model)
+        self._places = [_place(t) for t in self._held]
+        self._copies = [_copied(t) for t in self._held]
         self._grads = [None if p.grad is None else _copied(p.grad) for p in self._model.parameters()]
         # What Python knows of an amax history; its buffers are among the tensors
         self._memories = [(m, dict(vars(m))) for m in self._model.modules() if isinstance(m, AmaxMemory)]
@@ -103,7 +103,7 @@ class Snapshot:
                     f"{', '.join((*self.names[:2], *self.names[index:]))}"
                 ) from error
         with torch.no_grad():
-            for tensor, kept in zip(tensors_of(self._model), self._copies, strict=True):
+            for tensor, kept in zip(self._held, self._copies, strict=True):
                 tensor.copy_(kept)
             for parameter, grad in zip(self._model.parameters(), self._grads, strict=True):
                 parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
@@ -112,14 +112,15 @@ class Snapshot:
         set_random_state(self._random)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+def _size(tensor: Tensor) -> int:
+    """Bytes of this rank's part; of a sparse one, such as a gradient of an embedding, what it would take in full."""
     tensor = tensor.detach()
-    return tensor.to_local() if is_dtensor(tensor) else tensor
+    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    return local.numel() * local.element_size()
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    return id(tensor), tensor.device, tensor.dtype
+    return id(tensor), tensor.device, tensor.dtype, tensor.shape
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ class Trial:
             )
         self._clock = self._clock or clock_for(self.device)
         self._meter = Meter(self.device, self._monitor)
-        self._note(device=self.device.type, method=self._clock.method, ranks=self._exchange.size)
+        self._note(device=self.device.type, method=self._clock.method)
         if self._snapshot is not None:
             self._snapshot.take()
         # Last, so that a rank that could not begin has told it; before any step, so that no collective can diverge
@@ -302,7 +302,8 @@ class Trial:
     def _agree(self, extent: Extent) -> None:
         """All FP8 arms are proved here: whether bf16 ran no FP8, and whether the ranks agree."""
         stray = self._proving.stray
-        theirs = self._exchange.disagreement({"FP8 in bf16 steps": stray, "batches of a step": str(extent)})
+        mine = {"steps in another precision": stray, "batches of a step": str(extent)}
+        theirs = self._exchange.disagreement(mine)  # asked first: the others wait for what this rank has seen
         problem = stray or theirs
         self._note(problem=problem, proved=not problem)
         if not problem:
@@ -371,6 +372,7 @@ class Trial:
         """What was found so far; of a trial that has not ended what its whole rounds say."""
         return replace(
             self._found,
+            ranks=self._exchange.size,
             under_way=not self.done,
             steps_run=(self._steps_run[True], self._steps_run[False]),
             ends_in="FP8" if self._switch.arm in FP8_ARMS else "bf16",

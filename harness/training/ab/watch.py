@@ -236,6 +236,7 @@ class Steps:
         """What this rank tells the others of the round that is over: of each step what `SEEN` names."""
         self._clock.settle()
         told, self.seen = self.seen, []
+        self._before = ("", None)  # what ranks tell each other now is none of the loop's time either
         for step in told:
             for name in ("times_ms", "gaps_ms"):
                 step[name] = step[name] and self._clock.ms(*step[name])

@@ -87,12 +87,14 @@ def sharded(recipe: str, fp8_all_gather: bool, demand: bool, by_trial: bool) -> 
 
 
 def odd_rank(what: str) -> dict[str, Any]:
-    """Rank 1 alone: holds the model in bf16, meets a shorter batch, leaves, raises within a step or between two, or closes."""
+    """Rank 1 alone: holds the model in one precision, meets shorter batches, leaves, raises in a step or between, or closes."""
     loop, odd = Loop(), dist.get_rank() == 1
     trial = begun(loop, rank_timeout_s=2.0 if what == "stops" else 60.0)
-    held = PrecisionSchedule.parse("keep_bf16")
+    held = PrecisionSchedule.parse("" if what == "fp8" else "keep_bf16")
 
     def before() -> None:
+        if odd and what == "rows":
+            loop.rows = 32
         if odd and what == "shapes":
             loop.rows = 8 if loop.turn == 20 else 16
         if odd and loop.turn == 20 and what == "raises between":
@@ -101,7 +103,7 @@ def odd_rank(what: str) -> dict[str, Any]:
             trial.close()
 
     def inside() -> None:
-        if odd and (what == "bf16" or (what == "bf16 later" and loop.turn >= 40)):
+        if odd and (what in ("bf16", "fp8") or (what == "bf16 later" and loop.turn >= 40)):
             held.apply(loop.model, 0, 1)
         if odd and loop.turn == 20 and what == "raises within":
             raise ZeroDivisionError("planted")

@@ -127,6 +127,19 @@ def test_a_block_that_counts_for_nothing_takes_its_pair_with_it_and_is_named() -
     assert "3 more blocks were left out" in text
 
 
+def test_a_reason_is_named_again_behind_a_decision_that_has_none() -> None:
+    """FP8's blocks are lost, and those with FP8 all-gather are not: the last line must not seem to speak of the line above."""
+    lost = {"faults": {FP8: "planted"}}
+    rounds = with_rounds(lambda r: lost | {"times_ms": {**r.times_ms, GATHER: r.times_ms[FP8]}}).rounds
+    decisions = good(rounds=rounds, arms=WITH_GATHER).lines()[2:5]
+    assert [": cannot tell, because 0 rounds count (planted)" in each for each in decisions] == [
+        True,
+        False,
+        True,
+    ]
+    assert decisions[1].endswith(": on")
+
+
 def steps_of(factor: float, fault: str = "", own: float = 0.0, gap: float = 1.0) -> list[dict[str, Any]]:
     """A rank's steps of a round: of each arm 100 ms, and `factor` times all of it in FP8."""
     found = []
@@ -150,7 +163,10 @@ def test_ranks_are_merged_by_the_slowest_step() -> None:
     )
     unread = [step | {"joules": None, "losses": None} for step in steps_of(1.0)]
     assert not any((one := merged(0, [steps_of(1.0), unread])).joules.values())
-    assert not any(one.losses.values())
+    assert one.losses == {}
+    partly = [*steps_of(1.0), *unread]  # two steps an arm, of which one told its loss
+    assert merged(0, [partly]).losses == {}
+    assert len(merged(0, [partly]).times_ms[FP8]) == 2
 
 
 def test_blocks_left_out_give_no_energy_memory_or_slow_rank() -> None:

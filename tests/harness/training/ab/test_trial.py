@@ -5,6 +5,7 @@ Oracles: the same loop without a trial, bit for bit; planted clocks and faults; 
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from typing import Any
@@ -74,6 +75,18 @@ def test_a_trial_finds_the_planted_ratio_and_proves_fp8() -> None:
     assert by_hooks(hooked, planted(ab.Trial(hooked.model, **SHORT))) == result
     hooked.step()
     assert equal(hooked.state(), loop.state())
+
+
+def test_what_ranks_tell_each_other_is_no_time_between_steps() -> None:
+    """Without untimed steps a round may begin in the arm that the last one ended in; a block of one step has no gap."""
+    loop = Loop()
+    trial = planted(ab.Trial(loop.model, steps=43, block=1, lead=0))
+    orders = [trial.plan.order(i) for i in range(trial.plan.rounds)]
+    assert any(last[-1] == first[0] for last, first in itertools.pairwise(orders))
+    result = loop.run(trial)
+    assert len(result.rounds) == 12
+    assert not any(gaps for r in result.rounds for gaps in r.gaps_ms.values())
+    assert "time between steps was not seen: block=2 or more gives it" in result.notes
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp", "delayed"])
@@ -274,14 +287,55 @@ def test_a_model_held_in_part_by_a_schedule_is_refused() -> None:
         ab.Trial(loop.model)
 
 
-def test_a_model_that_is_another_meanwhile_is_not_said_to_be_restored() -> None:
+def replaced(model: Any) -> None:
+    """As a buffer that each step computes anew; where the first one is not kept alive, a later one soon has its id."""
+    first = id(model.seen)
+    for _ in range(100):
+        model.seen = model.seen.clone()
+        if id(model.seen) == first:
+            break
+
+
+def reshaped(model: Any) -> None:
+    model.up.bias.data = torch.zeros(1)
+
+
+@pytest.mark.parametrize("change", [replaced, reshaped])
+def test_a_model_that_is_another_meanwhile_is_not_said_to_be_restored(change: Any) -> None:
     loop = Loop()
+    loop.model.register_buffer("seen", torch.zeros(2))
     trial = ab.Trial(loop.model, restore=[], **SHORT)
     loop.run(trial, most=20)
-    loop.model.up.bias = nn.Parameter(loop.model.up.bias.detach().clone())
-    result = loop.run(trial)
-    assert result.restored is None
-    assert "NOT put back: " in "\n".join(result.lines())
+    change(loop.model)
+    trained = loop.weights()
+    trial.close()
+    assert trial.result().restored is None
+    assert "NOT put back: " in "\n".join(trial.result().lines())
+    assert equal(loop.weights(), trained), "nothing of it was put back"
+
+
+def test_a_model_whose_memory_moved_is_put_back_where_it_is_now() -> None:
+    loop = Loop()
+    initial, parameters = loop.weights(), list(loop.model.parameters())
+    trial = ab.Trial(loop.model, restore=[], **SHORT)
+    loop.run(trial, most=20)
+    loop.model.double().float()  # as one that waits in host memory meanwhile: the same parameters in other memory
+    assert loop.run(trial).restored == ("model", "random numbers")
+    assert equal(loop.weights(), initial)
+    assert all(now is was for now, was in zip(loop.model.parameters(), parameters, strict=True))
+
+
+def test_sparse_gradients_are_put_back() -> None:
+    loop = Loop()
+    loop.model.words = nn.Embedding(8, 4, sparse=True)
+    loop.model.words(torch.tensor([1, 3])).sum().backward()
+    grad = loop.model.words.weight.grad.to_dense()
+    trial = ab.Trial(loop.model, restore=[], **SHORT)
+    with trial.step():
+        loop.model.words.weight.grad = None
+    trial.close()
+    assert trial.result().restored is not None
+    assert torch.equal(loop.model.words.weight.grad.to_dense(), grad)
 
 
 def test_a_model_compiled_after_the_trial_was_made_keeps_its_graphs() -> None:

@@ -17,6 +17,7 @@ from torch._C._autograd import DeviceType
 
 from harness.machine import ranks
 from harness.training.ab.plan import BASE, FP8, GATHER
+from harness.training.ab.proving import Proving
 from harness.training.ab.waits import own_ms, slow_rank
 
 
@@ -64,6 +65,8 @@ def test_a_sharded_model_is_switched_and_proved(
         ("raises between", "^rank 1: the loop raised ZeroDivisionError: planted$"),
         ("closes", "^rank 1: closed the trial before its end$"),
         ("bf16", "rank 1"),
+        ("fp8", "rank 1 has steps in another precision='5 FP8 GEMMs ran in a step that was to be bf16'"),
+        ("rows", "rank 1 has batches of a step='1 forward passes of 32x32"),
         ("bf16 later", ""),
         ("shapes", ""),
     ],
@@ -77,7 +80,7 @@ def test_what_one_rank_does_is_told_on_the_others_and_nothing_hangs(what: str, p
         assert second["result"].problem.endswith("ZeroDivisionError: planted")
     for answer in answers:
         faults = [(arm, why) for each in answer["faults"] for arm, why in each.items()]
-        if what == "bf16":
+        if what in ("bf16", "fp8", "rows"):
             assert (answer["result"].proved, answer["result"].rounds) == (False, ())
             assert "for speed: cannot tell" in answer["text"]
         if what == "bf16 later":
@@ -116,6 +119,33 @@ def test_ranks_with_other_trials_get_no_ratio(what: str, words: str) -> None:
         assert result.steps_run == (0, 0), "the step runs plain, before anything was switched"
         assert (answer["turn"], answer["raised"]) == ((0, "planted") if fails else (1, ""))
         assert "no ratio: " in answer["text"]
+        assert result.ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("without", "with_codes", "stray"),
+    [
+        ((64, "float32"), (4480, "fp8"), ""),  # activations of sequence parallelism are codes in both
+        (
+            (0, "fp8"),
+            (4480, "fp8"),
+            "up was gathered in FP8 in the arm of the high-precision all-gather (1 in all)",
+        ),
+        (
+            (64, "float32"),
+            (64, "fp8"),
+            "64 bytes of codes were gathered in the arm with FP8 all-gather, 64 in",
+        ),
+    ],
+)
+def test_arms_that_gather_alike_prove_nothing(without: Any, with_codes: Any, stray: str) -> None:
+    """Oracle: proofs drawn by hand, of bytes that were gathered as codes and of what one weight was gathered as."""
+    proving = Proving(SimpleNamespace(), "both", 1.0)  # type: ignore[arg-type]
+    for arm, (codes, gathered) in ((FP8, without), (GATHER, with_codes)):
+        layers = [SimpleNamespace(fqn="up", all_gather=gathered)]
+        proving._hold_apart(arm, SimpleNamespace(all_gathers={"uint8": codes}, layers=layers))  # type: ignore[arg-type]
+    assert proving.stray.startswith(stray)
+    assert bool(proving.stray) == bool(stray)
 
 
 def test_both_gathers_are_arms_of_one_trial() -> None:
