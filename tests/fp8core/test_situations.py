@@ -228,8 +228,13 @@ def test_the_encoders_fast_path_multiplies_nothing_by_itself() -> None:
     with torch.no_grad(), torch.profiler.profile() as profiler:
         model.eval()(x)
     assert sum(event.name == "aten::_scaled_mm" for event in profiler.events()) == 4
-    again = convert_to_high_precision(model).layers[0]
-    assert again.activation_relu_or_gelu == kept.activation_relu_or_gelu
+    padded = torch.arange(16) >= torch.tensor([[16], [10], [12], [7]])
+    with torch.no_grad():
+        inferred = model(x, src_key_padding_mask=padded)
+    assert torch.equal(inferred[~padded], model(x, src_key_padding_mask=padded)[~padded])
+    again = convert_to_high_precision(model)
+    assert again.layers[0].activation_relu_or_gelu == kept.activation_relu_or_gelu
+    assert again.use_nested_tensor
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -277,6 +282,8 @@ def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision() -> None:
     assert not torch.equal(converted(x[:32]), model(x[:32]))
     counted = count_matmuls(lambda: converted(x).sum().backward(), converted)
     assert counted.fp8_share == 0
+    with pytest.raises(ValueError, match=r"GEMM output of Float8Linear\(40, 32\): K=40 (?!.*min_tokens)"):
+        Float8Linear(40, 32, config=config)(torch.randn(34, 40))
 
 
 def test_weights_that_torchao_quantized_name_the_way_out() -> None:
@@ -285,6 +292,18 @@ def test_weights_that_torchao_quantized_name_the_way_out() -> None:
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     with pytest.raises(TypeError, match=r"'0' .*convert_to_high_precision\(model\) first"):
         model(torch.randn(16, 32))
+
+
+def test_a_layer_compiled_in_place_is_pickled() -> None:
+    model = made(RECIPES["tensorwise"])
+    model[0].compile(backend="eager")
+    x = torch.randn(16, 32)
+    assert torch.equal(pickled(model)(x), model(x))
+
+
+def test_amaxes_are_shared_with_the_layer() -> None:
+    model = made(RECIPES["delayed"]).share_memory()
+    assert all(buffer.is_shared() for buffer in model[0].amaxes.buffers())
 
 
 class Embedded(nn.Module):
