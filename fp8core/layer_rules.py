@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from fp8core.tensor import Float8Tensor
 
 
-def gemms_reason(
-    recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: str = ""
-) -> tuple[str, bool]:
+def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: str = "") -> tuple[str, bool]:
     """Why the hardware cannot do the GEMMs that a call leads to; "" if it can. And whether it is for the number of tokens alone.
 
     Args:
@@ -44,12 +42,14 @@ def gemms_reason(
         if not will_run or gemm.a is None or gemm.b is None:
             continue
         formats = gemm.a.format, gemm.b.format
-        rest = *formats, gemm.granularity, backend.result_dtype(gemm.granularity, flat.dtype)
+        out_dtype = backend.result_dtype(gemm.granularity, flat.dtype)
         lacking = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
-        reason = lacking or backend.shape_reason(*size, *rest)
+        reason = lacking or backend.shape_reason(*size, *formats, gemm.granularity, out_dtype)
         if reason is not None:
             tokens = f" with {M} tokens" if name == "grad_weight" else ""
-            is_for_tokens = bool(tokens) and not (lacking or backend.shape_reason(N, 0, K, *rest))
+            is_for_tokens = bool(tokens) and not (
+                lacking or backend.shape_reason(N, 0, K, *formats, gemm.granularity, out_dtype)
+            )
             if fqn:
                 reason += f"; or leave the layer out, module_filter_fn=lambda module, fqn: fqn != {fqn!r}"
             if is_for_tokens:
