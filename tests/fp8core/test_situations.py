@@ -331,6 +331,27 @@ def test_a_parameter_counts_where_a_product_was_seen() -> None:
     assert stepped.fp8_flop_share == pytest.approx(1 / 2)
 
 
+def test_a_shared_parameter_is_listed_by_the_name_that_multiplied() -> None:
+    model = nn.Sequential(nn.Module(), Embedded())
+    model[0].stack = model[1].stack
+    report = audit(model, step=lambda: model[1](torch.randn(4, 16, 64)).sum().backward())
+    assert [(row.fqn, report.share_of(row.fqn)) for row in report.weights] == [
+        ("1.stack", pytest.approx(1 / 2))
+    ]
+
+
+def test_a_parametrized_weight_is_its_layers() -> None:
+    """One row, whose share is the step's; of a convolution too."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Conv1d(16, 16, 1)))
+    for layer in model:
+        nn.utils.parametrizations.weight_norm(layer)
+    for step in (None, lambda: model(torch.randn(2, 16, 32)).sum().backward()):
+        report = audit(model, step=step)
+        assert [row.fqn for row in (*report.layers, *report.weights)] == ["0", "1.weight"]
+    assert report.share_of("0.weight") == pytest.approx(2 / 3, abs=0.1)
+    assert "ParametrizationList" not in str(report)
+
+
 class Llama4TextExperts(nn.Module):
     """After transformers 5, `models/llama4`: as many rows for each expert, in the order of experts."""
 
@@ -347,9 +368,15 @@ class Llama4TextExperts(nn.Module):
         return torch.bmm(up * self.act_fn(gate), self.down_proj).view(-1, self.hidden_size)
 
 
-def test_experts_of_llama_4(sqnr_db: Callable[..., float]) -> None:
+class OwnLlama4Experts(Llama4TextExperts):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Llama4TextExperts, OwnLlama4Experts])
+def test_experts_of_llama_4(kind: type[nn.Module], sqnr_db: Callable[..., float]) -> None:
     """Oracle: their own forward pass."""
-    model = nn.Sequential(Llama4TextExperts())
+    torch.manual_seed(0)
+    model = nn.Sequential(kind())
     x = torch.randn(4 * 9, 32, requires_grad=True)
     expected = model(x)
     convert_experts_to_float8(model, config="rowwise")
