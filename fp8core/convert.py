@@ -64,7 +64,7 @@ def convert_to_float8_training(
     """
     recipe = as_recipe(config)
     subclasses = tuple(convert_subclasses)
-    chosen: list[Any] = []
+    chosen: dict[Any, str] = {}
     already_sharded = is_sharded_by_fsdp(module)
     for fqn, linear in _linears(module):
         wanted = module_filter_fn is None or module_filter_fn(linear, fqn)
@@ -93,14 +93,13 @@ def convert_to_float8_training(
                 "fully_shard"
             )
         else:
-            chosen.append(linear)
+            chosen[linear] = fqn
     swapped: dict[nn.Module, Any] = {
         linear: (Float8Conv1D if is_transposed_linear(linear) else Float8Linear).from_float(linear, recipe)
         for linear in chosen
     }
-    for fqn, linear in _linears(module):
-        if linear in swapped:
-            swapped[linear].fqn = fqn
+    for linear, fqn in chosen.items():
+        swapped[linear].fqn = fqn
     result = _replace(module, swapped)
     keep_from_fast_path(result)
     gather_in_fp8(result)

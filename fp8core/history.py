@@ -116,11 +116,10 @@ class AmaxMemory(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AmaxMemory:
         """Follows the layer to its device and keeps values and float32, whatever fn does: rounded down to bfloat16 an amax would
         saturate, and `to_empty` leaves what the memory held before. On "meta" there are no values, so it starts afresh."""
-        device = fn(self.in_use).device
         if self.in_use.is_meta:
-            self.reset(device)
+            self.reset(fn(self.in_use).device)
         for name, buffer in list(self.named_buffers()):
-            setattr(self, name, buffer.to(device))
+            setattr(self, name, buffer.to(fn(buffer).device))
         return self
 
     def _load_from_state_dict(
@@ -258,7 +257,8 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     Raises:
         ValueError: at the first call, where layers of other names remember amaxes on other ranks.
     """
-    named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
+    modules = dict(model.named_modules())
+    named = {name: m for name, m in modules.items() if isinstance(m, AmaxMemory)}
     memories = list(named.values())
     if memories and dist.is_available() and dist.is_initialized():
         if not memories[0].compared:
@@ -266,10 +266,9 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
         together = max_over_ranks(torch.stack([m.pending for m in memories]), group)
         for memory, pending in zip(memories, together, strict=True):
             memory.pending.copy_(pending)
-    for memory in memories:
+    for name, memory in named.items():
         memory.advance()
-    for module in model.modules():
-        kept = vars(module).get("weight_cache")
+        kept = getattr(modules.get(name.rpartition(".")[0]), "weight_cache", None)
         if kept is not None:  # cast by the scale that was, and the weight's amax is to be recorded anew
             kept.entry = None
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):

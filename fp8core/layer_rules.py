@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fp8core.tensor import Float8Tensor
 
 
-def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: str = "") -> str:
-    """Why the hardware cannot do the GEMMs that a call leads to; "" if it can.
+def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: str = "") -> tuple[str, bool]:
+    """Why the hardware cannot do the GEMMs that a call leads to; "" if it can. And whether it is for the number of tokens alone.
 
     Args:
         recipe: the layer's.
@@ -29,7 +29,7 @@ def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: 
     """
     backend = backend_named(recipe.backend)
     if recipe.pad_inner_dim or not backend.is_fp8:
-        return ""
+        return "", False
     M, (N, K) = flat.shape[0], weight.shape
     device = weight.device
     trains = torch.is_grad_enabled()
@@ -42,20 +42,23 @@ def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: 
         if not will_run or gemm.a is None or gemm.b is None:
             continue
         formats = gemm.a.format, gemm.b.format
-        reason = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
-        reason = reason or backend.shape_reason(
-            *size, *formats, gemm.granularity, backend.result_dtype(gemm.granularity, flat.dtype)
-        )
+        out_dtype = backend.result_dtype(gemm.granularity, flat.dtype)
+        lacking = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
+        reason = lacking or backend.shape_reason(*size, *formats, gemm.granularity, out_dtype)
         if reason is not None:
             tokens = f" with {M} tokens" if name == "grad_weight" else ""
+            is_for_tokens = bool(tokens) and not (
+                lacking or backend.shape_reason(N, 0, K, *formats, gemm.granularity, out_dtype)
+            )
             if fqn:
                 reason += f"; or leave the layer out, module_filter_fn=lambda module, fqn: fqn != {fqn!r}"
-            if tokens:
+            if is_for_tokens:
                 reason += (
                     "; or dataclasses.replace(recipe, min_tokens='bf16') runs such calls in high precision"
                 )
-            return f"GEMM {name} of {fqn!r} Float8Linear({K}, {N}){tokens}: {reason}"
-    return ""
+            layer = f"{fqn!r} " if fqn else ""
+            return f"GEMM {name} of {layer}Float8Linear({K}, {N}){tokens}: {reason}", is_for_tokens
+    return "", False
 
 
 def check_weight(weight: torch.Tensor, trains: bool, layer: str) -> None:

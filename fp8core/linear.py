@@ -151,7 +151,7 @@ class Float8Linear(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: no open `microbatches` block knows them."""
-        return {**vars(self), "weight_cache": None, "_plans": (None, {})}
+        return {**super().__getstate__(), "weight_cache": None, "_plans": (None, {})}
 
     @property
     def config(self) -> Float8LinearConfig | None:
@@ -320,8 +320,8 @@ class Float8Linear(nn.Linear):
         if input.dim() == 0 or input.shape[-1] != K:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
         flat = _as_matrix(input, K)
-        reason = gemms_reason(self.recipe, flat, weight, self.fqn)
-        if reason and self.recipe.min_tokens == "bf16":
+        reason, is_for_tokens = gemms_reason(self.recipe, flat, weight, self.fqn)
+        if is_for_tokens and self.recipe.min_tokens == "bf16":
             return None
         if reason:
             raise ValueError(reason)

@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fp8core.experts.interface import experts_per_token, is_experts_interface
 from fp8core.experts.moe import EXPERTS_BY_DEFAULT, GroupedMatmul
+from fp8core.flops.count import name_in_layer
 from fp8core.linear import NEVER_OFFERED, WHY_NOT
 from fp8core.transposed import is_transposed_linear
 
@@ -82,25 +83,31 @@ def products_are_known(model: nn.Module) -> bool:
 
 def _rows(model: nn.Module, seen_in_step: Collection[str] | None) -> Iterator[WeightAudit]:
     linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    named = ((name_in_layer(n), p) for n, p in model.named_parameters(remove_duplicate=False))
+    in_step = {id(p): n for n, p in named if n in (seen_in_step or ())}  # by the name that the step used
     seen: set[int] = set()
-    for fqn, module in model.named_modules():
+    for fqn, holder in model.named_modules():
+        fqn_of_layer = name_in_layer(f"{fqn}.original").rpartition(".")[0]
+        module = model.get_submodule(fqn_of_layer)
         if isinstance(module, (nn.Linear, *_ELEMENTWISE, *_LOOKED_UP)):
             continue
         stacked = any(isinstance(child, GroupedMatmul) for child in module.children())
-        for name, parameter in module.named_parameters(recurse=False):
+        for own_name, parameter in holder.named_parameters(recurse=False):
+            name = name_in_layer(f"{fqn}.{own_name}".lstrip("."))
             shape = tuple(parameter.shape)
             has_row = id(parameter) in linear or (stacked and len(shape) == 3)
-            if has_row or id(parameter) in seen or sum(size > 1 for size in shape) < 2 or "bias" in name:
+            if has_row or id(parameter) in seen or sum(size > 1 for size in shape) < 2:
+                continue
+            if "bias" in name.rpartition(".")[2]:
                 continue
             seen.add(id(parameter))
-            name = f"{fqn}.{name}" if fqn else name
-            reason, is_known = _reason(module, fqn, shape)
-            multiplies = is_known or (seen_in_step is not None and name in seen_in_step)
+            reason, is_known = _reason(module, fqn_of_layer, shape)
+            multiplies = is_known or id(parameter) in in_step
             if seen_in_step is not None and not multiplies:
                 continue
             experts = shape[0] if len(shape) == 3 and not isinstance(module, _ConvNd) else 1
             yield WeightAudit(
-                fqn=name,
+                fqn=in_step.get(id(parameter), name),
                 kind=type(module).__name__,
                 shape=shape,
                 reason=reason,

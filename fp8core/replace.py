@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _CALLED = ("forward", "__call__", "_call_impl")
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name or name == "_is_full_backward_hook")
-_FAST_ACTIVATION = "_fp8core_fast_activation"
+_FAST = {nn.TransformerEncoderLayer: "activation_relu_or_gelu", nn.TransformerEncoder: "use_nested_tensor"}
+_KEPT_FAST = "_fp8core_kept_fast"
 _MODULE = frozenset(vars(nn.Linear(1, 1, device="meta")))
 
 
@@ -87,18 +88,22 @@ def take_over(new: nn.Linear, old: nn.Linear, drop_hooks_of: str = "") -> None:
 
 
 def keep_from_fast_path(model: nn.Module) -> None:
-    """Has torch's encoder layers call their Linear layers in inference too, where one is converted, and not where none is.
+    """Has torch's encoders call their Linear layers in inference too, where one is converted, and not where none is.
 
     In eval mode without gradients `nn.TransformerEncoderLayer` multiplies their weights itself, in high precision, if its
-    activation is one that this fast path has.
+    activation is one that this fast path has; `nn.TransformerEncoder` then drops padded tokens by nested tensors, which
+    nothing but that path takes.
     """
-    for layer in model.modules():
-        if isinstance(layer, nn.TransformerEncoderLayer):
-            kept = vars(layer).pop(_FAST_ACTIVATION, layer.activation_relu_or_gelu)
-            converted = hasattr(layer.linear1, "recipe") or hasattr(layer.linear2, "recipe")
-            layer.activation_relu_or_gelu = 0 if converted else kept
-            if converted:
-                vars(layer)[_FAST_ACTIVATION] = kept
+    for module in model.modules():
+        for kind, switch in _FAST.items():
+            if isinstance(module, kind):
+                kept = vars(module).pop(_KEPT_FAST, getattr(module, switch))
+                converted = any(
+                    isinstance(child, nn.Linear) and hasattr(child, "recipe") for child in module.modules()
+                )
+                setattr(module, switch, 0 if converted else kept)
+                if converted:
+                    vars(module)[_KEPT_FAST] = kept
 
 
 def _own_attributes(linear: nn.Linear) -> dict[str, Any]:

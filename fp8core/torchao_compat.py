@@ -14,6 +14,7 @@ import importlib
 import sys
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -115,7 +116,8 @@ def install(beside_torchao: bool = False) -> None:
             "install(beside_torchao=True) to replace torchao.float8 for what is imported from now on"
         )
     real = importlib.import_module("torchao") if beside_torchao else None
-    theirs = {name: importlib.import_module(name) for name in NAMES} if beside_torchao else {}
+    found = [name for name in NAMES if find_spec(name)] if beside_torchao else []  # versions differ
+    theirs = {name: importlib.import_module(name) for name in found}
     package = theirs.get("torchao.float8")
     modules = {name: _StandIn(name, _held_by(name), theirs.get(name)) for name in NAMES}
     float8 = modules["torchao.float8"]

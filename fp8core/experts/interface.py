@@ -24,7 +24,7 @@ _SAYS_HOW = ("has_gate", "has_bias", "is_transposed", "num_experts", "config")
 
 def is_experts_interface(module: nn.Module) -> bool:
     """Whether a module has the parameters and attributes of the module docstring."""
-    if _has_equal_groups(module):
+    if _has_equal_groups(type(module)):
         return True
     activation = "_apply_gate" if getattr(module, "has_gate", True) else "act_fn"
     return all(hasattr(module, name) for name in (*_SAYS_HOW, activation)) and all(
@@ -59,7 +59,7 @@ def experts_per_token(module: nn.Module, most: int) -> int | None:
         module: of experts.
         most: how many there are.
     """
-    if _has_equal_groups(module):
+    if _has_equal_groups(type(module)):
         return most
     for holder in (module, getattr(module, "config", None)):
         for name in _TOP_K:
@@ -69,9 +69,9 @@ def experts_per_token(module: nn.Module, most: int) -> int | None:
     return None
 
 
-def _has_equal_groups(module: nn.Module) -> bool:
+def _has_equal_groups(kind: type[nn.Module]) -> bool:
     """Llama 4's: known by its name; called with as many rows for each expert, in the order of experts."""
-    return any(kind.__name__ == "Llama4TextExperts" for kind in type(module).__mro__)
+    return any(base.__name__ == "Llama4TextExperts" for base in kind.__mro__)
 
 
 def _weights(module: nn.Module) -> tuple[Any, Any]:
@@ -81,7 +81,7 @@ def _weights(module: nn.Module) -> tuple[Any, Any]:
 
 def _with_products(kind: type[nn.Module]) -> type[nn.Module]:
     if kind not in _CLASSES:
-        base = _EqualGroups if kind.__name__ == "Llama4TextExperts" else _MultipliedExperts
+        base = _EqualGroups if _has_equal_groups(kind) else _MultipliedExperts
         _CLASSES[kind] = type(f"Float8{kind.__name__}", (base, kind), {})
     return _CLASSES[kind]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +16,16 @@ Phase = Literal["forward", "backward", "recompute", "outside"]
 FP8_DTYPES = ("e4m3", "e5m2")
 EMULATED = "emulated"
 WEIGHT = "weight"  # role of a product with a parameter
+_PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.original\d*$")
+
+
+def name_in_layer(name: str) -> str:
+    """A parameter's name as its layer has it, also where torch's `register_parametrization` has put it into a list.
+
+    >>> name_in_layer("0.parametrizations.weight.original1")
+    '0.weight'
+    """
+    return _PARAMETRIZED.sub(r"\1", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core.arguments import check_known, check_type
-from fp8core.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Phase, Uncounted
+from fp8core.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Phase, Uncounted, name_in_layer
 from fp8core.flops.formulas import (
     CAUSAL_SHARE,
     PRODUCT,
@@ -112,7 +112,7 @@ class MatmulCounter:
 
     def __enter__(self) -> MatmulCounter:
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            self._names[id(parameter)].append(name)
+            self._names[id(parameter)].append(name_in_layer(name))
             self._provenance.add_parameter(parameter)
         for fqn, module in self._model.named_modules():
             self._hooks.append(module.register_forward_pre_hook(self._entered(fqn)))

@@ -228,8 +228,13 @@ def test_the_encoders_fast_path_multiplies_nothing_by_itself() -> None:
     with torch.no_grad(), torch.profiler.profile() as profiler:
         model.eval()(x)
     assert sum(event.name == "aten::_scaled_mm" for event in profiler.events()) == 4
-    again = convert_to_high_precision(model).layers[0]
-    assert again.activation_relu_or_gelu == kept.activation_relu_or_gelu
+    padded = torch.arange(16) >= torch.tensor([[16], [10], [12], [7]])
+    with torch.no_grad():
+        inferred = model(x, src_key_padding_mask=padded)
+    assert torch.equal(inferred[~padded], model(x, src_key_padding_mask=padded)[~padded])
+    again = convert_to_high_precision(model)
+    assert again.layers[0].activation_relu_or_gelu == kept.activation_relu_or_gelu
+    assert again.use_nested_tensor
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -277,6 +282,8 @@ def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision() -> None:
     assert not torch.equal(converted(x[:32]), model(x[:32]))
     counted = count_matmuls(lambda: converted(x).sum().backward(), converted)
     assert counted.fp8_share == 0
+    with pytest.raises(ValueError, match=r"GEMM output of Float8Linear\(40, 32\): K=40 (?!.*min_tokens)"):
+        Float8Linear(40, 32, config=config)(torch.randn(34, 40))
 
 
 def test_weights_that_torchao_quantized_name_the_way_out() -> None:
@@ -285,6 +292,18 @@ def test_weights_that_torchao_quantized_name_the_way_out() -> None:
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     with pytest.raises(TypeError, match=r"'0' .*convert_to_high_precision\(model\) first"):
         model(torch.randn(16, 32))
+
+
+def test_a_layer_compiled_in_place_is_pickled() -> None:
+    model = made(RECIPES["tensorwise"])
+    model[0].compile(backend="eager")
+    x = torch.randn(16, 32)
+    assert torch.equal(pickled(model)(x), model(x))
+
+
+def test_amaxes_are_shared_with_the_layer() -> None:
+    model = made(RECIPES["delayed"]).share_memory()
+    assert all(buffer.is_shared() for buffer in model[0].amaxes.buffers())
 
 
 class Embedded(nn.Module):
@@ -312,6 +331,27 @@ def test_a_parameter_counts_where_a_product_was_seen() -> None:
     assert stepped.fp8_flop_share == pytest.approx(1 / 2)
 
 
+def test_a_shared_parameter_is_listed_by_the_name_that_multiplied() -> None:
+    model = nn.Sequential(nn.Module(), Embedded())
+    model[0].stack = model[1].stack
+    report = audit(model, step=lambda: model[1](torch.randn(4, 16, 64)).sum().backward())
+    assert [(row.fqn, report.share_of(row.fqn)) for row in report.weights] == [
+        ("1.stack", pytest.approx(1 / 2))
+    ]
+
+
+def test_a_parametrized_weight_is_its_layers() -> None:
+    """One row, whose share is the step's; of a convolution too."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Conv1d(16, 16, 1)))
+    for layer in model:
+        nn.utils.parametrizations.weight_norm(layer)
+    for step in (None, lambda: model(torch.randn(2, 16, 32)).sum().backward()):
+        report = audit(model, step=step)
+        assert [row.fqn for row in (*report.layers, *report.weights)] == ["0", "1.weight"]
+    assert report.share_of("0.weight") == pytest.approx(2 / 3, abs=0.1)
+    assert "ParametrizationList" not in str(report)
+
+
 class Llama4TextExperts(nn.Module):
     """After transformers 5, `models/llama4`: as many rows for each expert, in the order of experts."""
 
@@ -328,9 +368,15 @@ class Llama4TextExperts(nn.Module):
         return torch.bmm(up * self.act_fn(gate), self.down_proj).view(-1, self.hidden_size)
 
 
-def test_experts_of_llama_4(sqnr_db: Callable[..., float]) -> None:
+class OwnLlama4Experts(Llama4TextExperts):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Llama4TextExperts, OwnLlama4Experts])
+def test_experts_of_llama_4(kind: type[nn.Module], sqnr_db: Callable[..., float]) -> None:
     """Oracle: their own forward pass."""
-    model = nn.Sequential(Llama4TextExperts())
+    torch.manual_seed(0)
+    model = nn.Sequential(kind())
     x = torch.randn(4 * 9, 32, requires_grad=True)
     expected = model(x)
     convert_experts_to_float8(model, config="rowwise")
