@@ -126,18 +126,23 @@ class Arrived:
         sent = self._sums(gather.local.qdata, gather.local.scale_inv)
         of_ranks = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
         dist.all_gather(of_ranks, sent, group=group)
-        codes = gather.whole.qdata.reshape(shape).chunk(len(of_ranks), placement.dim)
-        scales: Any = [scale] * len(codes)
+
+        def parts(whole: torch.Tensor) -> list[torch.Tensor]:
+            found = whole.chunk(len(of_ranks), placement.dim)
+            return [*found, *[found[0][:0]] * (len(of_ranks) - len(found))]  # the last ranks may have none
+
+        codes, scales = parts(gather.whole.qdata.reshape(shape)), [scale] * len(of_ranks)
         if scale.dim() > 1 and scale.shape[-1] == 1:  # one a token
-            scales = map(matrix, scale.reshape(*shape[:-1], 1).chunk(len(of_ranks), placement.dim))
-        for rank, (part, own, want) in enumerate(zip(codes, scales, of_ranks, strict=False)):
+            scales = [matrix(each) for each in parts(scale.reshape(*shape[:-1], 1))]
+        for rank, (part, own, want) in enumerate(zip(codes, scales, of_ranks, strict=True)):
             for name, came, right in zip(("codes", "scales"), self._sums(part, own), want, strict=True):
                 if not torch.equal(came, right):
                     self._note(what, f"{name} of rank {rank} did not arrive as they were sent")
 
     @staticmethod
     def _sums(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        return torch.stack(Digest.of(Operand.given(matrix(codes), scale).t())[2:])
+        raw = matrix(codes).view(torch.uint8)  # a zero's sign too must arrive
+        return torch.stack(Digest.of(Operand.given(raw, scale).t())[2:])
 
     def check_weight(self, layer: Float8Linear, whole: Float8Tensor, proof: LayerProof) -> None:
         """A weight that FSDP2 gathered as FP8 codes: the rows that this rank owns.

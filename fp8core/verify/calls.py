@@ -181,7 +181,7 @@ class Call:
         gemm, result = self.recipe.gemms[name], plain(result)
         # Of what rounds it, last where the layer hands it out
         dtypes = [result.dtype if self.grad is None else self.grad.dtype]
-        dtypes += [result.dtype] * (name == "grad_input")
+        dtypes += [result.dtype] * (name == "grad_input" and result.dtype != dtypes[0])
         dtypes += [torch.bfloat16] * (gemm.is_fp8 and gemm.granularity in self.backend.bf16_only)
         if name != "grad_weight":
             result = matrix(result)

@@ -92,7 +92,8 @@ def _of_layer(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> list[
             if cast is not None and cast.scaling != "dynamic"
         }
         sizes = size, 2.0**-4, size * 2.0**-10
-        for role, largest, amax in zip(ROLES, sizes, memory.in_use.tolist(), strict=True):
+        for role, largest in zip(ROLES, sizes, strict=True):
+            amax = float(memory.in_use[ROLES.index(role)]) if role in memory.ready else 0.0
             if role in held and amax != LARGEST * largest:
                 faults.append(
                     f"amax of {role} in use is {amax:g} where the largest element seen was {LARGEST * largest:g}"

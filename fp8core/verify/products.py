@@ -194,8 +194,8 @@ def difference(
         result, weight = projected(result, b.directions)
         largest = torch.finfo(torch.float64).max
     norms_a, norms_b = (side.squares(1).sqrt() for side in (a, b))
-    # By row: |hp|^2, |hp - cast|^2, |result - hp|^2, |result - cast|^2, |cast|^2, bounds^2
-    rows = norms_a.new_zeros(6, M)
+    # By row: |hp|^2, |hp - cast|^2, |result - hp|^2, |result - cast|^2, |cast|^2, bounds^2, elements without a number
+    rows = norms_a.new_zeros(7, M)
     eps = 2.0**-24 * (8 * math.sqrt(K) + 16)
     beyond = 0
     for of_i, of_j in (
@@ -217,27 +217,32 @@ def difference(
             added = bias[of_j].double()
             want, hp = want + added, hp + added
             margin = margin + u * want.abs()
-        w, g = want.clamp(-largest, largest), got.clamp(-largest, largest)
-        # Where the dtype ends, overflow is a rounding
-        bound = torch.where(w.abs() > 0.99 * largest, 0.01 * largest, margin + limits.smallest_normal)
-        beyond += int((~((g - w).abs() <= bound) & (want.isfinite() | got.isfinite())).sum())
-        clean = (want.abs() <= largest) & got.isfinite() & hp.isfinite()
+        size, near = want.abs(), (got - want).abs() <= margin + limits.smallest_normal
+        # Where the dtype ends, a sum may overflow or not
+        right = torch.where(got.isfinite(), near & (size <= 1.01 * largest), ~(size <= largest))
+        beyond += int((~right).sum())
+        lost = ~got.isfinite() & hp.isfinite() & (size <= 0.99 * largest)
+        clean = (size <= largest) & got.isfinite() & hp.isfinite()
         want, hp, got, margin = (torch.where(clean, t, 0.0) for t in (want, hp, got, margin))
-        for row, part in zip(rows, (hp, hp - want, hp - got, got - want, want, margin), strict=True):
+        for row, part in zip(
+            rows, (hp, hp - want, hp - got, got - want, want, margin, lost.double()), strict=True
+        ):
             row[of_i] += part.square().sum(1)
-    signal, implied, off, apart, size, room = rows.sum(1).tolist()
-    agreement_db, allowed_db = decibels(size, apart) if apart else math.inf, AGREEMENT_DB
+    signal, implied, off, apart, energy, room, _ = rows.sum(1).tolist()
+    agreement_db, allowed_db = decibels(energy, apart) if apart else math.inf, AGREEMENT_DB
     if sketched and not beyond and M * N >= 512 and 16 * apart > room:
         beyond = 1  # each combination is inside of its bound, which is 8 times what is usual, and all are not
     if not exact:
-        row_db = ROW_DB - SKETCH_DB
-        if not isinstance(b, Sketch):
-            if agreement_db < AGREEMENT_DB:
-                allowed_db = min(AGREEMENT_DB, accumulator_db(a, b, fast) - ACCUMULATOR_DB)
-            row_db = ROW_DB - (AGREEMENT_DB - allowed_db)
-        size_b = norms_b.square().sum().nan_to_num().sqrt()
-        allowed = 10 ** (-row_db / 20) * rows[4].sqrt() + 2.0**-11 * norms_a.nan_to_num() * size_b
-        beyond = int((rows[3].sqrt() > allowed).sum())
+        if not sketched and agreement_db < AGREEMENT_DB:
+            allowed_db = min(AGREEMENT_DB, accumulator_db(a, b, fast) - ACCUMULATOR_DB)
+        row_db = ROW_DB - (SKETCH_DB if sketched else AGREEMENT_DB - allowed_db)
+        near_row = 10 ** (-row_db / 20) * rows[4].sqrt()
+        slack = 2.0**-11 * norms_a.nan_to_num()
+        if sketched:  # R_j ||x_j|| = 1
+            allowed = torch.hypot(near_row, slack * math.sqrt(columns * N))
+        else:
+            allowed = near_row + slack * norms_b.square().sum().nan_to_num().sqrt()
+        beyond = int(((rows[3].sqrt() > allowed) | (rows[6] > 0)).sum())
     some = rows[0] > 0
     by_row = 10 * torch.log10(rows[0][some] / rows[2][some])
     return Difference(

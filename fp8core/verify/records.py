@@ -114,6 +114,8 @@ def untold(proofs: Iterable[LayerProof]) -> Iterator[str]:
     converted = [proof for proof in proofs if proof.gemms]
     for proof in converted:
         idle = [name for name, gemm in proof.gemms.items() if gemm.calls and not gemm.telling]
+        if proof.calls and not proof.gemms["output"].calls and any(gemm.fp8 for gemm in proof.gemms.values()):
+            idle.append("output")  # experts without tokens: nothing to compare
         if idle:
             yield (
                 f"{proof.fqn}: {', '.join(idle)}: every product of the step is 0, NaN or empty, so that wrong code agrees with "

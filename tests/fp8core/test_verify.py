@@ -27,11 +27,13 @@ from fp8core import (
     update_scales,
     verify,
 )
+from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import reference
 from fp8core.gemm.accumulate import accumulate
 from fp8core.recipe import Cast
+from fp8core.verify import calls, probe
 from fp8core.verify.oracle import BLOCKS, Operand
-from fp8core.verify.products import decibels, difference
+from fp8core.verify.products import Sketch, decibels, difference
 from fp8core.verify.records import GemmProof, LayerProof
 
 Step = Callable[[], object]
@@ -290,6 +292,112 @@ def test_a_row_on_a_gpu_may_be_25_db_away_and_no_further(apart_db: float, beyond
     result[3] += push * (10 ** (-apart_db / 20) * result[3].norm() / push.norm())
     sides = [Operand(x) for x in (a, b)]
     assert difference(*sides, result, 2.0**-9, exact=False).beyond == beyond
+
+
+@pytest.mark.parametrize(("factor", "beyond"), [(0.97, 0), (1.05, 1)])
+def test_on_a_gpu_a_row_of_grad_weight_may_be_16_db_away_and_2_11_of_its_operands(
+    factor: float, beyond: int
+) -> None:
+    """By hand: the two limits add as squares. Both are made equal, as in a row whose products cancel; then their sum would be
+    1.41 times their root of squares."""
+    tokens, columns, directions = 64, 8, 8
+    x = torch.linalg.qr(torch.randn(tokens, columns, dtype=torch.float64))[0]
+    sketch = Sketch.of_input(Operand(x.t()))
+    signs = sketch.directions.double()
+    grad = torch.linalg.qr(torch.cat((x, torch.randn(tokens, 1, dtype=torch.float64)), 1))[0][:, -1]
+    slack = 2.0**-11 * math.sqrt(columns * directions)
+    along = torch.randn(columns, dtype=torch.float64)
+    grad = grad + x @ along * (slack / 10 ** (-16 / 20) / (along @ signs).norm())
+    push = torch.randn(columns, dtype=torch.float64)
+    push *= factor * math.sqrt(2) * slack * float(grad.norm()) / (push @ signs).norm()
+    result = (grad @ x + push)[None]
+    assert difference(Operand(grad[None]), sketch, result, 0.0, exact=False).beyond == beyond
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "beyond"),
+    [
+        (0.995, 0.995, 0),
+        (0.995, 0.990, 1),
+        (0.995, math.inf, 1),
+        (0.995, math.nan, 1),
+        (1.005, math.inf, 0),
+        (1.005, 0.9, 1),
+        (1.02, math.inf, 0),
+        (1.02, 0.995, 1),
+        (math.nan, math.nan, 0),
+        (math.nan, 1.0, 1),
+    ],
+)
+def test_where_the_dtype_ends_a_result_is_right_or_overflows(want: float, got: float, beyond: int) -> None:
+    """By hand, as shares of the largest number of float16: there is no other slack than rounding."""
+    largest = torch.finfo(torch.float16).max
+    a = Operand(torch.tensor([[want * largest]], dtype=torch.float64))
+    result = torch.tensor([[got * largest]], dtype=torch.float64).half()
+    found = difference(a, Operand(torch.ones(1, 1)), result, 2.0**-11, exact=True)
+    assert found.beyond == beyond
+
+
+@pytest.mark.parametrize("sketched", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_on_a_gpu_too_a_value_that_is_no_number_is_a_fault(value: float, sketched: bool) -> None:
+    """Whatever the decibels of the others."""
+    a, b = torch.randn(16, 64), torch.randn(32, 64)
+    result = a.double() @ b.double().t()
+    other = Sketch.of_input(Operand(b)) if sketched else Operand(b)
+    assert not difference(Operand(a), other, result, 2.0**-9, exact=False).fault
+    result[3, 5] = value
+    assert difference(Operand(a), other, result, 2.0**-9, exact=False).beyond == 1
+
+
+@pytest.mark.parametrize("name", ["delayed", "static"])
+def test_an_amax_that_no_cast_goes_by_is_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffers hold it and Python does not know: each cast stays dynamic, as all comparisons then expect."""
+    model = convert_to_float8_training(Block(), config=name)
+    assert not probe.tested_recipes(calls.Watch(model), model)[1]
+    monkeypatch.setattr(probe, "look", lambda memory: None)
+    problems = probe.tested_recipes(calls.Watch(model), model)[1]
+    assert any("amax of input in use is 0 " in text for text in problems), problems
+
+
+def test_experts_without_tokens_are_not_proven() -> None:
+    """Their GEMMs have nothing to compare, whatever another layer shows."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, 64, 32))
+            self.product = GroupedMatmul(config="rowwise")
+            self.head = nn.Linear(32, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            none = self.product(x[:0], self.weight, torch.zeros(2, dtype=torch.int32))
+            return self.head(x) + none.sum()
+
+    model = convert_to_float8_training(Model())
+    proof = proof_of(model, lambda: model(torch.randn(16, 32)).square().mean().backward())
+    assert not proof.ok
+    assert not proof.problems
+    assert [line.partition(": every")[0] for line in proof.not_checked] == ["product: output"]
+
+
+def test_grad_input_of_experts_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: bfloat16 everywhere, so each result has half a unit of it and no more."""
+    units = []
+
+    def noted(a: Operand, b: Operand, result: torch.Tensor, u: float, *args: Any, **options: Any) -> Any:
+        units.append(u)
+        return difference(a, b, result, u, *args, **options)
+
+    monkeypatch.setattr(calls, "difference", noted)
+    product = GroupedMatmul(config="tensorwise")
+    x = torch.randn(32, 32, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(1, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+    with calls.Watch(nn.ModuleList([product])) as watch:
+        product(x, weight, torch.tensor([32], dtype=torch.int32)).square().sum().backward()
+    (proof,) = watch.proofs()
+    assert not proof.faults
+    assert units == [2.0**-8] * 3
 
 
 @pytest.mark.parametrize(
