@@ -297,7 +297,7 @@ def test_losses_that_cannot_be_compared_are_no_proof_of_a_gather(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def trial(*high: float) -> Trial:
-        losses, ms = {OWN: [2.0, 1.0], HIGH: [*high]}, dict.fromkeys((OWN, HIGH, ALONE), [1.0, 1.0])
+        losses, ms = {OWN: [2.0, 1.0], HIGH: [*high]}, {way: [1.0, 1.0] for way in (OWN, HIGH, ALONE)}
         monkeypatch.setattr("harness.machine.ranks.run", lambda *_, **__: [Measured(losses, ms)] * 2)
         sizes = {"width": 32, "hidden": 48, "layers": 2, "tokens": 16, "rounds": 2}
         which = Case.of("allgather", {**sizes, "ranks": 2, "param_dtype": "bf16"})
