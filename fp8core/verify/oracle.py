@@ -215,6 +215,8 @@ class Digest(NamedTuple):
             raw = torch.where(wide == 0, 0, torch.where(wide.isnan(), 255, raw))
             codes[lines] += (raw.long() * weights[along]).sum(1)
         assert operand.scale_inv is not None
+        if not operand.scale_inv.numel():  # of an operand without elements, such as a batch without tokens
+            return cls(dtype, torch.Size((M, K)), codes, torch.zeros_like(codes))
         of_lines = operand.scale_inv.index_select(0, operand.blocks(operand.scale_inv, 0, slice(M))).float()
         bits = torch.where(of_lines.isnan(), torch.nan, of_lines).view(torch.int32).long()
         places = operand.blocks(operand.scale_inv, 1, slice(K))

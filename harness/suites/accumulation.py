@@ -32,6 +32,7 @@ from harness.suites.common import (
     generator,
     kernels_missing,
 )
+from harness.suites.gemm import OPERATORS
 from harness.suites.oracle import Judgement
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
@@ -50,14 +51,18 @@ AXES = {
     "K": Axis("contracted dimension", default=4096),
     "data": Axis("randn: Gaussian; positive: its magnitudes", ("positive", "randn")),
 }
-_WAYS = {  # arm -> backend, use_fast_accum, what it is
-    "reference": ("reference", False, "emulated in float32"),
-    "slow": ("torch", False, "torch._scaled_mm"),
-    "fast": ("torch", True, "torch._scaled_mm, use_fast_accum"),
-    "triton_slow": ("triton", False, "fp8core::matmul"),
-    "triton_fast": ("triton", True, "fp8core::matmul, use_fast_accum"),
+_WAYS = {  # arm -> backend, use_fast_accum
+    "reference": ("reference", False),
+    "slow": ("torch", False),
+    "fast": ("torch", True),
+    "triton_slow": ("triton", False),
+    "triton_fast": ("triton", True),
 }
-ARMS = {name: ArmInfo(doc) for name, (_, _, doc) in _WAYS.items()}
+_RAN = {"reference": "a float32 product of the codes", **OPERATORS}  # by backend
+ARMS = {
+    name: ArmInfo(_RAN[backend] + (", use_fast_accum" if fast else ""))
+    for name, (backend, fast) in _WAYS.items()
+}
 GEMM = Gemm(Cast(E4M3FN), Cast(E4M3FN))
 
 
@@ -68,7 +73,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """FP8 units, kernels where the arm is of these, and K in multiples of 16."""
     if case.integer("K") % 16:
         return Unsupported("shape", f"K={case['K']}: FP8 GEMMs take multiples of 16")
-    backend, fast, _ = _WAYS[arm]
+    backend, fast = _WAYS[arm]
     why = kernels_missing(device, "sum as their plain twin") if backend == "triton" else None
     why = why or gemm_missing(GEMM, backend, device)
     return why or (fast_accum_missing(device) if fast else None)
@@ -82,7 +87,7 @@ def work(case: Case) -> float:
 def build(case: Case, arm: str, device: str) -> Workload:
     """Draws and casts both operands."""
     a, b = operands(case, device)
-    backend, fast, doc = _WAYS[arm]
+    backend, fast = _WAYS[arm]
 
     def multiply() -> torch.Tensor:
         return scaled_mm(a, b, torch.float32, use_fast_accum=fast, backend=backend)
@@ -105,7 +110,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "timed": "a product of one tile: too small for a speed",
         "out_dtype": "float32",
         "use_fast_accum": fast,
-        "backend": "a float32 product of the codes" if arm == "reference" else doc.split(",")[0],
+        "backend": _RAN[backend],
     }
     return Workload(run=multiply, check=check, flops={"e4m3": work(case)}, resolved=resolved)
 

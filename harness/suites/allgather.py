@@ -114,7 +114,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     series = [Series("loss", losses, tuple(range(last)))]
     if whose:
         apart = deviation(losses, means[HIGH])
-        if apart > 0 and not theirs:
+        if apart != 0 and not theirs:  # NaN included: the reference's loss is no number
             fault = f"losses differ by {apart:.2e} from those with weights gathered in high precision"
             return Trial((), resolved, fault, cause=Cause.NUMERICS)
         series.append(Series("loss_deviation", (apart,), (last - 1,)))

@@ -322,6 +322,7 @@ def moved(what: str, source: Tensor, **resolved: object) -> Workload:
     def check() -> Numerics:
         if what == "read":
             right = all(finds(place) for place in (0, source.numel() // 2, -1))
+            right &= torch.equal(move(source, target), source.max())
         else:
             move(source, target)
             right = torch.equal(target, across)

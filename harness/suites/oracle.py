@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -320,7 +321,8 @@ class Judgement:
             prefix: of the metric `sqnr_db`.
         """
         accumulation = self.rounded(what, actual, of_codes, bound)
-        self.values["accum_sqnr_db"] = min(self.values.get("accum_sqnr_db", accumulation), accumulation)
+        worst = np.min([self.values.get("accum_sqnr_db", accumulation), accumulation])  # NaN where one is
+        self.values["accum_sqnr_db"] = float(worst)
         self.gaussian(f"{prefix}sqnr_db", gemm, (actual.shape[0], K, actual.shape[1]), accumulation)
 
     def gaussian(self, metric: str, gemm: Gemm, size: tuple[int, int, int], accumulation_db: float) -> None:

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_iter
 
 from fp8core import Float8Linear, Float8Tensor
 from fp8core.gemm.reference import ShapesAlone
+from fp8core.history import AmaxMemory, tensors_of
 from fp8core.inputs.operands import serves_both
 from harness.store.errors import UsageError
 from harness.training.models.common import replace_parameters
@@ -73,6 +74,8 @@ def predict(
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else _blank(buffer, kind)
+            if isinstance(module, AmaxMemory):
+                module.pending = _blank(module.pending, kind)
         inputs = [_blank(part, kind) for part in batch]
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -82,7 +85,7 @@ def predict(
         head = getattr(model, "head", None)
         if isinstance(head, nn.Module):
             head.register_forward_hook(lambda _, given, made: logits.append(_bytes(made)))
-        with _Lifetimes([*model.parameters(), *model.buffers(), *inputs]) as lifetimes:
+        with _Lifetimes([*tensors_of(model), *inputs]) as lifetimes:
             with torch.autocast(kind, autocast or torch.bfloat16, enabled=autocast is not None):
                 loss = model(*inputs)
             if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:

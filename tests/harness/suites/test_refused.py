@@ -6,6 +6,7 @@ Oracle: this table, a row a rule of a suite.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from train_cases import SMALL
 
 from harness.__main__ import main
 from harness.judge.verdict.result import MIN_POINTS, MIN_SEEDS
+from harness.peers import PEERS
 from harness.store.case import Case
+from harness.store.cause import Cause
 from harness.store.errors import UsageError
 from harness.suites import SUITES
 from harness.suites.divergence import OTHER_SEEDS
@@ -98,6 +101,32 @@ def test_an_arm_that_a_case_has_none_of_says_why(
     if why is not None:
         assert "\n" not in why.reason
         assert re.search(words, why.reason), why.reason
+
+
+@pytest.mark.parametrize(
+    ("suite", "arm"),
+    [
+        ("cast", "torchao_eager"),
+        ("cast", "compile"),
+        ("gemm", "scaled_mm_tensorwise_eager"),
+        ("linear", "torchao_rowwise_eager"),
+        ("linear", "bf16_compile"),
+    ],
+)
+def test_what_could_be_installed_is_missing_and_not_unsupported(
+    suite: str, arm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = SUITES[suite]
+    monkeypatch.setattr(
+        "harness.suites.common.compile_unavailable", lambda device: "no compiler: install g++"
+    )
+    if name := of.ARMS[arm].peer:
+        absent = replace(PEERS[name], missing=lambda device: "not installed: pip install it")
+        monkeypatch.setitem(PEERS, name, absent)
+    why = of.unsupported(Case.of(suite, DEFAULTS[suite]), arm, "cpu")
+    assert why is not None
+    assert (why.kind, why.cause) == ("device", Cause.MISSING)
+    assert "install" in why.reason
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,10 @@ def test_gemm(size: tuple[int, int, int], role: str, data: str) -> None:
         left = "float8_e5m2" if "tensorwise" in arm and role != "output" else "float8_e4m3fn"
         assert workload.resolved["a_dtype"] == ("bfloat16" if arm == "bf16_eager" else left)
         assert workload.resolved["checked_rows"] == (size[0] if whole else gemm.CHECKED_ROWS)
+        M, K, N = size
+        scales = M + N if "rowwise" in arm else 2
+        in_fp8 = M * K + K * N + 4 * scales
+        assert workload.bytes_moved == 2 * M * N + (2 * (M * K + K * N) if arm == "bf16_eager" else in_fp8)
         assert sum(workload.flops.values()) == 2 * math.prod(size)
 
 

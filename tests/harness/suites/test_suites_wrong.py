@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from fp8core.inputs.operands import cast_both
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Case
-from harness.suites import SUITES, accumulation, checksum, gemm, smoke_kernels
+from harness.store.cause import Cause
+from harness.suites import SUITES, accumulation, allgather, checksum, gemm, smoke_kernels, smoke_layers
+from harness.timing.workload import Trial
+from harness.training.parallel.gathers import ALONE, HIGH, OWN, Measured
 
 BIT = torch.uint8
 SUM = {"K": 2048, "data": "positive"}
@@ -226,8 +230,10 @@ def faults() -> Iterator[Fault]:
     for what in ("copy", "transpose"):
         yield Case.of("ceilings", {"what": what, "mib": 1}), "torch", "torch.Tensor.copy_", truncating, what
     short = lambda x, dim, out: _amax(x[:-1], dim, out=out)  # noqa: E731
-    yield Case.of("ceilings", {"what": "read", "mib": 1}), "torch", "torch.amax", short, "read"
-    yield case("cast", CAST), "read", "torch.amax", short, "read"
+    constant = lambda x, dim, out: out.fill_(2.0**14)  # noqa: E731
+    for wrong in (short, constant):
+        yield Case.of("ceilings", {"what": "read", "mib": 1}), "torch", "torch.amax", wrong, "read"
+        yield case("cast", CAST), "read", "torch.amax", wrong, "read"
     yield case("accumulation", SUM), "slow", "scaled_mm", half, "short accumulator"
     for data in ("randn", "outliers_1e4"):
         which = Case.of("outliers", {"data": data, "role": "output", "M": 128, "K": 1024, "N": 64})
@@ -262,6 +268,45 @@ def test_wrong_in_the_same_way_each_time_only_another_card_can_tell(monkeypatch:
     monkeypatch.setattr(checksum, "_product", always_one_more)
     which = Case.of("checksum", {"cube": 48, "data": "codes"})
     assert checksum.build(which, "tensorwise_eager", "cpu").check().ok
+
+
+SIDES = {"output": (64, 48), "grad_input": (64, 128), "grad_weight": (48, 128)}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_a_layer_with_one_nan_fails_the_smoke_test(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Tensor:
+        product = scaled_mm(*args, **kwargs)
+        if product.shape in (SIDES[name], SIDES[name][::-1]):
+            product[0, 0] = torch.nan
+        return product
+
+    which = Case.of("smoke_layers", {"M": 64, "K": 128, "N": 48})
+
+    def failure() -> str:
+        return smoke_layers.trial(which, "rowwise", "cpu", tmp_path, lambda done, of: None).failure
+
+    assert failure() == ""
+    monkeypatch.setattr("fp8core.scaled_linear.scaled_mm", broken)
+    assert "nan dB from the layer without FP8" in failure()
+
+
+def test_losses_that_cannot_be_compared_are_no_proof_of_a_gather(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def trial(*high: float) -> Trial:
+        losses, ms = {OWN: [2.0, 1.0], HIGH: [*high]}, {way: [1.0, 1.0] for way in (OWN, HIGH, ALONE)}
+        monkeypatch.setattr("harness.machine.ranks.run", lambda *_, **__: [Measured(losses, ms)] * 2)
+        sizes = {"width": 32, "hidden": 48, "layers": 2, "tokens": 16, "rounds": 2}
+        which = Case.of("allgather", {**sizes, "ranks": 2, "param_dtype": "bf16"})
+        return allgather.trial(which, "fp8", "cpu", tmp_path, lambda done, of: None)
+
+    assert trial(2.0, 1.0).failure == ""
+    for high in ((2.0, 1.5), (2.0, float("nan"))):
+        assert trial(*high).cause == Cause.NUMERICS
+        assert "from those with weights gathered in high precision" in trial(*high).failure
 
 
 @pytest.mark.parametrize("data", ["positive", "randn"])
