@@ -288,7 +288,7 @@ def test_a_model_held_in_part_by_a_schedule_is_refused() -> None:
 
 
 def replaced(model: Any) -> None:
-    """As a buffer that each step computes anew; where the first one is not kept alive, a later one soon has its id."""
+    """Like a buffer that each step computes anew; where the first one is not kept alive, a later one soon has its id."""
     first = id(model.seen)
     for _ in range(100):
         model.seen = model.seen.clone()
