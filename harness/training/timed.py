@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +91,12 @@ class Stepper:
         return self.trainee.step(self.next(), self.split)
 
     def first_step(self) -> steps.FirstStep:
-        """Takes the first step. Logits are looked at in eager mode, as the control is."""
-        looked: AbstractContextManager[list[float]] = (
-            nullcontext([]) if self.trainee.setup.compiled else steps.spread_of_logits(self.trainee)
-        )
-        with looked as spread:
+        """Takes the first step."""
+        return steps.FirstStep.of(self.run(), self.trainee)
+
+    def control(self) -> steps.FirstStep:
+        """`first_step` of what others are held against: the spread of its logits, which takes memory, bounds their losses."""
+        with steps.spread_of_logits(self.trainee) as spread:
             return steps.FirstStep.of(self.run(), self.trainee, spread)
 
     def prove(self) -> tuple[str, dict[str, object]]:
@@ -398,7 +399,7 @@ def _control(setup: Setup, source: Source, device: str) -> Control:
     weights = keep(trainee.model, KEPT_SHARE * total)
     with torch.random.fork_rng(devices=[0] if on_gpu else []):
         torch.manual_seed(setup.seed)
-        return weights, Stepper(trainee, [source.step(setup, 0, device)]).first_step()
+        return weights, Stepper(trainee, [source.step(setup, 0, device)]).control()
 
 
 @functools.lru_cache(maxsize=1)
