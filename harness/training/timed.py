@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +91,12 @@ class Stepper:
         return self.trainee.step(self.next(), self.split)
 
     def first_step(self) -> steps.FirstStep:
-        """Takes the first step. Logits are looked at in eager mode, as the control is."""
-        looked: AbstractContextManager[list[float]] = (
-            nullcontext([]) if self.trainee.setup.compiled else steps.spread_of_logits(self.trainee)
-        )
-        with looked as spread:
+        """Takes the first step."""
+        return steps.FirstStep.of(self.run(), self.trainee)
+
+    def control(self) -> steps.FirstStep:
+        """`first_step` of what others are held against: the spread of its logits, which takes memory, bounds their losses."""
+        with steps.spread_of_logits(self.trainee) as spread:
             return steps.FirstStep.of(self.run(), self.trainee, spread)
 
     def prove(self) -> tuple[str, dict[str, object]]:
@@ -161,12 +162,14 @@ class Arm:
             fault = first_fault([steps.first_step_fault(*both) for both in zip(mine, bases, strict=True)])
             if not fault:
                 proofs = self.on_all("prove", steps.PROOF)
-                self.resolved |= proofs[0][1]
+                # Of the rank that the fault names: another one's proof may hold
+                told = next((found for why, found in proofs if why), proofs[0][1])
+                self.resolved |= told
                 counts = [found.get("fp8_gemms") for _, found in proofs]
                 fault = first_fault([why for why, _ in proofs])
                 if not fault and len(set(counts)) > 1:
                     fault = f"ranks ran other numbers of FP8 GEMMs: {counts}"
-                cause = steps.cause_of_fault(next((found for why, found in proofs if why), proofs[0][1]))
+                cause = steps.cause_of_fault(told)
                 if len(mine) > 1:
                     self.resolved["proved_on_ranks"] = sum(not why for why, _ in proofs)
         if not fault:
@@ -396,7 +399,7 @@ def _control(setup: Setup, source: Source, device: str) -> Control:
     weights = keep(trainee.model, KEPT_SHARE * total)
     with torch.random.fork_rng(devices=[0] if on_gpu else []):
         torch.manual_seed(setup.seed)
-        return weights, Stepper(trainee, [source.step(setup, 0, device)]).first_step()
+        return weights, Stepper(trainee, [source.step(setup, 0, device)]).control()
 
 
 @functools.lru_cache(maxsize=1)

@@ -3,7 +3,7 @@
     python tests/studies/wheel_alone.py [--only WORD ...]
 
 The declared dependencies are links to those of the running interpreter; nothing else that is installed there can be imported: no
-extra, no Triton, torchao, scipy or pytest. The working folder, HOME and the caches are empty. Where the system allows it the
+extra, no Triton, torchao or pytest. The working folder, HOME and the caches are empty. Where the system allows it the
 processes have no network at all. Prints a line a command with its seconds; exit 1 where one did not do what is expected of it.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-ABSENT = ("triton", "torchao", "scipy", "pytest", "ml_dtypes", "gfloat", "hypothesis", "transformers")
+ABSENT = ("triton", "torchao", "pytest", "ml_dtypes", "gfloat", "hypothesis", "transformers")
 # Files that a user would have
 FILES = {
     "mine.yaml": "# How long do our casts take?\nsuite: cast\naxes: {dtype: [e4m3fn], granularity: [rowwise], M: [64], K: [64]}\n"

@@ -297,7 +297,7 @@ def control_of(arm: Sharded, world: int) -> tuple[steps.FirstStep, ...]:
     """What the first step without FP8 gives, by rank."""
     run = Crew(gang_of(world, arm[-1])).run
     with entered(run, arm):
-        return tuple(run(ask, "first_step"))
+        return tuple(run(ask, "control"))
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -15,13 +17,17 @@ from model_on_ranks import SLEEP_S, becomes
 from train_cases import case, execute, row
 
 from harness.machine.ranks import RanksError
+from harness.store.cause import Cause
 from harness.store.compare import paired_ratios
+from harness.store.proof import FIELD, ProofOutcome
 from harness.suites import train
 from harness.timing.clock import Split
+from harness.timing.workload import Numerics
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.parallel import ranked
 from harness.training.setup import prepare
-from harness.training.timed import mean_loss
+from harness.training.steps import FirstStep
+from harness.training.timed import Arm, mean_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,3 +162,62 @@ def test_ranks_that_train_on_other_batches_have_no_facts() -> None:
     assert caught.value.rank == 1
     assert ranked.slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
     assert ranked.slowest([[1.0], []]) == []
+
+
+PROVED, DISPROVED, UNPROVEN = ProofOutcome.PROVED, ProofOutcome.DISPROVED, ProofOutcome.UNPROVEN
+
+
+@pytest.mark.parametrize(
+    ("gemms", "second", "reason", "cause"),
+    [
+        ([9, 9], PROVED, "", ""),
+        ([9, 6], PROVED, "ranks ran other numbers of FP8 GEMMs: [9, 6]", Cause.NOT_FP8),
+        ([9, 6], DISPROVED, "rank 1 of 2: disproved", Cause.NOT_FP8),
+        ([9, 9], UNPROVEN, "rank 1 of 2: unproven", Cause.UNPROVEN),
+    ],
+)
+def test_ranks_count_only_if_each_is_proved_and_all_ran_the_same(
+    gemms: list[int], second: ProofOutcome, reason: str, cause: str
+) -> None:
+    """Oracle: by hand. What the ranks tell is given: rank 0's proof holds."""
+    faults = ["", "" if second is PROVED else str(second)]
+    told = zip(gemms, (PROVED, second), strict=True)
+    proofs = list(zip(faults, [{"fp8_gemms": n, FIELD: str(outcome)} for n, outcome in told], strict=True))
+
+    class Told(Arm):
+        device, controls = "cpu", (FirstStep(1.0, 1.0),) * 2
+
+        def __init__(self) -> None:
+            self.resolved = {}
+
+        def resident(self, *, recorded: bool = True) -> nullcontext[None]:
+            return nullcontext()
+
+        def on_all(self, method: str, n: int) -> list[Any]:
+            return list(self.controls) if method == "first_step" else proofs
+
+        def expected(self) -> Numerics:
+            return Numerics({})
+
+    arm = Told()
+    found = arm.check()
+    assert (found.ok, found.reason) == (not reason, reason)
+    assert not reason or found.cause is cause
+    assert arm.resolved["proved_on_ranks"] == faults.count("")
+    assert arm.resolved[FIELD] == second, "not rank 0's, whose proof holds"
+
+
+def test_a_time_limit_grows_with_the_steps_and_what_one_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: by hand, of ranks that take 2 s for each command."""
+    now, limits = [0.0], list[float]()
+
+    def run(fn: object, *args: object, timeout_s: float, meanwhile: object) -> list[Any]:
+        now[0] += 2.0
+        limits.append(timeout_s)
+        return []
+
+    monkeypatch.setattr(ranked, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    crew = ranked.Crew(SimpleNamespace(run=run))  # type: ignore[arg-type]
+    for n in (0, 4, 10, 0, 1):  # steps of no length known yet; then of 0.5 s; no steps; of 0.2 s
+        crew.run(ranked.ask, n=n)
+    assert limits == pytest.approx([300.0, 1200.0, 300.0 + 4 * 0.5 * 10, 300.0, 300.0 + 4 * 0.2])

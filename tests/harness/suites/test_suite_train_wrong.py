@@ -242,6 +242,15 @@ def test_the_loss_bound_follows_the_logits() -> None:
     assert not without_a_head
 
 
+def test_only_the_controls_logits_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an arm's check keeps in memory is what its steps keep."""
+    timed.control_of.cache_clear()
+    made = train._timed(case(), "tensorwise_eager", 2, "cpu")
+    assert made.controls[0].logit_spread > 0
+    monkeypatch.setattr(steps, "spread_of_logits", None)
+    assert made.check().ok
+
+
 def test_bounds_of_the_first_gradients() -> None:
     """By hand: 59 and 61 degrees between two vectors, one that is gone, and one that is not there to be compared."""
     base = steps.FirstStep(5.0, 2.0, {"a": torch.tensor([1.0, 0.0]), "unused": torch.zeros(2)})

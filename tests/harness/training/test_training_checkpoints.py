@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from loop_jobs import STEPS, curves, job
 
+from harness.training import loop
 from harness.training.loop import train
 
 KILLED = Path(__file__).parents[1] / "killed_run.py"
@@ -50,6 +53,23 @@ def test_interrupted_and_resumed_is_uninterrupted(recipe: str, schedule: str, tm
     assert len(seconds) == STEPS
     assert seconds == sorted(seconds)
     assert resumed.facts["switches"] == (1 if schedule else 0)
+
+
+def test_cpu_seconds_before_a_checkpoint_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: a clock that only moves when it is read, once a checkpoint and at the end: those of a whole run."""
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    ticks = map(float, itertools.count(100))
+    clocks = {"monotonic": time.monotonic, "perf_counter": time.perf_counter}
+    monkeypatch.setattr(loop, "time", SimpleNamespace(**clocks, process_time=lambda: next(ticks)))
+    with pytest.raises(KeyboardInterrupt):
+        train(job(""), "cpu", tmp_path, interrupt)
+    assert train(job(""), "cpu", tmp_path).facts["cpu_s"] == STEPS
 
 
 @pytest.mark.slow
