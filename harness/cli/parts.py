@@ -28,6 +28,7 @@ from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible
 from harness.report import summary
 from harness.store.errors import UsageError
+from harness.training.data import extent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ OF_THE_WHOLE = {
     "sweep", "device", "parts", "overrides", "small", "data_path", "budget_s", "resume", "run_id", "results_dir",
     "reports_dir", "report", "dry_run",
 }  # fmt: skip
+OF_ONE_SWEEP = ("shard", "bisect")  # a share of each part, or no rows at all, would pass for the whole
 
 
 @dataclass(slots=True)
@@ -101,8 +103,8 @@ class Part:
         ended = "cut off" if self.exit == CUT else "interrupted" if self.exit is None else f"exit {self.exit}"
         state = "done" if self.done else "unfinished" if self.open else f"given up after {TRIES} tries"
         rows = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))
-        begun = f"{ended}, {self.seconds:.0f} s" if self.seconds else "not started"
-        return f"{self.name:<17}{begun}, {state}: {rows or 'no rows'}"
+        begun = f"{ended}, {self.seconds:.0f} s" if self.tries or self.seconds else "not started"
+        return f"{self.name:<17}{begun}, {state}{f': {rows}' * bool(rows)}"
 
 
 KEPT = {"done", "ok", "tries", "seconds", "exit", "statuses"}
@@ -135,7 +137,8 @@ def parts_of(config: Mapping[str, Any]) -> list[Part]:
         if config["data_path"] and "data" in given:
             given["data_path"] = config["data_path"]
         own = {key: part[key] for key in ("sweep", "about", "priority", "estimate_s")}
-        words = [f"{key}={_word(value)}" for key, value in given.items()]
+        # A path stands as it is: JSON would escape what it holds
+        words = [f"{key}={value if key == 'data_path' else _word(value)}" for key, value in given.items()]
         found.append(Part(name, **own, rehearsed=rehearsed, words=words))
     return sorted(found, key=lambda part: part.priority)
 
@@ -168,7 +171,7 @@ def within(seconds: float, work: Callable[[], int]) -> int:
         def cut(*_: object) -> None:
             late.append(True)
             if not interrupts.heard:  # else it records already how it ended
-                raise KeyboardInterrupt
+                interrupts.interrupt()
 
         before = signal.signal(signal.SIGALRM, cut)
         try:
@@ -182,6 +185,7 @@ def within(seconds: float, work: Callable[[], int]) -> int:
             signal.signal(signal.SIGALRM, before)
         if interrupts.heard:  # the sweep has recorded how it ended; so must the whole
             raise KeyboardInterrupt
+        interrupts.rearm()
     return CUT if late else code
 
 
@@ -192,11 +196,18 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
         UsageError: the request is refused; nothing was written.
     """
     config, parts = request.config, parts_of(request.config)
+    for key in OF_ONE_SWEEP:
+        if config[key] is not None:
+            raise UsageError(
+                f"{key}={config[key]}: sweep {config['name']!r} is made of sweeps; name one of them"
+            )
     passed_on = [w for w in request.overrides if re.split(r"[.=]", w.lstrip("+~"))[0] not in OF_THE_WHOLE]
     for part in parts:  # 0.1 s each, before the first one is started
         part.words += [f"device={config['device']}", *passed_on]
         try:
-            load(part.words, lambda device: device)
+            own = load(part.words, lambda device: device).config
+            if own["data"] and own["data_path"] and own["data"] != "bin":  # that needs the model too
+                extent(own["data"], own["data_path"])  # refused here, not after minutes
         except UsageError as error:
             raise UsageError(f"part {part.name}: {error}") from error
     slot_s = math.inf if config["budget_s"] is None else config["budget_s"]
@@ -267,16 +278,15 @@ def _slot(
     sys.stdout.write(banner)
     if config["run_id"] is None and config["resume"] is None:
         raw_output.say(run_folder.opening(whole.name) + "\n")
+    save()
     try:
         for part in parts:
             limit = part.limit(ends - time.monotonic() - RESERVE_S)
             if not part.open or limit is None:
                 continue
             folder, started = folders[part.name], time.monotonic()
-            part.tries, part.exit = (
-                part.tries + 1,
-                None,
-            )  # it has had this try, whatever becomes of this process
+            # It has had this try, whatever becomes of this process
+            part.tries, part.exit = part.tries + 1, None
             save(part.name)
             words = [
                 *part.words,
@@ -309,9 +319,8 @@ def _slot(
         state=state, message=f"left: {', '.join(left) or 'none'}; given up: {', '.join(lost) or 'none'}"
     )
     sys.stdout.write("".join(f"{part}\n" for part in parts) + f"results  {whole}\n")
-    if runs := [
-        run for run in folders.values() if any(run.rglob("*.parquet"))
-    ]:  # in order, as the summary has them
+    # In order, as the summary has them
+    if runs := [run for run in folders.values() if any(run.rglob("*.parquet"))]:
         if config["report"]:
             page = report.write_report(runs, Path(config["reports_dir"]) / f"{whole.name}.html")
             sys.stdout.write(f"report   {page.html}\n")

@@ -2,7 +2,8 @@
 
 The lock is the kernel's, of the file `_writer.lock`: it ends with its holder, however that ends, on a file system of several
 machines with the machine. Where such a file system keeps the locks of each machine apart, two of them may measure a
-case twice; no row is lost by it, since each writer has files of its own.
+case twice; no row is lost by it, since each writer has files of its own. Where it has no `flock` at all, filelock warns and
+takes the file itself for the lock: one that a killed writer left on another machine is then to be removed by hand.
 """
 
 from __future__ import annotations

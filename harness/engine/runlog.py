@@ -70,7 +70,7 @@ class ProgressFile:
 
     def __call__(self, frame: Frame, begins: bool) -> None:
         _log.log(logging.INFO if begins else logging.DEBUG, "%s", frame.text)
-        self._state |= {"text": frame.text, "share": frame.share, "left_s": frame.left_s}
+        self._state |= {"text": frame.text, "share": frame.share}
         if begins or time.time() - self._last >= EVERY_S:
             self.write()
 

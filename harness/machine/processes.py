@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,11 +40,17 @@ class Interrupts:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         self.heard = True
-        closely = time.monotonic() - self._last < ONE_INTERRUPT_S
-        if closely:
-            return
+        if time.monotonic() - self._last >= ONE_INTERRUPT_S:
+            self.interrupt()
+
+    def interrupt(self) -> NoReturn:
+        """Raise KeyboardInterrupt; a signal that follows closely does not raise another one."""
         self._last = time.monotonic()
         raise KeyboardInterrupt
+
+    def rearm(self) -> None:
+        """Let the next signal raise, however soon it comes."""
+        self._last = -math.inf
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import sys
 import textwrap
 from dataclasses import field, fields
@@ -93,8 +94,9 @@ def options_of(
     while left:
         text = left.pop(0)
         name, equals, value = text.partition("=")
-        is_flag = text.startswith("-") and text != "-"
-        if not is_flag and (flags_only or not equals or not name.isidentifier() or Path(text).exists()):
+        is_flag = _is_flag(text)
+        # Not by pathlib, which raises where a name is too long
+        if not is_flag and (flags_only or not equals or not name.isidentifier() or os.path.exists(text)):  # noqa: PTH110
             plain.append(text)
             continue
         of = short.get(name, name.lstrip("-").replace("-", "_")) if is_flag else name
@@ -104,7 +106,7 @@ def options_of(
         if of in values and not several:
             raise UsageError(f"{name} is given twice; {first}")
         given = [value] if equals else []
-        while not equals and left and (several or not given) and not (several and left[0].startswith("-")):
+        while not equals and left and (several or not given) and not _is_flag(left[0]):
             if _kind(keys[of]) == "bool":
                 break
             given.append(left.pop(0))
@@ -129,6 +131,11 @@ def options_of(
     if plain:
         raise UsageError(f"unknown word {printable(plain[0])!r}; {first}")
     return command(**values)
+
+
+def _is_flag(text: str) -> bool:
+    """Whether a word is a flag, and so no value of the flag before it; a number, and `-` alone, are values."""
+    return text.startswith("-") and text[1:2] not in {"", ".", *"0123456789"}
 
 
 def _kind(of: Field[Any]) -> str:

@@ -22,6 +22,7 @@ from harness.__main__ import main
 from harness.cli import parts as parts_module
 from harness.cli.parts import CUT, REHEARSAL, TRIES, Part, within
 from harness.engine import places
+from harness.engine.watch import look
 from harness.machine import device_lock
 from harness.machine.processes import interruptible
 from harness.report import summary
@@ -96,7 +97,8 @@ def test_a_slot_starts_by_priority_what_it_has_room_for_and_resume_the_rest(
     assert {json.loads(axes)["n"] for axes in rows["axes"]} == {1, 2, 3}
     assert main(["resume=r"]) == 0
     assert len(builds.seen) == 3
-    assert json.loads((FOLDER / "_progress.json").read_text())["state"] == "finished"
+    (part,) = look(FOLDER)
+    assert (part.state, part.share, part.total) == ("finished", 1.0, 3), "also where nothing was started"
 
 
 def test_the_timetable(builds: Builds, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +205,31 @@ def test_a_key_that_no_part_has_is_refused_by_the_part(
     assert main([*WHOLE, "timing.min_round=3"]) == 2
     assert main([*WHOLE, "axes.nn=3"]) == 2
     assert "part first: " in capsys.readouterr().err
+    for word in ("shard=0/2", "bisect=base"):
+        assert main([*WHOLE, word]) == 2, "half of each part would pass for the whole"
+        assert f"{word}: sweep 'mine' is made of sweeps" in capsys.readouterr().err
     assert builds.seen == []
+
+
+def test_a_text_that_is_none_is_refused_before_anything_is_measured(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any name will do for the file, also one that JSON would escape."""
+    Path("sweeps/mine.yaml").write_text(
+        MINE + "  text: {sweep: nanogpt_char, priority: 3, overrides: {data: shakespeare}}"
+    )
+    Path("ein é.txt").write_text("another")
+    assert main([*WHOLE, "data_path=ein é.txt"]) == 2
+    assert "ein é.txt is not nanoGPT's text" in capsys.readouterr().err
+    assert main([*WHOLE, "data_path=none.txt"]) == 2
+    assert "part text: data=shakespeare: no file " in capsys.readouterr().err
+    assert builds.seen == []
+
+
+def test_what_is_said_of_a_part_that_was_killed() -> None:
+    """Nothing but its try was noted; it is not said to be without rows, nor not to have been started."""
+    assert str(Part("a", "toy")).split(None, 1)[1] == "not started, unfinished"
+    assert str(Part("a", "toy", tries=1)).split(None, 1)[1] == "interrupted, 0 s, unfinished"
 
 
 HOLD = (
@@ -270,6 +296,25 @@ def test_a_part_is_cut_off_at_its_own_deadline() -> None:
         assert within(0.2, work) == CUT
         assert time.monotonic() - began < 1.5
     assert within(5.0, records_its_end(0.1, code=1)) == 1
+
+
+@pytest.mark.usefixtures("_signals_restored")
+def test_a_signal_soon_after_a_cut_lets_the_sweep_record_its_end() -> None:
+    """A scheduler may end the command at the deadline of its last part."""
+    recorded: list[bool] = []
+
+    def work() -> int:
+        try:
+            time.sleep(3.0)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            recorded.append(True)
+        return 2
+
+    with pytest.raises(KeyboardInterrupt):
+        within(0.1, work)
+    assert recorded
 
 
 @pytest.mark.usefixtures("_signals_restored")
