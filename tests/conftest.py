@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -52,6 +53,15 @@ def pytest_unconfigure() -> None:
 def _fixed_seed() -> None:
     """The same random numbers in a test whatever ran before it in its process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def signals_are_heard() -> Iterator[None]:
+    """Puts callbacks of the garbage collector aside (hypothesis has one): a signal that falls into one raises for nobody."""
+    held = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = held
 
 
 @pytest.fixture(autouse=True)

@@ -327,6 +327,7 @@ def test_a_fault_outside_of_the_arms_fails_its_case_alone(monkeypatch: pytest.Mo
     assert set(frame[frame["axes"] != '{"n":2}']["status"]) == {"ok"}
 
 
+@pytest.mark.usefixtures("signals_are_heard")
 def test_an_interrupt_of_several_lanes_waits_for_none_of_them() -> None:
     """They hang in processes; what an interrupt has killed is not begun anew."""
     begun: list[Task | None] = []

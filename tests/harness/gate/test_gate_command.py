@@ -442,7 +442,7 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     command = f"({line}) & while ! [ -s {pids}.new ]; do :; done; mv {pids}.new {pids}; wait"
     here = Path(command_module.__file__).resolve().parents[2]
     started = subprocess.Popen(
-        [sys.executable, "-c", HEEDS_CTRL_C, "gate", "--against", "main", "--command", command],
+        [sys.executable, "-c", HEEDS_CTRL_C, "gate", "--against", "main", "--command", command, "--even-if-equal"],
         cwd=root, env={**os.environ, "PYTHONPATH": str(here), "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,
     )  # fmt: skip
     _wait(pids.exists)
