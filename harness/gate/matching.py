@@ -410,6 +410,7 @@ def _ratios(timed: Sequence[Unit]) -> list[Unit]:
             Unit(
                 unit.key._replace(regime=RATIO), unit.case, f"x {reference.key.arm}", unit.better, unit.rule, before, after,
                 first=unit.worse * _difference(*first), second=unit.worse * _difference(*again), rows=unit.rows,
+                tick=sum(_tick([*each.rows, *each.again]) for each in (unit, reference)),
             )
         )  # fmt: skip
     return found

@@ -283,6 +283,9 @@ def test_ratios_within_a_run_are_judged_on_one_kind_of_device(tmp_path: Path) ->
     limits = ENV, {**ENV, "power_limit_w": 350.0}
     found = run(tmp_path / "3", before, after, envs=limits, machine_free=True)
     assert [f.unit.key.metric for f in found.findings] == ["sqnr_db"]
+    ticks = [time_row(1, [1.0] * 10, "bf16"), time_row(1, [0.7] * 10, "fp8"), before[2]]
+    found = run(tmp_path / "4", ticks, ticks, envs=NEWER, machine_free=True)
+    assert [str(f.verdict) for f in found.findings if f.unit.key.regime == "ratio"] == ["INCONCLUSIVE"]
 
 
 @pytest.mark.parametrize(("again", "expected"), [(1.2, "REGRESSED"), (1.0, "INCONCLUSIVE")])
