@@ -3,7 +3,7 @@
 The gate copies this file into a folder that it puts first on PYTHONPATH of a benchmark command. Every Python process of the
 command then imports it, leaves its place to the `sitecustomize` that would have been imported without it, and at its end
 writes one file of names. It imports nothing that an interpreter has not loaded by then. Where a change holds files that are
-no modules, the files that Python opens are told too.
+no modules, it names the files that Python opens as well.
 """
 
 import atexit
