@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.options import SWEEP, Options
 from harness.store.errors import UsageError
+from harness.store.text import some
 from harness.store.words import options_of
 
 if TYPE_CHECKING:
@@ -256,8 +258,11 @@ def _commanded(
     """A command, with work trees of its own for both sides: HEAD with what is not committed copied in is the candidate."""
     from harness.gate import trees
     from harness.gate.command import OUT, Commanded, named_paths
-    from harness.gate.tree_proof import Trees, is_code, is_test
+    from harness.gate.shell import SHELL
+    from harness.gate.tree_proof import Trees, is_code, is_test, may_be_code
 
+    if shutil.which(SHELL[0]) is None:
+        raise GateError(Exit.USAGE, "--command runs in bash, for its pipefail, and there is none: install it")
     head = trees.commit_to_compare(root, "HEAD", tip=True)
     candidate = stack.enter_context(trees.work_tree(root, head))
     trees.copy_changes(root, candidate, written)
@@ -269,10 +274,15 @@ def _commanded(
     changed = trees.differing(baseline, candidate, files["baseline"] | files["candidate"])
     benchmark = [name for name in changed if is_test(name) or name in named]
     code = frozenset(name for name in changed if is_code(name)).difference(benchmark)
-    restored = [name for name in benchmark if name in files["baseline"]]
     if options.accept_changed_benchmark:
-        restored = []
-    trees.replace_files(baseline, candidate, restored)
+        benchmark = []
+    elif either := [n for n in benchmark if any(may_be_code(n, files[side]) for side in sides)]:
+        raise GateError(
+            Exit.INCONCLUSIVE,
+            f"{some(either, 5)} may be the benchmark, which the base commit's has to judge, or the code; "
+            "--accept-changed-benchmark judges each side by its own",
+        )
+    trees.replace_files(baseline, candidate, benchmark)
     return Commanded(
         sides,
         ("--command", command),
@@ -284,6 +294,6 @@ def _commanded(
         commits={side: trees.commit_of(tree) for side, tree in sides.items()},
         setup=options.setup,
         unproven_ok=options.unproven_tree == "ok",
-        benchmark=restored,
+        benchmark=benchmark,
         fresh_home=options.fresh_home,
     )

@@ -279,6 +279,7 @@ class Commanded(Instrument):
         """Refuses a round in which the command failed, or a side did not run its tree."""
         bad = {side: run.fault for side, run in sorted(runs.items()) if run.fault is not None}
         if len(bad) == len(runs):
+            self._require_base_paths(bad["baseline"].reason)
             reasons = "; ".join(f"{side}: {fault.reason}" for side, fault in bad.items())
             raise GateError(Exit.USAGE, f"the command works on neither side ({reasons}): {self.line}")
         self._require_proof([side for side in runs if side not in bad])

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 RECORDER = Path(__file__).with_name("recorder.py")
-DOCUMENTS = (".md", ".rst")  # no benchmark's time depends on them
+DOCUMENTS, TOOLING = (".md", ".rst"), (".github/", ".gitignore")  # no benchmark's time depends on them
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 PACKAGE_FOLDERS = ("", "src/", "python/", "lib/")  # below a project, where its packages lie
 TEST_FOLDERS = frozenset(("test", "tests", "bench", "benches", "benchmark", "benchmarks"))
+TEST_NAMES = re.compile(r"conftest\.|test_|[^.]*_test\.|(pytest|tox)\.ini$")
 INSTALLED = {"site-packages", "dist-packages"}
 WAYS_OUT = (
     "let each work tree be imported: --command 'PYTHONPATH={where}:$PYTHONPATH ...', or an environment a tree: --setup 'python -m "
@@ -212,12 +213,28 @@ def _folder(inside: str) -> str:
 def is_test(inside: str) -> bool:
     """Whether a file of a tree is part of its tests, by its name or its folders."""
     *folders, name = inside.split("/")
-    return not TEST_FOLDERS.isdisjoint(folders) or bool(re.match(r"conftest\.|test_|[^.]*_test\.", name))
+    return not TEST_FOLDERS.isdisjoint(folders) or bool(TEST_NAMES.match(name))
 
 
 def is_code(inside: str) -> bool:
-    """Whether a time may depend on a file: on no document, nor on what only tools read (`.github`)."""
-    return not inside.endswith(DOCUMENTS) and not any(part.startswith(".") for part in inside.split("/"))
+    """Whether a time may depend on a file: on no document, nor on what only git and GitHub read."""
+    return not inside.endswith(DOCUMENTS) and not inside.startswith(TOOLING)
+
+
+def may_be_code(inside: str, files: Files) -> bool:
+    """Whether what only its folder calls a test may be code that users import, as `pkg/bench/timer.py` or `bench/timer.py`.
+
+    So it may where that folder lies in a package, and where it is a package of benchmarks itself.
+    """
+    *folders, name = inside.split("/")
+
+    def package(depth: int) -> bool:
+        return "/".join([*folders[:depth], "__init__.py"]) in files
+
+    return not TEST_NAMES.match(name) and any(
+        folder in TEST_FOLDERS and ((i and package(i)) or (folder.startswith("bench") and package(i + 1)))
+        for i, folder in enumerate(folders)
+    )
 
 
 def _import_name(project: str) -> str:

@@ -126,7 +126,10 @@ def same_code(root: Path, commit: str, paths: Sequence[str] = MEASURED, left_out
     return not (
         _listed(root, "diff", "--name-only", commit, *where)
         or _listed(root, "ls-files", *NEW, *where)
-        or any(_blob(root, commit, name) != _content(root / name) for name in _hidden(root, where))
+        or any(
+            _git(root, "hash-object", "--", name).stdout != _git(root, "rev-parse", f"{commit}:{name}").stdout
+            for name in _hidden(root, where)
+        )
     )
 
 
@@ -165,16 +168,6 @@ def _hidden(root: Path, where: Sequence[str]) -> list[str]:
     """Files whose changes git was told not to see (skip-worktree, assume-unchanged) and that are there; the index is not asked."""
     flagged = (line.partition(" ") for line in _listed(root, "ls-files", "-v", *where))
     return [name for flag, _, name in flagged if (flag == "S" or flag.islower()) and (root / name).is_file()]
-
-
-def _blob(root: Path, commit: str, name: str) -> bytes | None:
-    """A file as a commit has it; None where it has none."""
-    done = subprocess.run(
-        ["git", "-C", str(root), "cat-file", "--filters", f"{commit}:{name}"],
-        capture_output=True,
-        check=False,
-    )
-    return None if done.returncode else done.stdout
 
 
 def _remove(path: Path) -> None:

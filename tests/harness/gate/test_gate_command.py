@@ -81,7 +81,10 @@ def test_each_benchmark_has_a_verdict(root: Path, seconds: float, verdict: str, 
     assert (ended, verdicts(document)) == (code, {"a": verdict, "b": "OK"}), said
 
 
-def test_what_is_not_committed_is_measured_as_it_is(root: Path) -> None:
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_is_not_committed_is_measured_as_it_is(root: Path, hidden: bool) -> None:
+    if hidden:
+        git(root, "update-index", "--assume-unchanged", SOURCE)
     commit(root, {"bench/old.py": ""})
     (root / "bench" / "old.py").unlink()
     (root / "src" / "pkg" / "new.py").write_text("A = 0.012\n")  # untracked, and imported
@@ -93,7 +96,7 @@ def test_what_is_not_committed_is_measured_as_it_is(root: Path) -> None:
     assert f"candidate {git(root, 'rev-parse', 'HEAD')[:10]}+" in said
     assert git(root, "status", "--porcelain").splitlines() == [
         "D bench/old.py",
-        f" M {SOURCE}",
+        *([] if hidden else [f" M {SOURCE}"]),
         "?? src/pkg/new.py",
     ]
 
@@ -134,6 +137,9 @@ NEW = {SOURCE: package(a=0.01, b=0.02).replace("times", "new_times")}
         ({**OTHER, **NEW}, ("--accept-changed-benchmark",), 0, "OK"),
         ({**OTHER, **BROKEN}, (), 1, "BROKEN"),  # neither does its own
         ({"bench/data.txt": "1", "src/pkg/data.txt": "1"}, (), 6, "no verdict (exit 6)"),
+        ({".cargo/config.toml": "1"}, (), 6, "no verdict (exit 6)"),
+        ({"src/pkg/bench/timer.py": "A = 1"}, (), 6, "no verdict (exit 6)"),  # or is it the code?
+        ({"bench/__init__.py": "", "bench/timer.py": "A = 1"}, (), 6, "no verdict (exit 6)"),
     ],
 )
 def test_the_benchmark_is_the_base_commits(
@@ -142,6 +148,15 @@ def test_the_benchmark_is_the_base_commits(
     commit(root, change)
     ended, said, document = gate(root, "--command", FAKE, *FEW, *words)
     assert (ended, document.get("verdict")) == (code, verdict), said
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("--accept-changed-benchmark",), 1)])
+def test_what_a_change_adds_to_the_benchmark_is_not_there_unless_it_is_accepted(
+    root: Path, words: tuple[str, ...], code: int
+) -> None:
+    commit(root, {SOURCE: package(a=0.01, b=0.02) + "\n", "bench/conftest.py": ""})
+    ended, said, _ = gate(root, "--command", f"! test -e bench/conftest.py && {FAKE}", *FEW, *words)
+    assert ended == code, said
 
 
 def test_what_was_seen_to_run_is_told_and_an_opened_file_is_seen(root: Path) -> None:
