@@ -13,11 +13,10 @@ from torch._C._autograd import _profiler_enabled
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.dtensors import is_dtensor
 from fp8core.verify import StepProof
-from fp8core.watching import count_fp8_gemms
+from fp8core.watching import count_fp8_gemms, profiler_events
 from harness.store.compare import FP8_DTYPES
 from harness.store.errors import UsageError
 from harness.training.ab.plan import BASE, FP8, GATHER
-from harness.training.ab.waits import profiled
 from harness.training.models.tokens import common_rows
 from harness.training.steps import facts_of
 
@@ -74,7 +73,7 @@ class Proving:
             return
         refuse_a_profiler()
         if turn.purpose == "none":
-            with profiled(on_gpu) as events:
+            with profiler_events(on_gpu) as events:
                 yield
             if counted := count_fp8_gemms(events):
                 self.stray = f"{counted} FP8 GEMMs ran in a step that was to be bf16"
