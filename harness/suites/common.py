@@ -122,6 +122,11 @@ def sizes(case: Case) -> Size:
     return case.integer("M"), case.integer("K"), case.integer("N")
 
 
+def ranks_of(case: Case) -> int:
+    """Processes that train together; 1 where the case leaves the axis open."""
+    return case.integer("ranks") if "ranks" in dict(case.axes) else 1
+
+
 def flops(case: Case) -> float:
     """Floating-point operations of a product of M, K and N."""
     return 2.0 * math.prod(sizes(case))
