@@ -49,15 +49,24 @@ class Profiled:
 
 
 @contextmanager
-def profiling(on_gpu: bool) -> Iterator[Profiled]:
-    """Profiles one step; what it saw is there once the block has ended without an exception."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
-    seen = Profiled()
+def profiler_events(on_gpu: bool) -> Iterator[list[Any]]:
+    """Profiles a block: operators, and kernels on a GPU; the list is filled once the block has ended without an exception."""
+    # Kineto writes each start to stderr otherwise; without a GPU the older tracer starts a second faster
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    events: list[Any] = []
     with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
-        yield seen
+        yield events
         if on_gpu:
             torch.cuda.synchronize()
-    events = profiler.function_events or []
+    events += profiler.function_events or []
+
+
+@contextmanager
+def profiling(on_gpu: bool) -> Iterator[Profiled]:
+    """Profiles one step; what it saw is there once the block has ended without an exception."""
+    seen = Profiled()
+    with profiler_events(on_gpu) as events:
+        yield seen
     seen.counted = count_fp8_gemms(events)
     seen.compiled = any(
         event.name.startswith(("CompiledFunction", "Torch-Compiled Region")) for event in events

@@ -5,8 +5,9 @@ same product is made several times, the host hashes every result, and `resolved.
 model and software must agree (`python -m harness fleet`), and a card must agree with itself.
 
     integers   entries from -4 to 4. Every partial sum is an integer of fewer bits than any accumulator keeps (14 on
-               Hopper's FP8 cores: DeepSeek-V3, arXiv:2412.19437, section 3.3.2), so each element has one right value for every order of summation, and the result
-               is compared with it: a wrong card is found without another one beside it.
+               Hopper's FP8 cores: DeepSeek-V3, arXiv:2412.19437, section 3.3.2), so each element has one right value
+               for every order of summation, and the result is compared with it: a wrong card is found without another
+               one beside it.
     codes      any finite code, so that every bit of the operands is used. The result depends on the order of
                summation, hence on the kernel: only equal cards with equal software give the same bits.
 

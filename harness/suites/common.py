@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import DeviceType
-from torch.autograd.profiler import profile
 
 from fp8core.gemm import backend_named, layout
+from fp8core.watching import profiler_events
 from harness.store.cause import Cause
 from harness.suites.shapes import FROM_MODEL, Layer
 from harness.timing.compiling import compile_unavailable
@@ -121,6 +120,11 @@ def layer_points(of: Callable[..., list[Point]], known: Mapping[str, Axis]) -> P
 def sizes(case: Case) -> Size:
     """M, K and N."""
     return case.integer("M"), case.integer("K"), case.integer("N")
+
+
+def ranks_of(case: Case) -> int:
+    """Processes that train together; 1 where the case leaves the axis open."""
+    return case.integer("ranks") if "ranks" in dict(case.axes) else 1
 
 
 def flops(case: Case) -> float:
@@ -264,14 +268,9 @@ def outcome(values: Mapping[str, float], fault: str = "") -> Numerics:
 
 def profiled(run: Callable[[], T], device: str) -> tuple[T, list[Any]]:
     """A call's result, and the events that a profiler saw: operators, and kernels on a GPU."""
-    on_gpu = torch.device(device).type == "cuda"
-    # Kineto writes each start to stderr unless told otherwise; without a GPU the older tracer starts a second faster.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
+    with profiler_events(torch.device(device).type == "cuda") as events:
         result = run()
-        if on_gpu:
-            torch.cuda.synchronize()
-    return result, list(profiler.function_events or [])
+    return result, events
 
 
 def kernel_names(events: Sequence[Any]) -> dict[str, object]:

@@ -43,7 +43,7 @@ from harness.store.case import expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError
 from harness.suites import ablation, training_plan
-from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaults
+from harness.suites.common import ranks_of, recipe_unsupported, refuse_shapes, with_defaults
 from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported
@@ -164,7 +164,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """
     setup = setup_of(case, arm)
     why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
-    if (world := _ranks(case)) == 1:
+    if (world := ranks_of(case)) == 1:
         why = why or meta_estimate.unsupported(setup, device, free_bytes(device))
     elif missing := ranks.gpus_missing(world, device):
         return Unsupported("device", missing)
@@ -197,12 +197,12 @@ def work(case: Case) -> float:
     """Tokens of a run."""
     return float(
         math.prod(case.integer(axis) for axis in ("batch", "seq", "accumulation", "steps"))
-    ) * _ranks(case)
+    ) * ranks_of(case)
 
 
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """Train one arm; every loss is a result."""
-    job, world = job_of(case, arm, device), _ranks(case)
+    job, world = job_of(case, arm, device), ranks_of(case)
     if world > 1:
         result = train_on_ranks(job_of, (case, arm, device), world, device, workspace, on_step)
     else:
@@ -281,10 +281,6 @@ def _not_for_kernels(setup: Setup, recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name in meta_estimate.fp8_layers(setup) if name not in taken)
 
 
-def _ranks(case: Case) -> int:
-    return int(dict(case.axes).get("ranks", 1))  # type: ignore[arg-type]
-
-
 def _gathering(case: Case, recipe: Recipe | None) -> Recipe | None:
     return recipe.with_fp8_all_gather() if recipe and dict(case.axes).get("fp8_all_gather") else recipe
 
@@ -302,7 +298,7 @@ def job_of(case: Case, arm: str, device: str) -> TrainingJob:
         perturb=ARMS[arm].arm.variant == EPS,
         alter=scale_by_one if arm == NEGATIVE else ablation.alteration(ARMS[arm].arm.variant),
         identity=f"{case.case_id} {arm}" + (f" {text.sha256}" if text is not None else ""),
-        ranks=_ranks(case),
+        ranks=ranks_of(case),
     )
 
 
@@ -363,7 +359,7 @@ def _check(case: Case) -> None:
         if case.number(name) >= 1:
             raise UsageError(f"{name}={case.number(name):g}: expected a number below 1")
     model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
-    seq, world = case.integer("seq"), _ranks(case)
+    seq, world = case.integer("seq"), ranks_of(case)
     if world > 1 and case.integer("eval_batches") % world:
         raise UsageError(
             f"eval_batches={case['eval_batches']}: ranks={world} share them, expected a multiple of that"

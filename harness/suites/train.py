@@ -42,6 +42,7 @@ from harness.store.errors import MemoryShortageError, UsageError, unknown
 from harness.suites.common import (
     compile_missing,
     peer_missing,
+    ranks_of,
     recipe_unsupported,
     refuse_shapes,
     with_defaults,
@@ -157,7 +158,7 @@ def points(
         of_text = case.text("model"), case.text("data"), case.text("data_path")
         batch = 1 if case["batch"] == MAX else case.integer("batch")
         batches.check(*of_text, case.integer("seq"), case.integer("layers"), batch)
-        if dict(case.axes).get("fp8_all_gather") and _ranks(case) == 1:
+        if dict(case.axes).get("fp8_all_gather") and ranks_of(case) == 1:
             raise UsageError(
                 "fp8_all_gather=true: one process gathers nothing; add axes.ranks=2 or leave it out"
             )
@@ -190,7 +191,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
                 reason = peer.fails_under_autocast(setup.recipe.name)
         if reason:
             return Unsupported("device", reason)
-    if (world := _ranks(case)) > 1 and (why := _not_on_ranks(case, setup, world, device)):
+    if (world := ranks_of(case)) > 1 and (why := _not_on_ranks(case, setup, world, device)):
         return why
     why = compile_missing(device) if setup.compiled or setup.compiled_linears else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
@@ -205,13 +206,9 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         if why is not None:
             return why
         setup, _ = _narrowed(case, setup, device)
-    if _ranks(case) > 1:  # what a rank takes of a sharded model shows when it is made
+    if ranks_of(case) > 1:  # what a rank takes of a sharded model shows when it is made
         return None
     return meta_estimate.unsupported(setup, device, free_bytes(device))
-
-
-def _ranks(case: Case) -> int:
-    return int(dict(case.axes).get("ranks", 1))  # type: ignore[arg-type]
 
 
 def _not_on_ranks(case: Case, setup: Setup, world: int, device: str) -> Unsupported | None:
@@ -237,12 +234,12 @@ def _not_on_ranks(case: Case, setup: Setup, world: int, device: str) -> Unsuppor
 def work(case: Case) -> float:
     """Tokens of a step."""
     batch = 1 if case["batch"] == MAX else case.integer("batch")
-    return float(batch * case.integer("seq") * case.integer("accumulation") * _ranks(case))
+    return float(batch * case.integer("seq") * case.integer("accumulation") * ranks_of(case))
 
 
 def build(case: Case, arm: str, device: str) -> Workload:
     """The arm, its memory given up again; with `batch: max` after the largest one was found."""
-    if (world := _ranks(case)) > 1:
+    if (world := ranks_of(case)) > 1:
         setup, source = _setup(case, arm, case.integer("batch")), _source(case)
         return RankedArm(setup, source, device, world, advice.predicted(setup, world, device)).workload()
     if case["batch"] == MAX:

@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import DeviceType
-from torch.autograd.profiler import profile
 from torch.nn import functional
 
 from fp8core.dtensors import is_dtensor
 from fp8core.verify import Proof, verify
-from fp8core.watching import count_fp8_gemms
+from fp8core.watching import count_fp8_gemms, profiler_events
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
@@ -172,14 +171,10 @@ def precision_fault(step: Callable[[], object], trainee: Trainee) -> tuple[str, 
         proof = _verified(step, trainee)
         return "" if proof.ok else proof.line, facts_of(proof)
     step()
-    device = next(model.parameters()).device
-    on_gpu = device.type == "cuda"
+    on_gpu = next(model.parameters()).device.type == "cuda"
     by_name = bool(setup.peer) and not PEERS[setup.peer].operators
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
-    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as watcher:
+    with profiler_events(on_gpu) as events:
         step()
-        _synchronize(device)
-    events = list(watcher.function_events or [])
     counted = fp8_kernels(events) if by_name else count_fp8_gemms(events)
     due = trainee.audit.fp8_gemms * setup.accumulation if setup.recipe is not None else 0
     more = setup.checkpointing != "none" or by_name  # recomputed ones, or several kernels of one GEMM
@@ -269,7 +264,7 @@ def profiled(step: Callable[[], object], first: int, last: int, device: str, tra
     for _ in range(first):
         step()
     where = torch.device(device)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto writes each start to stderr otherwise
     activities = [torch.profiler.ProfilerActivity.CPU]
     if where.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -277,14 +272,10 @@ def profiled(step: Callable[[], object], first: int, last: int, device: str, tra
         for index in range(first, last + 1):
             with torch.profiler.record_function(f"step {index}"):
                 step()
-        _synchronize(where)
+        if where.type == "cuda":
+            torch.cuda.synchronize()
     watcher.export_chrome_trace(str(trace))
     return breakdown(list(watcher.events() or []), last - first + 1)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _enclosing(event: Any) -> Iterator[str]:

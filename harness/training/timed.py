@@ -163,13 +163,13 @@ class Arm:
             if not fault:
                 proofs = self.on_all("prove", steps.PROOF)
                 # Of the rank that the fault names: another one's proof may hold
-                told = next((found for why, found in proofs if why), proofs[0][1])
-                self.resolved |= told
+                proof = next((found for why, found in proofs if why), proofs[0][1])
+                self.resolved |= proof
                 counts = [found.get("fp8_gemms") for _, found in proofs]
                 fault = first_fault([why for why, _ in proofs])
                 if not fault and len(set(counts)) > 1:
                     fault = f"ranks ran other numbers of FP8 GEMMs: {counts}"
-                cause = steps.cause_of_fault(told)
+                cause = steps.cause_of_fault(proof)
                 if len(mine) > 1:
                     self.resolved["proved_on_ranks"] = sum(not why for why, _ in proofs)
         if not fault:

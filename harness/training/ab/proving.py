@@ -13,11 +13,10 @@ from torch._C._autograd import _profiler_enabled
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.dtensors import is_dtensor
 from fp8core.verify import StepProof
-from fp8core.watching import count_fp8_gemms
+from fp8core.watching import count_fp8_gemms, profiler_events
 from harness.store.compare import FP8_DTYPES
 from harness.store.errors import UsageError
 from harness.training.ab.plan import BASE, FP8, GATHER
-from harness.training.ab.waits import profiled
 from harness.training.models.tokens import common_rows
 from harness.training.steps import facts_of
 
@@ -59,7 +58,7 @@ class Proving:
 
     def __init__(self, switch: Switch, gather: bool | str, rank_timeout_s: float) -> None:
         self._switch, self._gather, self._rank_timeout_s = switch, gather, rank_timeout_s
-        self._codes = 0  # bytes that the last proof's step gathered
+        self._before: Proof | None = None  # of the FP8 arm before
         self.stray = ""
 
     @contextmanager
@@ -74,7 +73,7 @@ class Proving:
             return
         refuse_a_profiler()
         if turn.purpose == "none":
-            with profiled(on_gpu) as events:
+            with profiler_events(on_gpu) as events:
                 yield
             if counted := count_fp8_gemms(events):
                 self.stray = f"{counted} FP8 GEMMs ran in a step that was to be bf16"
@@ -96,8 +95,9 @@ class Proving:
             found: of the arms before.
         """
         proof = self._step_proof.conclude(rank_timeout_s=self._rank_timeout_s)
-        if proof.ok and self._gather == "both":
-            self._hold_apart(arm, proof)
+        if proof.ok and self._before is not None:
+            self.stray = self.stray or gather_fault(self._before, proof)
+        self._before = proof
         fp8 = proof.matmuls.by_dtype()
         high = {dtype: n for dtype, n in fp8.items() if dtype not in (*FP8_DTYPES, "emulated")}
         # What FP8 multiplies, bf16 multiplies in the dtype of the other products of the step
@@ -118,15 +118,19 @@ class Proving:
             facts={**found.facts, arm: facts_of(proof)},
         )
 
-    def _hold_apart(self, arm: str, proof: Proof) -> None:
-        """The two FP8 arms must differ in what FSDP2 gathers."""
-        codes, before = proof.all_gathers.get("uint8", 0), self._codes
-        self._codes = codes  # activations of sequence parallelism may be among them, in both arms
-        named = [layer.fqn for layer in proof.layers if layer.all_gather == "fp8"]
-        if arm == FP8 and named:
-            self.stray = f"{named[0]} was gathered in FP8 in the arm of the high-precision all-gather ({len(named)} in all)"
-        elif arm == GATHER and codes <= before:
-            self.stray = f"{codes} bytes of codes were gathered in the arm with FP8 all-gather, {before} in that without"
+
+def gather_fault(without: Proof, with_codes: Proof) -> str:
+    """Why two FP8 arms do not differ in whether FSDP2 gathers FP8 codes; "" if they do."""
+    named = [layer.fqn for layer in without.layers if layer.all_gather == "fp8"]
+    if named:
+        return f"{named[0]} was gathered in FP8 in the arm of the high-precision all-gather ({len(named)} in all)"
+    # Activations of sequence parallelism may be among them, in both arms
+    before, codes = (proof.all_gathers.get("uint8", 0) for proof in (without, with_codes))
+    if codes <= before:
+        return (
+            f"{codes} bytes of codes were gathered in the arm with FP8 all-gather, {before} in that without"
+        )
+    return ""
 
 
 def _tokens(proof: Proof, model: nn.Module) -> float | None:

@@ -12,17 +12,16 @@ GPU both are kernels, those of NCCL (RCCL) by their names. No GPU has run this y
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
 from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._C._autograd import DeviceType
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 
+from fp8core.watching import profiler_events
 from harness.store.effect import MIN_ROUNDS
 from harness.store.stats import t_interval
 
@@ -41,15 +40,9 @@ _WRAPPERS = ("c10d::", "_c10d_functional::", "record_param_comms", "FSDP::")  # 
 
 @contextmanager
 def profiled(on_gpu: bool) -> Iterator[list[Any]]:
-    """Profiles one step; the list holds the profiler's events once the block has ended without an exception."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
-    events: list[Any] = []
-    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
-        with record_function(_STEP):
-            yield events
-        if on_gpu:
-            torch.cuda.synchronize()
-    events += profiler.function_events or []
+    """`profiler_events` of one step, which is an event itself."""
+    with profiler_events(on_gpu) as events, record_function(_STEP):
+        yield events
 
 
 def own_ms(events: Iterable[Any]) -> float:

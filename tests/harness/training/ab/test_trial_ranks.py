@@ -15,9 +15,11 @@ import rank_loops
 from noises import NOISES
 from torch._C._autograd import DeviceType
 
+from fp8core.verify import Proof
+from fp8core.verify.records import LayerProof
 from harness.machine import ranks
 from harness.training.ab.plan import BASE, FP8, GATHER
-from harness.training.ab.proving import Proving
+from harness.training.ab.proving import gather_fault
 from harness.training.ab.waits import own_ms, slow_rank
 
 
@@ -140,17 +142,27 @@ def test_ranks_with_other_trials_get_no_ratio(what: str, words: str) -> None:
 )
 def test_arms_that_gather_alike_prove_nothing(without: Any, with_codes: Any, stray: str) -> None:
     """Oracle: proofs drawn by hand, of bytes that were gathered as codes and of what one weight was gathered as."""
-    proving = Proving(SimpleNamespace(), "both", 1.0)  # type: ignore[arg-type]
-    for arm, (codes, gathered) in ((FP8, without), (GATHER, with_codes)):
-        layers = [SimpleNamespace(fqn="up", all_gather=gathered)]
-        proving._hold_apart(arm, SimpleNamespace(all_gathers={"uint8": codes}, layers=layers))  # type: ignore[arg-type]
-    assert proving.stray.startswith(stray)
-    assert bool(proving.stray) == bool(stray)
+    proofs = [
+        Proof(
+            True, (), (), (LayerProof("up", "tensorwise", "", gathered),), 3, 3, "cpu", None, {"uint8": codes}
+        )
+        for codes, gathered in (without, with_codes)
+    ]
+    fault = gather_fault(*proofs)
+    assert fault.startswith(stray)
+    assert bool(fault) == bool(stray)
+
+
+def test_a_trial_whose_fp8_arms_gather_alike_ends_without_a_ratio() -> None:
+    for answer in ranks.run(rank_loops.both_gathers, 2, True, timeout_s=300):
+        fault = "up was gathered in FP8 in the arm of the high-precision all-gather (2 in all)"
+        assert answer["result"].problem == fault
+        assert (answer["result"].proved, answer["result"].rounds) == (False, ())
 
 
 def test_both_gathers_are_arms_of_one_trial() -> None:
     """Net has 4096 weights and 96 biases: half of them on each rank, gathered in the forward and in the backward pass."""
-    for answer in ranks.run(rank_loops.both_gathers, 2, timeout_s=300):
+    for answer in ranks.run(rank_loops.both_gathers, 2, False, timeout_s=300):
         result = answer["result"]
         assert result.proved, result.doubt
         assert answer["faults"] == [{}] * 3
