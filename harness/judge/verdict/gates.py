@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge.verdict.curves import ema, half_life
+from harness.judge.verdict.curves import ema, half_life, relative_gap
 from harness.judge.verdict.result import (
     ALPHA,
     LATE,
@@ -246,10 +246,8 @@ def early_window(evidence: Evidence) -> GateResult:
 
 def _early_figures(of: Calm, inside: Mask) -> tuple[Vector, Vector]:
     """By seed: mean gap over the early window, and the largest smoothed gap in it, both relative to the loss."""
-    pairs, life = of.pairs, half_life(of.pairs.length)
-    smooth = np.abs(ema(of.gap, pairs.steps, life, from_zero=True)) / ema(pairs.control, pairs.steps, life)
-    means = of.gap[:, inside].mean(axis=1) / pairs.control[:, inside].mean(axis=1)
-    return means, smooth[:, inside].max(axis=1)
+    means = of.gap[:, inside].mean(axis=1) / of.pairs.control[:, inside].mean(axis=1)
+    return means, np.abs(relative_gap(of.pairs, of.gap))[:, inside].max(axis=1)
 
 
 def _prediction(values: Vector, times: float) -> Span:
