@@ -61,8 +61,6 @@ json=true|FILE      print or write plain values
 exit 0 answered; 2 the request could not be carried out
 """
 GATHERS = {"auto": None, "true": True, "false": False}
-
-
 LIMIT = 1e9  # of a rate
 
 

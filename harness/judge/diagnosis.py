@@ -1,6 +1,6 @@
 """Diagnosis: what is probably wrong with a run, found in its stored rows, each finding with its figures and a way out.
 
-One function a symptom, all in `CHECKS`, in the order in which they are told; a symptom that the rows do not show yields
+One function a symptom, all in `CHECKS`, in the order of the findings; a symptom that the rows do not show yields
 nothing. The symptoms are those that guides for FP8 training warn of and leave to the reader: FP8 that never ran, hardware
 without it, a loss that diverges at once or spikes, memory that FP8 needs and bf16 did not, layers too small to pay, scales
 that never move.
@@ -365,7 +365,7 @@ def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
 def out_of_memory(material: Material) -> Iterator[Finding]:
     """An arm that runs out of memory where its case's baseline, which has no FP8, did not.
 
-    What it is that did not fit is said where both arms stored their memory by part, and is else not known.
+    The finding names the parts that did not fit where both arms stored their memory by part; else they are not known.
     """
     fits = {(r.run_id, r.case_id, r.arm): r for r in material.records if r.status == "ok"}
     done = set()

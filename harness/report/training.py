@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
-from harness.judge.verdict.curves import half_life, pair
+from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
@@ -539,6 +539,5 @@ def _paired_gap(setup: Setup, arm: str, *, spread: bool = False) -> tuple[Vector
     pairs = pair(setup.arms.get(arm, {}), setup.arms[CONTROL])
     if not pairs.seeds or pairs.steps.size < 2 or (spread and len(pairs.seeds) < 2):
         return None
-    life = half_life(pairs.length)
-    gap = 100 * ema(pairs.gap, pairs.steps, life, from_zero=True) / ema(pairs.control, pairs.steps, life)
+    gap = 100 * relative_gap(pairs, pairs.gap)
     return pairs.steps, 3 * gap.std(axis=0, ddof=1) if spread else gap.mean(axis=0)

@@ -38,11 +38,10 @@ from harness.store import run_files
 from harness.store.attempts import next_attempt
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement, to_json
-from harness.store.reading import REPLACES, each_once, read_part, read_parts
+from harness.store.reading import REPLACES, read_part
 from harness.store.reading import read as read  # its public place
 from harness.store.reading import read_quietly as read_quietly
 from harness.store.schema import SCHEMA as SCHEMA
-from harness.store.schema import conform
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -228,17 +227,6 @@ def run_folder(file: Path) -> Path:
     'r1'
     """
     return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
-
-
-def gather(folder: Path, target: Path) -> None:
-    """Writes all rows of a folder of runs into one file, which names the files that it holds: read with them it counts once.
-
-    Replaced at once: a process that is killed here, or a reader of the folder, never meets half a file.
-    """
-    parts = each_once(read_parts([folder])[0])
-    names = [name for part in parts for name in (part.path.name, *part.replaces)]
-    table = pa.concat_tables([conform(SCHEMA.empty_table()), *(part.rows for part in parts)])
-    _write_durably(table.replace_schema_metadata({REPLACES: json.dumps(names).encode()}), target)
 
 
 def _write_durably(table: pa.Table, target: Path) -> None:

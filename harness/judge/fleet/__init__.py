@@ -116,8 +116,9 @@ def _lines(group: Group) -> Iterator[str]:
         yield f"Times are not judged: {group.not_judged}."
     wrong = sum(outlier.kind == "corrupt" for outlier in group.outliers)
     if group.checksums_compared or wrong:
-        verdict = f"{plural(wrong, 'card')} computed wrongly" if wrong else "all cards gave the same bits"
-        yield f"{plural(group.checksums_compared, 'result')} compared bit by bit: {verdict}."
+        verdict = f"{plural(wrong, 'card')} computed wrongly" if wrong else "the same bits"
+        cards = plural(len(group.judged_by_results), "card")
+        yield f"{plural(group.checksums_compared, 'result')} compared bit by bit on {cards}: {verdict}."
     elif len(group.cards) > 1:
         yield "No checksum of a product was measured on two of them (sweep=fleet does)."
 

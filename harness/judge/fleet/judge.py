@@ -61,9 +61,8 @@ RATE = 0.05  # of healthy fleets may have a card out of line
 TOLERANCE_SDS = 2.44  # standard deviations of healthy cards in a tolerance: log(1.05) / 0.02
 SIGMAS = 3.5
 MAD_TO_SD = 1.4826  # of a normal distribution: 1 / quantile(0.75)
-DRAWN = (
-    2_000_000  # cards, in as many fleets as that makes, but `FEWEST`: the rate is met to a tenth of itself
-)
+# Cards, in as many fleets as that makes, but `FEWEST`: the rate is met to a tenth of itself
+DRAWN = 2_000_000
 FEWEST = 4000
 _PLACE = ["suite", "regime"]  # of a score
 _ARM = ["suite", "arm", "regime"]  # which a card has to have measured to be judged by

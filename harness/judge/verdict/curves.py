@@ -292,6 +292,18 @@ def ema(values: Vector, steps: Vector, half_life: float, *, from_zero: bool = Fa
     return out
 
 
+def relative_gap(pairs: Pairs, gap: Vector) -> Vector:
+    """A smoothed gap of paired runs over the smoothed loss of their control, [S, T]; at least one pair.
+
+    Args:
+        pairs: the runs.
+        gap: theirs, or the one without spikes, [S, T].
+    """
+    life = half_life(pairs.length)
+    gap = ema(gap, pairs.steps, life, from_zero=True)
+    return np.asarray(gap / ema(pairs.control, pairs.steps, life), np.float64)
+
+
 def half_life(steps: int) -> float:
     """Half-life of every moving average: 20 steps for runs of up to 1,000 steps, else 100."""
     return 20.0 if steps <= 1000 else 100.0

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge.verdict.curves import ema, half_life
+from harness.judge.verdict.curves import ema, half_life, relative_gap
 from harness.judge.verdict.result import (
     ALPHA,
     LATE,
@@ -61,9 +61,8 @@ GRAD_WARN, GRAD_FAIL = 0.01, 0.05  # of the ratio to the golden arm, in either d
 HORIZON = 10.0  # L5 projects the gap to so many times the run
 Span = tuple[float, float]  # first step, and the first one after it
 WHOLE: Span = (-math.inf, math.inf)
-EXCUSED_TIMES = (
-    2.0  # a control that breaks after more than so many times the candidate's steps excuses nothing
-)
+# A control that breaks after more than so many times the candidate's steps excuses nothing
+EXCUSED_TIMES = 2.0
 _LARGEST = 1000.0  # of a norm's ratio, in either direction: beyond it the size says no more, and zero has no logarithm
 _USUAL = (1 - FAIL_TIMES * (1 - GRAD_BAND[0]), 1 + FAIL_TIMES * (GRAD_BAND[1] - 1))  # four bands
 _WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
@@ -246,10 +245,8 @@ def early_window(evidence: Evidence) -> GateResult:
 
 def _early_figures(of: Calm, inside: Mask) -> tuple[Vector, Vector]:
     """By seed: mean gap over the early window, and the largest smoothed gap in it, both relative to the loss."""
-    pairs, life = of.pairs, half_life(of.pairs.length)
-    smooth = np.abs(ema(of.gap, pairs.steps, life, from_zero=True)) / ema(pairs.control, pairs.steps, life)
-    means = of.gap[:, inside].mean(axis=1) / pairs.control[:, inside].mean(axis=1)
-    return means, smooth[:, inside].max(axis=1)
+    means = of.gap[:, inside].mean(axis=1) / of.pairs.control[:, inside].mean(axis=1)
+    return means, np.abs(relative_gap(of.pairs, of.gap))[:, inside].max(axis=1)
 
 
 def _prediction(values: Vector, times: float) -> Span:
@@ -264,7 +261,7 @@ def late_window(evidence: Evidence) -> GateResult:
     run in FP8 are left out of the window."""
     evidence.enough()
     pairs, what = evidence.pairs, f"last {100 * LATE:.0f} %"
-    inside = _late(pairs, evidence.span[0])
+    inside = _late(pairs.steps, evidence.span[0])
     evidence.window(inside, what, MIN_WINDOW)
     raw = pairs.gap[:, inside].mean() / pairs.control[:, inside].mean()
     gaps = late_gaps(evidence.calm, evidence.span[0])
@@ -275,12 +272,11 @@ def late_gaps(of: Calm, start: float = WHOLE[0]) -> Vector:
     """By seed: mean calm gap of the last fifth of the steps from `start` on, relative to the control's mean loss there."""
     if not of.pairs.seeds:
         return np.zeros(0)
-    inside = _late(of.pairs, start)
+    inside = _late(of.pairs.steps, start)
     return np.asarray(of.gap[:, inside].mean(axis=1) / of.pairs.control[:, inside].mean(), np.float64)
 
 
-def _late(pairs: Pairs, start: float) -> Mask:
-    steps = pairs.steps
+def _late(steps: Vector, start: float = WHOLE[0]) -> Mask:
     return np.asarray(steps >= max(steps[-1] - LATE * (steps[-1] - steps[0]), start), bool)
 
 
@@ -608,7 +604,7 @@ def band(other: Runs, control: Runs) -> GateResult:
     )
     if len(base) < MIN_SEEDS or not mine or steps.size < MIN_POINTS:
         raise CannotTell(f"{len(base)} control runs and {len(mine)} others of {steps.size} steps are too few")
-    late = steps >= steps[-1] - LATE * (steps[-1] - steps[0])
+    late = _late(steps)
     losses = {"late": [np.array([r.loss.values[late].mean() for r in runs]) for runs in (mine, base)]}
     if all(r.heldout for r in (*mine, *base)):
         losses["held-out"] = [

@@ -98,8 +98,8 @@ class ArmVerdict:
 
         The negative control must FAIL. Where it is INCONCLUSIVE, this set-up has not the power to see a gross fault, so
         a PASS beside it means little. The controls that should pass raise doubt only by a FAIL: INCONCLUSIVE shows
-        no fault, just too little data, which the arms' own gates (power, partners, steps) judge for themselves; it is told
-        as a note.
+        no fault, just too little data, which the arms' own gates (power, partners, steps) judge for themselves; it
+        becomes a note.
         """
         failed = self.verdict.outcome == "FAIL"
         return not failed if self.arm == NEGATIVE else failed and self.arm in MUST_PASS
@@ -109,7 +109,7 @@ def judge(frame: pd.DataFrame, margin: float = MARGIN) -> list[ArmVerdict]:
     """Judges every arm of every set-up in some rows of the store.
 
     Args:
-        frame: rows as read by `harness.store.read`; rows of other suites are passed over.
+        frame: rows as read by `harness.store.read`; rows of other suites are skipped.
         margin: of equivalence, relative to the control's mean loss.
 
     Returns:
@@ -354,7 +354,7 @@ def control_of(arm: Arm, setup: Setup) -> str:
 
 
 def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
-    """Where a control did the opposite of what it must, no other arm passes; where it can't tell, each is told so."""
+    """Where a control did the opposite of what it must, no other arm passes; where it can't tell, each gets a note."""
     doubts = [
         f"{v.arm} is {v.verdict.outcome}, not {v.expected}: this set-up cannot tell"
         for v in verdicts
@@ -365,14 +365,14 @@ def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
         for v in verdicts
         if v.arm in MUST_PASS and v.verdict.outcome == "INCONCLUSIVE"
     ]
-    told = []
+    demoted = []
     for v in verdicts:
         own = v.verdict
         if own.outcome == "PASS" and not v.surprising:
             outcome = "INCONCLUSIVE" if doubts else own.outcome
             v = replace(v, verdict=replace(own, outcome=outcome, notes=(*doubts, *unknown, *own.notes)))
-        told.append(v)
-    return told
+        demoted.append(v)
+    return demoted
 
 
 def _missing(setup: Setup) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.verdict.curves import ema, half_life, pair
+from harness.judge.verdict.curves import pair, relative_gap
 from harness.judge.verdict.result import MARGIN, MIN_POINTS, MIN_SEEDS, percent
 from harness.store import stats
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from harness.judge.verdict.curves import Pairs, Runs
-    from harness.store.stats import Vector
 
 BOUND = 0.99  # one-sided, for the largest gap of one more run
 COVERAGE = 0.9  # least coverage of the interval of the median where there are enough seeds for it
@@ -125,7 +124,7 @@ def settle(
     else:
         # Where each step is followed by the next logged one, a run is settled from the one after the last outside.
         following = np.append(pairs.steps[inside][1:] - start, math.inf)
-        gaps = relative_gap(pairs)[:, inside] if pairs.seeds else ()
+        gaps = np.abs(relative_gap(pairs, pairs.gap))[:, inside] if pairs.seeds else ()
         for seed, gap in zip(pairs.seeds, gaps, strict=True):
             outside = np.flatnonzero(gap > limit)
             steps[seed] = float(following[outside[-1]]) if outside.size else 0.0
@@ -135,20 +134,13 @@ def settle(
     )
 
 
-def relative_gap(pairs: Pairs) -> Vector:
-    """Magnitude of the smoothed gap over the smoothed loss of the control, [S, T]; at least one pair."""
-    life = half_life(pairs.length)
-    gap = ema(pairs.gap, pairs.steps, life, from_zero=True)
-    return np.asarray(np.abs(gap) / ema(pairs.control, pairs.steps, life), np.float64)
-
-
 def noise_limit(noise: Pairs) -> tuple[float, int] | None:
     """(limit, pairs it rests on): the largest relative gap that one more perturbed run shows in its last half; None for
     fewer than `MIN_SEEDS` pairs or `MIN_POINTS` logged steps."""
     if len(noise.seeds) < MIN_SEEDS or noise.steps.size < MIN_POINTS:
         return None
     late = noise.steps >= noise.steps[0] + (noise.steps[-1] - noise.steps[0]) / 2
-    peaks = relative_gap(noise)[:, late].max(axis=1)
+    peaks = np.abs(relative_gap(noise, noise.gap))[:, late].max(axis=1)
     # The upper end of a two-sided interval that leaves 1 - BOUND above it.
     return stats.prediction_interval(peaks, 2 * BOUND - 1)[1], len(noise.seeds)
 

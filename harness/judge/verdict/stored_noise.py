@@ -99,9 +99,8 @@ def best_noise(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> No
     """
     wanted = _compared(axes)
     found = [_noise(setup, wanted, arm) for setup in stored if setup.axes.get("model") == wanted.get("model")]
-    newest_first = sorted(
-        filter(None, found), key=lambda n: n.run_id, reverse=True
-    )  # run ids begin with their time
+    # Run ids begin with their time.
+    newest_first = sorted(filter(None, found), key=lambda n: n.run_id, reverse=True)
     return min(newest_first, key=lambda n: (len(n.differs), -n.seeds), default=None)
 
 

@@ -221,7 +221,9 @@ def test_a_card_without_a_measurement_in_common_is_named(
     alone = [[time(LONG, "bf16_eager", 99.0)]]
     write_run(tmp_path / "beef", alone, run_id="beef", sweep="fleet", env=env("beef"))
     assert main(["fleet", str(healthy), str(tmp_path)]) == 0
-    assert "times 5 of 6, by results 5; not by times: beefbeef@01234567\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "compared bit by bit on 5 cards: the same bits." in said
+    assert "times 5 of 6, by results 5; not by times: beefbeef@01234567\n" in said
 
 
 @pytest.mark.parametrize(

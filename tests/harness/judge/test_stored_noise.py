@@ -17,8 +17,6 @@ from harness.judge.verdict import Run, rows
 from harness.judge.verdict.result import MARGIN
 from harness.judge.verdict.stored_noise import best_noise, lines, seeds_for, tost_power
 
-# sd and gap in units of the margin, seeds, share of passes: simulated for the design, two digits each.
-
 
 @pytest.mark.parametrize(
     ("sd", "gap", "seeds"), [(0.3, 0.5, 4), (0.7, -0.25, 9), (1.2, 0.0, 30), (0.5, 1.0, 5)]

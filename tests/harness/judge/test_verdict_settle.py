@@ -13,8 +13,8 @@ from curves_for_tests import STEPS, control, rows_of_runs, shifted
 from report_fixtures import frame
 
 from harness.judge.verdict import Curve, Run, judge, lines, time_to_loss
-from harness.judge.verdict.curves import half_life, pair
-from harness.judge.verdict.settle import median_interval, noise_limit, relative_gap, settle
+from harness.judge.verdict.curves import half_life, pair, relative_gap
+from harness.judge.verdict.settle import median_interval, noise_limit, settle
 from harness.judge.verdict.time_to_loss import crossing
 
 LOSS = 2.0
@@ -76,7 +76,7 @@ def test_the_limit_is_the_upper_bound_for_one_more_perturbed_run():
     base = flat()
     eps = with_gap(base, lambda s: ar1(s, 2e-3))
     noise = pair(eps, base)
-    peaks = relative_gap(noise)[:, STEPS // 2 :].max(axis=1)
+    peaks = np.abs(relative_gap(noise, noise.gap))[:, STEPS // 2 :].max(axis=1)
     bound = peaks.mean() + scipy.stats.t.ppf(0.99, 4) * peaks.std(ddof=1) * math.sqrt(1.2)
     assert noise_limit(noise) == (pytest.approx(bound), 5)
 

@@ -411,10 +411,6 @@ def test_shards_that_write_at_once(tmp_path: Path) -> None:
     assert (of == frame["case_id"]).all()
     assert not list(folder.rglob("*.tmp"))
     assert len(list(folder.rglob("*.parquet"))) == SHARDS  # each compacted its own
-    # Gathered into one file beside the run, every row still counts once
-    one_file = tmp_path / "one.parquet"
-    store.gather(folder, one_file)
-    assert len(store.read([one_file, folder])) == len(frame)
 
 
 @pytest.mark.parametrize(
