@@ -129,7 +129,11 @@ def summary(parts: Sequence[Part], now: float) -> str:
     totals = [usual if part.state == "waiting" else part.total for part in parts]
     sum_done = sum(total * part.share for total, part in zip(totals, parts, strict=True))
     states = Counter(part.state for part in parts)
-    said = [f"{done(sum_done / sum(totals))} of {round(sum(totals))} done" if sum(totals) else "nothing to measure"]
+    said = [
+        f"{done(sum_done / sum(totals))} of {round(sum(totals))} done"
+        if sum(totals)
+        else "nothing to measure"
+    ]
     if len(parts) > 1:
         said.append(f"{len(parts)} shards: " + ", ".join(f"{n} {state}" for state, n in states.items()))
     elif parts[0].state != "running":
