@@ -38,7 +38,8 @@ from fp8core.verify.operands import cast_as, input_of, matrix, plain, quietly
 from fp8core.verify.oracle import Operand
 from fp8core.verify.products import Sketch, difference
 from fp8core.verify.records import GemmProof, LayerProof
-from fp8core.verify.sums import Sums
+from fp8core.verify.shared_weights import SharedWeights
+from fp8core.verify.sums import BiasSum, Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,7 @@ class Call:
         self.again: torch.Tensor | None = None
         self.grad: torch.Tensor | None = None
         self.aliased = False
+        self.bias: BiasSum | None = None
         self.expected: list[str] = []
         self.operands: dict[tuple[str, int, int], Operand] = {}
         self.sketches: dict[tuple[str, int, int], Sketch] = {}
@@ -106,6 +108,8 @@ class Call:
             weight = plain(self.module.linear_weight)
             if isinstance(weight, Float8Tensor):
                 self.watch.arrived.check_weight(self.module, weight, self.proof)
+            if not self.in_backward:
+                self.watch.shared.look(self.proof.fqn, self.module, weight, self.proof)
         self.expect("output")
         if not self.in_backward:
             self._losses("output", 0)
@@ -236,6 +240,8 @@ class Call:
             self.grad = matrix(plain(grads[0]) if self.grad is None else self.grad)
             if isinstance(self.grad, Float8Tensor) and self.grad not in self.watch.arrived:
                 self.proof.unchecked("cast of grad_output: it came in codes")
+            if self.bias is not None:
+                self.bias.expect(self.grad.dequantize() if isinstance(self.grad, Float8Tensor) else self.grad)
             self.expect(*itertools.compress(GEMMS[1:], self.needs))
 
     def _after_backward(self, grads: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor, ...]) -> None:
@@ -314,6 +320,8 @@ class Watch(TorchDispatchMode):
         self.stack: list[Call] = []
         self.arrived = Arrived({module: self.found[fqn] for fqn, module in self.modules})
         self.sums: dict[int, Sums] = {}
+        self.biases: dict[int, BiasSum] = {}
+        self.shared = SharedWeights(model)
         # Calls that a backward pass can follow -> GEMMs that will: outside of a backward pass, inside of one
         self.trains = {fqn: [0, 0] for fqn, _ in self.modules}
         self._end = ExitStack()
@@ -361,7 +369,8 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._end.close()
-        for each in self.sums.values():
+        sums: list[Sums | BiasSum] = [*self.sums.values(), *self.biases.values()]
+        for each in sums:
             each.finish()
 
     def _gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -388,6 +397,10 @@ class Watch(TorchDispatchMode):
             call.open(given)
             if call.needs[1] and weight.is_leaf and id(weight) not in self.sums:
                 self.sums[id(weight)] = Sums(weight, proof)
+        bias: Any = None if proof.of_experts or module.bias_deferred else module.bias
+        if bias is not None and bias.is_leaf and bias.requires_grad and torch.is_grad_enabled():
+            call.bias = self.biases.get(id(bias)) or BiasSum(bias, proof)
+            self.biases[id(bias)] = call.bias
         if not call.needs[0] or type(hp) not in PLAIN_TENSORS:
             return None
         alias = hp.view_as(hp)  # whose gradient is this call's alone, where several layers read the tensor

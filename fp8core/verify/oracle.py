@@ -205,8 +205,7 @@ class Digest(NamedTuple):
         """Digest what lies within `shape`; what is beyond is padding."""
         (M, K), dtype = operand.x.shape if shape is None else shape, operand.dtype
         codes = torch.zeros(M, dtype=torch.int64, device=operand.x.device)
-        generator = torch.Generator().manual_seed(0xF8)  # the same weights in each call and on each rank
-        weights = torch.randint(1, 1 << 62, (K,), generator=generator).to(codes.device)
+        weights = mixers(K, codes.device)
         for lines, along in tiles(M, K):
             raw = operand.codes(lines, along).float() if operand.cast else operand.x[lines, along]
             value = raw.to(dtype)
@@ -237,6 +236,11 @@ class Digest(NamedTuple):
             if wrong:
                 faults.append(f"{what} of {wrong} of {self.shape[0]} lines differ from an independent cast")
         return "; ".join(faults)
+
+
+def mixers(count: int, device: torch.device) -> torch.Tensor:
+    """Random int64 [count] that the terms of a checksum are multiplied with: the same in each call and on each rank."""
+    return torch.randint(1, 1 << 62, (count,), generator=torch.Generator().manual_seed(0xF8)).to(device)
 
 
 def tiles(M: int, K: int, limit: int = CHUNK) -> list[tuple[slice, slice]]:

@@ -116,6 +116,7 @@ def conclude(
         raise
     unchecked = [f"{proof.fqn}: {text}" for proof in proofs for text in proof.not_checked]
     unchecked += [*unprobed, *untold(proofs)]
+    ranks.weights = seen.watch.shared.sums
     ranks.answer("; ".join(problems or unchecked))
     problems += ranks.problems(rank_timeout_s)
     device = seen.device
@@ -136,6 +137,7 @@ def conclude(
         probed=probed,
         matmuls=seen.matmuls,
         compiled=seen.profiled.compiled,
+        weights_alike=len(seen.watch.shared.sums),
     )
 
 

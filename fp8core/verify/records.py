@@ -64,6 +64,7 @@ class LayerProof:
         gemms: by name; empty if it is not converted.
         faults: what differs from the recipe.
         not_checked: what could not be compared, and why.
+        grad_bias: the gradient of its bias was compared.
     """
 
     fqn: str
@@ -80,6 +81,7 @@ class LayerProof:
     gemms: dict[str, GemmProof] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
+    grad_bias: bool = False
 
     def compared(self, gemm: str, found: Difference) -> None:
         """Takes in what a GEMM's result came to."""

@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from fp8core.dtensors import is_dtensor
 from fp8core.verify import Proof, verify
-from fp8core.watching import count_fp8_gemms, profiler_events
+from fp8core.watching import fp8_gemms, profiler_events
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
@@ -175,7 +175,7 @@ def precision_fault(step: Callable[[], object], trainee: Trainee) -> tuple[str, 
     by_name = bool(setup.peer) and not PEERS[setup.peer].operators
     with profiler_events(on_gpu) as events:
         step()
-    counted = fp8_kernels(events) if by_name else count_fp8_gemms(events)
+    counted = fp8_kernels(events) if by_name else len(fp8_gemms(events))
     due = trainee.audit.fp8_gemms * setup.accumulation if setup.recipe is not None else 0
     more = setup.checkpointing != "none" or by_name  # recomputed ones, or several kernels of one GEMM
     is_due = counted == due or (due and more and counted > due)

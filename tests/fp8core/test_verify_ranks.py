@@ -34,6 +34,15 @@ def test_faults_of_a_gather_are_named_by_the_rank_that_received_them() -> None:
     assert all(line.startswith("rank 0: ") for line in second), second
 
 
+@pytest.mark.parametrize("name", workers.WEIGHT_FAULTS)
+def test_ranks_that_compute_with_different_weights_are_no_proof(name: str) -> None:
+    for rank in answers():
+        without, planted, compared = rank["weights"][name]
+        assert not without
+        assert compared == 1
+        assert any("weight" in problem for problem in planted), planted
+
+
 def test_a_rank_that_does_not_answer_is_named() -> None:
     ok, line = answers()[0]["silent"]
     assert not ok
