@@ -24,11 +24,11 @@ class ProofOutcome(StrEnum):
 
 def proof_outcome(resolved: Mapping[str, Any]) -> ProofOutcome:
     """The outcome that a row stores. Unproven: a word that is none, and a proof of other layers or of another recipe than the
-    row's own; rows from before `LAYERS` was stored say nothing of these."""
-    word = str(resolved.get(FIELD) or "")
-    recipe, layers, compared = (resolved.get(field) for field in ("recipe", "fp8_layers", LAYERS))
-    if word == ProofOutcome.PROVED and recipe and layers is not None and compared is not None:
-        own = {recipe.split(",")[0]: layers if isinstance(layers, int) else len(layers)}
-        if Counter(compared) != Counter(own):
+    row's own; rows from before `LAYERS` was stored say how many GEMMs it counted."""
+    word, layers = str(resolved.get(FIELD) or ""), resolved.get("fp8_layers")
+    if word == ProofOutcome.PROVED and layers is not None:
+        count = layers if isinstance(layers, int) else len(layers)
+        own = {str(resolved.get("recipe")).split(",")[0]: count}
+        if resolved.get("fp8_gemms", count) < count or Counter(resolved.get(LAYERS, own)) != Counter(own):
             return ProofOutcome.UNPROVEN
     return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN

@@ -298,6 +298,7 @@ for name, what, said in (
         "the proof is of one of the 40 layers that were converted",
         {LAYERS: {"tensorwise": 1}},
     ),
+    ("proof_of_few_gemms", "the proof counted 3 GEMMs in 40 layers", {"fp8_gemms": 3}),
     ("proof_of_another_recipe", "the proof is of another recipe", {LAYERS: {"rowwise": 40}}),
     ("other_optimizer", "FP8 was trained by another optimizer than the control", {"optimizer": "SGD"}),
     ("unknown_batches", "what FP8 read is stored, what the control read is not", {"batches": READ}),
