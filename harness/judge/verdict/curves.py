@@ -104,13 +104,6 @@ class Run:
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def conditions(self) -> dict[str, object]:
-        """What the runs of a pair must have in common, by name."""
-        read = {f"batch {at}": digest for at, digest in self.batches.items()}
-        sizes = {"tokens_per_step": self.tokens_per_step, "planned_steps": self.planned_steps}
-        return {**read, **sizes, **self.settings}
-
-    @property
     def disproved(self) -> bool:
         """Whether its FP8 layers were found not to run as asked."""
         return self.proof_outcome is ProofOutcome.DISPROVED
@@ -184,8 +177,12 @@ def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
         reasons = [
             f"the {name} {why}" for name, runs in sides.items() for why in _unusable(runs[seed], steps)
         ]
-        own, its = run.conditions, other.conditions
-        if unlike := [what for what in {**own, **its} if own.get(what) != its.get(what)]:
+        own, its = (
+            {f"batch {at}": digest for at, digest in r.batches.items()}
+            | {"tokens_per_step": r.tokens_per_step, "planned_steps": r.planned_steps, **r.settings}
+            for r in (run, other)
+        )
+        if unlike := [what for what in own | its if own.get(what) != its.get(what)]:
             reasons.append(f"the {named} and the control differ in {', '.join(unlike)}")
         if not reasons:
             mine, theirs = run.loss.values, other.loss.values

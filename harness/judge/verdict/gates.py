@@ -531,8 +531,8 @@ def _log_ratios(steps: Vector, mine: Vector, theirs: Vector, span: Span) -> Vect
     if not mine.size or (theirs <= 0).any():
         return None
     for norms in (mine, theirs):
-        repeated = (norms[:, 1:] == norms[:, :-1]) & (norms[:, 1:] > 0)
-        if repeated.sum(axis=1).max() > MOST_REPEATED * norms.shape[1]:
+        repeated = np.diff(np.where(norms > 0, norms, np.nan), prepend=np.nan) == 0
+        if repeated.mean(axis=1).max() > MOST_REPEATED:
             raise CannotTell(
                 "gradient norms repeat from step to step: they show nothing; log them before they are clipped"
             )
@@ -588,13 +588,14 @@ def prefix(candidate: Runs, twin: Runs, named: str) -> GateResult:
             if mine is None or theirs is None:
                 continue
             a, b = mine.steps < run.switch_step, theirs.steps < run.switch_step
-            if not np.array_equal(mine.steps[a], theirs.steps[b]):
+            steps = mine.steps[a]
+            if not np.array_equal(steps, theirs.steps[b]):
                 raise CannotTell(f"seed {seed} was logged at other steps than {named}")
-            compared += int(a.sum())
-            unequal = mine.values[a] != theirs.values[b]
-            if unequal.any():
-                differing.append(f"seed {seed} at step {int(mine.steps[a][unequal][0])}")
-                worst = max(worst, float(np.abs(mine.values[a] - theirs.values[b])[unequal].max()))
+            compared += steps.size
+            gap = np.abs(mine.values[a] - theirs.values[b])
+            if gap.any():
+                differing.append(f"seed {seed} at step {int(steps[gap != 0][0])}")
+                worst = max(worst, float(gap.max()))
     if not compared:
         raise CannotTell("the first phase has no logged step")
     sentence = f"bitwise equal to {named} in {compared} values before the switch"
