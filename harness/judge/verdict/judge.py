@@ -178,9 +178,11 @@ def swinging(evidence: Evidence) -> Iterator[str]:
         return
     own = (pairs.control - np.roll(pairs.control, 1, axis=0)) / math.sqrt(2)
     for life in AS_MEASURED, half_life(pairs.length):
-        gap, noise = (ema(c, pairs.steps, life)[:, inside].std(axis=1) for c in (evidence.calm.gap, own))
-        spread = math.sqrt((gap**2).mean())
-        limit = max(float(np.median(noise)), evidence.margin * pairs.control[:, inside].mean())
+        spread, noise = (
+            math.sqrt(ema(curve, pairs.steps, life)[:, inside].var(axis=1).mean())
+            for curve in (evidence.calm.gap, own)
+        )
+        limit = max(noise, evidence.margin * pairs.control[:, inside].mean())
         if spread > limit:
             yield (
                 f"the gap, smoothed by {life:g} steps, varies within a run by {spread:.3g} nats (sd), beyond {limit:.3g}, the "
