@@ -39,7 +39,7 @@ from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
 from harness.store.cause import Cause
-from harness.store.proof import FIELD, ProofOutcome, proof_outcome
+from harness.store.proof import FIELD, LAYERS, ProofOutcome, proof_outcome
 from harness.training.diagnostics import untouched
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ def facts_of(proof: Proof) -> dict[str, object]:
     facts: dict[str, object] = {
         "verify": proof.line,
         FIELD: str(ProofOutcome.PROVED if proof.ok else outcome),
+        LAYERS: dict(Counter(layer.recipe.split(",")[0] for layer in proof.layers if layer.recipe)),
         "fp8_gemms": proof.counted,
         "fp8_gemms_expected": proof.predicted,
     }

@@ -76,7 +76,7 @@ def test_fp8_is_proved_before_the_first_step_and_leaves_no_trace(
     of_a_layer = RECIPES[recipe].fp8_gemms
     assert proved.facts["fp8_gemms"] == proved.facts["fp8_gemms_expected"] == 2 * 2 * of_a_layer
     assert str(proved.facts["verify"]).startswith("FP8 verified: 2 of 3 Linear layers")
-    assert proved.facts["verify_outcome"] == "proved"
+    assert (proved.facts["verify_outcome"], proved.facts["verify_layers"]) == ("proved", {recipe: 2})
     monkeypatch.setattr(loop.TrainingRun, "_prove", lambda self: None)
     assert curves(proved) == curves(train(job(recipe, "warmup_bf16:4"), "cpu"))
 
