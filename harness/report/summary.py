@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import verdict
@@ -53,5 +52,7 @@ def _ratio(row: Mapping[str, Any], ratio: float) -> str:
 def _mfu(row: Mapping[str, Any]) -> str:
     """Mixed MFU of a step, causal attention counted as it runs; "unknown" without a peak."""
     found = mfu.of_row({**row, "status": "ok"}, of_env(parse(row["env"])))
-    share = next((u.mfu_mixed for u in reversed(found) if u.formula in mfu.EXECUTED), None)
-    return "unknown" if share is None or math.isnan(share) else f"{share:.1%}"
+    used = next((u for u in reversed(found) if u.formula in mfu.EXECUTED), None)
+    if used is None or used.mfu_mixed is None or used.doubts:
+        return "unknown" + (f" ({', '.join(used.doubts)})" if used and used.doubts else "")
+    return f"{used.mfu_mixed:.1%}"

@@ -139,12 +139,12 @@ def _time(record: Record) -> Cell:
 
 
 def _peak(record: Record) -> Cell | None:
-    """Share of the peak; a share that is impossible at the measured clock says so."""
+    """Share of the peak; one above it says so."""
     if "peak_known" not in record:
         return None
     shown = Cell(text.percent(record["peak_share"]), record["peak_share"])
-    over = record.get("over_peak", False)
-    return replace(shown, style="bad", note="above the peak at the measured clock") if over else shown
+    over = record.get("over_peak", "")
+    return replace(shown, style="bad", note=over) if over else shown
 
 
 def _gain(record: Record) -> Cell | None:

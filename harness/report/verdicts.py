@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm
+from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import known, resolved_of
 from harness.report.words import paragraphs
@@ -288,7 +288,8 @@ def is_sound(machine: Machine) -> Answer:
     studied = list(
         dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
     )
-    verdict: Verdict = "partly" if studied else "yes"
+    bare = [r for suite in WHAT for r in unchecked(machine, suite)]
+    verdict: Verdict = "partly" if studied or bare else "yes"
     if bad:
         verdict, evidence = "no", [*shortened(bad, 6), *evidence]
     elif not judged and not exact and not steps:
@@ -299,6 +300,7 @@ def is_sound(machine: Machine) -> Answer:
         evidence,
         bad=len(bad),
         studied=" and ".join(studied),
+        bare=len(bare),
         suites=machine.suites,
         judged=_named(w.arm for w in judged),
         arms=len({w.arm for w in judged}),

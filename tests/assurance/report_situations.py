@@ -22,7 +22,10 @@ from harness.judge.smoke import failed_recipes
 from harness.machine.hardware import named
 from harness.machine.mfu import utilization
 from harness.report import verdicts
+from harness.report.headline import Ledger, headline_rows
+from harness.report.records import SQNR, arm_records
 from harness.report.runs import load
+from harness.report.standings import checks, standings
 from harness.store.case import Case
 from harness.store.measurement import Measurement
 
@@ -63,6 +66,79 @@ def times_of_a_cpu(place: Place, planted: bool) -> object:
     if planted:
         cpu_run(place.folder / "run")
     return verdicts.is_faster(machine(place, None if planted else products())).verdict
+
+
+def timed(condition: str, arm: str = "") -> list[list[Measurement]]:
+    """Layers; times of this arm, "" for every one, were taken under a condition."""
+    return [
+        [replace(r, timing={**r.timing, condition: True}) if r.arm == arm or not arm else r for r in case]
+        for case in linear_cases(Invented(), 690.0)
+    ]
+
+
+@of_report(what="the baseline of every layer was throttled, FP8 was not", word="Is FP8 faster here?")
+def one_side_throttled(place: Place, planted: bool) -> object:
+    rows = timed("throttled", "bf16_compile" if planted else "")
+    return verdicts.is_faster(machine(place, rows)).verdict
+
+
+@of_report(what="another process computed beside every layer", word="Is FP8 faster here?")
+def beside_another_process(place: Place, planted: bool) -> object:
+    return verdicts.is_faster(machine(place, timed("contended" if planted else "none"))).verdict
+
+
+def unchecked(cases: int) -> list[list[Measurement]]:
+    """Products with their SQNR, and layers of which so many have none."""
+    rows = linear_cases(Invented(), 690.0)
+    bare = [[r for r in case if r.metric not in SQNR] for case in rows]
+    return [*products(), *bare[:cases], *rows[cases:]]
+
+
+of_soundness = partial(situation, "report", positive="yes", instead="partly", word="Is it numerically sound?")
+
+
+@of_soundness(what="one layer has no SQNR")
+def one_layer_unchecked(place: Place, planted: bool) -> object:
+    return verdicts.is_sound(machine(place, unchecked(1 if planted else 0))).verdict
+
+
+@of_soundness(what="single products have an SQNR and no layer has")
+def layers_unchecked(place: Place, planted: bool) -> object:
+    return verdicts.is_sound(machine(place, unchecked(5 if planted else 0))).verdict
+
+
+@situation(
+    "report", "only products have an SQNR", word="its recipe passed its checks", positive=True, instead=False
+)
+def recipe_of_unchecked_layers(place: Place, planted: bool) -> object:
+    found = machine(place, unchecked(5 if planted else 0))
+    return not checks(found, standings(found)[0]).results
+
+
+def step(share: float) -> list[list[Measurement]]:
+    """A training step at a share of the H200's FP8 peak, without a clock."""
+    flops = {"e4m3": 1e15}
+    ms = 1e3 * 1e15 / (share * named("h200").tflops["fp8"] * 1e12)
+    arms = {"bf16_eager": {"ms": 2 * ms, "flops": {"bf16": 1e15}}}
+    arms["rowwise_eager"] = {"ms": ms, "flops": flops, "baseline": "bf16_eager"}
+    return [Invented(clock_mhz=None).times(Case.of("train", {"model": "gpt2"}), arms)]
+
+
+over_peak = partial(
+    situation, "report", "a step at 1.5 times the peak, no clock stored", positive=True, instead=False
+)
+
+
+@over_peak(word="the headline has its MFU")
+def headline_above_the_peak(place: Place, planted: bool) -> object:
+    (row,) = headline_rows(machine(place, step(1.5 if planted else 0.6)), "", Ledger())
+    return row[2].order is not None
+
+
+@over_peak(word="the share of the peak has no flag")
+def share_above_the_peak(place: Place, planted: bool) -> object:
+    found = arm_records(machine(place, step(1.5 if planted else 0.6)), "train")
+    return not any(r["over_peak"] for r in found)
 
 
 def layers(count: int | None) -> list[list[Measurement]]:
