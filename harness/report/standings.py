@@ -8,14 +8,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.judge.verdict.rows import CONTROL, NEGATIVE
+from harness.judge.verdict.rows import is_candidate, unshown
 from harness.report.records import first_steps, fp8_rows, newest, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import resolved_of
 from harness.report.verdicts import STUDIES, WHAT, by_arm, deciding, fp8_pairs, rank, what_of
 from harness.report.words import titled
 from harness.store import text
-from harness.store.arm import ABLATIONS, EPS, GOLDEN, Arm, arm_of, parse
+from harness.store.arm import Arm, arm_of, parse
 from harness.store.cause import REFUTED
 from harness.store.compare import BOTH_SIDES, DISTURBED, rows_of
 
@@ -57,16 +57,6 @@ def recipe(arm: Arm) -> Arm:
     ('tensorwise', 'torchao_rowwise')
     """
     return Arm() if arm.variant in _NO_RECIPE else arm.computes
-
-
-def is_candidate(arm: Arm) -> bool:
-    """Whether an arm is one that a user would train, and no control or emulation."""
-    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
-
-
-def unshown(machine: Machine) -> bool:
-    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
-    return any(setup.runs_of(Arm(variant=NEGATIVE)) is None for setup in machine.trainings)
 
 
 @once
@@ -250,7 +240,7 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
         words=_words(named) if named else "",
         doubts=doubts(machine, named.arm) if named else [],
         seen=seen,
-        unshown=unshown(machine),
+        unshown=unshown(machine.verdicts),
         unjudged=seen and seen.loss == NO_LOSS and named and NO_LOSS not in doubts(machine, named.arm),
         in_doubt=_in_doubt(machine),
         absent=_absent(machine),

@@ -16,7 +16,7 @@ from situations import Place, situation
 
 from harness import store
 from harness.__main__ import main
-from harness.judge import diagnosis
+from harness.judge import diagnosis, verdict
 from harness.judge.diff import changes
 from harness.judge.smoke import failed_recipes
 from harness.machine.hardware import named
@@ -139,6 +139,25 @@ def headline_above_the_peak(place: Place, planted: bool) -> object:
 def share_above_the_peak(place: Place, planted: bool) -> object:
     found = arm_records(machine(place, step(1.5 if planted else 0.6)), "train")
     return not any(r["over_peak"] for r in found)
+
+
+@situation(
+    "report",
+    "FP8 passes and no broken arm shows that a fault would fail",
+    word="Does it train the same? On the page, in the terminal",
+    positive=["yes", "yes"],
+    instead=["partly", "partly"],
+)
+def no_negative_control(place: Place, planted: bool) -> object:
+    base = control()
+    rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", shifted(base))
+    if not planted:
+        broken = shifted(base, lambda t: 0.6 * t / (t + 30), ratio=0.6)
+        rows += rows_of_runs("negative_control", broken)
+    found = machine(place, [rows])
+    told = verdict.lines(verdict.judge(found.frame))
+    said = [line.partition(": ")[2] for line in told if line.startswith("trains the same")]
+    return [verdicts.answers(found)[-1].verdict, *said]
 
 
 def layers(count: int | None) -> list[list[Measurement]]:
