@@ -91,7 +91,7 @@ def paired_ratios(
         - `verdict`: faster, slower, same, unclear or missing, and `reason` in words;
         - `status`: of the arm's own row, and `why_not` in its words, "" where it has a time;
         - `cut_off`: the case came to no end, and what is paired are its finished rounds;
-        - `condition`: of `DISTURBED` ("unclear", whatever the interval), `BOTH_SIDES` or "".
+        - `condition`: of `DISTURBED` ("unclear", but for what is slower all the more), `BOTH_SIDES` or "".
 
         Figures are NaN where there is nothing to compare.
     """
@@ -335,8 +335,9 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
         else:
             low, high = math.exp(-found_effect.log_high), math.exp(-found_effect.log_low)
             verdict, reason = _judge(found_effect)
-        # Under sustained load throttling is a part of what FP8 costs.
-        if condition in DISTURBED and (regime, verdict) != ("sustained", "slower"):
+        # Slower than a throttled baseline is slower all the more, and under sustained load throttling is a part of the cost.
+        against_fp8 = regime == "sustained" or (condition == ONE_SIDE and base.timing.get("throttled"))
+        if condition in DISTURBED and not (verdict == "slower" and against_fp8):
             verdict, reason = "unclear", condition
         if arm.partial or base.partial:  # what was cut off decides nothing
             verdict, reason = "unclear", (arm if arm.partial else base).record["reason"]

@@ -153,6 +153,19 @@ def vision_tower(place: Place, planted: bool) -> object:
 
 
 @situation(
+    "advise",
+    "the step of 16 tokens waits for gathered codes, whose rate nobody measured",
+    word="the interval is within 5 % of the step",
+    positive=True,
+    instead=False,
+)
+def step_that_waits(place: Place, planted: bool) -> object:
+    words = ["dp=8", "tokens=16"] if planted else ["tokens=16384", "bf16_tokens_per_s=500"]
+    step = asked(place, "model=llama3_8b", "gpu=h100", "recipe=tensorwise", *words)["step_speedup"]
+    return step["high"] < 1.05 * step["value"]
+
+
+@situation(
     "advise", "stored runs of another GPU stand for its rates", word="exit code", positive=0, instead=2
 )
 def runs_of_another_gpu(place: Place, planted: bool) -> object:
