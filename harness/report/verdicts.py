@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm, unchecked
-from harness.report.runs import once
+from harness.report.runs import computed_in, once
 from harness.report.table import known, resolved_of
 from harness.report.words import paragraphs
 from harness.store import text
@@ -96,8 +96,13 @@ def shortened(lines: Sequence[str], most: int) -> list[str]:
 
 @once
 def fp8_pairs(machine: Machine) -> pd.DataFrame:
-    """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included."""
+    """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included.
+
+    A GPU's against a control in float32, which nobody would train there, say nothing of a gain over bf16.
+    """
     ratios = machine.ratios
+    if machine.is_gpu:
+        ratios = ratios[ratios["axes"].map(computed_in) == "bf16"]
     keys = list(zip(ratios["suite"], ratios["arm"], strict=True))
     arms = {key for key, is_fp8 in zip(keys, ratios["fp8"], strict=True) if is_fp8}
     of_arms = np.array([key in arms for key in keys], bool)

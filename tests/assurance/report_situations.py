@@ -24,8 +24,10 @@ from harness.machine.mfu import utilization
 from harness.report import verdicts
 from harness.report.headline import Ledger, headline_rows
 from harness.report.records import SQNR, arm_records
+from harness.report.render import render
 from harness.report.runs import load
 from harness.report.standings import checks, standings
+from harness.report.table import arm_cell
 from harness.store.case import Case
 from harness.store.measurement import Measurement
 
@@ -122,6 +124,35 @@ def step(share: float) -> list[list[Measurement]]:
     arms = {"bf16_eager": {"ms": 2 * ms, "flops": {"bf16": 1e15}}}
     arms["rowwise_eager"] = {"ms": ms, "flops": flops, "baseline": "bf16_eager"}
     return [Invented(clock_mhz=None).times(Case.of("train", {"model": "gpt2"}), arms)]
+
+
+def step_in(compute: str) -> list[list[Measurement]]:
+    """A training step whose control computes so, the control measured twice."""
+    arms = {"bf16_eager": {"ms": 2.0, "resolved": {"compute": compute}}}
+    arms["bf16_eager:again"] = {"ms": 2.0, "baseline": "bf16_eager"}
+    arms["rowwise_eager"] = {"ms": 1.0, "flops": {"e4m3": 1e12}, "baseline": "bf16_eager"}
+    return [Invented().times(Case.of("train", {"model": "gpt2", "compute": compute}), arms)]
+
+
+in_fp32 = partial(situation, "report", "the arm named bf16_eager computes in float32")
+
+
+@in_fp32(word="Is FP8 faster here?", positive="yes", instead="can't tell")
+def faster_than_float32(place: Place, planted: bool) -> object:
+    rows = step_in("fp32" if planted else "bf16_autocast")
+    return verdicts.is_faster(machine(place, rows)).verdict
+
+
+@in_fp32(
+    word="the page is titled FP8 against bf16, the arm has no note",
+    positive=[True, ""],
+    instead=[False, "in fp32"],
+)
+def titled_against_bf16(place: Place, planted: bool) -> object:
+    write_run(place.folder / "run", step_in("fp32" if planted else "bf16_autocast"))
+    material = load([place.folder / "run"], Path())
+    (record,) = [r for r in arm_records(material.machines[0], "train") if r["arm"] == "bf16_eager"]
+    return ["# FP8 against bf16:" in render(material, True).markdown, arm_cell(record).note]
 
 
 over_peak = partial(
