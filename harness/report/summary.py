@@ -9,7 +9,7 @@ from harness.judge.smoke import failed_kernels, failed_recipes
 from harness.machine import mfu
 from harness.machine.hardware import of_env
 from harness.store.arm import without_controls
-from harness.store.compare import against, paired_ratios, rows_of
+from harness.store.compare import DISTURBED, against, paired_ratios, rows_of
 from harness.store.json_columns import parse
 from harness.store.text import case_label
 
@@ -45,8 +45,9 @@ def _compared(ratios: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _ratio(row: Mapping[str, Any], ratio: float) -> str:
-    cut = f" [cut off after {row['rounds']} rounds]" if row["cut_off"] else ""
-    return f"{case_label(parse(row['axes']))}: {row['arm']} {ratio:.3f}x{cut}"
+    notes = [f" [cut off after {row['rounds']} rounds]"] * bool(row["cut_off"])
+    notes += [f" [{row['condition']}]"] * (row["condition"] in DISTURBED)
+    return f"{case_label(parse(row['axes']))}: {row['arm']} {ratio:.3f}x{''.join(notes)}"
 
 
 def _mfu(row: Mapping[str, Any]) -> str:

@@ -136,8 +136,12 @@ def _values(text: str) -> tuple[Path, dict[str, Any], tuple[str, ...]]:
         raise UsageError(f"model={text}: {path} is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"model={text}: {path} holds a {type(values).__name__}; expected a mapping")
-    others = [key for key, value in values.items() if key.endswith("_config") and isinstance(value, dict)]
-    left_out = tuple(key.removesuffix("_config") for key in others if key not in (*_STORED, "text_config"))
+    left_out = tuple(
+        key.removesuffix("_config")
+        for key, value in values.items()
+        if key.endswith("_config") and key != "text_config" and isinstance(value, dict)
+        if {"hidden_size", "model_type"} & value.keys()  # a model, and not how weights are stored
+    )
     if isinstance(values.get("text_config"), dict):
         outer = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
         values = {"model_type": f"{values.get('model_type', '')}_text", **outer, **values["text_config"]}
