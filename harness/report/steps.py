@@ -140,11 +140,10 @@ def _figure(column: mfu.Column, record: Record) -> Cell:
         return NA
     if column.unit != "share":
         return Cell(text.number(value), value)
-    flags = [f for f in used.flags if f != "bf16_peak_passed"]
+    notes = used.doubts
     if column.name != ("mfu_mixed" if known(used.mfu_mixed) else "hfu"):
-        flags = ["bf16_peak_passed"] * (column.name == "mfu_bf16_peak" and "bf16_peak_passed" in used.flags)
-    note = ", ".join(f.replace("_", " ") for f in flags)
-    return Cell(text.percent(value, 3), value, "bad" if "over_peak" in flags else "", note)
+        notes = ["bf16 peak passed"] * (column.name == "mfu_bf16_peak" and "bf16_peak_passed" in used.flags)
+    return Cell(text.percent(value, 3), value, "bad" if "over peak" in notes else "", ", ".join(notes))
 
 
 def why_none(material: Material) -> str:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
 from harness.judge.verdict.gates import MIN_WINDOW
@@ -177,13 +178,38 @@ def _run(curves: Mapping[str, Any], resolved: Mapping[str, Any]) -> Run:
     )
 
 
-def lines(verdicts: list[ArmVerdict]) -> list[str]:
-    """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
-    out = []
+def is_candidate(arm: Arm) -> bool:
+    """Whether an arm is one that a user would train, and no control or emulation."""
+    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
+
+
+def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
+    """The verdicts of each set-up."""
     groups: dict[tuple[str, str], list[ArmVerdict]] = {}
     for v in verdicts:
         groups.setdefault((v.run_id, json.dumps(v.axes, sort_keys=True)), []).append(v)
-    for members in groups.values():
+    return list(groups.values())
+
+
+def unshown(verdicts: list[ArmVerdict]) -> bool:
+    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
+    return any(all(v.fields.variant != NEGATIVE for v in own) for own in by_setup(verdicts))
+
+
+def trains_the_same(verdicts: list[ArmVerdict]) -> Literal["yes", "partly", "no", "can't tell"]:
+    """The answer over all candidates; no yes where nobody has seen a fault fail."""
+    count = Counter(v.verdict.outcome for v in verdicts if is_candidate(v.fields))
+    if not count or (not count["FAIL"] and count["INCONCLUSIVE"] > count["PASS"]):
+        return "can't tell"
+    if count["FAIL"] and not count["PASS"]:
+        return "no"
+    return "yes" if set(count) == {"PASS"} and not unshown(verdicts) else "partly"
+
+
+def lines(verdicts: list[ArmVerdict]) -> list[str]:
+    """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
+    out = [f"trains the same: {trains_the_same(verdicts)}"] if verdicts else []
+    for members in by_setup(verdicts):
         first = members[0]
         out.append("verdict  " + " ".join(f"{k}={v}" for k, v in first.axes.items() if v not in (None, "")))
         arms: dict[str, list[str]] = {}
