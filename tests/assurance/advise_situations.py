@@ -119,9 +119,16 @@ def of_config(place: Place, *words: str, **more: object) -> dict[str, Any]:
     return asked(place, f"model={written(place.folder, fields)}", "gpu=h100", *words)
 
 
-@of_advise(what="a `config.json` whose attention is windowed, which is not modelled: an upper bound")
+@situation(
+    "advise",
+    "a `config.json` whose attention is windowed, which is not modelled",
+    word="the gain is more than a bound",
+    positive=True,
+    instead=False,
+)
 def unknown_attention(place: Place, planted: bool) -> object:
-    return of_config(place, "dp=8", sliding_window=4096 if planted else None)["decision"] in YES
+    step = of_config(place, "dp=8", sliding_window=4096 if planted else None)["step_speedup"]
+    return step["high"] > step["value"]
 
 
 @situation(
@@ -142,14 +149,15 @@ def config_of_a_named_model(place: Place, planted: bool) -> object:
 @situation(
     "advise",
     "a `config.json` with a vision tower, of which the part for text is read",
-    word="decision is on, and nothing is said to be left out",
+    word="the gain is more than a bound, nothing is said to be left out",
     positive=[True, True],
     instead=[False, False],
 )
 def vision_tower(place: Place, planted: bool) -> object:
     tower = {"vision_config": {"model_type": "clip_vision_model"}} if planted else {}
     found = of_config(place, "dp=8", **tower)
-    return [found["decision"] in YES, "vision" not in " ".join(found["warnings"])]
+    step = found["step_speedup"]
+    return [step["high"] > step["value"], "vision" not in " ".join(found["warnings"])]
 
 
 @situation(
