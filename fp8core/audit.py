@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fp8core.distributed.gather_reasons import NOT_ASKED, NOT_CONVERTED, gathered_as
+from fp8core.distributed.weight_gather import NOT_ASKED, NOT_CONVERTED, weight_gather_precision
 from fp8core.experts.moe import ExpertsAudit, audit_experts
 from fp8core.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
 from fp8core.gemm import backend_named
@@ -24,9 +24,7 @@ from fp8core.other_weights import WeightAudit, audit_weights
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_UNKNOWN = (
-    "other products are not known without a step: audit(model, step=...)"
-)
+_UNKNOWN = "other products are not known without a step: audit(model, step=...)"
 _ROLES = {
     "attention scores": "no weight: queries by keys; attention stays in high precision",
     "attention values": "no weight: probabilities by values; attention stays in high precision",
@@ -266,5 +264,5 @@ def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
         gemms=len(names),
         fp8_gemms=fp8_gemms,
         casts=casts_route(linear.weight, linear.recipe) if isinstance(linear, Float8Linear) else "",
-        all_gather=gathered_as(linear),
+        all_gather=weight_gather_precision(linear),
     )

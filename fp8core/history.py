@@ -149,7 +149,7 @@ class AmaxMemory(nn.Module):
                 buffer.copy_(value)
         self.pending.zero_()
         self.ready = frozenset()
-        look(self)
+        mark_ready(self)
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
@@ -184,7 +184,7 @@ def amaxes_of_pass(memory: AmaxMemory | None, gradients: bool) -> Amaxes | None:
     return memory if memory is None or gradients else InUse(memory)
 
 
-def look(*memories: AmaxMemory) -> None:
+def mark_ready(*memories: AmaxMemory) -> None:
     """Finds out for which roles there are amaxes in use now; one wait for the device, none if all were there before.
 
     A role that is never cast, because its GEMMs are in high precision or nothing trains, never gets one.
@@ -272,7 +272,7 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
         if kept is not None:  # cast by the scale that was, and the weight's amax is to be recorded anew
             kept.entry = None
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        look(*memories)
+        mark_ready(*memories)
     return len(memories)
 
 

@@ -28,14 +28,14 @@ from fp8core.audit import audit
 from fp8core.dtensors import is_dtensor
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
-from fp8core.inputs.sharded import cut_of
+from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.linear import Float8Linear
 from fp8core.recipe import GEMMS
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.arrived import Arrived
+from fp8core.verify.codes_from_elsewhere import Arrived
 from fp8core.verify.operands import cast_as, input_of, matrix, plain, quietly
-from fp8core.verify.oracle import Operand
+from fp8core.verify.oracle import TiledOperand
 from fp8core.verify.products import Sketch, difference
 from fp8core.verify.records import GemmProof, LayerProof
 from fp8core.verify.shared_weights import SharedWeights
@@ -77,14 +77,14 @@ class Call:
         self.weight, self.offsets = args[1:] if proof.of_experts else (module.weight, None)
         self.needs = [torch.is_grad_enabled() and t.requires_grad for t in (values_of(args[0]), self.weight)]
         self.groups = [(0, slice(None))]
-        self.cut: TPLayout | None = None
+        self.tp: TPLayout | None = None
         self.x: torch.Tensor | None = None
         self.again: torch.Tensor | None = None
         self.grad: torch.Tensor | None = None
         self.aliased = False
         self.bias: BiasSum | None = None
         self.expected: list[str] = []
-        self.operands: dict[tuple[str, int, int], Operand] = {}
+        self.operands: dict[tuple[str, int, int], TiledOperand] = {}
         self.sketches: dict[tuple[str, int, int], Sketch] = {}
 
     def gemms_of(self, name: str) -> int:
@@ -100,7 +100,7 @@ class Call:
             self.groups = [(expert, slice(*ends)) for expert, ends in bounds if ends[0] < ends[1]]
             self.x = self.again = after_autocast(given.detach())
         else:
-            self.cut = cut_of(self.weight)
+            self.tp = tp_layout_of(self.weight)
             self.x, again = input_of(self.module, given)
             self.again = self.x if again is None else again
             if any(isinstance(x, Float8Tensor) and x not in self.watch.arrived for x in (self.x, self.again)):
@@ -125,7 +125,7 @@ class Call:
         for name, place, group in itertools.product(names, (0, 1), self.groups):
             self.operand(name, place, *group)
 
-    def operand(self, name: str, place: int, expert: int, rows: slice) -> Operand:
+    def operand(self, name: str, place: int, expert: int, rows: slice) -> TiledOperand:
         """What a GEMM must receive: a or b, [lines, along]."""
         key = name, place, expert
         if key not in self.operands:
@@ -136,7 +136,7 @@ class Call:
             elif role == "input":
                 whole = self.again if turned else self.x
             if isinstance(whole, Float8Tensor):
-                found = Operand.given(whole.qdata, whole.scale_inv)
+                found = TiledOperand.given(whole.qdata, whole.scale_inv)
                 self.operands[key] = found.t() if turned else found
             else:
                 x = whole[rows] if whole.dim() == 2 else whole[expert]
@@ -145,12 +145,12 @@ class Call:
                     getattr(self.recipe.gemms[name], "ab"[place]),
                     getattr(self.module, "amaxes", None),
                     role,
-                    self.cut,
+                    self.tp,
                     whole if whole.dim() == 2 else x,
                 )
         return self.operands[key]
 
-    def received(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def check_gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
         """An FP8 GEMM is about to run: codes and scales of a and of b, each [lines, along]."""
         if not self.expected:
             self.proof.fault("an FP8 GEMM ran that the recipe does not have")
@@ -161,7 +161,7 @@ class Call:
             if wanted is None:
                 continue
             stacked = codes.dim() == 3
-            got = Operand.given(
+            got = TiledOperand.given(
                 codes[expert] if stacked else codes, scale[expert] if stacked or scale.dim() == 3 else scale
             )
             if name == "grad_weight":
@@ -214,7 +214,7 @@ class Call:
                     None if self.offsets is not None or self.module.bias_deferred else self.module.bias
                 )
                 if bias is not None:
-                    bias = self.cut.local_bias(bias) if self.cut is not None and is_dtensor(bias) else bias
+                    bias = self.tp.local_bias(bias) if self.tp is not None and is_dtensor(bias) else bias
                     bias = plain(bias).to(result.dtype)
                 self.compare("output", result, bias)
         self._rest()
@@ -376,7 +376,7 @@ class Watch(TorchDispatchMode):
     def _gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
         if self.stack:
             with quietly():
-                self.stack[-1].received(*operands)
+                self.stack[-1].check_gemm(*operands)
         else:
             self.stray += 1
 

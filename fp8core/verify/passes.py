@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from fp8core.distributed.gather_reasons import gathered_as
+from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.distributed.wire import count_collectives
 from fp8core.flops import MatmulCount, MatmulCounter
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
+from fp8core.profiled_gemms import Profiled, profiling
 from fp8core.verify.calls import Watch
 from fp8core.verify.probe import tested_recipes
 from fp8core.verify.proof import Proof
 from fp8core.verify.records import untold
-from fp8core.watching import Profiled, profiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,7 +199,7 @@ def _warnings(seen: Passes, proofs: list[LayerProof]) -> Iterator[str]:
             if share > UNDERFLOW_ALARM:
                 yield f"{proof.fqn}: {100 * share:.3g} % of {role} underflows to zero"
     for fqn, layer in seen.layers:  # that were to be gathered in FP8 and are not
-        how = gathered_as(layer)
+        how = weight_gather_precision(layer)
         if layer.recipe.fp8_all_gather and how != "fp8":
             yield f"{fqn}: FP8 all-gather was asked for; {how}"
     for sums in seen.watch.sums.values():

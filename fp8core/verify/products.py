@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fp8core.gemm.accumulate import accumulate
-from fp8core.verify.oracle import Digest, Operand, tiles
+from fp8core.verify.oracle import Digest, TiledOperand, tiles
 
 TILE = 1024
 AGREEMENT_DB = (
@@ -104,7 +104,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class Sketch(Operand):
+class Sketch(TiledOperand):
     """What is kept of an input until its grad_weight is there: a few random combinations of its columns.
 
         grad_weight = grad_output.T @ input     ->     grad_weight @ R = grad_output.T @ (input @ R)
@@ -125,7 +125,7 @@ class Sketch(Operand):
     input_digest: Digest | None = field(kw_only=True)
 
     @classmethod
-    def of_input(cls, operand: Operand) -> Sketch:
+    def of_input(cls, operand: TiledOperand) -> Sketch:
         """Sketch an input.T [K, M], an operand of grad_weight."""
         K, M = operand.x.shape
         size = operand.squares(1).sqrt()
@@ -167,8 +167,8 @@ def projected(matrix: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
 
 
 def difference(
-    a: Operand,
-    b: Operand,
+    a: TiledOperand,
+    b: TiledOperand,
     result: torch.Tensor,
     u: float,
     bias: torch.Tensor | None = None,
@@ -258,7 +258,7 @@ def difference(
     )
 
 
-def accumulator_db(a: Operand, b: Operand, fast: bool) -> float:
+def accumulator_db(a: TiledOperand, b: TiledOperand, fast: bool) -> float:
     """Agreement that the model of a GPU's accumulator leaves of evenly spaced lines of both operands."""
     left, right = (
         side.values(slice(0, None, -(-len(side.x) // SAMPLED_LINES)), slice(None)) for side in (a, b)

@@ -26,8 +26,8 @@ from fp8core.convert import convert_to_float8_training
 from fp8core.gemm import backend_named
 from fp8core.history import update_scales
 from fp8core.inputs.operands import casts_route
+from fp8core.profiled_gemms import fp8_gemms
 from fp8core.recipe import RECIPES, Recipe
-from fp8core.watching import fp8_gemms
 from harness.peers import PEERS, Peer, peer_of
 from harness.peers.peer import fp8_kernels
 from harness.store.arm import Arm

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fp8core import RECIPES, convert_to_float8_training, verify
-from fp8core.distributed import gathering
+from fp8core.distributed import sequence_parallel
 
-GATHERED, SHARED_AMAXES = gathering._gathered, gathering.shared_amaxes
+GATHERED, SHARED_AMAXES = sequence_parallel._gathered, sequence_parallel.shared_amaxes
 DONE = "tests/verify/silent rank may end"
 
 
@@ -46,7 +46,7 @@ def one_code_changed(part: torch.Tensor, like: DTensor) -> torch.Tensor:
     return whole
 
 
-def amaxes_of_this_rank(cut: Any, recipe: Any, memory: Any, *seen: Any) -> list[None]:
+def amaxes_of_this_rank(tp: Any, recipe: Any, memory: Any, *seen: Any) -> list[None]:
     """Each rank scales its tokens by their own amax, though all parts share one scale."""
     return [None] * len(seen)
 
@@ -81,7 +81,7 @@ def gather_verdicts() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
             parallel.passes(model, parallel.data(32, spread=2.0), style)
 
         without = verify(step, model, announce=False).problems
-        with mock.patch.object(gathering, target, replacement):
+        with mock.patch.object(sequence_parallel, target, replacement):
             planted = verify(step, model, announce=False)
         assert planted.ok == (not planted.problems)
         verdicts[name] = without, planted.problems

@@ -12,8 +12,8 @@ from torch._C._autograd import _profiler_enabled
 
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.dtensors import is_dtensor
+from fp8core.profiled_gemms import fp8_gemms, profiler_events
 from fp8core.verify import StepProof
-from fp8core.watching import fp8_gemms, profiler_events
 from harness.store.compare import FP8_DTYPES
 from harness.store.errors import UsageError
 from harness.training.ab.plan import BASE, FP8, GATHER
