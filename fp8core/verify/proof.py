@@ -91,7 +91,7 @@ class Proof:
 
     @property
     def compared(self) -> dict[str, int]:
-        """Of how many layers each result was compared; what hooks, reductions over ranks and optimizers make of it is beyond."""
+        """How many layers each result was compared of; what hooks, reductions over ranks and optimizers make of it is beyond."""
         layers = [*self._converted, *self.experts]
         counts = {name: sum(layer.gemms[name].calls > 0 for layer in layers) for name in GEMMS}
         counts["grad_bias"] = sum(layer.grad_bias for layer in layers)

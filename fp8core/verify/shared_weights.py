@@ -53,7 +53,7 @@ class SharedWeights:
 
 
 def checksum(x: torch.Tensor) -> int:
-    """Of the bits of a matrix, the same on every device; one wrong bit, or two lines exchanged, moves it."""
+    """A checksum of the bits of a matrix, the same on every device; one wrong bit, or two lines exchanged, moves it."""
     bits = x.contiguous().view(_BITS[x.itemsize])
     rows, columns = (mixers(size, x.device) for size in x.shape)
     return sum(
