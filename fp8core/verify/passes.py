@@ -137,7 +137,7 @@ def conclude(
         probed=probed,
         matmuls=seen.matmuls,
         compiled=seen.profiled.compiled,
-        weights_alike=len(seen.watch.shared.sums),
+        shared_weights=len(ranks.alike),
     )
 
 

@@ -33,7 +33,7 @@ class Proof:
         not_checked: what could not be compared, and why; empty if ok.
         probed: recipes that were tested with operands of our own, see `fp8core.verify.probe`.
         compiled: of the counted GEMMs those that ran in compiled code; what was compared is the same step in eager mode.
-        weights_alike: layers whose weight was found the same on all ranks that share it.
+        shared_weights: layers whose weight was found the same on all ranks of their DDP or FSDP2 group.
         matmuls: every matrix product of the step by owner, which of them ran in FP8, and their shares of its FLOPs.
     """
 
@@ -51,7 +51,7 @@ class Proof:
     not_checked: tuple[str, ...] = ()
     probed: tuple[str, ...] = ()
     compiled: int = 0
-    weights_alike: int = 0
+    shared_weights: int = 0
     matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
 
     @property
@@ -95,7 +95,7 @@ class Proof:
         layers = [*self._converted, *self.experts]
         counts = {name: sum(layer.gemms[name].calls > 0 for layer in layers) for name in GEMMS}
         counts["grad_bias"] = sum(layer.grad_bias for layer in layers)
-        return counts | {"weights over ranks": self.weights_alike}
+        return counts | {"shared_weights": self.shared_weights}
 
     @property
     def _what_ran(self) -> str:

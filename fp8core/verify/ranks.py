@@ -25,7 +25,8 @@ class Ranks:
     def __init__(self) -> None:
         self.store: Any = None
         self.verdict = ""
-        self.weights: dict[str, int] = {}
+        self.weights: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.alike: set[str] = set()
         self.rank, self.size = 0, 1
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.store = dist.distributed_c10d._get_default_store()
@@ -42,10 +43,11 @@ class Ranks:
         """What the other ranks have against it, and which did not answer."""
         found: list[str] = []
         silent: list[int] = []
+        self.alike = set(self.weights)
         for rank in range(self.size):
             if rank == self.rank:
                 continue
-            key = f"{self.prefix}{rank}"
+            key, weights = f"{self.prefix}{rank}", {}
             try:
                 # Whoever is silent is waited for once
                 self.store.wait([key], timedelta(seconds=timeout_s if not silent else 0.1))
@@ -55,11 +57,14 @@ class Ranks:
             else:
                 if verdict:
                     found.append(f"rank {rank}: {verdict}")
-                other = [name for name, value in weights.items() if self.weights.get(name, value) != value]
-                if other:
-                    found.append(
-                        f"rank {rank} computed with another weight of {len(other)} layers: {other[0]}"
-                    )
+            unlike = [
+                name
+                for name, (sharers, value) in self.weights.items()
+                if rank in sharers and weights.get(name) != [[*sharers], value]
+            ]
+            self.alike.difference_update(unlike)
+            if other := [name for name in unlike if name in weights]:
+                found.append(f"rank {rank} computed with another weight of {len(other)} layers: {other[0]}")
         if silent:
             missing = ", ".join(map(str, silent))
             late = f"ended this call without rank {missing}; all ranks must call verify equally often"

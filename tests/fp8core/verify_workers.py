@@ -182,7 +182,7 @@ def weight_verdicts() -> dict[str, tuple[tuple[str, ...], tuple[str, ...], int]]
 
         model.register_forward_pre_hook(plant)
         planted = verify(step, model, announce=False).problems
-        verdicts[name] = proof.problems, planted, proof.compared["weights over ranks"]
+        verdicts[name] = proof.problems, planted, proof.compared["shared_weights"]
     return verdicts
 
 
