@@ -415,6 +415,8 @@ class Watch(TorchDispatchMode):
         call.close(output)
         if any(call.needs):
             call.follow(output)
+        elif call.bias is not None and output.requires_grad:
+            output.register_hook(lambda grad, bias=call.bias: bias.expect(matrix(plain(grad))))
 
     def proofs(self) -> list[LayerProof]:
         """With the prediction. A checkpointed call trains either outside of the backward pass, and is then

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from fp8core.recipe import GEMMS
 from fp8core.verify.operands import matrix, plain, quietly
 from fp8core.verify.products import projected, signs
 
@@ -115,8 +116,8 @@ class BiasSum:
         """After the step."""
         self._handle.remove()
         if not self._want.dim():
-            if self.proof.gemms["grad_weight"].calls:
-                self.proof.unchecked("grad_bias: none arrived in the backward pass that made grad_weight")
+            if self._got.dim() or any(self.proof.gemms[name].calls for name in GEMMS[1:]):
+                self.proof.unchecked("grad_bias: none arrived in the backward pass of the layer's GEMMs")
             return
         self.proof.grad_bias = True
         wrong = int((~((self._got - self._want).abs() <= self._allowed) & self._want.isfinite()).sum())

@@ -109,6 +109,9 @@ def asked(place: Place, *words: str) -> dict[str, Any]:
     return json.loads(place.capture.readouterr().out)
 
 
+of_interval = partial(situation, "advise", positive=True, instead=False)
+
+
 def of_config(place: Place, *words: str, **more: object) -> dict[str, Any]:
     """An answer about Llama-3-8B's `config.json` with other fields, read by a stand-in for transformers."""
     place.patch.syspath_prepend(str(STAND_INS))
@@ -119,24 +122,18 @@ def of_config(place: Place, *words: str, **more: object) -> dict[str, Any]:
     return asked(place, f"model={written(place.folder, fields)}", "gpu=h100", *words)
 
 
-@situation(
-    "advise",
-    "a `config.json` whose attention is windowed, which is not modelled",
+@of_interval(
+    what="a `config.json` whose attention is windowed, which is not modelled",
     word="the gain is more than a bound",
-    positive=True,
-    instead=False,
 )
 def unknown_attention(place: Place, planted: bool) -> object:
     step = of_config(place, "dp=8", sliding_window=4096 if planted else None)["step_speedup"]
     return step["high"] > step["value"]
 
 
-@situation(
-    "advise",
-    "a `config.json` of a model whose blocks are not known",
+@of_interval(
+    what="a `config.json` of a model whose blocks are not known",
     word="the step's interval is that of the named model of these sizes, to 3 %",
-    positive=True,
-    instead=False,
 )
 def config_of_a_named_model(place: Place, planted: bool) -> object:
     words = ("dp=8", "tokens=16384")
@@ -160,12 +157,9 @@ def vision_tower(place: Place, planted: bool) -> object:
     return [step["high"] > step["value"], "vision" not in " ".join(found["warnings"])]
 
 
-@situation(
-    "advise",
-    "the step of 16 tokens waits for gathered codes, whose rate nobody measured",
+@of_interval(
+    what="the step of 16 tokens waits for gathered codes, whose rate nobody measured",
     word="the interval is within 5 % of the step",
-    positive=True,
-    instead=False,
 )
 def step_that_waits(place: Place, planted: bool) -> object:
     words = ["dp=8", "tokens=16"] if planted else ["tokens=16384", "bf16_tokens_per_s=500"]

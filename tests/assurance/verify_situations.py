@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from recipes import changed
 from situations import Place, situation
 from torch import nn
+from torch.library import custom_op
 
 from fp8core import (
     BACKENDS,
@@ -210,13 +212,21 @@ class Scaled(torch.autograd.Function):
         return 1.3 * grad
 
 
-def bias_gradient(place: Place, planted: bool, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
+def bias_gradient(
+    place: Place,
+    planted: bool,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    *frozen: str,
+    x: torch.Tensor | None = None,
+) -> object:
+    """Each bias goes through a function on its way into its layer; these weights are frozen."""
     model, run = convert_to_float8_training(Mlp()), Float8Linear._run
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
     if planted:
-        place.patch.setattr(
-            Float8Linear, "_run", lambda self, x, weight, bias, cut: run(self, x, weight, change(bias), cut)
-        )
-    return proof(model).ok
+        changed = lambda self, x, weight, bias, tp: run(self, x, weight, change(bias), tp)  # noqa: E731
+        place.patch.setattr(Float8Linear, "_run", changed)
+    return proof(model, lambda: loss(model, x).backward()).ok
 
 
 @of_verify(what="gradients of biases are a third too large")
@@ -227,6 +237,16 @@ def bias_gradient_scaled(place: Place, planted: bool) -> object:
 @of_verify(what="gradients of biases do not arrive")
 def bias_gradient_dropped(place: Place, planted: bool) -> object:
     return bias_gradient(place, planted, torch.Tensor.detach)
+
+
+@of_verify(what="gradients of biases do not arrive, and all weights are frozen")
+def bias_gradient_of_frozen_layers(place: Place, planted: bool) -> object:
+    return bias_gradient(place, planted, torch.Tensor.detach, "up.weight", "down.weight")
+
+
+@of_verify(what="the first layer trains its bias alone, whose gradient is a third too large")
+def bias_gradient_alone(place: Place, planted: bool) -> object:
+    return bias_gradient(place, planted, Scaled.apply, "up.weight", "down.bias", x=batch().detach())
 
 
 @situation(
@@ -250,8 +270,8 @@ def compiled_gemms(model: nn.Module, step: Callable[[nn.Module], torch.Tensor]) 
     return proof(model, lambda: step(model).backward()).compiled
 
 
-def compiled_by(backend: object, **options: object) -> object:
-    return torch.compile(convert_to_float8_training(Mlp()), backend=backend, dynamic=False, **options)  # type: ignore[call-overload]
+def compiled_by(backend: str | Callable[..., object], disable: bool = False) -> Any:
+    return torch.compile(convert_to_float8_training(Mlp()), backend=backend, dynamic=False, disable=disable)
 
 
 @of_compiled(what="`torch.compile` is switched off and runs the step in eager mode")
@@ -312,16 +332,18 @@ def product_in_numpy(_: Place, planted: bool) -> object:
     )
 
 
+@custom_op("image::product_of_a_test", mutates_args=())
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A product in a namespace that vision packages use."""
+    return torch.mm(x, y)
+
+
 @of_count(what="an operator of somebody's namespace multiplies")
 def product_in_a_namespace(_: Place, planted: bool) -> object:
-    with torch.library._scoped_library("image", "FRAGMENT") as library:
-        library.define("multiply(Tensor x, Tensor y) -> Tensor")
-        library.impl("multiply", torch.mm, "CompositeExplicitAutograd")
+    def step(model: nn.Module) -> torch.Tensor:
+        y = model(batch())
+        with torch.no_grad():
+            more = (product if planted else torch.mm)(y, y.t())
+        return y.sum() + more.sum()
 
-        def step(model: nn.Module) -> torch.Tensor:
-            y = model(batch())
-            with torch.no_grad():
-                more = torch.ops.image.multiply(y, y.t()) if planted else torch.mm(y, y.t())
-            return y.sum() + more.sum()
-
-        return nothing_uncounted(step)
+    return nothing_uncounted(step)
