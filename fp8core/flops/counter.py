@@ -110,9 +110,8 @@ class MatmulCounter:
         self._running: list[tuple[str, nn.Module, bool]] = []  # name, module, entered in a backward pass
         self._made_by: dict[tuple[int, int], list[_Record]] = {}  # (graph task, sequence number of a node)
         self._hooks: list[Any] = []
-        self._written: list[
-            set[int]
-        ] = []  # of each `autograd.Function` that runs: the memory that operators wrote
+        # Of each `autograd.Function` that runs: the memory that operators wrote
+        self._written: list[set[int]] = []
         self._mode = _Mode(self._ran, any(isinstance(p, FakeTensor) for p in model.parameters()))
 
     def __enter__(self) -> MatmulCounter:

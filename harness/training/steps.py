@@ -33,7 +33,7 @@ from torch._C._autograd import DeviceType
 from torch.nn import functional
 
 from fp8core.dtensors import is_dtensor
-from fp8core.profiled_gemms import fp8_gemms, profiler_events
+from fp8core.profiled_gemms import callers, fp8_gemms, profiler_events
 from fp8core.verify import Proof, verify
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
@@ -242,9 +242,12 @@ def breakdown(events: list[Any], steps: int) -> dict[str, float]:
     on_gpu = bool(unclaimed)
     for event in events:
         if not on_gpu:
-            times[kernel_class(event.name, _enclosing(event))] += event.self_cpu_time_total
+            times[kernel_class(event.name, (caller.name for caller in callers(event)))] += (
+                event.self_cpu_time_total
+            )
         for kernel in event.kernels if event.device_type == DeviceType.CPU else ():
-            times[kernel_class(kernel.name, (event.name, *_enclosing(event)))] += kernel.duration
+            within = (event.name, *(caller.name for caller in callers(event)))
+            times[kernel_class(kernel.name, within)] += kernel.duration
             unclaimed[kernel.name] -= kernel.duration
     for name, left in unclaimed.items():  # kernels that no operator claims, such as those of compiled code
         if left > 0:
@@ -277,10 +280,3 @@ def profiled(step: Callable[[], object], first: int, last: int, device: str, tra
             torch.cuda.synchronize()
     watcher.export_chrome_trace(str(trace))
     return breakdown(list(watcher.events() or []), last - first + 1)
-
-
-def _enclosing(event: Any) -> Iterator[str]:
-    parent = event.cpu_parent
-    while parent is not None:
-        yield parent.name
-        parent = parent.cpu_parent
