@@ -113,8 +113,8 @@ class Utilization:
 
     @property
     def doubts(self) -> list[str]:
-        """The flags by which its own peak was passed, in words: such a share is no headline."""
-        return [flag.replace("_", " ") for flag in self.flags if flag != "bf16_peak_passed"]
+        """The flags by which its own peak was passed: such a share is no headline."""
+        return [flag for flag in self.flags if flag != "bf16_peak_passed"]
 
 
 def floor_seconds(flops: Mapping[str, float], tflops: Mapping[str, float | None]) -> float | None:

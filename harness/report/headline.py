@@ -148,7 +148,9 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
                 flags.update(used.doubts)
                 rows.append(r)
     if not shares or flags:  # a share above 100 % stands in the table of MFU alone
-        return Cell(text.NONE, None, "bad" if flags else "muted", "; ".join(sorted(flags))), rows
+        return Cell(
+            text.NONE, None, "bad" if flags else "muted", "; ".join(sorted(flags)).replace("_", " ")
+        ), rows
     ends = f"{text.percent(min(shares))} to {text.percent(max(shares))}"
     note = f"{ends}, range over {text.plural(len(shares), 'case')}" if len(shares) > 1 else ""
     middle = statistics.median(shares)

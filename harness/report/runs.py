@@ -158,9 +158,9 @@ class Machine:
         return of_env(self.env)
 
     @cached_property
-    def control(self) -> str:
+    def controls(self) -> set[str]:
         """What the arms without FP8 computed in: "bf16", "fp32" or both."""
-        return " and ".join(sorted({computed_in(axes) for axes in self.frame["axes"].unique()}))
+        return {computed_in(axes) for axes in self.frame["axes"].unique()}
 
     @cached_property
     def ceilings(self) -> Ceilings | None:

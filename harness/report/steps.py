@@ -142,8 +142,9 @@ def _figure(column: mfu.Column, record: Record) -> Cell:
         return Cell(text.number(value), value)
     notes = used.doubts
     if column.name != ("mfu_mixed" if known(used.mfu_mixed) else "hfu"):
-        notes = ["bf16 peak passed"] * (column.name == "mfu_bf16_peak" and "bf16_peak_passed" in used.flags)
-    return Cell(text.percent(value, 3), value, "bad" if "over peak" in notes else "", ", ".join(notes))
+        notes = ["bf16_peak_passed"] * (column.name == "mfu_bf16_peak" and "bf16_peak_passed" in used.flags)
+    words = ", ".join(notes).replace("_", " ")
+    return Cell(text.percent(value, 3), value, "bad" if "over_peak" in notes else "", words)
 
 
 def why_none(material: Material) -> str:

@@ -8,6 +8,7 @@ from harness.judge import verdict
 from harness.judge.smoke import failed_kernels, failed_recipes
 from harness.machine import mfu
 from harness.machine.hardware import of_env
+from harness.report.table import known
 from harness.store.arm import without_controls
 from harness.store.compare import DISTURBED, against, paired_ratios, rows_of
 from harness.store.json_columns import parse
@@ -54,6 +55,6 @@ def _mfu(row: Mapping[str, Any]) -> str:
     """Mixed MFU of a step, causal attention counted as it runs; "unknown" without a peak."""
     found = mfu.of_row({**row, "status": "ok"}, of_env(parse(row["env"])))
     used = next((u for u in reversed(found) if u.formula in mfu.EXECUTED), None)
-    if used is None or used.mfu_mixed is None or used.doubts:
-        return "unknown" + (f" ({', '.join(used.doubts)})" if used and used.doubts else "")
+    if used is None or not known(used.mfu_mixed) or used.doubts:
+        return "unknown" + (f" ({', '.join(used.doubts).replace('_', ' ')})" if used and used.doubts else "")
     return f"{used.mfu_mixed:.1%}"

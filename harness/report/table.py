@@ -124,8 +124,10 @@ def status_cell(record: Record) -> Cell:
 
 def arm_cell(record: Record) -> Cell:
     """The arm; one that had to be emulated says so, since its time is none of FP8's, and a control that is not of bf16."""
-    about, is_fp32 = resolved_of(record), record["arm"].startswith("bf16")
-    note = "emulated" if about.get("emulated") else "in fp32" * (is_fp32 and about.get("compute") == "fp32")
+    about, named_bf16 = resolved_of(record), record["arm"].startswith("bf16")
+    note = (
+        "emulated" if about.get("emulated") else "in fp32" * (named_bf16 and about.get("compute") == "fp32")
+    )
     return Cell(record["arm"], record["arm"], note=note)
 
 
