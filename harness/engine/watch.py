@@ -103,11 +103,13 @@ def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part |
         state, here = str(note["state"]), note["host"] == this_host()
         if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
+        if not 0 <= (share := float(note["share"])) <= 1:
+            return None
         return Part(
             name,
             state,
             int(note["total"]),
-            float(note["share"]),
+            share,
             str(note.get("message") or note.get("text", "")),
             float(note["started"]),
             float(note["written"]),
