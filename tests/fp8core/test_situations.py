@@ -190,7 +190,7 @@ def test_a_situation_changes_nothing(name: str, situation: str) -> None:
     assert all(map(torch.equal, found, expected))
 
 
-def test_amaxes_that_loaded_weights_drop_are_told() -> None:
+def test_amaxes_that_loaded_weights_drop_are_reported() -> None:
     model = made(RECIPES["delayed"])
     model.load_state_dict(model.state_dict())  # nothing is lost
     step(model, torch.randn(16, 32))
