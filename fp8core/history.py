@@ -257,8 +257,7 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     Raises:
         ValueError: at the first call, where layers of other names remember amaxes on other ranks.
     """
-    modules = dict(model.named_modules())
-    named = {name: m for name, m in modules.items() if isinstance(m, AmaxMemory)}
+    named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
     memories = list(named.values())
     if memories and dist.is_available() and dist.is_initialized():
         if not memories[0].compared:
@@ -266,11 +265,12 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
         together = max_over_ranks(torch.stack([m.pending for m in memories]), group)
         for memory, pending in zip(memories, together, strict=True):
             memory.pending.copy_(pending)
-    for name, memory in named.items():
+    for memory in memories:
         memory.advance()
-        kept = getattr(modules.get(name.rpartition(".")[0]), "weight_cache", None)
-        if kept is not None:  # cast by the scale that was, and the weight's amax is to be recorded anew
-            kept.entry = None
+    for module in model.modules():
+        kept = getattr(module, "weight_cache", None)
+        if kept is not None and module.amaxes is not None:
+            kept.entry = None  # cast by the scale that was, and the weight's amax is to be recorded anew
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         mark_ready(*memories)
     return len(memories)

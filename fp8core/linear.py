@@ -227,8 +227,8 @@ class Float8Linear(nn.Linear):
                 return self._forward_hp(input, weight, bias)
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
+            given = input
             if isinstance(input, CastInput):
-                given = input
                 for_output, for_grad_weight = self._given(input, weight)
                 codes_only = input.codes_only
                 input = input.hp
@@ -237,7 +237,7 @@ class Float8Linear(nn.Linear):
             plan = None if compiling else self._known_plan(input, weight, gradients)
             plan = self._new_plan(input, weight, gradients) if plan is None else plan
             if plan is None:
-                return self._forward_hp(input if for_output is None else given, weight, bias)
+                return self._forward_hp(given, weight, bias)
         assert not isinstance(input, CastInput)
         dims = input.dim()
         # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave

@@ -21,7 +21,7 @@ from fp8core.profiled_gemms import Profiled, profiling
 from fp8core.verify.calls import Watch
 from fp8core.verify.probe import tested_recipes
 from fp8core.verify.proof import Proof
-from fp8core.verify.records import untold
+from fp8core.verify.records import inconclusive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,7 +103,7 @@ def conclude(
     fp8_all_gather: bool,
     rank_timeout_s: float,
 ) -> Proof:
-    """The verdict over what was seen, of this rank and of all others; an exception on the way is told to them first."""
+    """The verdict over what was seen, of this rank and of all others; an exception on the way is reported to them first."""
     try:
         seen = see()
         proofs = seen.watch.proofs()
@@ -115,7 +115,7 @@ def conclude(
         ranks.answer(f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         raise
     unchecked = [f"{proof.fqn}: {text}" for proof in proofs for text in proof.not_checked]
-    unchecked += [*unprobed, *untold(proofs)]
+    unchecked += [*unprobed, *inconclusive(proofs)]
     ranks.weights = seen.watch.shared.sums
     ranks.answer("; ".join(problems or unchecked))
     problems += ranks.problems(rank_timeout_s)

@@ -35,7 +35,7 @@ AGREEMENT_DB = (
 ROW_DB = 25.0  # of one row on a GPU; two independent FP8 casts are about that far apart
 SKETCH_DB = 9.0  # that a row of a few combinations may be further away
 ACCUMULATOR_DB = 3.0  # that the units may lose more of the whole than the model does of a sample
-TOLD_DB = 28.0  # below it a right product is not told from one of other casts, which are about 25 dB apart
+CONCLUSIVE_DB = 28.0  # below it a right product looks like one of other casts, which are about 25 dB apart
 SAMPLED_LINES = 64  # of each operand
 BAND_DB = 1.0  # of the SQNR, on top of what agreement allows
 DIRECTIONS = 8  # of a sketch
@@ -68,9 +68,9 @@ class Difference:
     allowed_db: float = AGREEMENT_DB
 
     @property
-    def untold(self) -> str:
+    def inconclusive(self) -> str:
         """Why a result without a fault proves nothing; "" where it does."""
-        if self.exact or self.allowed_db >= TOLD_DB or self.agreement_db >= AGREEMENT_DB:
+        if self.exact or self.allowed_db >= CONCLUSIVE_DB or self.agreement_db >= AGREEMENT_DB:
             return ""
         return (
             f"{self.agreement_db:.1f} dB from the product of its operands, as far as short accumulation moves it, which hides "
