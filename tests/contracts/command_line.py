@@ -9,11 +9,14 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import harness.store
 
@@ -164,3 +167,32 @@ def files(folder: Path) -> list[Path]:
 def rows(paths: Path | Sequence[Path]) -> pd.DataFrame:
     """What the public reader gives."""
     return harness.store.read(paths)
+
+
+def rewritten(source: Path, target: Path, **columns: Any) -> Path:
+    """A copy of a run's rows with other values in some columns: one for all rows, or a function of each row.
+
+    By other names, and without what a file says it was gathered from, since copies count once.
+    """
+    target.mkdir(parents=True)
+    for file in source.glob("*.parquet"):
+        table = pq.ParquetFile(file).read().replace_schema_metadata(None)
+        old = table.to_pylist()
+        for name, value in columns.items():
+            new = [value(row) if callable(value) else value for row in old]
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, name, pa.array(new, table.schema.field(at).type))
+        pq.write_table(table, target / f"{file.stem}-{target.name}.parquet")
+    return target
+
+
+def scaled(metric: str, factor: float) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """The columns of `rewritten` in which the values of one metric are multiplied."""
+
+    def by(row: dict[str, Any], value: float | None) -> float | None:
+        return value if value is None or row["metric"] != metric else value * factor
+
+    return {
+        "samples": lambda row: [by(row, x) for x in row["samples"]],
+        "value": lambda row: by(row, row["value"]),
+    }

@@ -6,10 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import Ended, rows, run
+from command_line import Ended, rewritten, rows, run
 
 DATA = Path(__file__).parent / "data"
 COLUMNS = {  # name -> type on disk; more may be added
@@ -98,9 +97,7 @@ def test_files_of_the_schema_are_read_and_a_deferred_row_gives_way() -> None:
 
 
 def test_a_stored_run_is_reported_diffed_and_judged(tmp_path: Path) -> None:
-    run_of_then, copied = str(SCHEMA_4), str(shutil.copytree(SCHEMA_4, tmp_path / "other"))
-    for file in Path(copied).glob("*.parquet"):
-        rewrite(file, run_id="another")
+    run_of_then, copied = str(SCHEMA_4), str(rewritten(SCHEMA_4, tmp_path / "other", run_id="another"))
     assert run(tmp_path, "report", run_of_then, "-o", "old.html").code == 0
     assert run(tmp_path, "diff", run_of_then, copied).code == 0
     words = ("gate", "--baseline", run_of_then, "--candidate", copied, "--machine-free")
@@ -118,22 +115,10 @@ def test_a_stored_run_is_reported_diffed_and_judged(tmp_path: Path) -> None:
 def test_rows_of_another_schema_are_refused_in_one_line(
     tmp_path: Path, version: int, words: tuple[str, ...]
 ) -> None:
-    folder = Path(shutil.copytree(SCHEMA_4, tmp_path / "other"))
-    for file in folder.glob("*.parquet"):
-        rewrite(file, schema_version=version)
+    folder = rewritten(SCHEMA_4, tmp_path / "other", schema_version=version)
     line = run(tmp_path, *words, str(folder)).refused()
     assert f"schema_version {version}" in line
     assert "measure again" in line
-
-
-def rewrite(file: Path, **columns: object) -> None:
-    """The file with other values in some columns."""
-    table = pq.ParquetFile(file).read()
-    for name, value in columns.items():
-        at = table.schema.get_field_index(name)
-        kind = table.schema.field(at).type
-        table = table.set_column(at, name, pa.array([value] * len(table), kind))
-    pq.write_table(table, file)
 
 
 def test_two_machines_merge_by_copying_folders(

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from command_line import Ended, rows, run
+from command_line import Ended, rewritten, rows, run, scaled
 
 
 def test_report_writes_a_page_and_its_twin_and_names_both(
@@ -31,20 +29,9 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path, measured: Ended) -> N
     assert (tmp_path / "a.md").read_bytes() == (tmp_path / "b.md").read_bytes()
 
 
-def measured_as_another_run(source: Path, folder: Path) -> Path:
-    """The same rows with another run id: one run on both sides of the gate is refused."""
-    folder.mkdir()
-    for file in source.glob("*.parquet"):
-        table = pq.read_table(file)
-        index = table.column_names.index("run_id")
-        ids = pa.array(["another-run"] * table.num_rows, table.schema.field("run_id").type)
-        pq.write_table(table.set_column(index, "run_id", ids), folder / file.name)
-    return folder
-
-
 def test_reading_and_judging_need_no_torch(tmp_path: Path, measured: Ended) -> None:
     folder = str(measured.path("results"))
-    measured_as_another_run(measured.path("results"), tmp_path / "another")
+    rewritten(measured.path("results"), tmp_path / "another", run_id="another-run")  # else the gate refuses
     code = (
         "import runpy, sys\n"
         "for words in (['--help'], ['report', sys.argv[1], '-o', 'x.html'], ['diff', sys.argv[1], sys.argv[1]],\n"
@@ -93,52 +80,22 @@ def test_fleet_of_one_machine_judges_nothing(tmp_path: Path, measured: Ended) ->
     assert "can't tell" in ended.out[-1]
 
 
-def many_cards(folder: Path, source: Path, slow: float) -> list[str]:
+@pytest.mark.parametrize(("slow", "code"), [(1.0, 0), (1.5, 1)])
+def test_fleet_names_the_slow_machine_and_is_exit_1(
+    slow: float, code: int, tmp_path: Path, measured: Ended
+) -> None:
     """Five made-up machines that measured the same cases; the last one takes `slow` times as long."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    (file,) = source.glob("*.parquet")
-    table = pq.read_table(file)
-    runs = []
     for number in range(5):
-        factor = (1 + 0.001 * number) * (slow if number == 4 else 1.0)
-        env = json.loads(table["env"][0].as_py()) | {"host_hash": str(number) * 12}
-        changed: dict[str, Any] = {
-            "run_id": [f"card{number}"] * len(table),
-            "env": [json.dumps(env, sort_keys=True)] * len(table),
-            "env_id": [f"e{number}"] * len(table),
-            "samples": [
-                [factor * x for x in samples] if metric == "time_ms" else samples
-                for samples, metric in zip(
-                    table["samples"].to_pylist(), table["metric"].to_pylist(), strict=True
-                )
-            ],
-            "value": [
-                factor * value if metric == "time_ms" else value
-                for value, metric in zip(table["value"].to_pylist(), table["metric"].to_pylist(), strict=True)
-            ],
-        }
-        own = table.replace_schema_metadata(
-            None
-        )  # which says what the file was gathered from: copies count once
-        for name, values in changed.items():
-            index = own.column_names.index(name)
-            own = own.set_column(index, name, pa.array(values, own.schema.field(name).type))
-        target = folder / f"card{number}"
-        target.mkdir()
-        pq.write_table(own, target / "rows.parquet")
-        runs.append(str(target))
-    return runs
-
-
-def test_fleet_names_the_slow_machine_and_is_exit_1(tmp_path: Path, measured: Ended) -> None:
-    source = measured.path("results")
-    (tmp_path / "even").mkdir()
-    (tmp_path / "uneven").mkdir()
-    assert run(tmp_path, "fleet", *many_cards(tmp_path / "even", source, slow=1.0)).code == 0
-    ended = run(tmp_path, "fleet", *many_cards(tmp_path / "uneven", source, slow=1.5), "json=true")
-    assert ended.code == 1
+        env = json.loads(rows(measured.path("results"))["env"][0]) | {"host_hash": str(number) * 12}
+        rewritten(
+            measured.path("results"),
+            tmp_path / f"card{number}",
+            run_id=f"card{number}",
+            env_id=f"e{number}",
+            env=json.dumps(env, sort_keys=True),
+            **scaled("time_ms", (1 + 0.001 * number) * (slow if number == 4 else 1.0)),
+        )
+    assert run(tmp_path, "fleet", *(f"card{number}" for number in range(5)), "json=true").code == code
 
 
 BENCHMARK: dict[str, Any] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,11 +33,16 @@ def test_a_planted_fault_is_caught(name: str) -> None:
 
 
 def test_faults_leave_nothing_behind() -> None:
+    places = [target.rpartition(".") for fault in FAULTS.values() for target, _ in fault.patches]
+
+    def there() -> list[int]:
+        return [id(inspect.getattr_static(pkgutil.resolve_name(of), name)) for of, _, name in places]
+
+    before = there()
     for fault in FAULTS.values():
         with fault.planted():
-            pass
-    for check in CHECKS.values():
-        check()
+            assert there() != before
+    assert there() == before
 
 
 def test_the_catalogue_is_large_and_uses_every_check() -> None:

@@ -20,14 +20,14 @@ from torch import nn
 from fp8core.kernels import ops
 
 SIZE = 16  # the smallest layer that FP8 matrix units take: its arithmetic is nothing beside its dispatch
-CALLS, ROUNDS = 40, 25
 FP8 = torch.float8_e4m3fn
 
 
 def training_step(layer: nn.Module, dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
-    """One forward and backward pass of a layer [SIZE, SIZE] on SIZE tokens, gradients of both operands included."""
-    x = torch.randn(SIZE, SIZE, dtype=dtype, requires_grad=True)
-    gradient = torch.randn(SIZE, SIZE, dtype=dtype)
+    """One forward and backward pass of a square layer on as many tokens, gradients of both operands included."""
+    size: Any = layer.in_features
+    x = torch.randn(size, size, dtype=dtype, requires_grad=True)
+    gradient = torch.randn(size, size, dtype=dtype)
 
     def step() -> None:
         layer(x).backward(gradient)
@@ -63,36 +63,6 @@ def stubbed_kernels() -> Iterator[None]:
         yield
 
 
-class _Bare(torch.autograd.Function):
-    """The calls into torch and into kernels of a tensorwise layer, and nothing else: no check, no choice, no wrapper."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        amax, cast = ops.implementation("amax", x), ops.implementation("cast_both", x, FP8)
-        codes, codes_t, scale_inv = cast(x, amax(x), FP8, False)
-        weight_codes, weight_codes_t, weight_scale_inv = cast(weight, amax(weight), FP8, False)
-        ctx.save_for_backward(codes_t, scale_inv, weight_codes_t, weight_scale_inv)
-        return torch._scaled_mm(codes, weight_codes.t())
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        codes_t, _, weight_codes_t, _ = ctx.saved_tensors
-        amax, cast = ops.implementation("amax", grad), ops.implementation("cast_both", grad, FP8)
-        grad_codes, grad_codes_t, _ = cast(grad, amax(grad), FP8, False)
-        return (
-            torch._scaled_mm(grad_codes, weight_codes_t.t()),
-            torch._scaled_mm(grad_codes_t, codes_t.t()),
-        )
-
-
-class BareLinear(nn.Linear):
-    """The floor of a tensorwise Float8Linear under `stubbed_kernels`: one autograd function with the same operator calls."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Bare.apply(input, self.weight)
-        return result
-
-
 def python_calls(step: Callable[[], object]) -> Counter[str]:
     """Python functions that one step enters, by file; C functions are not counted."""
     for _ in range(3):
@@ -111,22 +81,24 @@ def python_calls(step: Callable[[], object]) -> Counter[str]:
     return entered
 
 
-def paired_ratio(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float, float]:
-    """Time of `first` / time of `second`: the median over rounds that time both in turn, then microseconds of each.
+def paired_ratio(
+    first: Callable[[], object], second: Callable[[], object], calls: int = 40, count: int = 25
+) -> tuple[float, float, float]:
+    """Time of `first` / time of `second`: the median over `count` rounds that time `calls` of both in turn, then microseconds.
 
     The time of this thread, in which a backward pass on the CPU runs too: what other processes take does not count.
     """
 
     def microseconds(step: Callable[[], object]) -> float:
         started = time.thread_time()
-        for _ in range(CALLS):
+        for _ in range(calls):
             step()
-        return (time.thread_time() - started) / CALLS * 1e6
+        return (time.thread_time() - started) / calls * 1e6
 
     for step in (first, second):
         microseconds(step)
     rounds = []
-    for index in range(ROUNDS):
+    for index in range(count):
         order = (first, second) if index % 2 else (second, first)
         times = {step: microseconds(step) for step in order}
         rounds.append((times[first] / times[second], times[first], times[second]))

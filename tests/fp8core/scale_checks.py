@@ -18,36 +18,12 @@ from fp8core import (
     Float8Tensor,
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
-    quantize,
     verify,
 )
 from fp8core.distributed.weight_scales import known_of
 from fp8core.distributed.wire import count_collectives
 
 UNEVEN = (48, 50, 7, 33)
-SQUARES = (300, 260, 140)  # blocks across the borders of shards
-
-
-def codes_and_scales(recipes: list[str]) -> list[bool]:
-    """Whether codes and scale of each gathered weight are those of the whole weight."""
-    warnings.simplefilter("ignore")
-    same = []
-    for recipe in recipes:
-        for dtype in (None, "bfloat16"):
-            setting = Setting(recipe, SQUARES, param_dtype=dtype)
-            model = sharding.sharded(setting, fp8=True)
-            cast = sharding.recipe_of(setting).output.b
-            assert cast is not None
-            for layer in model.layers:
-                high = whole(layer.weight).to(getattr(torch, dtype or "float32"))
-                want = quantize(high, cast.format, cast.granularity, power_of_two=cast.power_of_two)
-                layer.unshard()
-                got = layer.weight
-                assert isinstance(got, Float8Tensor)
-                same.append(torch.equal(got.qdata.view(torch.uint8), want.qdata.view(torch.uint8)))
-                same.append(torch.equal(got.scale_inv, want.scale_inv) and got.dtype == high.dtype)
-                layer.reshard()
-    return same
 
 
 def _in_place(model: sharding.Stack) -> None:

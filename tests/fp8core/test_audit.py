@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from fp8core import (
     audit,
-    convert_experts_to_float8,
     convert_to_float8_training,
-    dense_layers_only,
 )
 
 
@@ -96,17 +94,6 @@ def test_a_step_tells_what_takes_no_part() -> None:
     report = audit(model, step=lambda: model(torch.randn(16, 64)).sum().backward())
     assert [report.share_of(name) for name in ("used.weight", "unused.weight", "scale")] == [1, 0, 0]
     assert report.fp8_flop_share == 1
-
-
-def test_experts_before_and_after() -> None:
-    model = convert_to_float8_training(Mixture(), module_filter_fn=dense_layers_only)
-    convert_experts_to_float8(model)
-    report = audit(model)
-    assert [(row.fqn, row.experts_per_token) for row in report.experts] == [
-        ("experts.gate_up_proj", 2),
-        ("experts.down_proj", 2),
-    ]
-    assert [row.fqn for row in report.weights] == ["gate.weight"]
 
 
 def test_the_page_prints_what_audit_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ Oracle: the plain eager layer of float32, which test_linear.py holds to float64,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -25,12 +24,9 @@ ROUTES = pytest.mark.parametrize(  # tracing takes seconds
     [
         *((name, kernels, False) for name in NAMES for kernels in ("auto", "always")),
         ("tensorwise", "auto", True),
-        ("rowwise", "always", True),
         ("blockwise", "always", True),
     ],
 )
-KERNELS = pytest.mark.parametrize("kernels", ["auto", "always"])
-COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -85,60 +81,3 @@ def test_no_tokens_and_odd_layouts(name: str, kernels: str, compiled: bool) -> N
         assert got[0].shape == (*x.shape[:-1], 48)
         assert all(map(torch.equal, got[:2], want))
         assert x.numel() or not got[2].any()
-
-
-@ROUTES
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_parameters_of_two_bytes(
-    dtype: torch.dtype, name: str, kernels: str, compiled: bool, sqnr_db: Callable[..., float]
-) -> None:
-    """Oracle: the float32 layer over the same values: codes are the same, results differ by their own rounding.
-
-    48 dB: rounding to bfloat16 keeps 55, and gradients have been rounded twice, codes of grad_output once anew.
-    """
-    layer = layer_of(name, kernels, dtype)
-    wide = layer_of(name, "never")
-    wide.load_state_dict(layer.float().state_dict())
-    layer = layer.to(dtype)
-    x = torch.randn(16, 32).to(dtype)
-    got, want = step(runner(layer, compiled), layer, x)[0], step(wide, wide, x.float())[0]
-    assert got.dtype == dtype
-    assert sqnr_db(want, got) > 48
-
-
-@COMPILED
-@KERNELS
-def test_a_tied_head(kernels: str, compiled: bool) -> None:
-    """Oracle: the layers over two copies of the weight, its and the embedding's gradients added."""
-
-    tokens, outputs, grads = torch.arange(16), [], []
-    for shared in (True, False):
-        torch.manual_seed(0)
-        embed = nn.Embedding(48, 32)
-        head = Float8Linear(32, 48, bias=False, config=RECIPES["rowwise"].with_kernels(kernels))
-        head.weight = embed.weight if shared else nn.Parameter(embed.weight.detach().clone())
-        model = nn.Sequential(embed, head)
-        y = runner(model, compiled and shared)(tokens)
-        y.square().sum().backward()
-        outputs.append(y.detach())
-        grads.append(sum(p.grad for p in model.parameters()))
-        assert len(list(model.parameters())) == (1 if shared else 2)
-    assert torch.equal(*outputs)
-    torch.testing.assert_close(
-        *grads, rtol=1e-5, atol=1e-5 * float(grads[1].abs().max())
-    )  # another order of sums
-
-
-@COMPILED
-@KERNELS
-def test_sizes_that_the_hardware_refuses(kernels: str, compiled: bool) -> None:
-    """One error that names layer, GEMM and way out; both ways out run, padding and the backend without the rule."""
-    recipe = RECIPES["tensorwise"].with_kernels(kernels)
-    plain, x = nn.Linear(50, 48), torch.randn(16, 50)
-    with pytest.raises(Exception, match=r"GEMM output of Float8Linear\(50, 48\): K=50 .* pad it"):
-        runner(Float8Linear.from_float(plain, recipe), compiled)(x)
-    want = Float8Linear.from_float(plain, recipe.emulated())(x)
-    for way_out in (recipe.with_backend("triton"), replace(recipe, pad_inner_dim=True)):
-        torch._dynamo.reset()
-        got = runner(Float8Linear.from_float(plain, way_out), compiled)(x)
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

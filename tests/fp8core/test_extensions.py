@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,10 @@ import pytest
 
 import fp8core
 from fp8core import RECIPES, Recipe
-from fp8core.extensions import Extension, ExtensionError, Table, installed, of_type
-from fp8core.gemm import backend_named
+from fp8core.extensions import Extension, ExtensionError, Table, of_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ROWWISE = RECIPES["rowwise"]
 
@@ -104,33 +101,3 @@ def test_what_cannot_be_used_is_refused_where_it_is_named(
     assert "acme-fp8 1.2" in line
     assert list(recipes) == ["rowwise", "sound"], "the others are there all the same"
     assert list(recipes.absent.values()) == [line]
-
-
-def test_a_package_s_entry_points_are_read_without_importing_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Recipe and backend by the files that an installer writes; the recipe names the backend."""
-    info = tmp_path / "acme_fp8-0.3.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-fp8\nVersion: 0.3\n")
-    (info / "entry_points.txt").write_text(
-        "[fp8_harness.recipes]\nacme_e4m3 = acme_fp8:RECIPE\n[fp8_harness.backends]\nacme_mm = acme_fp8:BACKEND\n"
-    )
-    (tmp_path / "acme_fp8.py").write_text(
-        "from dataclasses import replace\nfrom fp8core import RECIPES\nfrom fp8core.gemm.reference import Reference\n"
-        "BACKEND = Reference('acme_mm')\nRECIPE = replace(RECIPES['tensorwise'], name='acme_e4m3')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    installed.cache_clear()
-    try:
-        (found,) = installed("recipes")
-        assert found.owner == "acme-fp8 0.3"
-        assert "acme_fp8" not in sys.modules
-        recipes = Table("recipes", dict(RECIPES.own), of_type(Recipe))
-        monkeypatch.setattr(fp8core.gemm.BACKENDS, "_claims", None)
-        assert backend_named("acme_mm").name == "acme_mm"
-        assert recipes["acme_e4m3"].with_backend("acme_mm").backend == "acme_mm"
-    finally:
-        installed.cache_clear()
-        fp8core.BACKENDS.pop("acme_mm", None)
-        sys.modules.pop("acme_fp8", None)

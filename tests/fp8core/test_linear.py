@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import io
 from collections.abc import Callable
 
 import pytest
@@ -196,12 +195,6 @@ def test_from_float_shares_and_saves_plain_parameters(name: str) -> None:
     assert not low.training
     assert [key for key in low.state_dict() if "amaxes" not in key] == list(layer.state_dict())
     assert type(low.state_dict()["weight"]) is torch.Tensor
-    assert copy.deepcopy(low).recipe == low.recipe
-    buffer = io.BytesIO()
-    torch.save(low, buffer)
-    buffer.seek(0)
-    again = torch.load(buffer, weights_only=False)
-    assert torch.equal(again(torch.ones(16, 32)), low(torch.ones(16, 32)))
 
 
 @pytest.mark.parametrize(

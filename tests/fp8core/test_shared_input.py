@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from recipes import on_cpu, with_gradient_format
+from recipes import on_cpu
 
 from fp8core import E4M3FN, E5M2, RECIPES, Float8Linear, cast_input, quantize
 
@@ -105,18 +105,3 @@ def test_any_gemm_can_stay_in_high_precision() -> None:
             torch.testing.assert_close(a, c if name == gemm else b, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match=r"GEMM 'dgrad' is unknown.*expected one of output"):
         RECIPES["tensorwise"].in_high_precision("dgrad")
-
-
-@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=lambda f: f.name)
-@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise", "mxfp8", "delayed"])
-def test_gradients_take_either_format(name: str, fmt: object) -> None:
-    """Oracle: the size of the error: e4m3 x e4m3 above 27 dB, e5m2 x e4m3 at 24.6."""
-    recipe = with_gradient_format(on_cpu(name), fmt)
-    assert recipe.grad_input.a.format == recipe.grad_weight.a.format == fmt
-    layer = Float8Linear(128, 256, bias=False, config=recipe)
-    x, g = torch.randn(128, 128, requires_grad=True), torch.randn(128, 256)
-    (grad,) = torch.autograd.grad(layer(x), x, g)
-    want = g.double() @ layer.weight.detach().double()
-    db = float(20 * torch.log10(want.norm() / (want - grad).norm()))
-    assert (db > 27) == (fmt is E4M3FN)
-    assert db > 23.5

@@ -231,7 +231,7 @@ def test_one_clipped_element_is_never_a_share_of_zero() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["columns", "rows", "diagonal", "blocks"])
-@pytest.mark.parametrize("shape", [(512, 256), (528, 320), (1008, 96), (4096, 2048)], ids=str)
+@pytest.mark.parametrize("shape", [(512, 256), (528, 320), (1008, 96), (2048, 1024)], ids=str)
 def test_a_sample_estimates_the_shares_of_all(shape: tuple[int, int], pattern: str) -> None:
     """Oracle: the share by construction. A stride in step with the pattern would see all of what underflows, or none."""
     rows, columns = shape

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from documented_table import fill
 from torch import Tensor, nn
 
 from harness.advise.command import answer, parse
@@ -142,12 +143,7 @@ def _shown(ratio: Ratio) -> str:
 def main() -> int:
     """Rewrites both tables of the page."""
     found = [ask(row) for row in rows() if row["words"]]
-    text = PAGE.read_text()
-    for name, lines in (("answered", answered(found)), ("unasked", unasked())):
-        before, rest = text.split(f"<!-- {name} -->\n")
-        _, after = rest.split(f"<!-- /{name} -->")
-        text = "\n".join((f"{before}<!-- {name} -->", *lines, f"<!-- /{name} -->{after}"))
-    PAGE.write_text(text)
+    fill(PAGE, {"answered": "\n".join(answered(found)), "unasked": "\n".join(unasked())})
     return 0
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 import torch
 import triton
+from documented_table import fill
 from inductor import absent_gpu, table
 from inductor.cases import ARMS, BF16, OURS, SHAPES, TORCHAO, compiled_kernels
 
 from harness.peers import torchao
-
-START, END = "<!-- made by python tests/studies/compiled_casts.py -->", "<!-- end -->"
 
 
 def main(words: list[str]) -> int:
@@ -47,11 +45,7 @@ def main(words: list[str]) -> int:
     if options.page is None:
         sys.stdout.write(text + "\n")
         return 0
-    page = options.page.read_text()
-    if START not in page or END not in page:
-        parser.error(f"{options.page} has no place for the table: expected the lines {START} and {END}")
-    new = re.sub(f"{START}.*{END}", lambda _: f"{START}\n{text}\n{END}", page, flags=re.DOTALL)
-    options.page.write_text(new)
+    fill(options.page, {"casts": text})
     return 0
 
 

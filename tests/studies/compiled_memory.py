@@ -1,13 +1,11 @@
 """What AOTAutograd's partitioner keeps of a compiled Llama block, tensor by tensor: the oracle of `harness.advise.scale.kept`.
 
-`PYTHONPATH=tests/studies python tests/studies/compiled_memory.py` prints, for bf16 and each recipe, the tensors of a token
-that wait for the backward pass. No GPU: the partitioner works on shapes.
+No GPU: the partitioner works on shapes.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -99,17 +97,3 @@ def _root(node: Node) -> Node:
     while node.op == "call_function" and any(name in str(node.target) for name in views):
         (node, *_) = node.all_input_nodes
     return node
-
-
-def main() -> int:
-    """Prints the tensors."""
-    for recipe in ("", "tensorwise", "rowwise", "blockwise"):
-        kept = kept_by_the_partitioner(recipe)
-        sys.stdout.write(f"{recipe or 'bf16'}: {bytes_of_a_token(kept):.0f} bytes a token\n")
-        for one in kept:
-            sys.stdout.write(f"  {list(one.shape)} {one.dtype}{' given' if one.given else ''}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

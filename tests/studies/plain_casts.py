@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from documented_table import fill
+
 from harness.report.table import resolved_of
 from harness.store import text
 from harness.store.compare import rows_of
-from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 SUITE = "codes"
-BEGIN, END = "<!-- from results, by `make published`: do not edit -->", "<!-- end of what is from results -->"
 INPUTS = {
     "normal": "normal",
     "subnormal": "subnormal",
@@ -40,14 +40,8 @@ Key = tuple[str, str, str, str]  # arm, dtype, source, kind of input
 
 
 def block(machines: Sequence[Machine]) -> str:
-    """The table and the conditions below it, in markdown.
-
-    Raises:
-        UsageError: no machine has run the suite.
-    """
+    """The table and the conditions below it, in markdown."""
     measured = [machine for machine in machines if SUITE in machine.suites]
-    if not measured:
-        raise UsageError(f"no rows of suite {SUITE}: run python -m harness sweep=codes first")
     found: dict[str, dict[Key, str]] = {}
     for machine in measured:
         found.setdefault(_environment(machine), {}).update(_cells(machine))
@@ -59,7 +53,7 @@ def block(machines: Sequence[Machine]) -> str:
     lines += [f"| {' | '.join(row)} |" for row in _rows(found)]
     lines += ["", 'Codes that differ from the rule above, of all patterns of a kind; "all" is every one.', ""]
     lines += [f"- {_environment(machine)}: {_conditions(machine)}" for machine in measured]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _environment(machine: Machine) -> str:
@@ -106,31 +100,12 @@ def _rows(found: Mapping[str, Mapping[Key, str]]) -> Iterator[tuple[str, ...]]:
             yield (f"{ARMS[arm]} to {dtype} from {', '.join(of)}", *texts)
 
 
-def written(page: str, machines: Sequence[Machine]) -> str:
-    """A page with what stands between its two marks written anew.
-
-    Raises:
-        UsageError: the page lacks the marks, or no machine has run the suite.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UsageError(f"the page has no place for the table: {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n\n{block(machines)}\n{END}{after}"
-
-
 def main(words: Sequence[str]) -> int:
     """Writes the table of some runs into a page."""
     from harness.report.runs import load
 
-    try:
-        if len(words) < 2:
-            raise UsageError("python tests/studies/plain_casts.py RUN... PAGE.md")
-        page = Path(words[-1])
-        page.write_text(written(page.read_text(), load([Path(run) for run in words[:-1]], Path()).machines))
-    except (UsageError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    *runs, page = map(Path, words)
+    fill(page, {"casts": block(load(runs, Path()).machines)})
     return 0
 
 

@@ -30,11 +30,6 @@ class Outcome:
         """Predicted over published, less 1."""
         return self.predicted / self.case.gib - 1
 
-    @property
-    def error_before(self) -> float:
-        """The same of the model before."""
-        return self.case.before / self.case.gib - 1
-
 
 def outcomes() -> list[Outcome]:
     """The prediction for every published peak."""
@@ -44,14 +39,13 @@ def outcomes() -> list[Outcome]:
 def table(found: Sequence[Outcome]) -> list[str]:
     """Markdown: a row for each published peak."""
     rows = [
-        "| run | GPUs | mode | precision | published | before | now | error before | error now | in view |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| run | GPUs | mode | precision | published | predicted | error | in view |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
         case = one.case
-        cells = (case.key, case.gpu, case.mode, case.precision, f"{case.gib:.1f}", f"{case.before:.1f}")
-        errors = (f"{100 * one.error_before:+.0f} %", f"{100 * one.error:+.0f} %", "yes" * case.in_view)
-        rows.append(f"| {' | '.join((*cells, f'{one.predicted:.1f}', *errors))} |")
+        cells = (case.key, case.gpu, case.mode, case.precision, f"{case.gib:.1f}", f"{one.predicted:.1f}")
+        rows.append(f"| {' | '.join(cells)} | {100 * one.error:+.0f} % | {'yes' * case.in_view} |")
     return rows
 
 
@@ -62,17 +56,12 @@ def differences(found: Sequence[Outcome]) -> list[str]:
         for one in found
         if one.case.precision == "bf16" and one.case.mode == "compile"
     }
-    rows = ["| run | precision | published | before | now |", "|---|---|---|---|---|"]
+    rows = ["| run | precision | published | predicted |", "|---|---|---|---|"]
     for one in found:
         if one.case.pair:
             base = bf16[one.case.pair, one.case.gpu]
-            figures = (
-                one.case.gib - base.case.gib,
-                one.case.before - base.case.before,
-                one.predicted - base.predicted,
-            )
-            cells = (f"{value:+.2f}" for value in figures)
-            rows.append(f"| {one.case.key}, {one.case.gpu} | {one.case.precision} | {' | '.join(cells)} |")
+            more = f"{one.case.gib - base.case.gib:+.2f} | {one.predicted - base.predicted:+.2f}"
+            rows.append(f"| {one.case.key}, {one.case.gpu} | {one.case.precision} | {more} |")
     return rows
 
 
@@ -82,16 +71,14 @@ def summary(found: Sequence[Outcome]) -> list[str]:
         "| rows | figures | median error | within 10 % | worst shortfall | worst excess |",
         "|---|---|---|---|---|---|",
     ]
-    unseen = [one for one in found if not one.case.in_view]
-    for name, ones, errors in (
-        ("all, before", found, [one.error_before for one in found]),
-        ("all, now", found, [one.error for one in found]),
-        ("not in view, now", unseen, [one.error for one in unseen]),
+    for name, errors in (
+        ("all", [one.error for one in found]),
+        ("not in view", [one.error for one in found if not one.case.in_view]),
     ):
         middle = statistics.median(abs(error) for error in errors)
         near = sum(abs(error) <= NEAR for error in errors)
         ends = f"{100 * min(errors):+.0f} % | {100 * max(errors):+.0f} %"
-        rows.append(f"| {name} | {len(ones)} | {100 * middle:.0f} % | {near} | {ends} |")
+        rows.append(f"| {name} | {len(errors)} | {100 * middle:.0f} % | {near} | {ends} |")
     return rows
 
 

@@ -13,6 +13,7 @@ from inductor.table import HEADER, markdown
 PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "compiled-casts.md"
 
 
+@pytest.mark.slow
 def test_the_page_holds_every_row_and_one_is_made_anew() -> None:
     """Oracle: the compiler: `python tests/studies/compiled_casts.py` on one case prints the row that the page holds."""
     page = PAGE.read_text()

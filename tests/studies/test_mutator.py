@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from mutator import KINDS, Mutation, find, select
+from mutator import KINDS, find, select
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = '''\
@@ -75,16 +75,14 @@ def test_a_source_that_changed_is_refused() -> None:
         mutation.apply("# one line more\n" + PROGRAM)
 
 
-def drawn() -> list[Mutation]:
-    files = [path for package in ("fp8core", "harness") for path in sorted((ROOT / package).glob("*/*.py"))]
-    every = [m for path in files for m in find(str(path.relative_to(ROOT)), path.read_text())]
-    return select(every, 60, 0)
-
-
 def test_the_draw_is_the_same_each_time_balanced_and_compiles() -> None:
-    """Mutations of the project's own modules."""
-    mutations = drawn()
-    assert mutations == drawn()
+    """Mutations of some of the project's own modules, in whatever order they are found."""
+    files = [
+        path for room in ("fp8core/inputs", "harness/timing") for path in sorted((ROOT / room).glob("*.py"))
+    ]
+    every = [m for path in files for m in find(str(path.relative_to(ROOT)), path.read_text())]
+    mutations = select(every, 60, 0)
+    assert set(mutations) == set(select(every[::-1], 60, 0))
     counts = [(m.path.partition("/")[0], m.kind) for m in mutations]
     assert {counts.count(stratum) for stratum in set(counts)} == {6}
     for mutation in mutations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -57,9 +56,3 @@ def test_tables() -> None:
     assert made["more seeds"].splitlines()[2] == "| gap 0 M | 0.25 | 25 | 25 | 25 | 25 | 25 |"
     assert "| L4 PASS | 4.0 |" in made["levels"].splitlines()
     assert made["needed"].splitlines()[2] == "| 0 | 3 | 4 | 5 | 8 | 11 |"
-
-
-def test_ar1_noise_of_a_mean() -> None:
-    """One value has unit variance; two have (1 + AR) / 2."""
-    assert study.mean_sd(1) == 1.0
-    assert study.mean_sd(2) == pytest.approx(math.sqrt((1 + study.AR) / 2))
