@@ -311,11 +311,13 @@ def end_children(but: set[int]) -> None:
     if not (left := children() - but):
         return
     for pid in left:
-        os.kill(pid, signal.SIGSTOP)  # not waited for: it keeps its number
+        with suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)  # it starts no more, while all processes are looked through
     kill_each(descendants(*left, servers=True))
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with suppress(OSError):  # where an arm ignores SIGCHLD the kernel has waited for it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def memory_of_this_process(field: str) -> int:

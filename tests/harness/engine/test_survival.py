@@ -33,7 +33,7 @@ from harness.engine.tasks import Task
 from harness.store.errors import one_line, refused
 
 ROOT = Path(__file__).resolve().parents[3]
-GONE_S = 10.0  # until no process of a command that has ended is left
+GONE_S = 30.0  # until no process of a command that has ended is left; a busy machine takes three times as long as an idle one
 
 # What the arms of a case do: how often it is tried, and the cause of each that fails. Between two of them is a case of good arms.
 HOSTILE: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
@@ -182,10 +182,11 @@ def strike(process: subprocess.Popen[bytes], who: str, how: signal.Signals, wait
         time.sleep(0.01)
     time.sleep(wait_s)
     below: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
+    workers: list[int] = []
+    with suppress(psutil.NoSuchProcess):  # the command, or a worker, has just ended
         below = psutil.Process(process.pid).children(recursive=True)
-    servers = {p.ppid() for p in below if p.is_running()} - {process.pid}
-    workers = [p.pid for p in below if p.is_running() and p.ppid() in servers]
+        parents = {p.pid: p.ppid() for p in below}
+        workers = [pid for pid, parent in parents.items() if parent != process.pid]
     for pid in workers[:1] if who == "worker" else [process.pid]:
         with suppress(ProcessLookupError):
             os.kill(pid, how)
