@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from harness import __version__
-from harness.store.errors import UsageError
+from harness.store.errors import UsageError, one_line, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,8 +49,11 @@ exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried o
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command; returns the exit code. Nothing that it has started outlives an exception."""
+    from harness.cli import bare_machine
+
     command, *rest = argv or ["--help"]
     try:
+        bare_machine.refuse_place(argv)
         code = commands().get(command, lambda words: _sweep([command, *words]))(rest)
         print(end="", flush=True)  # a full disk behind it is heard of here, not as the interpreter exits
         return code
@@ -64,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
             message = f"{command} needs {missing}: pip install {missing}; report, diff, fleet, gate and watch read stored runs without torch"
         elif type(error).__name__ == "ExtensionError":  # by name: what measures nothing needs no torch
             message = str(error)
+        elif refused(error):
+            message = one_line(error)
         else:
             from harness.cli import process_end
 
@@ -138,7 +143,7 @@ def _sweep(words: list[str]) -> int:
         if words[0] in sweeps():
             raise UsageError(f"{words[0]} is a sweep: write sweep={words[0]}")
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
-    from harness.cli import habits
+    from harness.cli import bare_machine, habits
 
     keys, asked = habits.plain(words)
     if asked == "--multirun" and any(key.lstrip("+~").startswith(("shard=", "hydra")) for key in keys):
@@ -151,6 +156,7 @@ def _sweep(words: list[str]) -> int:
         return habits.run_several(keys, run_sweep)
     if asked:
         return habits.answer(asked, keys, lambda: _help([]))
+    bare_machine.refuse_limits()
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep

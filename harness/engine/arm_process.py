@@ -34,7 +34,17 @@ from torch.nn.modules import module
 
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
-from harness.machine.processes import ENDING_SIGNALS, end_with_parent, limit_memory, memory_of_this_process
+from harness.machine.processes import (
+    ENDING_SIGNALS,
+    children,
+    continued,
+    end_children,
+    end_with_parent,
+    limit_memory,
+    memory_of_this_process,
+    waited_s,
+    watch_stops,
+)
 from harness.store.cause import Cause
 from harness.store.errors import RemoteError, SpoiledError, cause_of, one_line
 from harness.timing import compiling
@@ -52,6 +62,7 @@ if TYPE_CHECKING:
 Tell = Callable[[Stage | Steps], None]
 
 REPORT_S = 0.2  # between two messages about the steps of one run
+WAITED = 0.05  # of a block, for which it had no core: other load disturbs it
 SENT = (
     "metric",
     "status",
@@ -105,6 +116,7 @@ def serve(parent: Connection, output: Connection, conditions: Conditions) -> Non
     os.setpgrp()  # Ctrl-C reaches every process of the terminal's group; the parent decides what becomes of this one
     for number in ENDING_SIGNALS:  # a scheduler sends it to every process; a handler is not inherited
         signal.signal(number, lambda *_: None)
+    watch_stops()
     end_with_parent()
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
@@ -364,7 +376,7 @@ def sample(
     rotating: bool,
     split: bool,
 ) -> dict[str, Any]:
-    """n samples as `harness.timing.timers.Timer` takes them.
+    """n samples as `harness.timing.timers.Timer` takes them. What the calls have started and left running is ended.
 
     Args:
         tell: not used.
@@ -383,12 +395,19 @@ def sample(
     timer = timer.rotating() if rotating and timer is not None else timer
     assert timer is not None
     fn = held.closure(closure)
-    for _ in range(lead):
-        fn()
-    marks = {"split": held.work.split} if split else {}
-    with timer.annotate(arm):
-        samples = getattr(timer, way)(fn, n, calls, **marks)
-    return {"samples": samples, "late": timer.late, "split": held.work.split.samples_ms if split else []}
+    before, stops, waited, began = children(), len(continued), waited_s(), time.perf_counter()
+    try:
+        for _ in range(lead):
+            fn()
+        marks = {"split": held.work.split} if split else {}
+        with timer.annotate(arm):
+            samples = getattr(timer, way)(fn, n, calls, **marks)
+        waits = waited_s() - waited > WAITED * (time.perf_counter() - began)
+    finally:
+        end_children(before)
+    disturbed = "stopped" if len(continued) > stops else "contended" if waits else ""
+    half = held.work.split.samples_ms if split else []
+    return {"samples": samples, "late": timer.late, "split": half, "disturbed": disturbed}
 
 
 def finish(tell: Tell, arm: str) -> dict[str, Any]:

@@ -14,10 +14,7 @@ import functools
 import json
 import math
 import multiprocessing
-import os
 import secrets
-import socket
-import struct
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -34,7 +31,7 @@ from harness.engine.arm_process import Conditions, answered, serve
 from harness.engine.printed import Printed
 from harness.engine.rows import PreparedArm, row
 from harness.engine.stages import Stage, StageKind, Steps
-from harness.machine.processes import MARK, ending, kill_all_of
+from harness.machine.processes import MARK, ending, kill_all_of, watch_stops
 from harness.store.cause import Cause
 from harness.store.errors import LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
@@ -54,7 +51,6 @@ PRELOADED = ["harness.engine.arm_process"]  # nothing of it starts a thread; pya
 COMPILER = "torch._inductor.compile_fx"  # some seconds, once in the server for all processes
 START_S = 300.0  # for a process to start; the server's first imports are within it
 SILENCE_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
-MESSAGE_S = 60.0  # for the rest of a message that has begun
 MESSAGE_BYTES = 2**28
 LEAK_BYTES = (
     2**30
@@ -166,6 +162,7 @@ class Here(Link):
 
     def __init__(self, device: str) -> None:
         self._device, self.lost = device, ""
+        watch_stops()
 
     def _answer(
         self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
@@ -204,10 +201,6 @@ class Process(Link):
         if not _preloads():
             context.set_forkserver_preload(PRELOADED)
         self._ours, theirs = context.Pipe()
-        with socket.socket(
-            fileno=os.dup(self._ours.fileno())
-        ) as same:  # half a message must not stop a sweep
-            same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(MESSAGE_S), 0))
         output, output_pipe = context.Pipe(duplex=False)
         self._printed = Printed(output, tell)
         self._mark = ".".join(filter(None, [conditions.environ.get(MARK, ""), secrets.token_hex(8)]))
@@ -550,6 +543,7 @@ class RemoteTimer:
 
     def __init__(self, arms: Sequence[RemoteArm], on_host: bool = False, rotating: bool = False) -> None:
         self._arms, self._on_host, self._rotating, self.late = arms, on_host, rotating, 0
+        self.disturbed = ""
         like = {name: getattr(CpuTimer, name) for name in arm_process.TIMER}
         like = like if on_host or not arms else arms[0].timer
         self.method, self.hold, self.resolution_ms = like["method"], like["hold"], like["resolution_ms"]
@@ -568,7 +562,7 @@ class RemoteTimer:
     ) -> list[float]:
         how = (fn.name, way, n, calls, fn.take_queued(), self._on_host, self._rotating, split is not None)
         taken = fn.arm.ask(arm_process.sample, *how, meanwhile=probe)
-        self.late = taken["late"]
+        self.late, self.disturbed = taken["late"], taken["disturbed"]
         if split is not None:
             split.samples_ms = taken["split"]
         return [float(sample) for sample in taken["samples"]]

@@ -197,11 +197,11 @@ def kill_marked(mark: str, *, servers: bool = False, pipe: int = 0) -> None:
         time.sleep(0.01)
 
 
-def descendants(root: int, *, servers: bool = False) -> dict[int, int]:
-    """Processes that this one started, and those that they started: pid -> when it began, see `began`.
+def descendants(*roots: int, servers: bool = False) -> dict[int, int]:
+    """Processes that these started, and those that they started: pid -> when it began, see `began`.
 
     Args:
-        root: its number.
+        roots: their numbers.
         servers: those of multiprocessing, and what was forked from them, too.
     """
     children: dict[int, list[int]] = {}
@@ -210,7 +210,7 @@ def descendants(root: int, *, servers: bool = False) -> dict[int, int]:
             parent = int(path.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     found: dict[int, int] = {}
-    waiting = [root]
+    waiting = list(roots)
     while waiting:
         for pid in children.get(waiting.pop(), ()):
             start = began(pid)
@@ -279,6 +279,45 @@ def ending(exit_code: int) -> str:
         return f"signal {-exit_code}, {signal.Signals(-exit_code).name}"
     except ValueError:  # a real-time signal
         return f"signal {-exit_code}"
+
+
+continued: list[int] = []  # a signal for each time that this process was stopped and continued
+
+
+def watch_stops() -> None:
+    """Have `continued` count the stops of this process from now on."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCONT, lambda number, _: continued.append(number))
+
+
+def waited_s() -> float:
+    """Seconds in which this thread was ready and had no core (kernel documentation, sched-stats)."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
+def children() -> set[int]:
+    """Processes that this thread has started and nobody has waited for."""
+    try:
+        return set(map(int, Path("/proc/thread-self/children").read_text().split()))
+    except OSError:
+        return set()
+
+
+def end_children(but: set[int]) -> None:
+    """Kill all other `children`, and what they have started."""
+    if not (left := children() - but):
+        return
+    for pid in left:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)  # it starts no more, while all processes are looked through
+    kill_each(descendants(*left, servers=True))
+    for pid in left:
+        with suppress(OSError):  # where an arm ignores SIGCHLD the kernel has waited for it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def memory_of_this_process(field: str) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import faulthandler
 import gc
+import io
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -78,13 +82,17 @@ class Rank:
         with suppress(OSError):
             self.ours.send_bytes(work)
 
-    def answer(self) -> Any:
-        """What it sends: (True, result) or a `Fault`; the first result says that it is in the group."""
+    def message(self) -> bytes:
+        """What it sends, packed: (True, result) or a `Fault`; the first result says that it is in the group."""
         try:
-            return self.ours.recv()
+            return self.ours.recv_bytes()
         except (EOFError, OSError):
             self.process.join()
-            return rank_faults.died(self.rank, self.process.exitcode or 0, self._words())
+            return pack(rank_faults.died(self.rank, self.process.exitcode or 0, self._words()))
+
+    def answer(self) -> Any:
+        """(True, result) or a `Fault`."""
+        return unpack(self.message(), self.rank)
 
     def where(self) -> str:
         """The stack of its main thread; "" where it gives no sign."""
@@ -118,6 +126,40 @@ class Rank:
         """Waits until it is gone."""
         self.process.join()
         self.ours.close()
+
+
+def pack(answer: object) -> bytes:
+    """What a rank answers, for `unpack`."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(answer, file)
+    return file.getvalue()
+
+
+def unpack(message: bytes, rank: int) -> Any:
+    """An answer of plain values, tensors, enums and data classes; a `Fault` where it has something else: that is not called."""
+    from torch import load, serialization
+
+    file = io.BytesIO(message)
+    named = map(_imported, serialization.get_unsafe_globals_in_checkpoint(file))
+    file.seek(0)
+    try:
+        with serialization.safe_globals([one for one in named if _is_data(one)]):
+            return load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        return rank_faults.raised(rank, error)
+
+
+def _imported(name: str) -> Any:
+    module, _, own = name.rpartition(".")
+    return getattr(sys.modules.get(module), own, None)
+
+
+def _is_data(found: Any) -> bool:
+    return isinstance(found, type) and (
+        dataclasses.is_dataclass(found) or issubclass(found, tuple | frozenset | enum.Enum)
+    )
 
 
 def write_news(rank: int, news: str) -> None:
@@ -177,9 +219,10 @@ def _serve(
         except BaseException as error:  # noqa: BLE001 - whatever a rank raises is told
             answer = rank_faults.raised(rank, error)
         try:
-            parent.send(answer)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            parent.send(rank_faults.raised(rank, error))
+            message = pack(answer)
+        except Exception as error:  # noqa: BLE001 - whatever an object raises that does not let itself be pickled
+            message = pack(rank_faults.raised(rank, error))
+        parent.send_bytes(message)
         try:
             work = parent.recv_bytes()
         except (EOFError, OSError):

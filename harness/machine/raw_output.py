@@ -63,11 +63,7 @@ def captured() -> Iterator[None]:
     if _now:
         yield
         return
-    try:
-        own = os.dup(STDERR)
-    except OSError:  # there is none
-        yield
-        return
+    own = os.dup(STDERR)
     before = sys.stderr
     is_own = _descriptor(before) == STDERR
     raw = io.BufferedWriter(_Forgiving(own, OSError, closefd=True))
@@ -119,6 +115,11 @@ def forgive() -> None:
     """From now on a reader of standard output that leaves, as `head` does, goes unnoticed, and so does whatever standard
     error refuses to take. A full disk behind standard output stays an error: its reader would miss something.
     """
+    for number in (0, STDOUT, STDERR):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next pipe would take its number, and get what is printed
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdout is None:  # whoever started the command has closed it
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open
     else:
@@ -148,7 +149,7 @@ def _forgiving(stream: TextIO, lost: type[OSError]) -> TextIO:
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # as python -u does
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",  # a path may have what a terminal's encoding lacks
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

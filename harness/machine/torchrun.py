@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.machine import raw_output
 from harness.machine.rank_faults import Fault, error
-from harness.machine.rank_process import SIGN_S, Group, Rank, write_news
+from harness.machine.rank_process import SIGN_S, Group, Rank, unpack, write_news
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -197,9 +197,10 @@ class FarRank:
     def answer(self) -> Any:
         """What it sends: (True, result) or a `Fault`."""
         try:
-            answer, self._news = pickle.loads(self.ours.recv_bytes())
+            news, _, message = self.ours.recv_bytes().partition(b"\n")
         except (EOFError, OSError):
             return self.silent(self.why)
+        self._news, answer = json.loads(news), unpack(message, self.rank)
         if isinstance(answer, Fault):  # by the clock of this machine
             return replace(answer, at=time.monotonic(), host=self._host)
         return answer
@@ -239,7 +240,7 @@ class FarRank:
             self._store.wait([key], timedelta(seconds=seconds))
         except RuntimeError:
             return None
-        return pickle.loads(self._store.get(key))
+        return json.loads(self._store.get(key))
 
 
 def _listen(far: FarRank, key: str, heard: Connection) -> None:
@@ -315,12 +316,12 @@ def _follow(store: Any, rank: int) -> int:
                 elif what == "work":
                     mine[number][0].send(rest[1])
                 elif what == "where":
-                    store.set(f"where/{rank}/{number}", pickle.dumps(mine[number][0].where()))
+                    store.set(f"where/{rank}/{number}", json.dumps(mine[number][0].where()))
                 else:
                     one, thread = mine.pop(number)
                     one.kill()
                     thread.join(END_S)
-                    store.set(f"end/{rank}/{number}", pickle.dumps(True))
+                    store.set(f"end/{rank}/{number}", json.dumps(True))
         finally:
             for one, _ in mine.values():
                 one.kill()
@@ -332,9 +333,8 @@ def _tell_answers(one: Rank, key: str) -> None:
     store = _client()
     with suppress(RuntimeError):
         for number in itertools.count():
-            answer = one.answer()
-            # Not `ForkingPickler`: it would share a tensor's memory, which another host has not
-            store.set(f"{key}/{number}", pickle.dumps((answer, one.news())))
+            message = one.message()  # not read here, where what it is made of may be unknown
+            store.set(f"{key}/{number}", json.dumps(one.news()).encode() + b"\n" + message)
             if one.process.exitcode is not None:
                 store.set(f"{key}/{number + 1}", b"")
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import traceback
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
 
 
 OUT_OF_MEMORY = "out of memory"
+# What the kernel and the loader say where the machine has no more of something, and the way out.
+NO_MORE = {
+    "Too many open files": "ulimit -n allows more",
+    "No space left on device": "free some where it writes, such as TMPDIR={tmp}",
+    "Disk quota exceeded": "free some where it writes, such as TMPDIR={tmp}",
+    "File too large": "ulimit -f allows more",
+    "failed to map segment": "ulimit -v allows more memory",
+}
 
 
 class UsageError(ValueError):
@@ -56,9 +65,20 @@ def one_line(error: BaseException) -> str:
     text, name = " ".join(text_of(error).split())[:500], type(error).__name__
     if isinstance(error, RemoteError):
         return text
+    if no_more := refused(error):
+        return f"{name}: {no_more}"
     if out_of_memory(error):
         return f"{OUT_OF_MEMORY}: {text or name}"
     return f"{name}: {text}" if text else name
+
+
+def refused(error: BaseException) -> str:
+    """What an exception says that the machine has no more of, and the way out; "" where it says none of that."""
+    for line in text_of(error).splitlines():  # of a compiler's many, the one that says it
+        for said, way in NO_MORE.items():
+            if said in line:
+                return f"{line.strip()[:300]}; {way.format(tmp=os.environ.get('TMPDIR', '/tmp'))}"
+    return ""
 
 
 def cause_of(error: BaseException, otherwise: Cause) -> Cause:

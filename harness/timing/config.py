@@ -118,7 +118,9 @@ class Timing:
         hold: what kept the device from work that was not queued yet (`harness.timing.device_wait`); "" where nothing did.
         short: why samples shorter than `SHORT_MS` are single calls all the same; "" where they are not.
         split_ms: of each sample, ms up to the point that the closure marks; empty where it marks none.
-        contended: another process computed on the device before or after; None where it can't be known.
+        contended: another process computed on the device before, after or between two rounds; None where it can't be known.
+        contended_rounds: in which an arm waited for a core, or another process computed on the device.
+        stopped_rounds: how many were dropped since a process did not run meanwhile (SIGSTOP, Ctrl-Z).
         cause: of the failure.
     """
 
@@ -147,6 +149,8 @@ class Timing:
     short: str = ""
     split_ms: tuple[float, ...] = ()
     cause: Cause = Cause.NONE
+    contended_rounds: tuple[int, ...] = ()
+    stopped_rounds: int = 0
 
     def as_json_dict(self) -> dict[str, object]:
         """The store's `timing` column: all that has no column or row of its own."""

@@ -97,20 +97,25 @@ def measure(
         timer, take, mean = turned, turned.block, True
     for run in session.live().values():
         run.plan(timer, config)
+    session.disturbed.clear()
     on_warm()
     begin, budget = clock(), config.max_seconds * len(arms)
     method, l2 = timer.method + ("_mean" if mean else ""), timer.l2
     if resident:
         method, l2 = f"{method}_adjoining", "none" if l2 == "none" else "warm"
     cap: StopReason = "sample_cap"
-    kept = begin
-    for round_index in range(config.max_rounds):
-        if not session.live():
-            break
+    kept, round_index = begin, -1
+    while round_index + 1 < config.max_rounds and session.live():
+        started = clock()
+        round_index += 1
         for name, run in session.shuffled():
             if samples := session.sample(name, run, take, run.n, run.calls):
                 session.record(round_index, run, samples)
                 run.late += 0 if resident else timer.late
+        if not session.keep(round_index) and session.stopped_rounds <= config.max_rounds:
+            begin += clock() - started  # is made again, at no cost to the case
+            round_index -= 1
+            continue
         if round_index + 1 >= config.min_rounds and all(r.converged(config) for r in session.live().values()):
             break
         if clock() - begin >= budget:

@@ -123,6 +123,9 @@ class Sampler:
         self.joules: float | None = None  # of one call of the last block, as in Run
         self.reasons: frozenset[str] = frozenset()
         self.contended = self.monitor.contended()
+        self.contended_rounds: list[int] = []
+        self.stopped_rounds = 0
+        self.disturbed: set[str] = set()  # see `Timer`, of the blocks of a round
 
     def live(self) -> dict[str, Run]:
         """Arms that have not failed."""
@@ -164,6 +167,7 @@ class Sampler:
         except Exception as error:  # noqa: BLE001 -- the closure is anyone's; its failure becomes a row
             run.failure, run.cause = one_line(error), cause_of(error, Cause.RUN)
             return []
+        self.disturbed.add(self.timer.disturbed)
         made = n * calls + lead
         self.joules = None
         if joules is not None and after is not None:
@@ -203,6 +207,25 @@ class Sampler:
         run.medians.append(statistics.median(samples))
         if self.reasons:
             run.throttles[round_index] = self.reasons
+
+    def keep(self, round_index: int) -> bool:
+        """Mark a whole round as it was disturbed; False where a process was stopped in it: it is forgotten, of all arms."""
+        disturbed, self.disturbed = self.disturbed, set()
+        if "stopped" in disturbed:
+            self.stopped_rounds += 1
+            for run in self.runs.values():
+                if count := run.rounds.count(round_index):
+                    for kept in (run.samples, run.rounds, run.clocks, run.split_ms if run.split else []):
+                        del kept[-count:]
+                    del run.joules[-1], run.medians[-1]
+                    run.throttles.pop(round_index, None)
+            return False
+        beside = self.monitor.contended()
+        if beside is not None:
+            self.contended = bool(self.contended or beside)
+        if beside or "contended" in disturbed:
+            self.contended_rounds.append(round_index)
+        return True
 
     def finish(
         self, regime: Regime, method: str, l2: Mapping[str, L2State], rule: WarmupRule, cap: StopReason
@@ -249,6 +272,8 @@ class Sampler:
                 if method.startswith("cuda_events") and regime == "isolated" and not run.resident
                 else "",
                 short=self.short,
+                contended_rounds=tuple(self.contended_rounds),
+                stopped_rounds=self.stopped_rounds,
                 split_ms=tuple(run.split_ms) if len(run.split_ms) == len(run.samples) and not failed else (),
             )
         return result

@@ -39,6 +39,7 @@ class Timer(Protocol):
         resolution_ms: smallest duration that can be distinguished from zero.
         late: samples of the last `block` that may hold launch gaps.
         hold: what keeps the device from work that is not queued yet; "" where nothing does.
+        disturbed: the process was "stopped" in the last block, or "contended": it waited for a core; "" where it is not known.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Timer(Protocol):
     resolution_ms: float
     late: int
     hold: str
+    disturbed: str
 
     def block(
         self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
@@ -85,7 +87,7 @@ class CpuTimer:
     # What two clock reads cost (50 to 100 ns), which is far above the clock's own granularity of 1 ns.
     resolution_ms = 1e-4
     late = 0
-    hold = ""
+    hold = disturbed = ""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self._clock = clock
@@ -141,6 +143,7 @@ class CudaTimer:
 
     method = "cuda_events"
     resolution_ms = 5e-4
+    disturbed = ""
 
     # A device queue takes about 1000 launches before the host blocks, which it must not do while the device waits for
     # it. At no less than 2.5 us each, 2 ms of host work are 800 at most; a chunk before it is released and drains.

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -67,6 +68,54 @@ def babble(case: Case) -> None:
     for descriptor in (1, 2):
         os.write(descriptor, b"\x80\x04\x95\xff\x1b[2J\n" * 20_000)
     print("\x1b[31mred", flush=True)
+
+
+def flood(case: Case) -> None:
+    for _ in range(100):
+        os.write(1, b"x" * 2**20)
+
+
+def leave(case: Case) -> None:
+    os._exit(0)
+
+
+def raise_base(case: Case) -> None:
+    raise BaseException("of nobody")
+
+
+def kill_group(case: Case) -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+def lose_folder(case: Case) -> None:
+    folder = Path(tempfile.mkdtemp(dir="."))
+    os.chdir(folder)
+    Path("../" + folder.name).rmdir()
+
+
+def clear_path(case: Case) -> None:
+    sys.path.clear()
+
+
+def spin(case: Case) -> None:
+    while True:
+        pass
+
+
+def burden(case: Case) -> None:
+    """Busy children that nobody waits for."""
+    for _ in range(2):
+        if (child := os.fork()) == 0:
+            spin(case)
+        Path(f"burden-{child}").write_text(str(child))
+
+
+def pause(case: Case, calls: list[int] = []) -> None:  # noqa: B006 - counts the calls of this process
+    """Stopped in its second call, the first of a round, and continued after 300 ms."""
+    calls.append(1)
+    if len(calls) == 2:
+        subprocess.Popen(["sh", "-c", "sleep 0.3; kill -CONT $PPID"]).returncode = 0
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def close_everything(case: Case) -> None:
@@ -177,7 +226,8 @@ ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     act.__name__: act
     for act in (
         segfault, exits, hang, hog, babble, close_everything, detach, detach_bare, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
-        words, undecodable, nan, mutter, forks,
+        words, undecodable, nan, mutter, forks, flood, leave, raise_base, kill_group, lose_folder, clear_path, spin, burden,
+        pause,
     )
 }  # fmt: skip
 

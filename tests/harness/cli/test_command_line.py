@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from toy import ToySuite
 from unruly import Unruly
@@ -167,81 +163,3 @@ def test_a_dry_run_imports_nothing_that_only_a_measurement_needs(tmp_path: Path)
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
-
-
-# A sweep whose second case never ends, in a process of its own, to be stopped from outside.
-ENDLESS = """
-import signal, sys
-from harness.cli import run
-from harness.__main__ import main
-from unruly import Unruly
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" hands it down as ignored
-run.SUITES["toy"] = Unruly(acts={2: "hang"})
-sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "isolate", "times"),
-    [
-        (signal.SIGINT, "true", 3),  # an impatient hand
-        pytest.param(signal.SIGTERM, "true", 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, "true", 1, marks=pytest.mark.slow),
-        (signal.SIGTERM, "false", 2),
-        pytest.param(signal.SIGHUP, "true", 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGQUIT, "true", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
-    how: signal.Signals, isolate: str, times: int, tmp_path: Path
-) -> None:
-    path = os.pathsep.join(
-        [os.pathsep.join(map(str, Path(__file__).parents[:2])), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, f"isolate={isolate}"], cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-    ) as process:  # fmt: skip
-        try:
-            deadline = time.monotonic() + HUNG_S
-            while not (tmp_path / "hanging").exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            children = psutil.Process(process.pid).children(recursive=True)
-            for _ in range(times):
-                process.send_signal(how)
-                time.sleep(0.02)
-            out, err = process.communicate(timeout=HUNG_S)
-        finally:
-            process.kill()  # whatever failed, nothing of it is left
-    _, alive = psutil.wait_procs(children, timeout=HUNG_S)
-    assert not alive
-    assert store.read(tmp_path / "results")["case_id"].nunique() == 1
-    if how == signal.SIGKILL:
-        assert process.returncode == -signal.SIGKILL
-    else:
-        assert process.returncode == 2, err
-        (note,) = (tmp_path / "results").rglob("_run.json")
-        assert store.read_about(note.parent)["state"] == "interrupted"
-        assert Path(out.splitlines()[-1].split()[-1]).name.endswith(".html")
-    assert main(["report", "results", "-o", "after.html"]) == 0
-
-
-def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    code = (
-        "import sys; from harness.cli import run; from harness.__main__ import main; from toy import ToySuite\n"
-        "run.SUITES['toy'] = ToySuite(); sys.exit(main(['sweep=toy', 'device=cpu']))"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2]))}
-    both = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env) for _ in range(2)]
-    try:
-        assert [process.wait(HUNG_S) for process in both] == [0, 0]
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
-    frame = store.read(tmp_path / "results")
-    assert frame["run_id"].nunique() == 2
-    assert frame.groupby("run_id").size().nunique() == 1

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +28,7 @@ from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, Place, run
 from harness.engine.plan import Plan
 from harness.engine.resume import stored_cases
-from harness.engine.stages import Mark, Stage
+from harness.engine.stages import Stage
 from harness.engine.tasks import Task
 from harness.timing.rounds import TimingConfig, measure
 from harness.timing.timers import CpuTimer
@@ -74,103 +70,6 @@ def whole(frame: pd.DataFrame, count: int) -> None:
     assert not frame.duplicated(["case_id", "arm", "metric"]).any()
     times = frame[frame["metric"] == "time_ms"]
     assert times.groupby("arm").size().to_dict() == {"base": count, "other": count}
-
-
-ENDINGS = {
-    "segfault": "its process died (signal 11, SIGSEGV) after it was begun in arm other: ",
-    "exits": "SystemExit: 3",
-    "close_everything": "its process died (exit code 1) after it was begun in arm other: ",
-    "die": "its process died (signal 9, SIGKILL) after it was begun in arm other; resume=",
-    "hog": "out of memory: MemoryError",
-    "leak": "",
-    "babble": "",
-    "die_once": "",
-}
-TRIES = dict.fromkeys(("segfault", "close_everything", "die", "die_once"), 2)
-
-
-def test_whatever_a_case_does_the_others_are_measured(capfd: pytest.CaptureFixture[str]) -> None:
-    """Bad cases at 2, 4, 6, ...; good ones between."""
-    acts = {2 * i + 2: act for i, act in enumerate(ENDINGS)}
-    count = 2 * len(acts) + 1
-    outcome, frame = sweep(Unruly(acts=acts), count)
-    assert outcome.state == "finished"
-    whole(frame, count)
-    times = frame[frame["metric"] == "time_ms"]
-    for n, act in acts.items():
-        row = of_case(times, n).set_index("arm").loc["other"]
-        assert row["status"] == ("failed" if ENDINGS[act] else "ok"), (act, row["reason"])
-        assert row["reason"].startswith(ENDINGS[act]), act
-        assert of_case(times, n).set_index("arm").loc["base", "status"] == "ok", act
-        assert set(of_case(frame, n)["tries"]) == {TRIES.get(act, 1)}, act
-    for n in range(1, count + 1, 2):
-        assert (of_case(times, n)["status"] == "ok").all()
-    crashed = of_case(times, 2).set_index("arm").loc["other"]
-    assert "Fatal Python error: Segmentation fault" in crashed["resolved"]
-    assert outcome.statuses["failed"] == 5  # each its own arm alone
-    assert capfd.readouterr() == ("", "")
-
-
-def test_an_arm_that_hangs_ends_after_its_time_and_the_others_are_measured() -> None:
-    """Apart, since on a busy machine what works may be silent for as long."""
-    outcome, frame = sweep(Unruly(acts={2: "hang"}), 3, silence_s=5.0)
-    assert outcome.state == "finished"
-    whole(frame, 3)
-    assert set(of_case(frame, 2)["tries"]) == {1}
-    failed = frame[frame["status"] == "failed"]
-    assert (failed["axes"].tolist(), failed["arm"].tolist()) == (['{"n":2}'], ["other"])
-    reason = "no sign of life for 5 s since it was begun in arm other; case_timeout_s=SECONDS allows more"
-    assert failed["reason"].iloc[0].startswith(reason)
-
-
-def kill_one_worker(wait_s: float, killed: list[int]) -> None:
-    """Kills the one worker that there is, or the next."""
-    time.sleep(wait_s)
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)
-    for _ in range(500):
-        for child in server.children():
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    child.kill()
-                    killed.append(child.pid)
-                    return
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_fifty_kills_in_two_hundred_cases_lose_nothing() -> None:
-    """SIGKILL from outside, each some random milliseconds after a random case has started."""
-    random_ = random.Random(0)
-    victims, started, killed = set(random_.sample(range(195), 50)), [0], []
-    killers: list[threading.Thread] = []
-
-    def on_case(task: Task | None, what: object) -> None:
-        if what is not Mark.BEGUN:
-            return
-        if started[0] in victims:
-            wait_s = random_.uniform(0, 0.015)
-            killers.append(threading.Thread(target=kill_one_worker, args=(wait_s, killed)))
-            killers[-1].start()
-        started[0] += 1
-
-    arms.start_server()  # else the first kill finds none, and strikes a child of this process
-    outcome, frame = sweep(Unruly(), 200, tell=on_case)
-    for killer in killers:
-        killer.join()
-    assert len(killed) == 50
-    assert outcome.state == "finished"
-    whole(frame, 200)
-    assert set(frame["status"]) <= {"ok", "failed"}
-    failed = frame[frame["status"] == "failed"]
-    assert failed["reason"].str.startswith("its process died (signal 9, SIGKILL)").all()
-    assert (frame["tries"] == 2).any()
-    assert len(frame[frame["status"] == "ok"]["case_id"].unique()) > 150
-    # What two kills happened to strike is left to resume=.
-    done = stored_cases(Path("run"), plan(Unruly(), 200))
-    assert len(done) == 200 - failed["case_id"].nunique()
-    _, frame = sweep(Unruly(), 200, done=done)
-    whole(frame, 200)
-    assert (frame["status"] == "ok").all()
 
 
 def test_a_disk_that_is_full_ends_the_run_with_the_earlier_rows_intact() -> None:
@@ -229,43 +128,7 @@ def test_a_worker_on_a_gpu_is_alone_there(capsys: pytest.CaptureFixture[str]) ->
     assert not any(json.loads(text)["contended"] for text in timed["timing"])
 
 
-DIED = "its process died (signal 9, SIGKILL) after"
 CUDA = "RuntimeError: CUDA error: an illegal memory access was encountered"
-
-
-# What the arms do; tries of the case; how the reasons of those that failed begin.
-FAULTS: list[tuple[dict[str, str], int, dict[str, str]]] = [
-    ({"peer": "timed die"}, 2, {"peer": f"{DIED} timing began in arm peer; resume="}),
-    (
-        {"peer": "die", "far": "segfault"},
-        2,
-        {"peer": f"{DIED} it was begun in arm peer", "far": "its process died (signal 11, SIGSEGV) after "},
-    ),
-    ({"base": "die"}, 2, {"base": f"{DIED} it was begun in arm base; resume="}),
-    ({"peer": "lose"}, 1, {"peer": CUDA}),
-    ({"peer": "timed lose"}, 1, {"peer": CUDA}),
-    ({"peer": "timed spoil"}, 1, {"peer": "SpoiledError: a recording was refused"}),
-    ({"other": "lose", "peer": "die"}, 2, {"other": CUDA, "peer": DIED}),
-    ({"peer": "nan"}, 1, {"peer": "ValueError: sqnr_db of toy/peer: NaN is no measurement"}),
-    ({"peer": "forks"}, 1, {}),
-]
-
-
-def test_an_arm_that_ends_its_process_fails_alone_and_the_others_are_timed() -> None:
-    acts = {n: acting for n, (acting, _, _) in enumerate(FAULTS, 1)}
-    outcome, frame = sweep(Unruly(ARMS=FOUR, acts=acts), len(acts) + 1)
-    assert outcome.state == "finished"
-    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
-    times = frame[frame["metric"] == "time_ms"]
-    assert times.groupby("arm").size().to_dict() == dict.fromkeys(FOUR, len(acts) + 1)
-    for n, (acting, tries, reasons) in enumerate([*FAULTS, ({}, 1, {})], 1):
-        rows = of_case(times, n).set_index("arm")
-        assert set(rows["tries"]) == {tries}, acting
-        assert set(rows.index[rows["status"] == "failed"]) == set(reasons), acting
-        for arm, reason in reasons.items():
-            assert rows.loc[arm, "reason"].startswith(reason), acting
-        assert rows[rows["status"] == "ok"]["rounds"].map(frozenset).nunique() <= 1
-    assert not [pid for path in Path().glob("forked-*") if alive(pid := int(path.read_text()))]
 
 
 def alive(pid: int) -> bool:
@@ -344,30 +207,13 @@ def test_an_interrupt_of_several_lanes_waits_for_none_of_them() -> None:
     assert time.monotonic() - started < 45.0
 
 
-# What arm `other` puts into its answer, and how the reason of its row begins: an object becomes its text.
-UNFIT = {
-    "unreadable": "",
-    "unsendable": "",
-    "tensor": "",
-    "words": "ValueError: could not convert string to float: 'many'",
-    "undecodable": "RuntimeError: a bad \\udcff byte",
-}
-
-
-@pytest.mark.parametrize("isolate", [True, False])
-def test_what_an_arm_answers_is_data(isolate: bool) -> None:
-    """Oracle: an object whose making anew would leave a file does not."""
-    acts = dict(enumerate(UNFIT, 1))
-    outcome, frame = sweep(Unruly(acts=acts), len(acts), **({} if isolate else {"places": ()}))
-    assert outcome.state == "finished"
+def test_what_an_arm_of_this_process_answers_is_data() -> None:
+    """Oracle: an object whose making anew would leave a file does not. With processes: `test_survival`."""
+    acts = dict(enumerate(("unreadable", "unsendable", "tensor", "words", "undecodable"), 1))
+    outcome, frame = sweep(Unruly(acts=acts), len(acts), places=())
     assert all(reason.isascii() for reason in outcome.reasons)
-    times = frame[frame["metric"] == "time_ms"]
     whole(frame, len(acts))
-    for n, act in acts.items():
-        rows = of_case(times, n).set_index("arm")
-        assert rows.loc["base", "status"] == "ok", act
-        assert rows.loc["other", "reason"].startswith(UNFIT[act]), act
-        assert rows.loc["other", "status"] == ("failed" if UNFIT[act] else "ok"), act
+    assert frame[frame["status"] == "failed"]["axes"].tolist() == ['{"n":4}', '{"n":5}']
     assert not Path("called").exists()
 
 

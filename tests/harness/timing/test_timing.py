@@ -222,13 +222,39 @@ def test_throttled_rounds_are_tagged_and_nothing_is_dropped(fake_time: FakeTime)
     ("before", "after", "expected"),
     [(False, False, False), (False, True, True), (True, False, True), (None, None, None), (None, True, True)],
 )
-def test_contention_is_looked_for_before_and_after(
+def test_contention_is_looked_for_before_the_first_round_and_after_each(
     fake_time: FakeTime, before: bool | None, after: bool | None, expected: bool | None
 ) -> None:
     monitor = WatchedMonitor(forever(None))
     monitor.answers = [before, after]
     timings = measure({"a": lambda: fake_time.sleep(1e-3)}, CpuTimer(fake_time), QUICK, 0, monitor, fake_time)
     assert timings["a"].contended is expected
+    assert bool(timings["a"].contended_rounds) == bool(after)
+
+
+class DisturbedTimer(CpuTimer):
+    """Says of one block after the other what it is given, of later ones nothing."""
+
+    def __init__(self, clock: FakeTime, said: list[str]) -> None:
+        super().__init__(clock)
+        self.said = said
+
+    def block(self, *args: Any, **named: Any) -> list[float]:
+        self.disturbed = self.said.pop(0) if self.said else ""
+        return super().block(*args, **named)
+
+
+def test_a_round_over_which_a_process_was_stopped_is_made_again(fake_time: FakeTime) -> None:
+    """And one in which it waited for a core is marked, for all arms."""
+    config = replace(QUICK, min_rounds=3, max_rounds=3)
+    timer = DisturbedTimer(fake_time, ["", "stopped", "", "", "", "stopped", "contended", "", "", ""])
+    calls = {"a": lambda: fake_time.sleep(1e-3), "b": lambda: fake_time.sleep(1e-3)}
+    for timed in measure(
+        calls, timer, replace(config, warmup_min_iterations=1, warmup_min_seconds=0.0), 0, clock=fake_time
+    ).values():
+        assert (timed.stopped_rounds, timed.contended_rounds) == (1, (1,))
+        assert sorted(set(timed.rounds)) == [0, 1, 2]
+        assert len(timed.samples_ms) == len(timed.rounds)
 
 
 def test_the_whole_cuda_path_on_fakes(fake_cuda: FakeCuda, fake_nvml: FakeNvml) -> None:
@@ -553,7 +579,7 @@ class WatchedMonitor(NullMonitor):
         return frozenset(next(self.reasons)) if self.reasons else None
 
     def contended(self) -> bool | None:
-        return self.answers.pop(0)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 def forever(*values: float | None) -> Iterator[float | None]:
