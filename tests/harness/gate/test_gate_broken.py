@@ -24,18 +24,20 @@ WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "device=cpu", "arms=[eager]"]
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """This tree, and a copy in which one module does not even parse."""
-    copy = tmp_path_factory.mktemp("broken")
-    for name in ("harness", "fp8core", "sweeps"):
-        subprocess.run(["cp", "-a", str(ROOT / name), str(copy)], check=True)
-    (copy / "fp8core" / "cast.py").write_text("def quantize(:\n")
-    return {"sound": ROOT, "broken": copy}
+    """This tree; one that does not parse; and those whose command answers: it refuses, it plans."""
+    found = {"sound": ROOT}
+    for name, program in (("broken", "def quantize(:"), ("refuses", "raise SystemExit(2)"), ("plans", "")):
+        found[name] = tmp_path_factory.mktemp(name)
+        (found[name] / "harness").mkdir()
+        (found[name] / "harness" / "__init__.py").write_text("")
+        (found[name] / "harness" / "__main__.py").write_text(program)
+    return found
 
 
 def judged(
-    baseline: Path, candidate: Path, side: str, why: str = "SyntaxError: x", kind: str = "", *words: str
+    baseline: Path, candidate: Path, side: str, why: str = "SyntaxError: x", kind: str = ""
 ) -> Judgement:
-    instrument = Sweeping({"baseline": baseline, "candidate": candidate}, words or WORDS, 1)
+    instrument = Sweeping({"baseline": baseline, "candidate": candidate}, WORDS, 1)
     return instrument.judge_broken(SideError(side, why, kind), lambda: math.inf)
 
 
@@ -66,6 +68,7 @@ def test_a_candidate_that_does_not_import_is_a_finding_and_one_that_mends_it_pas
     assert (found.baseline.name, found.code) == ("baseline", Exit.REGRESSED)
 
 
+@pytest.mark.parametrize("tree", ["refuses", "plans"])
 @pytest.mark.parametrize(
     ("side", "kind", "code"),
     [
@@ -74,9 +77,11 @@ def test_a_candidate_that_does_not_import_is_a_finding_and_one_that_mends_it_pas
         ("candidate", "LayoutError", Exit.NO_BASELINE),
     ],
 )
-def test_a_side_that_works_and_lacks_the_sweep_is_a_refusal(side: str, kind: str, code: Exit) -> None:
+def test_a_side_that_works_and_lacks_the_sweep_is_a_refusal(
+    trees: dict[str, Path], tree: str, side: str, kind: str, code: Exit
+) -> None:
     with pytest.raises(GateError, match="lacks it") as caught:
-        judged(ROOT, ROOT, side, "lacks it", kind, "sweep=no_such")
+        judged(trees[tree], trees[tree], side, "lacks it", kind)
     assert caught.value.code is code
 
 

@@ -10,13 +10,14 @@ from harness.gate.collect import Collected
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
 
+ABOUT = {"suite": "linear", "case_id": "c", "arm": "a", "baseline": "", "axes": "{}", "seed": 0}
+
 
 def together(*said: dict[str, Any], metric: str = "sqnr_db") -> Measurement:
     """The one row of so many rounds; each holds what a worker's answer to `prepare` does."""
-    about = {"suite": "linear", "case_id": "c", "arm": "a", "baseline": "", "axes": "{}", "seed": 0}
     sides = Collected()
     for number, words in enumerate(said):
-        sides.take(number, [about | {"metric": metric, "status": "ok"} | words])
+        sides.take(number, [ABOUT | {"metric": metric, "status": "ok"} | words])
     (row,) = sides.measurements()
     return row
 
@@ -28,20 +29,14 @@ def test_of_what_is_no_time_the_worst_process_stands(metric: str, worst: float) 
     assert (row.samples, row.rounds) == ((worst,), ())
 
 
-@pytest.mark.parametrize(
-    ("word", "cause"), [("oom", Cause.OOM), ("of_2031", Cause.ERROR)], ids=["known", "of another commit"]
-)
-def test_what_failed_once_has_failed_for_the_workers_cause(word: str, cause: Cause) -> None:
+def test_what_failed_once_has_failed_for_the_workers_cause() -> None:
+    """In its preparation, or in a block of times; a cause of another commit is an error."""
     sound = {"samples": [29.0]}
-    row = together(sound, {"status": "failed", "reason": "wrong", "cause": word}, sound)
-    assert (row.status, row.reason, row.samples, row.cause) == ("failed", "wrong (round 1)", (), cause)
-
-
-@pytest.mark.parametrize(("word", "cause"), [("compile", "compile"), ("of_2031", "error")])
-def test_the_cause_of_a_block_is_the_workers(word: str, cause: str) -> None:
-    sides = Collected()
-    about = {"suite": "linear", "case_id": "c", "arm": "a", "baseline": "", "axes": "{}", "seed": 0}
-    sides.take(0, [about | {"metric": "time_ms", "status": "ok"}])
-    sides.time(0, "c", {"a": {"fault": "broke", "cause": word}})
-    (row,) = sides.measurements()
-    assert (row.status, row.cause) == ("failed", Cause(cause))
+    for word, cause in (("oom", Cause.OOM), ("of_2031", Cause.ERROR)):
+        row = together(sound, {"status": "failed", "reason": "wrong", "cause": word}, sound)
+        assert (row.status, row.reason, row.samples, row.cause) == ("failed", "wrong (round 1)", (), cause)
+        sides = Collected()
+        sides.take(0, [ABOUT | {"metric": "time_ms", "status": "ok"}])
+        sides.time(0, "c", {"a": {"fault": "broke", "cause": word}})
+        (row,) = sides.measurements()
+        assert (row.status, row.cause) == ("failed", cause)

@@ -21,7 +21,6 @@ from command_repo import (
     PROGRAM,
     PYTEST,
     SPIN,
-    TIMER,
     commit,
     fake_repository,
     gate,
@@ -157,17 +156,6 @@ def test_what_a_change_adds_to_the_benchmark_is_not_there_unless_it_is_accepted(
     commit(root, {SOURCE: package(a=0.01, b=0.02) + "\n", "bench/conftest.py": ""})
     ended, said, _ = gate(root, "--command", f"! test -e bench/conftest.py && {FAKE}", *FEW, *words)
     assert ended == code, said
-
-
-def test_what_was_seen_to_run_is_told_and_an_opened_file_is_seen(root: Path) -> None:
-    reads = package(a=0.01, b=0.02) + "open(__file__.replace('__init__.py', 'data.txt')).read()\n"
-    commit(root, {SOURCE: reads, "src/pkg/data.txt": "1", "src/pkg/unused.py": ""})
-    code, said, document = gate(root, "--command", FAKE, *FEW)
-    assert code == 0, said
-    assert {
-        "of the change these files were seen to run: src/pkg/__init__.py; src/pkg/data.txt",
-        "not seen to run: src/pkg/unused.py",
-    } <= set(document["notes"])
 
 
 @pytest.mark.parametrize(("words", "code"), [((), 0), (("--fresh-home",), 1)])
@@ -486,25 +474,3 @@ def test_a_real_suite_of_pytest_benchmark_is_read_and_proven(tmp_path: Path) -> 
     assert (code, document.get("verdict")) == (6, "COULD NOT JUDGE 2 of 2"), said
     assert set(verdicts(document)) == {f"bench/test_bench.py::test_work[{n}]" for n in (20, 40)}
     assert any(note.startswith("each side imported modules") for note in document["notes"])
-
-
-@pytest.mark.slow
-def test_a_real_editable_install_is_refused_and_an_environment_a_tree_is_measured(tmp_path: Path) -> None:
-    """A `.pth` file, which is what an editable install of this layout leaves, in an environment that both sides share."""
-    import pytest_benchmark
-
-    root = spinning(tmp_path / "repo")
-    commit(root, {"pkg.py": SPIN.format(factor=1.2), ".gitignore": ".venv\nresults\n"})
-    env, packages = tmp_path / "env", Path(pytest_benchmark.__file__).parents[1]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
-    (site,) = env.glob("lib/python3*/site-packages")
-    (site / "editable.pth").write_text(f"{root}\n{packages}\n")
-    line = "{} -P -m pytest -q -p no:cacheprovider bench --benchmark-json={{out}} " + TIMER
-    code, said, _ = gate(root, "--command", line.format(env / "bin" / "python"), *FEW)
-    assert (code, "original checkout" in said) == (3, True), said
-    own = (
-        f"{sys.executable} -m venv --without-pip .venv && "
-        f"printf '%s\\n' \"$PWD\" {packages} > $(echo .venv/lib/python3*/site-packages)/editable.pth"
-    )
-    code, said, _ = gate(root, "--setup", own, "--command", line.format(".venv/bin/python"), *FEW)
-    assert code == 1, said
