@@ -6,7 +6,6 @@ is JSON followed by a NUL byte (chromium: content/browser/devtools/devtools_pipe
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -131,8 +130,8 @@ class Browser:
                 )
             time.sleep(0.05)
 
-    def emulate(self, width: int, height: int = 900, scheme: str = "light", media: str = "") -> None:
-        """Sets the size of the window, the colour scheme and the medium ("print" or "")."""
+    def emulate(self, width: int, height: int = 900, scheme: str = "light") -> None:
+        """Sets the size of the window and the colour scheme."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -141,7 +140,7 @@ class Browser:
             mobile=False,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._call("Emulation.setEmulatedMedia", media=media, features=features)
+        self._call("Emulation.setEmulatedMedia", media="", features=features)
 
     def click(self, element: str) -> None:
         """Presses and releases the mouse in the middle of an element, given as a JavaScript expression."""
@@ -152,22 +151,9 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key: str) -> None:
-        """Presses and releases a key ("Tab", "Enter") where the focus is."""
-        code = {"Tab": 9, "Enter": 13}[key]
-        about: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        if key == "Enter":
-            about["text"] = "\r"
-        self._call("Input.dispatchKeyEvent", type="keyDown", **about)
-        self._call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
-
     def write(self, text: str) -> None:
         """Types a text where the focus is."""
         self._call("Input.insertText", text=text)
-
-    def pdf(self) -> bytes:
-        """The page as it prints."""
-        return base64.b64decode(self._call("Page.printToPDF", printBackground=True)["data"])
 
     def _call(self, method: str, browser: bool = False, **params: Any) -> dict[str, Any]:
         self._count += 1

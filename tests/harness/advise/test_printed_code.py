@@ -10,15 +10,14 @@ from typing import Any
 import code_on_ranks
 import pytest
 import torch
-from advise_fixtures import model, round_h200
-from code_on_ranks import FSDP, Tiny
+from advise_fixtures import model
+from code_on_ranks import Tiny
 from torch import Tensor, nn
 
 from fp8core import Proof, audit, verify
 from harness.advise import decide
-from harness.advise.casts import ENGINE, FP8CORE, TORCHAO
+from harness.advise.casts import TORCHAO
 from harness.advise.command import answer, parse
-from harness.advise.libraries import candidates
 from harness.advise.recipes import candidates as our_candidates
 from harness.advise.views import as_code, lines
 from harness.machine import ranks
@@ -122,18 +121,6 @@ assert in_fp8 == 3 * {3 if recipe != "rowwise_with_gw_hp" else 2}, in_fp8
     assert done.returncode == 0, done.stderr[-1500:]
 
 
-@pytest.mark.parametrize("recipe", list(candidates(ENGINE, compiled=False)))
-def test_transformer_engines_code_is_python_and_marked_as_not_run(recipe: str) -> None:
-    """The library is absent."""
-    code = as_code(recipe, HEAD, library=ENGINE)
-    compile(code, recipe, "exec")
-    assert "'head'" in code
-    assert "'layers.1.up'" in code
-
-
-RATES = round_h200()
-
-
 def converted_by(code: str, module: nn.Module) -> set[str]:
     exec(code, {"model": module})  # what the advice prints, as a reader would run it
     return {layer.fqn for layer in audit(module).converted}
@@ -153,7 +140,6 @@ def test_names_that_hold_anything(name: str) -> None:
 
 
 ASKED = "model=llama3_1b gpu=h100 dp=2 recipe=tensorwise checkpointing=full"
-ALL: dict[str, list[str]] = {"words": [], "names": []}
 
 
 @functools.cache
@@ -178,18 +164,3 @@ def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
         assert not claimed["ok"]
         assert "the all-gather is not in FP8" in claimed["line"]
         assert plain["ok"], plain["line"]
-
-
-def test_where_layers_are_split_the_code_says_by_what() -> None:
-    """Tensor parallelism comes before FSDP (docs/distributed.md); in FP8 by the styles that gather in FP8."""
-    both = dict.fromkeys(("sharded", "fp8_all_gather", "split", "tp_fp8_all_gather"), True)
-    for library in (FP8CORE, TORCHAO):
-        code = as_code("tensorwise", ALL, library=library, **both).splitlines()
-        split = next(i for i, line in enumerate(code) if line.startswith("# TP: "))
-        assert "Float8ColwiseParallel" in code[split]
-        assert split < code.index(FSDP)
-        assert max(map(len, code)) <= 78
-    plain = as_code("rowwise", ALL, split=True)
-    assert "# TP: " in plain
-    assert "Float8ColwiseParallel" not in plain
-    assert "# TP: " not in as_code("rowwise", ALL, sharded=True)
