@@ -1,5 +1,6 @@
 # make quick        set up .venv and run the main job; ends by naming the report
-# make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing)
+# make test         the test suite, in three processes for two cores (PARALLEL= for one process, or where pytest-xdist is missing);
+#                   TORCH=2.14.1 runs fp8core, its contracts and the planted faults on that torch, in an environment of its own
 # make test-nightly the slow tests alone: more processes, more compiled cases
 # make test-cluster a real Slurm and torchrun of two nodes each on this machine, and what goes wrong on them; root, Debian's
 #                   slurm-wlm, munge and iproute2
@@ -21,12 +22,14 @@
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3
+VENV := $(if $(TORCH),build/torch-$(TORCH),.venv)
 ifdef PY
   READY :=
 else
-  PY := .venv/bin/python
-  READY := .venv/.ready
+  PY := $(VENV)/bin/python
+  READY := $(VENV)/.ready
 endif
+TESTS ?= $(if $(TORCH),tests/fp8core tests/faults tests/contracts)
 ARGS ?=
 TRITON_36 ?= build/triton-3.6.0
 # with PY= mkdocs-material and mkdocstrings are that environment's, of the extra `docs`
@@ -43,7 +46,7 @@ quick: $(READY)
 
 test: $(READY)
 	$(PY) -m compileall -q fp8core harness
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS) $(TESTS)
 
 test-nightly: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
@@ -129,10 +132,11 @@ studies: $(READY)
 
 setup: $(READY)
 
-.venv/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}; name another with make PYTHON=python3.12")'
-	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,peers,dev]'
+	$(PYTHON) -m venv $(VENV)
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test,peers,dev]'
 	touch $@
 
 clean:

@@ -52,7 +52,6 @@ from fp8core.verify import Proof, StepProof, verify
 from fp8core.watcher import Watcher, watch
 
 if TYPE_CHECKING:
-    from fp8core.distributed.arrival import WaitedRowwiseParallel
     from fp8core.distributed.tensor_parallel import (
         Float8ColwiseParallel,
         Float8RowwiseParallel,
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
         async_tp_reason,
         check_plan,
     )
+    from fp8core.distributed.waited import WaitedRowwiseParallel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -136,7 +136,7 @@ _LAZY = {  # they import torch.distributed.tensor, which takes longer than all t
     "Float8ColwiseParallel": "fp8core.distributed.tensor_parallel",
     "Float8RowwiseParallel": "fp8core.distributed.tensor_parallel",
     "PrepareFloat8ModuleInput": "fp8core.distributed.tensor_parallel",
-    "WaitedRowwiseParallel": "fp8core.distributed.arrival",
+    "WaitedRowwiseParallel": "fp8core.distributed.waited",
     "async_tp_reason": "fp8core.distributed.tensor_parallel",
     "check_plan": "fp8core.distributed.tensor_parallel",
 }

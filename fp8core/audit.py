@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fp8core.distributed.gather_reasons import NOT_ASKED, NOT_CONVERTED, gathered_as
+from fp8core.distributed.weight_gather import NOT_ASKED, NOT_CONVERTED, weight_gather_precision
 from fp8core.experts.moe import ExpertsAudit, audit_experts
 from fp8core.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
 from fp8core.gemm import backend_named
 from fp8core.inputs.operands import casts_route
 from fp8core.linear import NEVER_OFFERED, WHY_NOT, Float8Linear
-from fp8core.other_weights import WeightAudit, audit_weights, products_are_known
+from fp8core.other_weights import WeightAudit, audit_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_UNKNOWN = (
-    "products without a weight, such as attention's, are not known without a step: audit(model, step=...)"
-)
+_UNKNOWN = "other products are not known without a step: audit(model, step=...)"
 _ROLES = {
     "attention scores": "no weight: queries by keys; attention stays in high precision",
     "attention values": "no weight: probabilities by values; attention stays in high precision",
@@ -82,14 +80,12 @@ class Audit:
         experts: the stacked weights of modules with a `GroupedMatmul`.
         weights: every other parameter that multiplies, or may; none of them is in FP8.
         count: the matrix products of a step; None if none was run.
-        complete: without a step: whether the weights' products are all that there are.
     """
 
     layers: tuple[LayerAudit, ...]
     experts: tuple[ExpertsAudit, ...] = ()
     weights: tuple[WeightAudit, ...] = ()
     count: MatmulCount | None = None
-    complete: bool = True
 
     @property
     def converted(self) -> tuple[LayerAudit, ...]:
@@ -204,8 +200,6 @@ class Audit:
         )
         if self.count is not None:
             return start + self.count.text
-        if self.complete:
-            return f"{start}{percent(self.fp8_flop_share)} of their FLOPs in FP8"
         share = "all" if self.fp8_flop_share == 1 else percent(self.fp8_flop_share)
         return f"{start}{share} of their FLOPs in FP8, by size; {_UNKNOWN}"
 
@@ -233,7 +227,6 @@ def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal:
         audit_experts(model),
         audit_weights(model, None if count is None else {row.owner for row in count.of_model}),
         count,
-        count is not None or products_are_known(model),
     )
 
 
@@ -271,5 +264,5 @@ def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
         gemms=len(names),
         fp8_gemms=fp8_gemms,
         casts=casts_route(linear.weight, linear.recipe) if isinstance(linear, Float8Linear) else "",
-        all_gather=gathered_as(linear),
+        all_gather=weight_gather_precision(linear),
     )

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fp8core.cast_places import Places
     from fp8core.recipe import Cast, Recipe
+    from fp8core.sampled_places import SampledPlaces
 
 READS = {  # role -> the operands of GEMMs that it is
     "input": (("output", "a"), ("grad_weight", "b")),
@@ -165,7 +165,7 @@ class StepStats:
         failure: the first error of the statistics themselves, after which nothing more is looked at; "" if none.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: SampledPlaces) -> None:
         self.places = places
         self.seen: dict[str, dict[tuple[str, int, Slot, str], OperandStats]] = {}
         self.calls = 0
@@ -388,7 +388,11 @@ def _capturing(x: torch.Tensor) -> bool:
 
 
 def _scales_at(
-    scale_inv: torch.Tensor, codes: torch.Size, places: Places, turned: bool, group: torch.Tensor | None
+    scale_inv: torch.Tensor,
+    codes: torch.Size,
+    places: SampledPlaces,
+    turned: bool,
+    group: torch.Tensor | None,
 ) -> torch.Tensor:
     """The decoding scale of each sampled element, float32 [n]."""
     if group is not None and scale_inv.dim() == 3:  # for each group of rows a scale for each column

@@ -1,6 +1,6 @@
 """The amax of a gradient, handed from the backward pass that wrote it to the Float8Linear that casts it.
 
-    leave(grad, amax)     a producer's backward pass, which has each element on chip anyway
+    note_amax(grad, amax) a producer's backward pass, which has each element on chip anyway
     amax_of(grad)         Float8Linear's, one read less; None where nothing was left or the gradient has changed since
 
 Autograd carries tensors and nothing beside them, and may reshape a gradient or add another one to it on its way. So an
@@ -16,32 +16,32 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
-class _Left(NamedTuple):
+class _Noted(NamedTuple):
     storage: StorageWeakRef
     version: int
     dtype: torch.dtype
     amax: torch.Tensor
 
 
-_left: dict[int, _Left] = {}  # by identity of the storage
+_noted: dict[int, _Noted] = {}  # by identity of the storage
 
 
-def leave(grad: torch.Tensor, amax: torch.Tensor) -> None:
+def note_amax(grad: torch.Tensor, amax: torch.Tensor) -> None:
     """Notes the amax of a gradient that is about to be returned to autograd.
 
     Args:
         grad: any shape and dtype, the whole of its storage; else nothing is noted.
         amax: float32, 0-dimensional, on its device.
     """
-    for key in [key for key, left in _left.items() if left.storage.expired()]:
-        _left.pop(key, None)
+    for key in [key for key, noted in _noted.items() if noted.storage.expired()]:
+        _noted.pop(key, None)
     if _is_whole(grad):
         storage = grad.untyped_storage()
-        _left[storage._cdata] = _Left(StorageWeakRef(storage), grad._version, grad.dtype, amax)
+        _noted[storage._cdata] = _Noted(StorageWeakRef(storage), grad._version, grad.dtype, amax)
 
 
 def amax_of(grad: torch.Tensor) -> torch.Tensor | None:
-    """What `leave` noted of this gradient or of one that it is a view of; None where that says nothing about it.
+    """What `note_amax` noted of this gradient or of one that it is a view of; None where that says nothing about it.
 
     Args:
         grad: as autograd gives it.
@@ -49,12 +49,12 @@ def amax_of(grad: torch.Tensor) -> torch.Tensor | None:
     Returns:
         float32, 0-dimensional.
     """
-    if not _left or torch.compiler.is_compiling() or type(grad) is not torch.Tensor:
+    if not _noted or torch.compiler.is_compiling() or type(grad) is not torch.Tensor:
         return None
-    left = _left.get(grad.untyped_storage()._cdata)
-    if left is None or left.storage.expired() or not _is_whole(grad):
+    noted = _noted.get(grad.untyped_storage()._cdata)
+    if noted is None or noted.storage.expired() or not _is_whole(grad):
         return None
-    return left.amax if (left.version, left.dtype) == (grad._version, grad.dtype) else None
+    return noted.amax if (noted.version, noted.dtype) == (grad._version, grad.dtype) else None
 
 
 def _is_whole(x: torch.Tensor) -> bool:

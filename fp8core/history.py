@@ -149,7 +149,7 @@ class AmaxMemory(nn.Module):
                 buffer.copy_(value)
         self.pending.zero_()
         self.ready = frozenset()
-        look(self)
+        mark_ready(self)
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
@@ -184,7 +184,7 @@ def amaxes_of_pass(memory: AmaxMemory | None, gradients: bool) -> Amaxes | None:
     return memory if memory is None or gradients else InUse(memory)
 
 
-def look(*memories: AmaxMemory) -> None:
+def mark_ready(*memories: AmaxMemory) -> None:
     """Finds out for which roles there are amaxes in use now; one wait for the device, none if all were there before.
 
     A role that is never cast, because its GEMMs are in high precision or nothing trains, never gets one.
@@ -257,8 +257,7 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     Raises:
         ValueError: at the first call, where layers of other names remember amaxes on other ranks.
     """
-    modules = dict(model.named_modules())
-    named = {name: m for name, m in modules.items() if isinstance(m, AmaxMemory)}
+    named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
     memories = list(named.values())
     if memories and dist.is_available() and dist.is_initialized():
         if not memories[0].compared:
@@ -266,13 +265,14 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
         together = max_over_ranks(torch.stack([m.pending for m in memories]), group)
         for memory, pending in zip(memories, together, strict=True):
             memory.pending.copy_(pending)
-    for name, memory in named.items():
+    for memory in memories:
         memory.advance()
-        kept = getattr(modules.get(name.rpartition(".")[0]), "weight_cache", None)
-        if kept is not None:  # cast by the scale that was, and the weight's amax is to be recorded anew
-            kept.entry = None
+    for module in model.modules():
+        kept = getattr(module, "weight_cache", None)
+        if kept is not None and module.amaxes is not None:
+            kept.entry = None  # cast by the scale that was, and the weight's amax is to be recorded anew
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        look(*memories)
+        mark_ready(*memories)
     return len(memories)
 
 

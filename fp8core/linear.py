@@ -29,7 +29,7 @@ from fp8core.cast_stats import WATCHED
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory, amaxes_of_pass
-from fp8core.inputs.sharded import check_layer, cut_of
+from fp8core.inputs.sharded import check_layer, tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.layer_rules import check_cast_input, check_weight, gemms_reason
@@ -192,26 +192,26 @@ class Float8Linear(nn.Linear):
             return nn.functional.linear(input, weight, self.bias)
         if self.is_transposed:
             weight = weight.t()
-        cut = None if type(weight) in PLAIN_TENSORS else cut_of(weight)
+        tp = None if type(weight) in PLAIN_TENSORS else tp_layout_of(weight)
         bias: torch.Tensor | None = None if self.bias_deferred else self.bias
-        if cut is None:
+        if tp is None:
             return self._run(input, weight, bias, None)
-        check_layer(self, cut, input.hp if isinstance(input, CastInput) else input)
+        check_layer(self, tp, input.hp if isinstance(input, CastInput) else input)
         if isinstance(input, CastInput):
-            input = input._replace(hp=cut.local_input(input.hp, str(self)))
+            input = input._replace(hp=tp.local_input(input.hp, str(self)))
         else:
-            input = cut.local_input(input, str(self))
+            input = tp.local_input(input, str(self))
         assert is_dtensor(weight)
         weight = weight.to_local()
-        bias = cut.local_bias(bias) if is_dtensor(bias) else bias
-        return cut.whole_output(self._run(input, weight, bias, cut))
+        bias = tp.local_bias(bias) if is_dtensor(bias) else bias
+        return tp.whole_output(self._run(input, weight, bias, tp))
 
     def _run(
         self,
         input: torch.Tensor | CastInput,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        cut: TPLayout | None,
+        tp: TPLayout | None,
     ) -> torch.Tensor:
         """The layer, or this rank's part of it: all three are plain tensors."""
         compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
@@ -227,8 +227,8 @@ class Float8Linear(nn.Linear):
                 return self._forward_hp(input, weight, bias)
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
+            given = input
             if isinstance(input, CastInput):
-                given = input
                 for_output, for_grad_weight = self._given(input, weight)
                 codes_only = input.codes_only
                 input = input.hp
@@ -237,7 +237,7 @@ class Float8Linear(nn.Linear):
             plan = None if compiling else self._known_plan(input, weight, gradients)
             plan = self._new_plan(input, weight, gradients) if plan is None else plan
             if plan is None:
-                return self._forward_hp(input if for_output is None else given, weight, bias)
+                return self._forward_hp(given, weight, bias)
         assert not isinstance(input, CastInput)
         dims = input.dim()
         # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
@@ -246,19 +246,19 @@ class Float8Linear(nn.Linear):
         if isinstance(flat, Float8Tensor):
             check_cast_input(self.recipe, flat, self.weight)
         cache, memory = self.weight_cache, self.amaxes
-        if cache is not None or memory is not None or cut is not None:
+        if cache is not None or memory is not None or tp is not None:
             # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
             # A transposed parameter is another tensor in each call, which the cache doesn't know again
             # What is kept in a pass without gradients would not be recorded by the next pass with gradients, and autograd
             # saves nothing that was made in inference mode
             if (
                 compiling
-                or cut is not None
+                or tp is not None
                 or self.is_transposed
                 or not (gradients or (memory is None and not torch.is_inference_mode_enabled()))
             ):
                 cache = None
-            plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, cut=cut)
+            plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, tp=tp)
         if not compiling and WATCHED and gradients and self in WATCHED:
             plan = plan._replace(stats=WATCHED[self](weight, self.recipe), codes_only=codes_only)
         output = _ScaledLinear.apply(flat, weight, for_output, for_grad_weight, plan)

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 _ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU, _NormBase)
 _LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 _ROUTERS = ("router", "gate")
-# Modules whose forward is known to hold no product besides those of their own parameters
-_PLAIN = (
-    nn.Linear,
-    nn.Sequential,
-    nn.Identity,
-    nn.Flatten,
-    nn.Unflatten,
-    *_ELEMENTWISE,
-    *_LOOKED_UP,
-    _ConvNd,
-)
-_PLAIN_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.pooling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +58,6 @@ def audit_weights(model: nn.Module, seen: Collection[str] | None = None) -> tupl
             these have GEMMs; the others may be added or looked up, as a positional embedding is, and a step drops them.
     """
     return tuple(_rows(model, seen))
-
-
-def products_are_known(model: nn.Module) -> bool:
-    """Whether the classes of a model's modules leave no room for products without a parameter, such as attention's."""
-    return all(
-        (isinstance(module, _PLAIN) and type(module).__module__.startswith(("torch.nn.", "fp8core.")))
-        or (type(module).__module__ in _PLAIN_MODULES and not isinstance(module, nn.MultiheadAttention))
-        for module in model.modules()
-    )
 
 
 def _rows(model: nn.Module, seen_in_step: Collection[str] | None) -> Iterator[WeightAudit]:

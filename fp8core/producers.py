@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from fp8core.arguments import check_type
-from fp8core.grad_amax import leave
+from fp8core.grad_amax import note_amax
 from fp8core.history import amaxes_of_pass
 from fp8core.inputs.operands import expected_amax
 from fp8core.inputs.shared_input import (
@@ -349,7 +349,7 @@ class _AddRMSNorm(torch.autograd.Function):
         matrices = (t.reshape(-1, total.shape[-1]) for t in (grad_y, grad_total, total))
         grad, grad_weight, amax = ops.add_rms_norm_backward(*matrices, weight, rstd)
         if ctx.hands_on:
-            leave(grad, amax)
+            note_amax(grad, amax)
         grad = grad.view(total.shape)
         return grad, grad, grad_weight, None, None, None
 
@@ -369,8 +369,8 @@ class _SwiGLU(torch.autograd.Function):
         if not ctx.hands_on:
             return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
         grad_gate, grad_up, gate_amax, up_amax = ops.swiglu_backward_amax(grad_h, *ctx.saved_tensors)
-        leave(grad_gate, gate_amax)
-        leave(grad_up, up_amax)
+        note_amax(grad_gate, gate_amax)
+        note_amax(grad_up, up_amax)
         return grad_gate, grad_up, None
 
 

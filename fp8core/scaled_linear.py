@@ -22,7 +22,13 @@ from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.grad_amax import amax_of
 from fp8core.history import AmaxMemory
-from fp8core.inputs.operands import fused_for_both, lines_both, lines_one, serves_both, settled
+from fp8core.inputs.operands import (
+    cast_operand,
+    cast_operand_pair,
+    fused_for_both,
+    resolve_kernels,
+    serves_both,
+)
 from fp8core.inputs.sharded import AmaxRequest, by_own_amax, shared_amaxes
 from fp8core.tensor import Float8Tensor
 
@@ -48,7 +54,7 @@ class Plan(NamedTuple):
         amaxes: what delayed and static casts go by; None for dynamic recipes.
         cache: casts of the weight that a `microbatches` block keeps.
         trains: a backward pass can follow.
-        cut: how tensor parallelism has cut the layer; None if it has not.
+        tp: how tensor parallelism has cut the layer; None if it has not.
         kernels: who casts input, weight and grad_output; "auto" is left only where each cast must ask.
         stats: what a watched step wants to see of this call's casts; None in any other step.
         codes_only: the input's values are not there, as in `CastInput`; known in a watched step alone.
@@ -58,7 +64,7 @@ class Plan(NamedTuple):
     amaxes: Amaxes | None
     cache: WeightCache | None
     trains: bool
-    cut: TPLayout | None
+    tp: TPLayout | None
     kernels: tuple[Kernels, Kernels, Kernels]
     stats: CallStats | None = None
     codes_only: bool = False
@@ -71,15 +77,17 @@ class Plan(NamedTuple):
         """
         output, grad_input, grad_weight = recipe.output, recipe.grad_input, recipe.grad_weight
         kernels = (
-            settled(x, recipe.kernels, output.a, grad_weight.b),
-            settled(weight, recipe.kernels, output.b, grad_input.b),
-            settled(x, recipe.kernels, grad_input.a, grad_weight.a) if weight.shape[0] else recipe.kernels,
+            resolve_kernels(x, recipe.kernels, output.a, grad_weight.b),
+            resolve_kernels(weight, recipe.kernels, output.b, grad_input.b),
+            resolve_kernels(x, recipe.kernels, grad_input.a, grad_weight.a)
+            if weight.shape[0]
+            else recipe.kernels,
         )
         return cls(recipe, None, None, trains, None, kernels)
 
     def shared(self, *tensors: AmaxRequest) -> tuple[torch.Tensor | None, ...]:
         """The amaxes of tensors that are parts of larger ones, see `fp8core.inputs.sharded.shared_amaxes`."""
-        return shared_amaxes(self.cut, self.recipe, self.amaxes, *tensors)
+        return shared_amaxes(self.tp, self.recipe, self.amaxes, *tensors)
 
     @property
     def reads_grad_amax(self) -> bool:
@@ -109,7 +117,7 @@ class _ScaledLinear(torch.autograd.Function):
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         needs_kept = plan.trains and needs_weight
         amax = weight_amax = None
-        if plan.cut is not None:
+        if plan.tp is not None:
             amax, weight_amax = plan.shared(
                 AmaxRequest(input_hp if given is None else None, "input", (for_output, for_grad_weight)),
                 AmaxRequest(weight_hp, "weight", (recipe.output.b, recipe.grad_input.b)),
@@ -117,21 +125,21 @@ class _ScaledLinear(torch.autograd.Function):
         kernels = plan.kernels[0]
         kept: _Saved = (None, None)
         if given is None and needs_kept:
-            lines, lines_0 = lines_both(
+            lines, lines_0 = cast_operand_pair(
                 input_hp, for_output, for_grad_weight, amaxes, "input", kernels=kernels, amax=amax
             )
             kept = _saved(lines_0, input_hp)
         elif given is None:
-            lines = lines_one(input_hp, for_output, 1, amaxes, "input", kernels=kernels, amax=amax)
+            lines = cast_operand(input_hp, for_output, 1, amaxes, "input", kernels=kernels, amax=amax)
         else:
-            lines = lines_one(given, for_output, 1)
+            lines = cast_operand(given, for_output, 1)
             if given_for_grad_weight is not None:
                 kept = given_for_grad_weight, None
             elif needs_kept and serves_both(for_output, for_grad_weight):
                 kept = given, None
             elif needs_kept:  # the shared casts were made where nothing trained
                 kept = _saved(
-                    lines_one(input_hp, for_grad_weight, 0, amaxes, "input", kernels=kernels, amax=amax),
+                    cast_operand(input_hp, for_grad_weight, 0, amaxes, "input", kernels=kernels, amax=amax),
                     input_hp,
                 )
         weight, weight_kept = _weight_operands(weight_hp, plan, needs_input, weight_amax)
@@ -162,17 +170,19 @@ class _ScaledLinear(torch.autograd.Function):
         to_input, to_weight = recipe.grad_input, recipe.grad_weight
         grad_input = grad_weight = None
         amax = amax_of(grad_output)
-        if plan.cut is not None:
+        if plan.tp is not None:
             (amax,) = plan.shared(AmaxRequest(grad_output, "grad_output", (to_input.a, to_weight.a), amax))
         kernels = plan.kernels[2] if type(grad_output) is torch.Tensor else recipe.kernels
         if needs_input and needs_weight:
-            lines, lines_0 = lines_both(
+            lines, lines_0 = cast_operand_pair(
                 grad_output, to_input.a, to_weight.a, amaxes, "grad_output", kernels=kernels, amax=amax
             )
         elif needs_input:
-            lines = lines_one(grad_output, to_input.a, 1, amaxes, "grad_output", kernels=kernels, amax=amax)
+            lines = cast_operand(
+                grad_output, to_input.a, 1, amaxes, "grad_output", kernels=kernels, amax=amax
+            )
         else:
-            lines_0 = lines_one(
+            lines_0 = cast_operand(
                 grad_output, to_weight.a, 0, amaxes, "grad_output", kernels=kernels, amax=amax
             )
         if needs_input:
@@ -180,7 +190,7 @@ class _ScaledLinear(torch.autograd.Function):
             if weight_scale is not None:
                 weight = Operand(weight_kept, weight_scale)
             else:
-                weight = lines_one(
+                weight = cast_operand(
                     weight_kept,
                     to_input.b,
                     0,
@@ -195,7 +205,7 @@ class _ScaledLinear(torch.autograd.Function):
                 if weight_scale is None:
                     plan.stats.saw("weight", "grad_input", weight_kept, weight, turned=True)
         if needs_weight:
-            x = lines_one(kept, None, 0) if kept_scale is None else Operand(kept, kept_scale)
+            x = cast_operand(kept, None, 0) if kept_scale is None else Operand(kept, kept_scale)
             grad_weight = _product(lines_0, x, to_weight, recipe, grad_output.dtype)
             if plan.stats is not None:
                 plan.stats.saw("grad_output", "grad_weight", grad_output, lines_0, turned=True)
@@ -260,12 +270,15 @@ def _weight_operands(
     again = plan.trains and needed_again
     if plan.cache is not None and not isinstance(weight, Float8Tensor):
         lines, lines_0 = plan.cache.operands(
-            weight, lambda: lines_both(weight, first, second, amaxes, "weight", kernels=kernels, amax=amax)
+            weight,
+            lambda: cast_operand_pair(weight, first, second, amaxes, "weight", kernels=kernels, amax=amax),
         )
     elif again and fused_for_both(weight, first, second, kernels):
-        lines, lines_0 = lines_both(weight, first, second, amaxes, "weight", kernels=kernels, amax=amax)
+        lines, lines_0 = cast_operand_pair(
+            weight, first, second, amaxes, "weight", kernels=kernels, amax=amax
+        )
     else:
-        lines = lines_one(weight, first, 1, amaxes, "weight", kernels=kernels, amax=amax)
+        lines = cast_operand(weight, first, 1, amaxes, "weight", kernels=kernels, amax=amax)
         return lines, (weight if again else None, None)
     return lines, _saved(lines_0, weight) if again else (None, None)
 

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import nn
 
 from fp8core.arguments import check_type
-from fp8core.cast_places import Places
 from fp8core.cast_records import Sink, records_of, sink_of
 from fp8core.cast_stats import HIGH_PRECISION, NOT_SEEN, WATCHED, StepStats
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.linear import Float8Linear
+from fp8core.sampled_places import SampledPlaces
 
 if TYPE_CHECKING:
     import os
@@ -295,7 +295,7 @@ class _On:
     def __init__(self, samples: int) -> None:
         self.stats: StepStats | None = None
         self.recipes: dict[str, Recipe] = {}
-        self._places = Places(samples)
+        self._places = SampledPlaces(samples)
         self._entries: dict[nn.Module, Any] = {}
         self._is_eager = False
 

@@ -59,13 +59,15 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         message = "interrupted"
     except Exception as error:  # noqa: BLE001 - the last handler: an interpreter that exits waits for its processes
-        if (
-            type(error).__name__ != "ExtensionError"
-        ):  # by name: a command that measures nothing needs no torch
+        missing = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if missing not in ("", "harness", "fp8core"):
+            message = f"{command} needs {missing}: pip install {missing}; report, diff, fleet, gate and watch read stored runs without torch"
+        elif type(error).__name__ == "ExtensionError":  # by name: what measures nothing needs no torch
+            message = str(error)
+        else:
             from harness.cli import process_end
 
             return process_end.internal_error(error)
-        message = str(error)
     if "multiprocessing" in sys.modules:
         from harness.machine.processes import kill_children
 

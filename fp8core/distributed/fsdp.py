@@ -15,7 +15,7 @@ where parameters of several dtypes (biases, norms) share an all-gather. Shards o
 there are more ranks than rows, are filled up to the length that FSDP2 expects.
 
 One set of codes must serve both GEMMs that read the weight, so tensorwise and 128x128 weights are gathered in FP8, whatever
-way their scales come. Others are gathered in high precision, and `gathered_as` says why: `audit` and `verify` show it.
+way their scales come. Others are gathered in high precision, and `weight_gather_precision` says why: `audit` and `verify` show it.
 Optimizers, state dicts and checkpoints see high-precision tensors.
 """
 
@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from fp8core.distributed.fsdp_state import forget_gathered, local_of
-from fp8core.distributed.gather_reasons import NOTE, gathered_as, recipe_reason
-from fp8core.distributed.weight_scales import join, known_of
+from fp8core.distributed.weight_gather import NOTE, recipe_reason, weight_gather_precision
+from fp8core.distributed.weight_scales import known_of, share_weight_scales
 from fp8core.distributed.weight_shard import WeightShard
 from fp8core.linear import Float8Linear
 from fp8core.tensor import Float8Tensor
@@ -65,7 +65,7 @@ def gather_in_fp8(root: nn.Module) -> None:
         layer.register_state_dict_post_hook(_plain_state)
         layer.register_load_state_dict_post_hook(wrapped_again)
         chosen.append(layer)
-    join(root, chosen)
+    share_weight_scales(root, chosen)
 
 
 def switch_gathers(model: nn.Module, change: Callable[[], int]) -> int:
@@ -79,9 +79,11 @@ def switch_gathers(model: nn.Module, change: Callable[[], int]) -> int:
         What `change` returned.
     """
     layers = [m for m in model.modules() if known_of(m) is not None]
-    before = [gathered_as(layer) for layer in layers]
+    before = [weight_gather_precision(layer) for layer in layers]
     changed = change()
-    switched = {layer for layer, was in zip(layers, before, strict=True) if gathered_as(layer) != was}
+    switched = {
+        layer for layer, was in zip(layers, before, strict=True) if weight_gather_precision(layer) != was
+    }
     if switched:
         forget_gathered(model, switched)
     for layer in switched:

@@ -1,4 +1,4 @@
-"""The few things of FSDP2's and DTensor's that are not in their public interface; nothing else in fp8core touches them.
+"""The few things of FSDP2's, DDP's and DTensor's that are not in their public interface; nothing else in fp8core touches them.
 
 FSDP2 makes a gathered parameter once and fills it anew at each all-gather. Where a layer goes from gathering in high
 precision to gathering codes, or back, the parameter must be made anew: `forget_gathered`.
@@ -7,6 +7,9 @@ precision to gathering codes, or back, the parameter must be made anew: `forget_
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -69,6 +72,31 @@ def _groups(model: nn.Module) -> Iterator[tuple[Any, Any]]:
             groups = getattr(state, "_fsdp_param_groups", None)
             groups = [state._fsdp_param_group] if groups is None else groups
             yield from ((module, group) for group in groups if group is not None)
+
+
+def gathered_parts(model: nn.Module) -> dict[nn.Module, tuple[int, int, int, tuple[int, ...]]]:
+    """Where a rank's part lies in the weight that FSDP2 gathers for a module: (dimension, index, parts, ranks that share it)."""
+    found = {}
+    for _, group in _groups(model):
+        mesh = group.mesh_info
+        where = getattr(mesh, "shard_mesh_rank", 0), getattr(mesh, "shard_mesh_size", 1)
+        for param in group.fsdp_params:
+            info = param._module_info
+            names = zip(
+                (info.module, *info.shared_modules), (info.param_name, *info.shared_param_names), strict=True
+            )
+            for module in [module for module, name in names if name == "weight"]:
+                found[module] = param.fsdp_placement.dim, *where, tuple(mesh.mesh.mesh.flatten().tolist())
+    return found
+
+
+def replicas(layer: nn.Module) -> tuple[int, ...]:
+    """The ranks on which DDP, whose forward pass runs, keeps the weight of a layer the same; () outside of any."""
+    ddp = DistributedDataParallel._get_active_ddp_module()
+    named = {} if ddp is None else {id(p): name for name, p in ddp.module.named_parameters()}
+    if ddp is None or named.get(id(layer.weight), "") in {"", *ddp.parameters_to_ignore}:
+        return ()
+    return tuple(dist.get_process_group_ranks(ddp.process_group))
 
 
 def end_pass(model: nn.Module) -> None:

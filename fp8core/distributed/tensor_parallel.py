@@ -13,7 +13,7 @@
 
 Names, arguments and meaning are those of `torchao.float8` 0.18; torch's own ColwiseParallel and RowwiseParallel work on
 a Float8Linear as well. What these add: all-gathers of activations and of gradients in FP8 (see
-`fp8core.distributed.gathering`), delayed scaling, and an error where torch would continue. `fp8core.inputs.sharded`
+`fp8core.distributed.sequence_parallel`), delayed scaling, and an error where torch would continue. `fp8core.inputs.sharded`
 says which scales ranks share.
 
 Async tensor parallelism (`torch._inductor.config._micro_pipeline_tp`) overlaps the very collectives that torch's styles
@@ -31,9 +31,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
-from fp8core.distributed.arrival import lost_gradient, waited
 from fp8core.distributed.fsdp import wrapped_again
-from fp8core.distributed.gathering import gather_input, gather_module_input, gather_reason, scatter_output
+from fp8core.distributed.sequence_parallel import (
+    gather_input,
+    gather_module_input,
+    gather_reason,
+    scatter_output,
+)
+from fp8core.distributed.waited import lost_gradient, waited
 from fp8core.distributed.weight_scales import known_of
 from fp8core.distributed.weight_shard import WeightShard
 from fp8core.gemm import backend_named
@@ -292,10 +297,10 @@ def check_plan(model: nn.Module, device_mesh: DeviceMesh, plan: Mapping[str, Par
         if not isinstance(style, ColwiseParallel | RowwiseParallel):
             continue
         ours = isinstance(style, Float8ColwiseParallel | Float8RowwiseParallel)
-        cut = TPLayout(device_mesh, 0 if isinstance(style, ColwiseParallel) else 1)
+        tp = TPLayout(device_mesh, 0 if isinstance(style, ColwiseParallel) else 1)
         for name, module in found:
             if ours or isinstance(module, Float8Linear):
-                layer = _checked(module, cut, f"{name}: {type(style).__name__}")
+                layer = _checked(module, tp, f"{name}: {type(style).__name__}")
                 if not ours and layer.amaxes is not None:
                     raise ValueError(
                         f"{name}: {type(style).__name__} would make DTensors of the amaxes of recipe {layer.recipe}; take "
@@ -318,7 +323,7 @@ def async_tp_reason(device: torch.device | str) -> str | None:
     return None
 
 
-def _checked(module: nn.Module, cut: TPLayout, what: str) -> Float8Linear:
+def _checked(module: nn.Module, tp: TPLayout, what: str) -> Float8Linear:
     """The module as a layer that can be cut this way.
 
     Raises:
@@ -338,14 +343,14 @@ def _checked(module: nn.Module, cut: TPLayout, what: str) -> Float8Linear:
         )
     if isinstance(module.weight, DTensor):
         raise ValueError(f"{what}: the weight is a DTensor already, on {module.weight.device_mesh}; {ORDER}")
-    cut.check(module.in_features, module.out_features, module.recipe)
+    tp.check(module.in_features, module.out_features, module.recipe)
     recipe, backend = module.recipe, backend_named(module.recipe.backend)
-    K, N = cut.local_features(module.in_features, module.out_features)
+    K, N = tp.local_features(module.in_features, module.out_features)
     for gemm, (k, n) in ((recipe.output, (K, N)), (recipe.grad_input, (N, K))):
         if gemm.a is not None and gemm.b is not None and not recipe.pad_inner_dim:
             reason = backend.shape_reason(0, k, n, gemm.a.format, gemm.b.format, gemm.granularity)
             if reason is not None:
-                raise ValueError(f"{what}, cut {cut} over {cut.size} ranks: {reason}")
+                raise ValueError(f"{what}, cut {tp} over {tp.size} ranks: {reason}")
     return module
 
 

@@ -162,7 +162,7 @@ def known_of(layer: nn.Module) -> WeightScale | None:
     return getattr(layer, _KNOWN, None)
 
 
-def join(root: nn.Module, layers: Iterable[Float8Linear]) -> None:
+def share_weight_scales(root: nn.Module, layers: Iterable[Float8Linear]) -> None:
     """Lets the layers of a model find their weights' scales together."""
     _STEPS.watch()
     for layer in layers:

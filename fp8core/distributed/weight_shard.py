@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from fp8core.cast import cast_saturating, scaled_f32
 from fp8core.distributed.fsdp_state import local_of
-from fp8core.distributed.gather_reasons import high_precision_reason
+from fp8core.distributed.weight_gather import high_precision_reason
 from fp8core.distributed.weight_scales import known_of, scale_for_gather, shard_of, weight_cast
 from fp8core.inputs.operands import why_unfused
 from fp8core.kernels import ops

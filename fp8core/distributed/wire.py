@@ -24,6 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fp8core.arguments import PLAIN_TENSORS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -107,7 +109,7 @@ class Collectives:
         return {dtype: size for (name, dtype), size in self.bytes.items() if name == collective}
 
 
-_ENDS = (torch.Tensor, torch.nn.Parameter, FakeTensor)  # tensors whose operators lead to no others
+_ENDS = (*PLAIN_TENSORS, FakeTensor)  # tensors whose operators lead to no others
 _OPEN: list[Collectives] = []
 
 

@@ -7,7 +7,7 @@
 >>> model = convert_to_float8_training(model, module_filter_fn=lambda module, fqn: fqn == "0")
 >>> x = torch.randn(32, 64, requires_grad=True)
 >>> print(count_matmuls(lambda: model(x).sum().backward(), model).text)
-80.0 % of the step's matmul FLOPs in FP8; not in FP8: 2 20.0 %
+80.0 % of the counted matmul FLOPs in FP8; not in FP8: 2 20.0 %
 """
 
 from fp8core.flops.count import FP8_DTYPES, Matmul, MatmulCount, Uncounted, not_in_fp8, percent, share_in_fp8

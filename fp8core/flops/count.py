@@ -73,7 +73,13 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """An operator that multiplies matrices, or may, and has no formula: where it ran and how often."""
+    """What multiplies matrices, or may, and was not looked into: where it ran and how often.
+
+    Attributes:
+        operator: without a formula; or an `autograd.Function` whose result no operator of PyTorch has written.
+        owner: the module that ran.
+        calls: of it.
+    """
 
     operator: str
     owner: str
@@ -161,9 +167,8 @@ def text(count: MatmulCount) -> str:
     if not count.flops:
         line = "no matrix product was counted"
     else:
-        of = "the step's matmul FLOPs" if not count.uncounted else "the matmul FLOPs that could be counted"
         share = "all" if count.uncounted and count.fp8_share == 1 else percent(count.fp8_share)
-        line = f"{share} of {of} in FP8"
+        line = f"{share} of the counted matmul FLOPs in FP8"
         rest = _short(not_in_fp8(count.matmuls))
         if rest:
             line += "; not in FP8: " + ", ".join(f"{name} {percent(share)}" for name, share in rest.items())

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from fp8core.arguments import check_known, check_type
+from fp8core.arguments import PLAIN_TENSORS, check_known, check_type
 from fp8core.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Phase, Uncounted, name_in_layer
 from fp8core.flops.formulas import (
     CAUSAL_SHARE,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 _SOFTMAXES = (aten._softmax, aten._safe_softmax, aten._masked_softmax)
 _IN_FORWARD = -1  # id of no graph task
+_APPLIED: Any = torch.autograd.Function
 
 
 def count_matmuls(step_fn: Callable[[], object], model: nn.Module, *, causal: Causal = "full") -> MatmulCount:
@@ -108,6 +110,8 @@ class MatmulCounter:
         self._running: list[tuple[str, nn.Module, bool]] = []  # name, module, entered in a backward pass
         self._made_by: dict[tuple[int, int], list[_Record]] = {}  # (graph task, sequence number of a node)
         self._hooks: list[Any] = []
+        # Of each `autograd.Function` that runs: the memory that operators wrote
+        self._written: list[set[int]] = []
         self._mode = _Mode(self._ran, any(isinstance(p, FakeTensor) for p in model.parameters()))
 
     def __enter__(self) -> MatmulCounter:
@@ -117,11 +121,14 @@ class MatmulCounter:
         for fqn, module in self._model.named_modules():
             self._hooks.append(module.register_forward_pre_hook(self._entered(fqn)))
             self._hooks.append(module.register_forward_hook(self._left, always_call=True))
+        self._apply = vars(_APPLIED)["apply"]
+        setattr(_APPLIED, "apply", classmethod(self._applied))  # noqa: B010
         self._mode.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(*error)
+        setattr(_APPLIED, "apply", self._apply)  # noqa: B010
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -143,6 +150,8 @@ class MatmulCounter:
 
     def _ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One operator has run."""
+        if self._written and isinstance(func, OpOverload) and not func.is_view and "empty" not in func.name():
+            self._written[-1].update(map(_memory, _tensors(out)))
         found = products(func, args, kwargs, out, self._causal)
         if found is None:
             self._uncounted[str(getattr(func, "overloadpacket", func)), self._module_name()] += 1
@@ -154,6 +163,20 @@ class MatmulCounter:
                 if isinstance(record, _Record) and record.role == PRODUCT:
                     record.role = SCORES
             self._provenance.follow(func, args, out)
+
+    def _applied(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """An `autograd.Function` runs: a result that comes from no operator (NumPy's, a kernel's) may be a product."""
+        self._written.append({_memory(x) for x in _tensors(args)})
+        try:
+            out = self._apply.__get__(None, function)(*args, **kwargs)
+        finally:
+            written = self._written.pop()
+        own = function.__module__.partition(".")[0] in ("torch", "fp8core")
+        if not own and not {_memory(x) for x in _tensors(out) if x.is_floating_point()} <= written:
+            self._uncounted[f"Function {function.__name__}", self._module_name()] += 1
+        if self._written:
+            self._written[-1] |= written
+        return out
 
     def _multiplied(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, found: tuple[Product, ...]
@@ -303,6 +326,14 @@ class _Mode(TorchDispatchMode):
         out = func(*args, **kwargs)
         self._ran(func, args, kwargs, out)
         return out
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(given) if type(x) in PLAIN_TENSORS and x.layout is torch.strided]
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
 
 
 def _dtype(operands: list[Tensor], origins: list[Origin]) -> str:

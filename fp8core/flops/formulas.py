@@ -104,8 +104,6 @@ _WITHOUT_PRODUCTS = (
     "_dtensor",
     "bucketing",
     "streams",
-    "torchvision",
-    "image",
     "c10d_functional",
 )
 

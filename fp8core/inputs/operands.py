@@ -74,7 +74,7 @@ def casts_route(weight: torch.Tensor, recipe: Recipe) -> str:
     return "kernels" if reason is None else f"plain PyTorch: {reason}"
 
 
-def settled(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> Kernels:
+def resolve_kernels(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> Kernels:
     """Return "always" or "never" where `why_unfused` answers "auto" for tensors like x; else `kernels`.
 
     A layer asks once for a shape. Casts that differ in their answers, and compilers, are left to each cast.
@@ -85,7 +85,7 @@ def settled(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> Kernels:
     return kernels if len(plain) != 1 else "never" if plain.pop() else "always"
 
 
-def lines_one(
+def cast_operand(
     x: torch.Tensor,
     cast: Cast | None,
     dim: int,
@@ -113,7 +113,7 @@ def lines_one(
     return codes if dim == 1 else transposed(codes)
 
 
-def lines_both(
+def cast_operand_pair(
     x: torch.Tensor,
     along_1: Cast | None,
     along_0: Cast | None,
@@ -127,7 +127,7 @@ def lines_both(
     """Cast a matrix for two GEMMs, of which one contracts dimension 1 and the other dimension 0.
 
     Returns:
-        (lines [M, K] for the first, lines [K, M] for the second), each as `lines_one`. With `once`, where one plain cast
+        (lines [M, K] for the first, lines [K, M] for the second), each as `cast_operand`. With `once`, where one plain cast
         serves both: it, twice, not transposed.
     """
     same = along_1 is not None and (along_1 is along_0 or along_1 == along_0)
@@ -137,10 +137,10 @@ def lines_both(
             return _both_by_kernel(x, along_1, memory, role, amax)
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
             return rows_and_columns(x, along_1, role)
-    first = lines_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
+    first = cast_operand(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
     if same and along_1 is not None and along_1.axis_free and isinstance(first, Operand):
         return first, first if once else transposed(first)
-    return first, lines_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
+    return first, cast_operand(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
 
 
 def cast_one(
@@ -170,7 +170,7 @@ def cast_one(
     """
     if cast is None or isinstance(x, Float8Tensor):
         return x
-    lines = lines_one(x, cast, dim, memory, role, kernels=kernels, amax=amax)
+    lines = cast_operand(x, cast, dim, memory, role, kernels=kernels, amax=amax)
     assert isinstance(lines, Operand)
     return _wrapped(lines if dim == 1 else transposed(lines), x.dtype, cast.granularity)
 
@@ -192,7 +192,9 @@ def cast_both(
     """
     if isinstance(x, Float8Tensor):
         return x, x
-    lines, lines_0 = lines_both(x, along_1, along_0, memory, role, kernels=kernels, amax=amax, once=True)
+    lines, lines_0 = cast_operand_pair(
+        x, along_1, along_0, memory, role, kernels=kernels, amax=amax, once=True
+    )
     first = second = x
     if along_1 is not None:
         assert isinstance(lines, Operand)
@@ -258,7 +260,7 @@ def _plain(
 
 
 def rows_and_columns(x: torch.Tensor, cast: Cast, role: str) -> tuple[Operand, Operand]:
-    """Cast x [M, K] along both dimensions by PyTorch operators: what two calls of `lines_one` return, in fewer operators.
+    """Cast x [M, K] along both dimensions by PyTorch operators: what two calls of `cast_operand` return, in fewer operators.
 
     `role` changes nothing; it says to whoever watches which tensor is cast.
     """

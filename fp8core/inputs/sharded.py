@@ -142,7 +142,7 @@ class TPLayout(NamedTuple):
         return ("column-wise", "row-wise", "nowhere")[self.dim]
 
 
-def cut_of(weight: torch.Tensor) -> TPLayout | None:
+def tp_layout_of(weight: torch.Tensor) -> TPLayout | None:
     """How tensor parallelism has cut this weight [N, K]; None if it is no DTensor."""
     if not is_dtensor(weight):
         return None
@@ -150,21 +150,21 @@ def cut_of(weight: torch.Tensor) -> TPLayout | None:
     return TPLayout(weight.device_mesh, placement.dim if placement.is_shard() else -1)
 
 
-def check_layer(layer: Any, cut: TPLayout, x: torch.Tensor) -> None:
+def check_layer(layer: Any, tp: TPLayout, x: torch.Tensor) -> None:
     """Refuses what tensor parallelism, or a wrong order of conversions, has made of a Float8Linear.
 
     Args:
         layer: the Float8Linear, whose weight is a DTensor.
-        cut: of that weight.
+        tp: of that weight.
         x: its input.
 
     Raises:
         ValueError: the weight is FSDP's and not gathered, amaxes are DTensors, or as `TPLayout.check`.
     """
     by_plan = is_dtensor(x) or hasattr(layer, "_distribute_module_applied")
-    if cut.mesh.ndim > 1 or not by_plan:
+    if tp.mesh.ndim > 1 or not by_plan:
         raise ValueError(
-            f"the weight of {layer} is a part of one, on {cut.mesh}: FSDP has not gathered it. Call the module that "
+            f"the weight of {layer} is a part of one, on {tp.mesh}: FSDP has not gathered it. Call the module that "
             f"fully_shard wraps. Or the layer was cut by other means than a plan: {ORDER}"
         )
     if layer.amaxes is not None and is_dtensor(layer.amaxes.in_use):
@@ -172,7 +172,7 @@ def check_layer(layer: Any, cut: TPLayout, x: torch.Tensor) -> None:
             f"the style that cut {layer} has made DTensors of its amaxes too, which recipe {layer.recipe} can't use; "
             "take fp8core.Float8ColwiseParallel and Float8RowwiseParallel"
         )
-    cut.check(layer.in_features, layer.out_features, layer.recipe)
+    tp.check(layer.in_features, layer.out_features, layer.recipe)
 
 
 class AmaxRequest(NamedTuple):
@@ -185,7 +185,7 @@ class AmaxRequest(NamedTuple):
 
 
 def shared_amaxes(
-    cut: TPLayout | None, recipe: Recipe, memory: Amaxes | None, *tensors: AmaxRequest
+    tp: TPLayout | None, recipe: Recipe, memory: Amaxes | None, *tensors: AmaxRequest
 ) -> tuple[torch.Tensor | None, ...]:
     """What tensorwise casts of these tensors go by; one all-reduce for all that need one, none if none does.
 
@@ -193,14 +193,14 @@ def shared_amaxes(
         For each: float32, 0-dimensional, the amax of all parts; `amax` as given where no part is elsewhere.
     """
     needed = [
-        cut is not None
+        tp is not None
         and seen.x is not None
-        and seen.role in cut.roles
+        and seen.role in tp.roles
         and not isinstance(seen.x, Float8Tensor)
         and any(c is not None and by_own_amax(c, memory, seen.role) for c in seen.casts)
         for seen in tensors
     ]
-    if cut is None or not any(needed):
+    if tp is None or not any(needed):
         return tuple(seen.amax for seen in tensors)
     with torch.no_grad():
         parts = [
@@ -208,7 +208,7 @@ def shared_amaxes(
             for seen, need in zip(tensors, needed, strict=True)
             if need and seen.x is not None
         ]
-        together = iter(max_over_ranks(torch.stack(parts), cut.group).unbind())
+        together = iter(max_over_ranks(torch.stack(parts), tp.group).unbind())
     return tuple(next(together) if need else seen.amax for seen, need in zip(tensors, needed, strict=True))
 
 

@@ -15,7 +15,7 @@ import torch
 from fp8core.arguments import autocast_enabled, check_type
 from fp8core.history import amaxes_of_pass
 from fp8core.inputs.operands import cast_both, cast_one
-from fp8core.inputs.sharded import AmaxRequest, cut_of, shared_amaxes
+from fp8core.inputs.sharded import AmaxRequest, shared_amaxes, tp_layout_of
 from fp8core.scaling import check_hp
 
 if TYPE_CHECKING:
@@ -113,17 +113,17 @@ def reads_for_grad_weight(*layers: Reader) -> bool:
 
 def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers: Reader) -> CastInput:
     """`cast_input` of a tensor whose amax the producer has found already (float32, 0-dimensional), or None."""
-    cut = cut_of(layers[0].weight)
-    part = x if cut is None else cut.local_input(x.detach(), str(layers[0]))
+    tp = tp_layout_of(layers[0].weight)
+    part = x if tp is None else tp.local_input(x.detach(), str(layers[0]))
     for layer in layers:
-        K = layer.in_features if cut is None else cut.local_features(layer.in_features, layer.out_features)[0]
+        K = layer.in_features if tp is None else tp.local_features(layer.in_features, layer.out_features)[0]
         if part.dim() == 0 or part.shape[-1] != K:
             raise ValueError(f"input has shape {list(part.shape)}; expected [..., {K}] for {layer}")
     flat = part.detach().reshape(part.shape[:-1].numel() if part.shape[-1] == 0 else -1, part.shape[-1])
     gradients = torch.is_grad_enabled()
     recipe, memory = layers[0].recipe, amaxes_of_pass(layers[0].amaxes, gradients)
     kernels = recipe.kernels
-    (amax,) = shared_amaxes(cut, recipe, memory, AmaxRequest(flat, "input", casts, amax))
+    (amax,) = shared_amaxes(tp, recipe, memory, AmaxRequest(flat, "input", casts, amax))
     trains = reads_for_grad_weight(*layers)
     with torch.no_grad():
         if trains:

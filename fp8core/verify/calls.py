@@ -28,17 +28,18 @@ from fp8core.audit import audit
 from fp8core.dtensors import is_dtensor
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
-from fp8core.inputs.sharded import cut_of
+from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.linear import Float8Linear
 from fp8core.recipe import GEMMS
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.arrived import Arrived
+from fp8core.verify.codes_from_elsewhere import Arrived
 from fp8core.verify.operands import cast_as, input_of, matrix, plain, quietly
-from fp8core.verify.oracle import Operand
+from fp8core.verify.oracle import TiledOperand
 from fp8core.verify.products import Sketch, difference
 from fp8core.verify.records import GemmProof, LayerProof
-from fp8core.verify.sums import Sums
+from fp8core.verify.shared_weights import SharedWeights
+from fp8core.verify.sums import BiasSum, Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,13 +77,14 @@ class Call:
         self.weight, self.offsets = args[1:] if proof.of_experts else (module.weight, None)
         self.needs = [torch.is_grad_enabled() and t.requires_grad for t in (values_of(args[0]), self.weight)]
         self.groups = [(0, slice(None))]
-        self.cut: TPLayout | None = None
+        self.tp: TPLayout | None = None
         self.x: torch.Tensor | None = None
         self.again: torch.Tensor | None = None
         self.grad: torch.Tensor | None = None
         self.aliased = False
+        self.bias: BiasSum | None = None
         self.expected: list[str] = []
-        self.operands: dict[tuple[str, int, int], Operand] = {}
+        self.operands: dict[tuple[str, int, int], TiledOperand] = {}
         self.sketches: dict[tuple[str, int, int], Sketch] = {}
 
     def gemms_of(self, name: str) -> int:
@@ -98,7 +100,7 @@ class Call:
             self.groups = [(expert, slice(*ends)) for expert, ends in bounds if ends[0] < ends[1]]
             self.x = self.again = after_autocast(given.detach())
         else:
-            self.cut = cut_of(self.weight)
+            self.tp = tp_layout_of(self.weight)
             self.x, again = input_of(self.module, given)
             self.again = self.x if again is None else again
             if any(isinstance(x, Float8Tensor) and x not in self.watch.arrived for x in (self.x, self.again)):
@@ -106,6 +108,8 @@ class Call:
             weight = plain(self.module.linear_weight)
             if isinstance(weight, Float8Tensor):
                 self.watch.arrived.check_weight(self.module, weight, self.proof)
+            if not self.in_backward:
+                self.watch.shared.look(self.proof.fqn, self.module, weight, self.proof)
         self.expect("output")
         if not self.in_backward:
             self._losses("output", 0)
@@ -121,7 +125,7 @@ class Call:
         for name, place, group in itertools.product(names, (0, 1), self.groups):
             self.operand(name, place, *group)
 
-    def operand(self, name: str, place: int, expert: int, rows: slice) -> Operand:
+    def operand(self, name: str, place: int, expert: int, rows: slice) -> TiledOperand:
         """What a GEMM must receive: a or b, [lines, along]."""
         key = name, place, expert
         if key not in self.operands:
@@ -132,7 +136,7 @@ class Call:
             elif role == "input":
                 whole = self.again if turned else self.x
             if isinstance(whole, Float8Tensor):
-                found = Operand.given(whole.qdata, whole.scale_inv)
+                found = TiledOperand.given(whole.qdata, whole.scale_inv)
                 self.operands[key] = found.t() if turned else found
             else:
                 x = whole[rows] if whole.dim() == 2 else whole[expert]
@@ -141,12 +145,12 @@ class Call:
                     getattr(self.recipe.gemms[name], "ab"[place]),
                     getattr(self.module, "amaxes", None),
                     role,
-                    self.cut,
+                    self.tp,
                     whole if whole.dim() == 2 else x,
                 )
         return self.operands[key]
 
-    def received(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def check_gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
         """An FP8 GEMM is about to run: codes and scales of a and of b, each [lines, along]."""
         if not self.expected:
             self.proof.fault("an FP8 GEMM ran that the recipe does not have")
@@ -157,7 +161,7 @@ class Call:
             if wanted is None:
                 continue
             stacked = codes.dim() == 3
-            got = Operand.given(
+            got = TiledOperand.given(
                 codes[expert] if stacked else codes, scale[expert] if stacked or scale.dim() == 3 else scale
             )
             if name == "grad_weight":
@@ -210,7 +214,7 @@ class Call:
                     None if self.offsets is not None or self.module.bias_deferred else self.module.bias
                 )
                 if bias is not None:
-                    bias = self.cut.local_bias(bias) if self.cut is not None and is_dtensor(bias) else bias
+                    bias = self.tp.local_bias(bias) if self.tp is not None and is_dtensor(bias) else bias
                     bias = plain(bias).to(result.dtype)
                 self.compare("output", result, bias)
         self._rest()
@@ -236,6 +240,8 @@ class Call:
             self.grad = matrix(plain(grads[0]) if self.grad is None else self.grad)
             if isinstance(self.grad, Float8Tensor) and self.grad not in self.watch.arrived:
                 self.proof.unchecked("cast of grad_output: it came in codes")
+            if self.bias is not None:
+                self.bias.expect(self.grad.dequantize() if isinstance(self.grad, Float8Tensor) else self.grad)
             self.expect(*itertools.compress(GEMMS[1:], self.needs))
 
     def _after_backward(self, grads: tuple[torch.Tensor | None, ...], _: tuple[torch.Tensor, ...]) -> None:
@@ -314,6 +320,8 @@ class Watch(TorchDispatchMode):
         self.stack: list[Call] = []
         self.arrived = Arrived({module: self.found[fqn] for fqn, module in self.modules})
         self.sums: dict[int, Sums] = {}
+        self.biases: dict[int, BiasSum] = {}
+        self.shared = SharedWeights(model)
         # Calls that a backward pass can follow -> GEMMs that will: outside of a backward pass, inside of one
         self.trains = {fqn: [0, 0] for fqn, _ in self.modules}
         self._end = ExitStack()
@@ -361,13 +369,14 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._end.close()
-        for each in self.sums.values():
+        sums: list[Sums | BiasSum] = [*self.sums.values(), *self.biases.values()]
+        for each in sums:
             each.finish()
 
     def _gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
         if self.stack:
             with quietly():
-                self.stack[-1].received(*operands)
+                self.stack[-1].check_gemm(*operands)
         else:
             self.stray += 1
 
@@ -388,6 +397,10 @@ class Watch(TorchDispatchMode):
             call.open(given)
             if call.needs[1] and weight.is_leaf and id(weight) not in self.sums:
                 self.sums[id(weight)] = Sums(weight, proof)
+        bias: Any = None if proof.of_experts or module.bias_deferred else module.bias
+        if bias is not None and bias.is_leaf and bias.requires_grad and torch.is_grad_enabled():
+            call.bias = self.biases.get(id(bias)) or BiasSum(bias, proof)
+            self.biases[id(bias)] = call.bias
         if not call.needs[0] or type(hp) not in PLAIN_TENSORS:
             return None
         alias = hp.view_as(hp)  # whose gradient is this call's alone, where several layers read the tensor
@@ -402,6 +415,8 @@ class Watch(TorchDispatchMode):
         call.close(output)
         if any(call.needs):
             call.follow(output)
+        elif call.bias is not None and output.requires_grad:
+            output.register_hook(lambda grad, bias=call.bias: bias.expect(matrix(plain(grad))))
 
     def proofs(self) -> list[LayerProof]:
         """With the prediction. A checkpointed call trains either outside of the backward pass, and is then

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fp8core.dtensors import is_dtensor
-from fp8core.inputs.sharded import cut_of
+from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.oracle import Operand, block_amax
+from fp8core.verify.oracle import TiledOperand, block_amax
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,17 +50,17 @@ def input_of(layer: Float8Linear, given: Any) -> tuple[torch.Tensor, torch.Tenso
 
     High precision wherever that is there, else the codes that came.
     """
-    cut = cut_of(layer.weight)
+    tp = tp_layout_of(layer.weight)
     x = given if isinstance(given, CastInput) else given.detach()
-    if cut is not None and isinstance(x, torch.Tensor):
-        x = cut.local_input(x, str(layer))
+    if tp is not None and isinstance(x, torch.Tensor):
+        x = tp.local_input(x, str(layer))
     if isinstance(x, TwoCasts):
         x = x.as_cast_input()
     if isinstance(x, CastInput):
         if x.codes_only:
             return x.for_output, x.for_grad_weight
         x = x.hp.detach()
-        x = x if cut is None else cut.local_input(x, str(layer))
+        x = x if tp is None else tp.local_input(x, str(layer))
     return matrix(x if isinstance(x, Float8Tensor) else after_autocast(x)), None
 
 
@@ -77,9 +77,9 @@ def cast_as(
     cast: Cast | None,
     memory: Amaxes | None,
     role: str,
-    cut: TPLayout | None,
+    tp: TPLayout | None,
     whole: torch.Tensor | None = None,
-) -> Operand:
+) -> TiledOperand:
     """x [lines, along] as the recipe casts it.
 
     One all-reduce where tensor parallelism cuts x and its scale spans the parts, which each rank of the group calls.
@@ -89,18 +89,18 @@ def cast_as(
         cast: how; None leaves it in high precision.
         memory: amaxes of the layer.
         role: one of `fp8core.history.ROLES`.
-        cut: how tensor parallelism has cut the layer.
+        tp: how tensor parallelism has cut the layer.
         whole: what shares a tensorwise scale with x, if x is a part of it.
     """
     if cast is None:
-        return Operand(x)
+        return TiledOperand(x)
     held = held_amax(cast, memory, role)
     amax = None
     if held is None and cast.granularity == "tensorwise":
         amax = block_amax(x if whole is None else whole, (0, 0))
-        if cut is not None and role in cut.roles:
-            amax = max_over(amax, cut.group)
-    return Operand.of(x, cast, amax, held)
+        if tp is not None and role in tp.roles:
+            amax = max_over(amax, tp.group)
+    return TiledOperand.of(x, cast, amax, held)
 
 
 def max_over(amax: torch.Tensor, *groups: dist.ProcessGroup | None) -> torch.Tensor:

@@ -77,7 +77,7 @@ def rounded(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Operand:
+class TiledOperand:
     """A matrix [lines, along] that a GEMM contracts along its last dimension, made or read tile by tile.
 
     Attributes:
@@ -98,7 +98,7 @@ class Operand:
         cast: Cast | None,
         amax: torch.Tensor | None = None,
         held: torch.Tensor | None = None,
-    ) -> Operand:
+    ) -> TiledOperand:
         """x cast as a GEMM must receive it.
 
         Args:
@@ -121,7 +121,7 @@ class Operand:
         return self.cast.format.dtype if self.cast is not None else self.x.dtype
 
     @classmethod
-    def given(cls, codes: torch.Tensor, scale_inv: torch.Tensor) -> Operand:
+    def given(cls, codes: torch.Tensor, scale_inv: torch.Tensor) -> TiledOperand:
         """Codes and their decoding scales."""
         return cls(codes, scale_inv=scale_inv if scale_inv.dim() == 2 else scale_inv.reshape(1, 1))
 
@@ -130,15 +130,15 @@ class Operand:
         """What a cast's codes and scales must be."""
         return None if self.cast is None else Digest.of(self)
 
-    def t(self) -> Operand:
+    def t(self) -> TiledOperand:
         """What contracts the other dimension; of codes."""
         assert self.scale_inv is not None
-        return Operand(self.x.t(), scale_inv=self.scale_inv.t())
+        return TiledOperand(self.x.t(), scale_inv=self.scale_inv.t())
 
-    def part(self, lines: slice) -> Operand:
+    def part(self, lines: slice) -> TiledOperand:
         """Some lines; of codes."""
         assert self.scale_inv is not None
-        return Operand(self.x[lines], scale_inv=self._along(self.scale_inv, 0, lines))
+        return TiledOperand(self.x[lines], scale_inv=self._along(self.scale_inv, 0, lines))
 
     def blocks(self, scale: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
         """int64: which of the scales along a dimension is that of each element."""
@@ -201,12 +201,11 @@ class Digest(NamedTuple):
     scales: torch.Tensor
 
     @classmethod
-    def of(cls, operand: Operand, shape: torch.Size | None = None) -> Digest:
+    def of(cls, operand: TiledOperand, shape: torch.Size | None = None) -> Digest:
         """Digest what lies within `shape`; what is beyond is padding."""
         (M, K), dtype = operand.x.shape if shape is None else shape, operand.dtype
         codes = torch.zeros(M, dtype=torch.int64, device=operand.x.device)
-        generator = torch.Generator().manual_seed(0xF8)  # the same weights in each call and on each rank
-        weights = torch.randint(1, 1 << 62, (K,), generator=generator).to(codes.device)
+        weights = mixers(K, codes.device)
         for lines, along in tiles(M, K):
             raw = operand.codes(lines, along).float() if operand.cast else operand.x[lines, along]
             value = raw.to(dtype)
@@ -223,7 +222,7 @@ class Digest(NamedTuple):
         scales = (bits * weights.new_zeros(bits.shape[1]).index_add(0, places, weights)).sum(1)
         return cls(dtype, torch.Size((M, K)), codes, scales)
 
-    def fault(self, got: Operand) -> str:
+    def fault(self, got: TiledOperand) -> str:
         """How codes and scales that arrived differ from these; "" if they don't. Padding is ignored."""
         if got.dtype != self.dtype:
             names = [str(dtype).removeprefix("torch.float8_") for dtype in (got.dtype, self.dtype)]
@@ -237,6 +236,11 @@ class Digest(NamedTuple):
             if wrong:
                 faults.append(f"{what} of {wrong} of {self.shape[0]} lines differ from an independent cast")
         return "; ".join(faults)
+
+
+def mixers(count: int, device: torch.device) -> torch.Tensor:
+    """Random int64 [count] that the terms of a checksum are multiplied with: the same in each call and on each rank."""
+    return torch.randint(1, 1 << 62, (count,), generator=torch.Generator().manual_seed(0xF8)).to(device)
 
 
 def tiles(M: int, K: int, limit: int = CHUNK) -> list[tuple[slice, slice]]:

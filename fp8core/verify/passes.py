@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from fp8core.distributed.gather_reasons import gathered_as
+from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.distributed.wire import count_collectives
 from fp8core.flops import MatmulCount, MatmulCounter
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
+from fp8core.profiled_gemms import Profiled, profiling
 from fp8core.verify.calls import Watch
 from fp8core.verify.probe import tested_recipes
 from fp8core.verify.proof import Proof
-from fp8core.verify.records import untold
-from fp8core.watching import Profiled, profiling
+from fp8core.verify.records import inconclusive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,7 +103,7 @@ def conclude(
     fp8_all_gather: bool,
     rank_timeout_s: float,
 ) -> Proof:
-    """The verdict over what was seen, of this rank and of all others; an exception on the way is told to them first."""
+    """The verdict over what was seen, of this rank and of all others; an exception on the way is reported to them first."""
     try:
         seen = see()
         proofs = seen.watch.proofs()
@@ -115,7 +115,8 @@ def conclude(
         ranks.answer(f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         raise
     unchecked = [f"{proof.fqn}: {text}" for proof in proofs for text in proof.not_checked]
-    unchecked += [*unprobed, *untold(proofs)]
+    unchecked += [*unprobed, *inconclusive(proofs)]
+    ranks.weights = seen.watch.shared.sums
     ranks.answer("; ".join(problems or unchecked))
     problems += ranks.problems(rank_timeout_s)
     device = seen.device
@@ -136,6 +137,7 @@ def conclude(
         probed=probed,
         matmuls=seen.matmuls,
         compiled=seen.profiled.compiled,
+        shared_weights=len(ranks.alike),
     )
 
 
@@ -197,7 +199,7 @@ def _warnings(seen: Passes, proofs: list[LayerProof]) -> Iterator[str]:
             if share > UNDERFLOW_ALARM:
                 yield f"{proof.fqn}: {100 * share:.3g} % of {role} underflows to zero"
     for fqn, layer in seen.layers:  # that were to be gathered in FP8 and are not
-        how = gathered_as(layer)
+        how = weight_gather_precision(layer)
         if layer.recipe.fp8_all_gather and how != "fp8":
             yield f"{fqn}: FP8 all-gather was asked for; {how}"
     for sums in seen.watch.sums.values():

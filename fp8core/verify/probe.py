@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.history import ROLES, look
+from fp8core.history import ROLES, mark_ready
 from fp8core.linear import Float8Linear
 from fp8core.scaling import HP_DTYPES
 from fp8core.verify import calls
@@ -84,7 +84,7 @@ def _of_layer(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> list[
         """`update_scales` of a layer that other ranks know nothing of, after which these amaxes must be in use."""
         assert memory is not None
         memory.advance()
-        look(memory)
+        mark_ready(memory)
         held = {
             role
             for name, reads in calls.READS.items()

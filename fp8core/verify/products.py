@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fp8core.gemm.accumulate import accumulate
-from fp8core.verify.oracle import Digest, Operand, tiles
+from fp8core.verify.oracle import Digest, TiledOperand, tiles
 
 TILE = 1024
 AGREEMENT_DB = (
@@ -35,7 +35,7 @@ AGREEMENT_DB = (
 ROW_DB = 25.0  # of one row on a GPU; two independent FP8 casts are about that far apart
 SKETCH_DB = 9.0  # that a row of a few combinations may be further away
 ACCUMULATOR_DB = 3.0  # that the units may lose more of the whole than the model does of a sample
-TOLD_DB = 28.0  # below it a right product is not told from one of other casts, which are about 25 dB apart
+CONCLUSIVE_DB = 28.0  # below it a right product looks like one of other casts, which are about 25 dB apart
 SAMPLED_LINES = 64  # of each operand
 BAND_DB = 1.0  # of the SQNR, on top of what agreement allows
 DIRECTIONS = 8  # of a sketch
@@ -68,9 +68,9 @@ class Difference:
     allowed_db: float = AGREEMENT_DB
 
     @property
-    def untold(self) -> str:
+    def inconclusive(self) -> str:
         """Why a result without a fault proves nothing; "" where it does."""
-        if self.exact or self.allowed_db >= TOLD_DB or self.agreement_db >= AGREEMENT_DB:
+        if self.exact or self.allowed_db >= CONCLUSIVE_DB or self.agreement_db >= AGREEMENT_DB:
             return ""
         return (
             f"{self.agreement_db:.1f} dB from the product of its operands, as far as short accumulation moves it, which hides "
@@ -104,7 +104,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class Sketch(Operand):
+class Sketch(TiledOperand):
     """What is kept of an input until its grad_weight is there: a few random combinations of its columns.
 
         grad_weight = grad_output.T @ input     ->     grad_weight @ R = grad_output.T @ (input @ R)
@@ -125,7 +125,7 @@ class Sketch(Operand):
     input_digest: Digest | None = field(kw_only=True)
 
     @classmethod
-    def of_input(cls, operand: Operand) -> Sketch:
+    def of_input(cls, operand: TiledOperand) -> Sketch:
         """Sketch an input.T [K, M], an operand of grad_weight."""
         K, M = operand.x.shape
         size = operand.squares(1).sqrt()
@@ -167,8 +167,8 @@ def projected(matrix: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
 
 
 def difference(
-    a: Operand,
-    b: Operand,
+    a: TiledOperand,
+    b: TiledOperand,
     result: torch.Tensor,
     u: float,
     bias: torch.Tensor | None = None,
@@ -258,7 +258,7 @@ def difference(
     )
 
 
-def accumulator_db(a: Operand, b: Operand, fast: bool) -> float:
+def accumulator_db(a: TiledOperand, b: TiledOperand, fast: bool) -> float:
     """Agreement that the model of a GPU's accumulator leaves of evenly spaced lines of both operands."""
     left, right = (
         side.values(slice(0, None, -(-len(side.x) // SAMPLED_LINES)), slice(None)) for side in (a, b)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fp8core.flops import MatmulCount, not_in_fp8
+from fp8core.recipe import GEMMS
 
 if TYPE_CHECKING:
     from fp8core.verify.records import LayerProof
@@ -31,7 +32,8 @@ class Proof:
             with any backend); "" on others.
         not_checked: what could not be compared, and why; empty if ok.
         probed: recipes that were tested with operands of our own, see `fp8core.verify.probe`.
-        compiled: compiled code ran, which was counted; what was compared is the same step in eager mode.
+        compiled: of the counted GEMMs those that ran in compiled code; what was compared is the same step in eager mode.
+        shared_weights: layers whose weight was found the same on all ranks of their DDP or FSDP2 group.
         matmuls: every matrix product of the step by owner, which of them ran in FP8, and their shares of its FLOPs.
     """
 
@@ -48,7 +50,8 @@ class Proof:
     experts: tuple[LayerProof, ...] = ()
     not_checked: tuple[str, ...] = ()
     probed: tuple[str, ...] = ()
-    compiled: bool = False
+    compiled: int = 0
+    shared_weights: int = 0
     matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
 
     @property
@@ -71,8 +74,10 @@ class Proof:
         line = f"FP8 verified{' in eager mode' if self.compiled else ''}: {self._what_ran}"
         if gathered:
             line += f", {gathered} weights gathered in FP8"
+        counts = ", ".join(f"{name} {count}" for name, count in self.compared.items() if count)
+        line += f"; compared, as autograd hands it out: {counts}"
         if self.compiled:
-            line += "; of the compiled step only the FP8 GEMMs were counted, its results were not compared"
+            line += f"; of {self.counted} counted GEMMs {self.compiled} ran in compiled code, whose results were not compared"
         if self.emulated_in:
             line += (
                 f", whose arithmetic is emulated: it multiplies FP8 codes in {self.emulated_in}. Casts and calls are "
@@ -83,6 +88,14 @@ class Proof:
     @property
     def _converted(self) -> list[LayerProof]:
         return [layer for layer in self.layers if layer.recipe]
+
+    @property
+    def compared(self) -> dict[str, int]:
+        """How many layers each result was compared of; what hooks, reductions over ranks and optimizers make of it is beyond."""
+        layers = [*self._converted, *self.experts]
+        counts = {name: sum(layer.gemms[name].calls > 0 for layer in layers) for name in GEMMS}
+        counts["grad_bias"] = sum(layer.grad_bias for layer in layers)
+        return counts | {"shared_weights": self.shared_weights}
 
     @property
     def _what_ran(self) -> str:
@@ -97,7 +110,8 @@ class Proof:
     def to_dict(self) -> dict[str, Any]:
         """Plain types only."""
         shares = {"fp8_flop_share": self.matmuls.fp8_share, "not_in_fp8": not_in_fp8(self.matmuls.matmuls)}
-        return {"exit_code": self.exit_code, "line": self.line, **shares, **asdict(self)}
+        words = {"exit_code": self.exit_code, "line": self.line, "compared": self.compared}
+        return {**words, **shares, **asdict(self)}
 
     def to_json(self) -> str:
         """`to_dict` as JSON; numbers that are not finite as null."""

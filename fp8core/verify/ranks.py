@@ -9,6 +9,7 @@ group's own count of operations cannot tell it, since stages of a pipeline count
 from __future__ import annotations
 
 import itertools
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +25,8 @@ class Ranks:
     def __init__(self) -> None:
         self.store: Any = None
         self.verdict = ""
+        self.weights: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.alike: set[str] = set()
         self.rank, self.size = 0, 1
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.store = dist.distributed_c10d._get_default_store()
@@ -31,28 +34,37 @@ class Ranks:
             self.prefix = f"fp8core/verify/{next(_CALLS)}/"
 
     def answer(self, verdict: str) -> None:
-        """Writes this rank's verdict: "" for none against it, else a line."""
+        """Writes this rank's verdict: "" for none against it, else a line; and the checksums of its weights."""
         self.verdict = verdict
         if self.store is not None:
-            self.store.set(f"{self.prefix}{self.rank}", verdict or "ok")
+            self.store.set(f"{self.prefix}{self.rank}", json.dumps([verdict, self.weights]))
 
     def problems(self, timeout_s: float) -> list[str]:
         """What the other ranks have against it, and which did not answer."""
         found: list[str] = []
         silent: list[int] = []
+        self.alike = set(self.weights)
         for rank in range(self.size):
             if rank == self.rank:
                 continue
-            key = f"{self.prefix}{rank}"
+            key, weights = f"{self.prefix}{rank}", {}
             try:
                 # Whoever is silent is waited for once
                 self.store.wait([key], timedelta(seconds=timeout_s if not silent else 0.1))
-                verdict = self.store.get(key).decode()
+                verdict, weights = json.loads(self.store.get(key))
             except (RuntimeError, dist.DistStoreError):
                 silent.append(rank)
             else:
-                if verdict != "ok":
+                if verdict:
                     found.append(f"rank {rank}: {verdict}")
+            unlike = [
+                name
+                for name, (sharers, value) in self.weights.items()
+                if rank in sharers and weights.get(name) != [[*sharers], value]
+            ]
+            self.alike.difference_update(unlike)
+            if other := [name for name in unlike if name in weights]:
+                found.append(f"rank {rank} computed with another weight of {len(other)} layers: {other[0]}")
         if silent:
             missing = ", ".join(map(str, silent))
             late = f"ended this call without rank {missing}; all ranks must call verify equally often"

@@ -53,7 +53,7 @@ class LayerProof:
     """One Linear, or the product of one module of experts.
 
     Attributes:
-        fqn, recipe, reason, all_gather: as `fp8core.convert.LayerAudit`; of experts, the name of their `GroupedMatmul`.
+        fqn, recipe, reason, all_gather: as `fp8core.LayerAudit`; of experts, the name of their `GroupedMatmul`.
         calls: forward passes of one step, and how many of them recomputed.
         predicted: FP8 GEMMs of one step.
         agreement_db: lowest agreement of its output with the product of independently cast operands; None before it is
@@ -64,6 +64,7 @@ class LayerProof:
         gemms: by name; empty if it is not converted.
         faults: what differs from the recipe.
         not_checked: what could not be compared, and why.
+        grad_bias: the gradient of its bias was compared.
     """
 
     fqn: str
@@ -80,6 +81,7 @@ class LayerProof:
     gemms: dict[str, GemmProof] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
+    grad_bias: bool = False
 
     def compared(self, gemm: str, found: Difference) -> None:
         """Takes in what a GEMM's result came to."""
@@ -89,8 +91,8 @@ class LayerProof:
             self.agreement_db = min(known, found.agreement_db)
         if found.fault:
             self.fault(f"{gemm} is not the recipe's: {found.fault}")
-        elif found.untold:
-            self.unchecked(f"{gemm}: {found.untold}")
+        elif found.inconclusive:
+            self.unchecked(f"{gemm}: {found.inconclusive}")
 
     def fault(self, text: str) -> None:
         """Notes what is wrong, each thing once."""
@@ -109,7 +111,7 @@ class LayerProof:
         return shown + ([f"{self.fqn or 'the model'}: {more} more faults"] if more > 0 else [])
 
 
-def untold(proofs: Iterable[LayerProof]) -> Iterator[str]:
+def inconclusive(proofs: Iterable[LayerProof]) -> Iterator[str]:
     """GEMMs of which a layer's step showed nothing: all products were 0 or NaN; or no layer ran one in a backward pass."""
     converted = [proof for proof in proofs if proof.gemms]
     for proof in converted:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
+from fp8core.recipe import GEMMS
 from fp8core.verify.operands import matrix, plain, quietly
 from fp8core.verify.products import projected, signs
 
@@ -84,6 +86,43 @@ class Sums:
             self._there()
         for handle in self._handles:
             handle.remove()
+
+
+class BiasSum:
+    """The gradient of one bias, a leaf of autograd: in each backward pass the sum of grad_output over tokens, of all its calls."""
+
+    def __init__(self, bias: torch.Tensor, proof: LayerProof) -> None:
+        self.proof, self._leaf = proof, get_gradient_edge(bias).node
+        self._got, self._want, self._allowed = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+        self._handle = bias.register_hook(self._arrives)
+
+    def expect(self, grad: torch.Tensor) -> None:
+        """A call's grad_output [M, N]; its backward pass runs."""
+        if not torch._C._will_engine_execute_node(self._leaf):
+            return  # `autograd.grad` of other tensors
+        values = grad.double()
+        self._want = self._want.to(grad.device) + values.sum(0)
+        # Two roundings to the gradient's dtype; and float32 sums
+        eps = torch.finfo(grad.dtype).eps
+        self._allowed = (
+            self._allowed.to(grad.device) + 2 * eps * values.sum(0).abs() + 2.0**-18 * values.abs().sum(0)
+        )
+
+    def _arrives(self, grad: torch.Tensor) -> None:
+        with quietly():
+            self._got = self._got.to(grad.device) + plain(grad).double()
+
+    def finish(self) -> None:
+        """After the step."""
+        self._handle.remove()
+        if not self._want.dim():
+            if self._got.dim() or any(self.proof.gemms[name].calls for name in GEMMS[1:]):
+                self.proof.unchecked("grad_bias: none arrived in the backward pass of the layer's GEMMs")
+            return
+        self.proof.grad_bias = True
+        wrong = int((~((self._got - self._want).abs() <= self._allowed) & self._want.isfinite()).sum())
+        if wrong:
+            self.proof.fault(f"grad_bias: {wrong} of {len(self._want)} sums of grad_output are other ones")
 
 
 def _projected(grad: torch.Tensor) -> torch.Tensor:

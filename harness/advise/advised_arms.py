@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.store.arm import WITHOUT_FP8, arm_of
-from harness.store.compare import paired_ratios, rows_of
+from harness.store.compare import DISTURBED, paired_ratios, rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:
     outcome: Outcome = "unclear"
     if math.isnan(low) or math.isnan(high):
         outcome = "missing"
+    elif pair.get("condition") in DISTURBED:
+        outcome = "unclear"
     elif low >= FLOOR:
         outcome = "holds"
     # Two copies of the baseline seem `noise` apart, a ratio of at least 1; NaN: not known

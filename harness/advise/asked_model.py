@@ -5,6 +5,7 @@ With `model.batch`, or as a language model that reads random tokens, a user's mo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,7 @@ _ROUTER = dict.fromkeys(RECIPES.own, "a router, which picks experts in high prec
 def model_of(
     asked: str | dict[str, Any], tokens: int | None, batch: int | None, seq: int | None, tp: int
 ) -> tuple[Model, str]:
-    """One pass of the model; and what is to be said of batches that nobody named, "" where there is nothing.
+    """One pass of the model; and what is to be said of batches that nobody named and of parts left out, "" for neither.
 
     Args:
         asked: a name, a path, or what builds a model of the user's own and its arguments.
@@ -57,7 +58,8 @@ def model_of(
         if tp > 1 and described.top_k:
             raise UsageError(f"tp={tp}: how {asked} splits its experts is not known; leave tp out")
         batch, seq = sizes(asked, described.max_seq or _LONGEST, tokens, batch, seq)
-        return _of_config(described, batch * seq), ""
+        left_out = f"left out: {', '.join(described.left_out)}; only the part for text is judged"
+        return _of_config(described, batch, seq), left_out if described.left_out else ""
     spec = resolve(asked)
     if isinstance(spec, ModelSpec):
         return trace(spec, *sizes(asked, spec.max_seq, tokens, batch, seq)), ""
@@ -132,12 +134,13 @@ def _without_batch(own: Mapping[str, Any], tokens: int) -> Model:
     return layers_alone(module, _divisible(tokens), target)
 
 
-def _of_config(described: HfModel, tokens: int) -> Model:
+def _of_config(described: HfModel, batch: int, seq: int) -> Model:
     """Facts of a model: each Linear on all tokens; experts, of which a token uses `top_k`, as products in high precision.
 
-    What runs between the products and attention are not known, and are left out. Weights of blocks have a number in their
-    names; those of norms are left to the rest.
+    Attention and what runs between the products are those of our Llama of the same sizes; of other blocks they are not known,
+    and are left out. Weights of blocks have a number in their names; those of norms are left to the rest.
     """
+    tokens = batch * seq
     parts = [part for part in described.parts if part.kind != EXPERTS]
     experts = [part for part in described.parts if part.kind == EXPERTS]
     shapes = sorted({(part.K, part.N) for part in parts})
@@ -158,6 +161,9 @@ def _of_config(described: HfModel, tokens: int) -> Model:
         for part in parts
     ]
     inside = sum(p.elements for p in described.parts if any(w.isdigit() for w in p.name.split(".")))
+    if described.like is not None:
+        traced = trace(ModelSpec(described.name, "", "", described.like), batch, seq)
+        return replace(traced, layers=tuple(layers), whole=not described.left_out)
     return Model(
         described.name,
         tuple(layers),

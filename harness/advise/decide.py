@@ -197,6 +197,12 @@ def advise(
     step, everything = (
         speedup(model, rates, plan, recipe, names) if names else _NOTHING for names in (chosen, every)
     )
+    if not model.whole:
+        # What is left out takes as long in both: the step gains at most this, and as good as nothing at least.
+        least = math.nextafter(1.0, 2.0)
+        step, everything = (
+            Ratio(each.value, min(least, each.low), each.value) for each in (step, everything)
+        )
     return RecipeAdvice(recipe, tuple(layers), plan, step, everything, unavailable)
 
 

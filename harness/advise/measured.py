@@ -17,7 +17,7 @@ from harness.advise.recipes import candidates
 from harness.advise.step import speedup
 from harness.machine.ceilings import ceilings
 from harness.store.arm import Arm, arm_of
-from harness.store.compare import paired_ratios, rows_of
+from harness.store.compare import DISTURBED, paired_ratios, rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def _fp8_rows(frame: pd.DataFrame, suite: str) -> Iterator[tuple[dict[str, Any],
     for row in rows_of(paired_ratios(frame[(frame["suite"] == suite) & (frame["metric"] == "time_ms")])):
         arm = arm_of(row)
         recipe = candidates(arm.mode == "compile").get(arm.recipe)
-        plain = arm == Arm(arm.recipe, arm.mode) and row["fp8"] and math.isfinite(row["speedup"])
+        is_sound = math.isfinite(row["speedup"]) and row["condition"] not in DISTURBED
+        plain = arm == Arm(arm.recipe, arm.mode) and row["fp8"] and is_sound
         if plain and recipe is not None:
             yield row, recipe, arm.mode
 

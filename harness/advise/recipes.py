@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
-from fp8core.distributed.gather_reasons import recipe_reason
+from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.cast_traffic import bytes_of, cast_bytes, casts_of
 from harness.advise.casts import GEMMS, TENSORS, CastCost, RecipeCost

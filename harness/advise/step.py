@@ -240,7 +240,8 @@ def sharding(model: Model, rates: Rates, plan: Plan, busy: Pass, coded: float | 
 
     weights, gradients = _BF16 * model.parameters, plan.gradient_bytes * model.parameters
     gathered = weights - (coded or 0.0) * (_BF16 - _FP8)
-    gather = sent(ALL_GATHER, gathered, shards)
+    slowed = (coded or 0.0) * _FP8 * (1 / rates["codes"] - 1)
+    gather = sent(ALL_GATHER, gathered + slowed, shards)
     reduce = sent(REDUCE_SCATTER, gradients, shards)
     if plan.replicas > 1:
         across = Group.of(plan.replicas, plan.dp * plan.tp // plan.replicas, plan.node)
@@ -284,7 +285,7 @@ def _tensor_parallel(
         if not all(fqn in times for fqn in exchange.layers):
             continue
         for role, gathers in (("output", exchange.gathers), ("grad_input", not exchange.gathers)):
-            payload = exchange.sent * (_FP8 / _BF16 if coded and gathers else 1.0)
+            payload = exchange.sent * (_FP8 / _BF16 / rates["codes"] if coded and gathers else 1.0)
             kind = ALL_GATHER if gathers else REDUCE_SCATTER
             once = seconds(kind, payload, group, rates["link"], rates["network"])
             if plan.tp_overlap and (overlaps or not gathers):

@@ -25,6 +25,7 @@ from rich.table import Column
 
 from harness.engine.stages import Frame, Mark, Stage, StageKind, Steps
 from harness.machine.terminal import printable
+from harness.store.text import done
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +104,7 @@ class Progress:
                 return
             last, text = now, printable(frame.text)
             if frame.left_s and frame.elapsed_s >= 1:
-                text += f", {100 * frame.share:.0f} % is done, about {frame.left_s:.0f} s left"
+                text += f", {done(frame.share)} is done, about {frame.left_s:.0f} s left"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
         with bar or nullcontext():

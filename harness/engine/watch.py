@@ -23,7 +23,7 @@ from harness.machine import raw_output, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
-from harness.store.text import some
+from harness.store.text import done, some
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
@@ -103,11 +103,13 @@ def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part |
         state, here = str(note["state"]), note["host"] == this_host()
         if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
+        if not 0 <= (share := float(note["share"])) <= 1:
+            return None
         return Part(
             name,
             state,
             int(note["total"]),
-            float(note["share"]),
+            share,
             str(note.get("message") or note.get("text", "")),
             float(note["started"]),
             float(note["written"]),
@@ -127,10 +129,13 @@ def summary(parts: Sequence[Part], now: float) -> str:
     known = [part.total for part in parts if part.state != "waiting"]
     usual = sum(known) / len(known) if known else 0.0
     totals = [usual if part.state == "waiting" else part.total for part in parts]
-    done = sum(total * part.share for total, part in zip(totals, parts, strict=True))
-    share = done / sum(totals) if sum(totals) else 0.0
+    sum_done = sum(total * part.share for total, part in zip(totals, parts, strict=True))
     states = Counter(part.state for part in parts)
-    said = [f"{100 * share:.0f} % of {round(sum(totals))} done" if sum(totals) else "nothing to measure"]
+    said = [
+        f"{done(sum_done / sum(totals))} of {round(sum(totals))} done"
+        if sum(totals)
+        else "nothing to measure"
+    ]
     if len(parts) > 1:
         said.append(f"{len(parts)} shards: " + ", ".join(f"{n} {state}" for state, n in states.items()))
     elif parts[0].state != "running":
@@ -193,7 +198,7 @@ def table(folder: Path, parts: Sequence[Part], now: float) -> Table:
             made,
             part.name or "whole",
             part.state,
-            f"{100 * part.share:.0f} %",
+            done(part.share),
             duration(left) if left and part.state == "running" else "",
             text,
         )

@@ -26,6 +26,7 @@ from harness.store.cause import Cause, known
 from harness.store.compare import TIMES, rows_of
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
+from harness.store.text import bytes_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +60,6 @@ CASTS = {
         "a recipe with finer scales, or these layers in bf16",
     ),
 }
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,6 @@ def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:
     items = list(dict.fromkeys(items))
     more = len(items) - most
     return (*items[:most], *([f"and {more} more"] if more > 0 else []))
-
-
-def gib(size: float) -> str:
-    """A size in GiB, or MiB where it is small."""
-    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"
 
 
 def findings(
@@ -395,14 +390,14 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
             cause = f"by prediction it holds more than {r.baseline}: {_largest_first(more)}"
         # The two ways out with the bytes that each frees: as the suite predicted them, else bounds from the parts.
         if isinstance(remedies, dict) and remedies:
-            ways = " or ".join(f"axes.{way}, which frees {gib(size)}" for way, size in remedies.items())
+            ways = " or ".join(f"axes.{way}, which frees {bytes_(size)}" for way, size in remedies.items())
         else:
             batch, kept = r.axes.get("batch"), parts.get("activations", 0)
             of_batch = sum(parts.get(k, 0) for k in ("activations", "logits", "workspace"))
             halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
             ways = (
-                f"{halved}, which frees {f'about {gib(of_batch / 2)}' if of_batch else 'bytes not known'}, or "
-                f"axes.checkpointing=full, which frees {f'at most {gib(kept)}' if kept else 'bytes not known'}"
+                f"{halved}, which frees {f'about {bytes_(of_batch / 2)}' if of_batch else 'bytes not known'}, or "
+                f"axes.checkpointing=full, which frees {f'at most {bytes_(kept)}' if kept else 'bytes not known'}"
             )
         symptom = f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not"
         yield Finding(symptom, tuple(evidence), cause, ways)
@@ -414,7 +409,7 @@ def _sizes(memory: object) -> dict[str, float]:
 
 
 def _largest_first(parts: Mapping[str, float]) -> str:
-    return ", ".join(f"{k} {gib(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
+    return ", ".join(f"{k} {bytes_(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def loss_spikes(material: Material) -> Iterator[Finding]:

@@ -111,6 +111,11 @@ class Utilization:
     formula: str
     flags: tuple[str, ...] = ()
 
+    @property
+    def doubts(self) -> list[str]:
+        """The flags by which its own peak was passed: such a share is no headline."""
+        return [flag for flag in self.flags if flag != "bf16_peak_passed"]
+
 
 def floor_seconds(flops: Mapping[str, float], tflops: Mapping[str, float | None]) -> float | None:
     """Least time of the FLOPs, each dtype at its own rate: sum of F_d / P_d.

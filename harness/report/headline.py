@@ -145,16 +145,16 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
             )
             if used and known(used.mfu_mixed):
                 shares.append(used.mfu_mixed)
-                flags |= set(used.flags) - {"bf16_peak_passed"}
+                flags.update(used.doubts)
                 rows.append(r)
-    if not shares:
-        return Cell(text.NONE, None, "muted"), ()
-    middle, notes = statistics.median(shares), [flag.replace("_", " ") for flag in sorted(flags)]
-    if len(shares) > 1:
-        ends = f"{text.percent(min(shares))} to {text.percent(max(shares))}"
-        notes.insert(0, f"{ends}, range over {text.plural(len(shares), 'case')}")
-    style = "bad" if "over_peak" in flags else ""
-    return Cell(text.percent(middle), middle, style, "; ".join(notes)), rows
+    if not shares or flags:  # a share above 100 % stands in the table of MFU alone
+        return Cell(
+            text.NONE, None, "bad" if flags else "muted", "; ".join(sorted(flags)).replace("_", " ")
+        ), rows
+    ends = f"{text.percent(min(shares))} to {text.percent(max(shares))}"
+    note = f"{ends}, range over {text.plural(len(shares), 'case')}" if len(shares) > 1 else ""
+    middle = statistics.median(shares)
+    return Cell(text.percent(middle), middle, note=note), rows
 
 
 def proof(machine: Machine, standing: Standing) -> Shown:

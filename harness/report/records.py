@@ -92,7 +92,8 @@ def isolated(machine: Machine, suite: str) -> list[Row]:
 def _against_peak(device: Device | None, row: Record) -> Row:
     """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
 
-    `over_peak` says that the rate is impossible for the dtype at the clock that was measured.
+    `over_peak`: of which peak the rate is above, in words: the dtype's at the clock that was measured, which is impossible, or
+    the published one where no clock was; "" for neither.
     """
     seconds = row["value"] * SECONDS[row["unit"]]
     work = {str(d): float(f) for d, f in parse(row["flops"]).items() if f}
@@ -100,11 +101,14 @@ def _against_peak(device: Device | None, row: Record) -> Row:
     if device is None or None in peaks.values():
         return {"peak_share": math.nan, "peak_known": False}
     if not work:
-        return {"peak_share": row["gb_per_s"] / (1e3 * device.bandwidth_tb_s), "peak_known": True}
-    share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
-    clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
-    over = bool(device.exceeds_peak(work, seconds, statistics.median(clocks) if clocks else None))
-    return {"peak_share": share, "peak_known": True, "over_peak": over}
+        share = row["gb_per_s"] / (1e3 * device.bandwidth_tb_s)
+        over = None if share > 1 else False
+    else:
+        share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
+        clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
+        over = device.exceeds_peak(work, seconds, statistics.median(clocks) if clocks else None)
+    which = {True: "above the peak at the measured clock", None: "above the published peak", False: ""}[over]
+    return {"peak_share": share, "peak_known": True, "over_peak": which}
 
 
 @once
@@ -243,6 +247,17 @@ def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
         max(codes, default=0.0),
         len(codes),
     )
+
+
+@once
+def unchecked(machine: Machine, suite: str) -> list[Row]:
+    """Times of FP8 in a suite whose result nothing checked in the same run: no SQNR, no codes, no first step."""
+    checked = {key_of(r) for r in machine.pick(suite=suite, metric=(*SQNR, "mismatches"), status="ok")}
+    return [
+        r
+        for r in newest(fp8_rows(machine))
+        if r["suite"] == suite and key_of(r) not in checked and "first_loss" not in resolved_of(r)
+    ]
 
 
 # First steps

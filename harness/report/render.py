@@ -72,9 +72,10 @@ def render(
     together = shared(material)
     every = (*others, *together, *(s for view in views for s in view["sections"]))
     charts = [view["picture"] for view in views if view["picture"]] + [c for s in every for c in s.charts]
+    controls = " and ".join(sorted(set().union(*(m.controls for m in machines))))
     days = sorted({day for m in machines for day in m.days})
     common = {
-        "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else "FP8 against bf16",
+        "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else f"FP8 against {controls}",
         "title": title,
         "subtitle": views[0]["conditions"] if len(views) == 1 else dates(days),
         "machines": views,

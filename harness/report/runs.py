@@ -158,6 +158,11 @@ class Machine:
         return of_env(self.env)
 
     @cached_property
+    def controls(self) -> set[str]:
+        """What the arms without FP8 computed in: "bf16", "fp32" or both."""
+        return {computed_in(axes) for axes in self.frame["axes"].unique()}
+
+    @cached_property
     def ceilings(self) -> Ceilings | None:
         """What this machine reached at best; None where nothing of the kind was measured."""
         return ceilings(self.frame)
@@ -211,6 +216,11 @@ class Machine:
         """The first and the last day on which rows were measured (UTC), or the only one."""
         days = sorted({str(t)[:10] for t in self.frame["created_at"] if t})
         return list(dict.fromkeys((*days[:1], *days[-1:])))
+
+
+def computed_in(axes: str) -> str:
+    """ "bf16", or "fp32" where a case says that all but FP8 is computed so, whatever its arms are called."""
+    return "fp32" if parse(axes).get("compute") == "fp32" else "bf16"
 
 
 def dates(days: Sequence[str]) -> str:

@@ -8,17 +8,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.judge.verdict.rows import CONTROL, NEGATIVE
-from harness.report.records import first_steps, fp8_rows, key_of, newest, numerics_by_arm
+from harness.judge.verdict.rows import is_candidate, unshown
+from harness.report.records import first_steps, fp8_rows, newest, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import resolved_of
 from harness.report.verdicts import STUDIES, WHAT, by_arm, deciding, fp8_pairs, rank, what_of
 from harness.report.words import titled
 from harness.store import text
-from harness.store.arm import ABLATIONS, EPS, GOLDEN, Arm, arm_of, parse
+from harness.store.arm import Arm, arm_of, parse
 from harness.store.cause import REFUTED
-from harness.store.compare import TIMES, rows_of
-from harness.store.json_columns import parse as parse_json
+from harness.store.compare import BOTH_SIDES, DISTURBED, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.verdicts import Answer
 
-NO_LOSS = "no loss judged"
+NO_LOSS, UNCHECKED = "no loss judged", "results not checked"
 MOST_NAMED = 3  # in the lead
 _NO_RECIPE = ("torch", "fp8", "fp8_precomputed")  # arms of suites that compare no recipes
 
@@ -58,16 +57,6 @@ def recipe(arm: Arm) -> Arm:
     ('tensorwise', 'torchao_rowwise')
     """
     return Arm() if arm.variant in _NO_RECIPE else arm.computes
-
-
-def is_candidate(arm: Arm) -> bool:
-    """Whether an arm is one that a user would train, and no control or emulation."""
-    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
-
-
-def unshown(machine: Machine) -> bool:
-    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
-    return any(setup.runs_of(Arm(variant=NEGATIVE)) is None for setup in machine.trainings)
 
 
 @once
@@ -145,15 +134,12 @@ def doubts(machine: Machine, arm: str) -> list[str]:
     not_slower = {p["case_id"] for p in pairs if p["verdict"] != "slower"}
     loaded = [p for p in own if p["regime"] == "sustained" and p["case_id"] in not_slower]
     missing = sum(p["verdict"] == "missing" and p["regime"] != "sustained" for p in own)
-    sides = _sides(machine, standing)
-    beside = sum(any(side.get("contended") for side in pair) for pair in sides)
-    alone = sum(_throttled(pair) == 1 for pair in sides)
+    unclear = sum(p["verdict"] == "unclear" and p["condition"] not in DISTURBED for p in pairs)
     found = [
-        _among(sum(p["verdict"] == "unclear" for p in pairs), pairs, "can't tell in "),
+        _among(unclear, pairs, "can't tell in "),
         f"{text.plural(missing, 'case')} without a time" if missing else "",
         _among(sum(p["verdict"] == "slower" for p in loaded), loaded, "slower under load in "),
-        _among(beside, sides, "beside another process in "),
-        _among(alone, sides, "one side throttled in "),
+        *(_under(condition, pairs) for condition in DISTURBED),
     ]
     seen = checks(machine, standing)
     found += [seen.results, seen.gemms]
@@ -162,13 +148,8 @@ def doubts(machine: Machine, arm: str) -> list[str]:
     return [words for words in found if words]
 
 
-def throttled(machine: Machine, standing: Standing) -> str:
-    """In how many cases both sides were throttled, in words; "" for none.
-
-    That is no doubt: products limited by power are throttled on both sides of every round (see `harness.gate.conditions`).
-    """
-    sides = _sides(machine, standing)
-    return _among(sum(_throttled(pair) == 2 for pair in sides), sides, "both sides throttled in ")
+def _under(condition: str, pairs: list[dict[str, Any]]) -> str:
+    return _among(sum(p["condition"] == condition for p in pairs), pairs, f"{condition} in ")
 
 
 def _results(machine: Machine, standing: Standing) -> str:
@@ -183,8 +164,12 @@ def _results(machine: Machine, standing: Standing) -> str:
         return "a check failed"
     if any(s.fault for s in steps):
         return "first step not sound"
+    if standing.pairs:
+        bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == standing.arm}
+        among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
+        return UNCHECKED if len(bare) == len(standing.pairs) else among
     passed = any(w.suite not in STUDIES and (w.sqnr or w.checked_codes) for w in checked)
-    return "" if passed or steps else "results not checked"
+    return "" if passed or steps else UNCHECKED
 
 
 def _gemms(machine: Machine, standing: Standing) -> str:
@@ -212,29 +197,6 @@ def _loss(machine: Machine, standing: Standing) -> str:
 def _same(standing: Standing, arm: Arm) -> bool:
     """Whether a figure of an arm speaks for another one: arms without a recipe have nothing in common."""
     return arm == standing.fields if standing.computes == Arm() else recipe(arm) == standing.computes
-
-
-@once
-def _timings(machine: Machine) -> dict[Any, Any]:
-    """How each time was taken."""
-    rows = machine.pick(metric=TIMES, status="ok")
-    return {(key_of(r), r["regime"], r["metric"]): parse_json(r["timing"]) for r in rows}
-
-
-def _sides(machine: Machine, standing: Standing) -> list[list[Any]]:
-    """How the arm and its baseline were timed, a pair a case."""
-    timings = _timings(machine)
-    return [
-        [
-            timings.get(((p["run_id"], p["case_id"], name), p["regime"], p["metric"]), {})
-            for name in (p["arm"], p["baseline"])
-        ]
-        for p in standing.pairs
-    ]
-
-
-def _throttled(sides: list[Any]) -> int:
-    return sum(bool(timing.get("throttled")) for timing in sides)
 
 
 def _among(part: int, whole: list[Any], words: str) -> str:
@@ -275,10 +237,10 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
         refuted=refuted,
         open=[a for a in others if a.verdict in ("partly", "can't tell")],
         shown=shown,
-        words=_words(machine, named) if named else "",
+        words=_words(named) if named else "",
         doubts=doubts(machine, named.arm) if named else [],
         seen=seen,
-        unshown=unshown(machine),
+        unshown=unshown(machine.verdicts),
         unjudged=seen and seen.loss == NO_LOSS and named and NO_LOSS not in doubts(machine, named.arm),
         in_doubt=_in_doubt(machine),
         absent=_absent(machine),
@@ -286,12 +248,12 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
     )
 
 
-def _words(machine: Machine, best: Standing) -> str:
+def _words(best: Standing) -> str:
     values = [p["speedup"] for p in best.pairs]
     within = text.interval(best.pairs[0]["low"], best.pairs[0]["high"])
     if len(values) > 1:
         within = f"{text.number(min(values))} to {text.number(max(values))} over {text.plural(len(values), 'case')}"
-    within = ", ".join(filter(None, (within, throttled(machine, best))))
+    within = ", ".join(filter(None, (within, _under(BOTH_SIDES, best.pairs))))
     against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
     return (
         f"{best.arm} runs {what_of(best.suite)} at {text.ratio(best.gain)} the speed of {against} ({within})"

@@ -140,11 +140,11 @@ def _figure(column: mfu.Column, record: Record) -> Cell:
         return NA
     if column.unit != "share":
         return Cell(text.number(value), value)
-    flags = [f for f in used.flags if f != "bf16_peak_passed"]
+    notes = used.doubts
     if column.name != ("mfu_mixed" if known(used.mfu_mixed) else "hfu"):
-        flags = ["bf16_peak_passed"] * (column.name == "mfu_bf16_peak" and "bf16_peak_passed" in used.flags)
-    note = ", ".join(f.replace("_", " ") for f in flags)
-    return Cell(text.percent(value, 3), value, "bad" if "over_peak" in flags else "", note)
+        notes = ["bf16_peak_passed"] * (column.name == "mfu_bf16_peak" and "bf16_peak_passed" in used.flags)
+    words = ", ".join(notes).replace("_", " ")
+    return Cell(text.percent(value, 3), value, "bad" if "over_peak" in notes else "", words)
 
 
 def why_none(material: Material) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import verdict
 from harness.judge.smoke import failed_kernels, failed_recipes
 from harness.machine import mfu
 from harness.machine.hardware import of_env
+from harness.report.table import known
 from harness.store.arm import without_controls
-from harness.store.compare import against, paired_ratios, rows_of
+from harness.store.compare import DISTURBED, against, paired_ratios, rows_of
 from harness.store.json_columns import parse
 from harness.store.text import case_label
 
@@ -46,12 +46,15 @@ def _compared(ratios: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _ratio(row: Mapping[str, Any], ratio: float) -> str:
-    cut = f" [cut off after {row['rounds']} rounds]" if row["cut_off"] else ""
-    return f"{case_label(parse(row['axes']))}: {row['arm']} {ratio:.3f}x{cut}"
+    notes = [f" [cut off after {row['rounds']} rounds]"] * bool(row["cut_off"])
+    notes += [f" [{row['condition']}]"] * (row["condition"] in DISTURBED)
+    return f"{case_label(parse(row['axes']))}: {row['arm']} {ratio:.3f}x{''.join(notes)}"
 
 
 def _mfu(row: Mapping[str, Any]) -> str:
     """Mixed MFU of a step, causal attention counted as it runs; "unknown" without a peak."""
     found = mfu.of_row({**row, "status": "ok"}, of_env(parse(row["env"])))
-    share = next((u.mfu_mixed for u in reversed(found) if u.formula in mfu.EXECUTED), None)
-    return "unknown" if share is None or math.isnan(share) else f"{share:.1%}"
+    used = next((u for u in reversed(found) if u.formula in mfu.EXECUTED), None)
+    if used is None or not known(used.mfu_mixed) or used.doubts:
+        return "unknown" + (f" ({', '.join(used.doubts).replace('_', ' ')})" if used and used.doubts else "")
+    return f"{used.mfu_mixed:.1%}"

@@ -123,8 +123,12 @@ def status_cell(record: Record) -> Cell:
 
 
 def arm_cell(record: Record) -> Cell:
-    """The arm; one that had to be emulated says so, since its time is none of FP8's."""
-    return Cell(record["arm"], record["arm"], note="emulated" if resolved_of(record).get("emulated") else "")
+    """The arm; one that had to be emulated says so, since its time is none of FP8's, and a control that is not of bf16."""
+    about, named_bf16 = resolved_of(record), record["arm"].startswith("bf16")
+    note = (
+        "emulated" if about.get("emulated") else "in fp32" * (named_bf16 and about.get("compute") == "fp32")
+    )
+    return Cell(record["arm"], record["arm"], note=note)
 
 
 def _value(record: Record) -> Any:
@@ -139,12 +143,12 @@ def _time(record: Record) -> Cell:
 
 
 def _peak(record: Record) -> Cell | None:
-    """Share of the peak; a share that is impossible at the measured clock says so."""
+    """Share of the peak; one above it says so."""
     if "peak_known" not in record:
         return None
     shown = Cell(text.percent(record["peak_share"]), record["peak_share"])
-    over = record.get("over_peak", False)
-    return replace(shown, style="bad", note="above the peak at the measured clock") if over else shown
+    over = record.get("over_peak", "")
+    return replace(shown, style="bad", note=over) if over else shown
 
 
 def _gain(record: Record) -> Cell | None:

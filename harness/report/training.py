@@ -12,10 +12,10 @@ import numpy as np
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
 from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate, unshown
+from harness.judge.verdict.rows import trains_the_same as answer_over
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
 from harness.report.section import Section, section
-from harness.report.standings import is_candidate, unshown
 from harness.report.table import (
     NA,
     STYLES,
@@ -28,7 +28,7 @@ from harness.report.table import (
     table_of,
     word,
 )
-from harness.report.verdicts import Answer, Verdict, answer
+from harness.report.verdicts import Answer, answer
 from harness.report.words import say
 from harness.store import stats, text
 from harness.store.arm import (
@@ -95,13 +95,6 @@ def trains_the_same(machine: Machine) -> Answer:
     """Whether FP8 reaches the control's loss, by the verdicts on arms that are no controls themselves."""
     candidates = [v for v in machine.verdicts if is_candidate(v.fields)]
     count = Counter(v.verdict.outcome for v in candidates)
-    verdict: Verdict = "partly"
-    if not candidates or (not count["FAIL"] and count["INCONCLUSIVE"] > count["PASS"]):
-        verdict = "can't tell"
-    elif count["FAIL"] and not count["PASS"]:
-        verdict = "no"
-    elif set(count) == {"PASS"}:
-        verdict = "yes"
     evidence = []
     for v in candidates:
         late = v.verdict.gate("L4")
@@ -111,17 +104,17 @@ def trains_the_same(machine: Machine) -> Answer:
         evidence.append(told)
     evidence += dict.fromkeys(v.verdict.limits for v in candidates)
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
-    missing = unshown(machine)
+    found, missing = answer_over(machine.verdicts), unshown(machine.verdicts)
     facts = {
         "arms": len(candidates),
         "outcomes": ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o]),
         "limit": LIMIT,
         "control": CONTROL,
         "negative": NEGATIVE,
-        "unshown": missing and verdict in ("yes", "partly"),
-        "lowered": missing and verdict == "yes",
+        "unshown": missing and found in ("yes", "partly"),
+        "lowered": missing and set(count) == {"PASS"},
     }
-    return answer("same", "partly" if facts["lowered"] else verdict, evidence[:8], **facts)
+    return answer("same", found, evidence[:8], **facts)
 
 
 # Tables

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm
-from harness.report.runs import once
+from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm, unchecked
+from harness.report.runs import computed_in, once
 from harness.report.table import known, resolved_of
 from harness.report.words import paragraphs
 from harness.store import text
@@ -96,8 +96,13 @@ def shortened(lines: Sequence[str], most: int) -> list[str]:
 
 @once
 def fp8_pairs(machine: Machine) -> pd.DataFrame:
-    """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included."""
+    """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included.
+
+    A GPU's against a control in float32, which nobody would train there, say nothing of a gain over bf16.
+    """
     ratios = machine.ratios
+    if machine.is_gpu:
+        ratios = ratios[ratios["axes"].map(computed_in) == "bf16"]
     keys = list(zip(ratios["suite"], ratios["arm"], strict=True))
     arms = {key for key, is_fp8 in zip(keys, ratios["fp8"], strict=True) if is_fp8}
     of_arms = np.array([key in arms for key in keys], bool)
@@ -288,7 +293,8 @@ def is_sound(machine: Machine) -> Answer:
     studied = list(
         dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
     )
-    verdict: Verdict = "partly" if studied else "yes"
+    bare = [r for suite in WHAT for r in unchecked(machine, suite)]
+    verdict: Verdict = "partly" if studied or bare else "yes"
     if bad:
         verdict, evidence = "no", [*shortened(bad, 6), *evidence]
     elif not judged and not exact and not steps:
@@ -299,6 +305,7 @@ def is_sound(machine: Machine) -> Answer:
         evidence,
         bad=len(bad),
         studied=" and ".join(studied),
+        bare=len(bare),
         suites=machine.suites,
         judged=_named(w.arm for w in judged),
         arms=len({w.arm for w in judged}),

@@ -33,6 +33,9 @@ SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 # Where two copies of the same arm seem further apart than this, a difference that hides below the floor is
 # no tie: the machine is too noisy to say. A noisy machine says "unclear", not "same".
 LOUD_FLOOR = 1.10
+# What may be said of the conditions of a ratio. Throttling of both sides is what products limited by power do.
+BESIDE, ONE_SIDE, BOTH_SIDES = "beside another process", "one side throttled", "both sides throttled"
+DISTURBED = (BESIDE, ONE_SIDE)  # such a ratio decides nothing
 # A tie is claimed only where the whole interval lies this close to 1, or within the floor if that is wider.
 TIE = 1.03
 
@@ -58,7 +61,7 @@ _COLUMNS = [
         "unit",
     ),
     *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
-    *("status", "why_not", "cut_off"),
+    *("status", "why_not", "cut_off", "condition"),
 ]
 
 
@@ -87,7 +90,8 @@ def paired_ratios(
         - `fp8`: the arm spent FLOPs in FP8 and its baseline did not;
         - `verdict`: faster, slower, same, unclear or missing, and `reason` in words;
         - `status`: of the arm's own row, and `why_not` in its words, "" where it has a time;
-        - `cut_off`: the case came to no end, and what is paired are its finished rounds.
+        - `cut_off`: the case came to no end, and what is paired are its finished rounds;
+        - `condition`: of `DISTURBED` ("unclear", but for what is slower all the more), `BOTH_SIDES` or "".
 
         Figures are NaN where there is nothing to compare.
     """
@@ -257,8 +261,11 @@ class _Row:
     @property
     def method(self) -> str:
         """How it was timed; two methods on one kernel can differ by more than the arms do."""
-        timing = parse(self.record["timing"])
-        return ", ".join(str(timing[key]) for key in ("method", "l2") if timing.get(key))
+        return ", ".join(str(self.timing[key]) for key in ("method", "l2") if self.timing.get(key))
+
+    @property
+    def timing(self) -> Mapping[str, Any]:
+        return parse(self.record["timing"])
 
     @property
     def ran_fp8(self) -> bool:
@@ -307,7 +314,7 @@ def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
 
 def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[str, object]:
     speedup = low = high = math.nan
-    rounds = 0
+    rounds, condition = 0, _condition(arm, base)
     if not arm.ok:
         verdict, reason = "missing", arm.outcome
     elif base is None:
@@ -328,6 +335,10 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
         else:
             low, high = math.exp(-found_effect.log_high), math.exp(-found_effect.log_low)
             verdict, reason = _judge(found_effect)
+        # Slower than a throttled baseline is slower all the more, and under sustained load throttling is a part of the cost.
+        against_fp8 = regime == "sustained" or (condition == ONE_SIDE and base.timing.get("throttled"))
+        if condition in DISTURBED and not (verdict == "slower" and against_fp8):
+            verdict, reason = "unclear", condition
         if arm.partial or base.partial:  # what was cut off decides nothing
             verdict, reason = "unclear", (arm if arm.partial else base).record["reason"]
     return {
@@ -346,7 +357,15 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
         "reason": reason,
         "why_not": arm.why_not,
         "cut_off": arm.partial or (base is not None and base.partial),
+        "condition": condition,
     }
+
+
+def _condition(*sides: _Row | None) -> str:
+    timings = [side.timing for side in sides if side is not None]
+    if any(timing.get("contended") for timing in timings):
+        return BESIDE
+    return ("", ONE_SIDE, BOTH_SIDES)[sum(bool(timing.get("throttled")) for timing in timings)]
 
 
 def _judge(found: Effect) -> tuple[str, str]:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FIELD = "verify_outcome"
+LAYERS = "verify_layers"  # how many layers it compared, by the name of their recipe
 
 
 class ProofOutcome(StrEnum):
@@ -21,6 +22,12 @@ class ProofOutcome(StrEnum):
 
 
 def proof_outcome(resolved: Mapping[str, Any]) -> ProofOutcome:
-    """The outcome that a row stores; a word that is none counts as unproven."""
-    word = str(resolved.get(FIELD) or "")
+    """The outcome that a row stores. Unproven: a word that is none, and a proof of other layers or of another recipe than the
+    row's own; rows from before `LAYERS` was stored say how many GEMMs it counted."""
+    word, layers = str(resolved.get(FIELD) or ""), resolved.get("fp8_layers")
+    if word == ProofOutcome.PROVED and layers is not None:
+        count = layers if isinstance(layers, int) else len(layers)
+        own = {str(resolved.get("recipe")).split(",")[0]: count}
+        if resolved.get("fp8_gemms", count) < count or (resolved.get(LAYERS) or own) != own:
+            return ProofOutcome.UNPROVEN
     return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN

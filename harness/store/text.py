@@ -76,6 +76,15 @@ def percent(value: float | None, digits: int = 2) -> str:
     return NONE if value is None or math.isnan(value) else f"{number(100 * value, digits)} %"
 
 
+def done(share: float) -> str:
+    """A share of work, rounded down, so that "100 %" is said where nothing is left.
+
+    >>> done(0.996), done(0.29), done(1.0)
+    ('99 %', '29 %', '100 %')
+    """
+    return f"{math.floor(100 * share + 1e-9)} %"
+
+
 def bytes_(size: float) -> str:
     """A size in binary units: "64 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -86,7 +86,7 @@ def options_of(
     if HELP & set(words):
         sys.stdout.write(usage)
         return None
-    first = " ".join(usage.partition("\n")[0].split())
+    first = usage.partition("\n")[0]
     keys = {name: each for name, each in known.items() if "word" not in each.metadata}
     short = {each.metadata["short"]: name for name, each in keys.items() if each.metadata.get("short")}
     values: dict[str, Any] = {}
@@ -102,16 +102,13 @@ def options_of(
         of = short.get(name, name.lstrip("-").replace("-", "_")) if is_flag else name
         if of not in keys:
             raise UsageError(f"{unknown('key', printable(name), keys)}; {first}")
-        several = _kind(keys[of]).startswith("list")
+        kind = _kind(keys[of])
+        several = kind.startswith("list")
         if of in values and not several:
             raise UsageError(f"{name} is given twice; {first}")
-        given = [value] if equals else []
-        while not equals and left and (several or not given) and not _is_flag(left[0]):
-            if _kind(keys[of]) == "bool":
-                break
+        given = [value] if equals else ["true"] * (kind == "bool")
+        while left and not equals and (several or not given) and not _is_flag(left[0]):
             given.append(left.pop(0))
-        if _kind(keys[of]) == "bool" and not equals:
-            given = ["true"]
         if not given:
             raise UsageError(f"{name} needs a value; {first}")
         made = [_value(of, each, keys[of]) for each in given]
@@ -119,15 +116,13 @@ def options_of(
     for name, each in known.items():
         if "word" not in each.metadata:
             continue
-        if _kind(each).startswith("list"):
-            mine, plain = plain, []
-        else:
-            mine, plain = plain[:1], plain[1:]
+        several = _kind(each).startswith("list")
+        mine, plain = (plain, []) if several else (plain[:1], plain[1:])
         if not mine and each.metadata["needed"]:
             raise UsageError(f"{each.metadata['word']} is not given; {first}")
         if mine:
             made = [_value(name, text, each) for text in mine]
-            values[name] = made if _kind(each).startswith("list") else made[0]
+            values[name] = made if several else made[0]
     if plain:
         raise UsageError(f"unknown word {printable(plain[0])!r}; {first}")
     return command(**values)
@@ -157,7 +152,7 @@ def _value(name: str, text: str, of: Field[Any]) -> Any:
         if kind == "bool":
             value = {"true": True, "false": False}[text.lower()]
         else:
-            value = int(text.replace("_", "")) if kind == "int" else float(text)
+            value = int(text) if kind == "int" else float(text)
         if low <= value <= high:
             return value
     except (KeyError, ValueError):

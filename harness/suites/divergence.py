@@ -26,8 +26,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
-from fp8core.distributed.gather_reasons import recipe_reason
-from fp8core.history import look
+from fp8core.distributed.weight_gather import recipe_reason
+from fp8core.history import mark_ready
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.machine import ranks
 from harness.store.arm import (
@@ -320,7 +320,7 @@ def scale_by_one(trainee: Trainee) -> None:
     for layer in trainee.model.modules():
         if isinstance(layer, Float8Linear) and layer.amaxes is not None:
             layer.amaxes.in_use.fill_(_E4M3.max)
-            look(layer.amaxes)
+            mark_ready(layer.amaxes)
 
 
 def _heldout(case: Case, device: str) -> list[Batch]:

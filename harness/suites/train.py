@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fp8core.distributed.gather_reasons import recipe_reason
+from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise import training as advice
 from harness.machine import ranks

@@ -33,13 +33,13 @@ from torch._C._autograd import DeviceType
 from torch.nn import functional
 
 from fp8core.dtensors import is_dtensor
+from fp8core.profiled_gemms import callers, fp8_gemms, profiler_events
 from fp8core.verify import Proof, verify
-from fp8core.watching import count_fp8_gemms, profiler_events
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
 from harness.store.cause import Cause
-from harness.store.proof import FIELD, ProofOutcome, proof_outcome
+from harness.store.proof import FIELD, LAYERS, ProofOutcome, proof_outcome
 from harness.training.diagnostics import untouched
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def precision_fault(step: Callable[[], object], trainee: Trainee) -> tuple[str, 
     by_name = bool(setup.peer) and not PEERS[setup.peer].operators
     with profiler_events(on_gpu) as events:
         step()
-    counted = fp8_kernels(events) if by_name else count_fp8_gemms(events)
+    counted = fp8_kernels(events) if by_name else len(fp8_gemms(events))
     due = trainee.audit.fp8_gemms * setup.accumulation if setup.recipe is not None else 0
     more = setup.checkpointing != "none" or by_name  # recomputed ones, or several kernels of one GEMM
     is_due = counted == due or (due and more and counted > due)
@@ -201,6 +201,7 @@ def facts_of(proof: Proof) -> dict[str, object]:
     facts: dict[str, object] = {
         "verify": proof.line,
         FIELD: str(ProofOutcome.PROVED if proof.ok else outcome),
+        LAYERS: dict(Counter(layer.recipe.split(",")[0] for layer in proof.layers if layer.recipe)),
         "fp8_gemms": proof.counted,
         "fp8_gemms_expected": proof.predicted,
     }
@@ -241,9 +242,12 @@ def breakdown(events: list[Any], steps: int) -> dict[str, float]:
     on_gpu = bool(unclaimed)
     for event in events:
         if not on_gpu:
-            times[kernel_class(event.name, _enclosing(event))] += event.self_cpu_time_total
+            times[kernel_class(event.name, (caller.name for caller in callers(event)))] += (
+                event.self_cpu_time_total
+            )
         for kernel in event.kernels if event.device_type == DeviceType.CPU else ():
-            times[kernel_class(kernel.name, (event.name, *_enclosing(event)))] += kernel.duration
+            within = (event.name, *(caller.name for caller in callers(event)))
+            times[kernel_class(kernel.name, within)] += kernel.duration
             unclaimed[kernel.name] -= kernel.duration
     for name, left in unclaimed.items():  # kernels that no operator claims, such as those of compiled code
         if left > 0:
@@ -276,10 +280,3 @@ def profiled(step: Callable[[], object], first: int, last: int, device: str, tra
             torch.cuda.synchronize()
     watcher.export_chrome_trace(str(trace))
     return breakdown(list(watcher.events() or []), last - first + 1)
-
-
-def _enclosing(event: Any) -> Iterator[str]:
-    parent = event.cpu_parent
-    while parent is not None:
-        yield parent.name
-        parent = parent.cpu_parent

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+from configs_for_tests import PUBLISHED, written
 from report_cases import gpu_run
 from situations import Place, situation
 
@@ -16,6 +19,7 @@ YES = ("on", "only these layers")
 of_advise = partial(situation, "advise", word="decision is on", positive=True, instead=False)
 FITS = ("dp=8", "checkpointing=full")  # 8B on an H200
 WIDE = ("model._target_=planted_model.build", "model.batch=planted_model.batch")
+STAND_INS = Path(__file__).parents[1] / "harness" / "stand_ins"
 CODE = """\
 import torch
 from torch import nn
@@ -96,6 +100,71 @@ def interval_that_contains_1(place: Place, planted: bool) -> object:
     tokens = 2048 if planted else 16384
     words = ("model=llama3_1b", "gpu=h200", "recipe=tensorwise", "checkpointing=full")
     return says_yes(place, *words, f"tokens={tokens}")
+
+
+def asked(place: Place, *words: str) -> dict[str, Any]:
+    """The plain values of an answer."""
+    place.capture.readouterr()
+    assert main(["advise", *words, "json=true"]) == 0
+    return json.loads(place.capture.readouterr().out)
+
+
+of_interval = partial(situation, "advise", positive=True, instead=False)
+
+
+def of_config(place: Place, *words: str, **more: object) -> dict[str, Any]:
+    """An answer about Llama-3-8B's `config.json` with other fields, read by a stand-in for transformers."""
+    place.patch.syspath_prepend(str(STAND_INS))
+    for name in ("transformers", "language_models"):
+        place.patch.setitem(sys.modules, name, None)  # so that it is undone
+        del sys.modules[name]
+    fields = PUBLISHED["meta-llama/Meta-Llama-3-8B"][0] | more
+    return asked(place, f"model={written(place.folder, fields)}", "gpu=h100", *words)
+
+
+@of_interval(
+    what="a `config.json` whose attention is windowed, which is not modelled",
+    word="the gain is more than a bound",
+)
+def unknown_attention(place: Place, planted: bool) -> object:
+    step = of_config(place, "dp=8", sliding_window=4096 if planted else None)["step_speedup"]
+    return step["high"] > step["value"]
+
+
+@of_interval(
+    what="a `config.json` of a model whose blocks are not known",
+    word="the step's interval is that of the named model of these sizes, to 3 %",
+)
+def config_of_a_named_model(place: Place, planted: bool) -> object:
+    words = ("dp=8", "tokens=16384")
+    found = of_config(place, *words, model_type="mixtral" if planted else "llama")
+    own = asked(place, "model=llama3_8b", "gpu=h100", *words)
+    ratios = [found["step_speedup"][end] / own["step_speedup"][end] for end in ("value", "low", "high")]
+    return all(abs(ratio - 1) < 0.03 for ratio in ratios)
+
+
+@situation(
+    "advise",
+    "a `config.json` with a vision tower, of which the part for text is read",
+    word="the gain is more than a bound, nothing is said to be left out",
+    positive=[True, True],
+    instead=[False, False],
+)
+def vision_tower(place: Place, planted: bool) -> object:
+    tower = {"vision_config": {"model_type": "clip_vision_model"}} if planted else {}
+    found = of_config(place, "dp=8", **tower)
+    step = found["step_speedup"]
+    return [step["high"] > step["value"], "vision" not in " ".join(found["warnings"])]
+
+
+@of_interval(
+    what="the step of 16 tokens waits for gathered codes, whose rate nobody measured",
+    word="the interval is within 5 % of the step",
+)
+def step_that_waits(place: Place, planted: bool) -> object:
+    words = ["dp=8", "tokens=16"] if planted else ["tokens=16384", "bf16_tokens_per_s=500"]
+    step = asked(place, "model=llama3_8b", "gpu=h100", "recipe=tensorwise", *words)["step_speedup"]
+    return step["high"] < 1.05 * step["value"]
 
 
 @situation(

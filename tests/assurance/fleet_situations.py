@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fleet_fixtures import BASE_MS, CASES, CASTS, card, env, failed, names, time
 from report_fixtures import absent, write_run
 from situations import Place, situation
 
 from harness.__main__ import main
+from harness.store.case import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # exit code, cards that were judged by all times, cards out of line
 of_fleet = partial(
@@ -26,6 +31,70 @@ def judged(place: Place, count: int = 3) -> list[int]:
     said = json.loads(place.capture.readouterr().out)
     timed = {name for group in said["groups"] for name in group["judged_by_times"]}
     return [code, len(timed), len({outlier["card"] for outlier in said["outliers"]})]
+
+
+of_level = partial(situation, "fleet", word="exit code, cards out of line", positive=[0, 0])
+LARGE = Case.of("gemm", {"M": 16384, "K": 4096, "N": 14336})
+
+
+def level(place: Place, *words: str, **each: Mapping[str, object]) -> list[int]:
+    """What the command says of cards, each with a large product that takes so many ms: 2.6 is 93 % of what an H200 reaches."""
+    for name, about in each.items():
+        ms, clock = about.get("ms", 2.6), about.get("clock", 1755.0)
+        product = time(LARGE, "bf16_eager", ms, clock, flops={"bf16": 2.0 * 16384 * 4096 * 14336})
+        more = {key: value for key, value in about.items() if key != "ms"}
+        card(place.folder / str(about.get("run_id")), name, extra=[[product]], **more)
+    place.capture.readouterr()
+    code = main(["fleet", str(place.folder), "json=true", *words])
+    said = json.loads(place.capture.readouterr().out)
+    return [code, len({outlier["card"] for outlier in said["outliers"]})]
+
+
+def alike(count: int = 4, **about: object) -> dict[str, dict[str, object]]:
+    return dict.fromkeys(names(count), about)
+
+
+@of_level(what="every card takes three times as long as its model does", instead=[1, 4])
+def all_cards_slow(place: Place, planted: bool) -> object:
+    return level(place, **alike(slow=3.0, ms=7.8) if planted else alike())
+
+
+@of_level(what="one card alone, three times as slow as its model", instead=[1, 1])
+def one_slow_card(place: Place, planted: bool) -> object:
+    return level(place, **alike(1, ms=7.8) if planted else alike(1))
+
+
+@of_level(what="every card runs at 600 of 1,830 MHz", instead=[1, 4])
+def all_clocks_low(place: Place, planted: bool) -> object:
+    return level(place, **alike(clock=600.0) if planted else alike())
+
+
+@of_level(what="every card takes a third longer than in its own earlier run", instead=[1, 4])
+def slower_than_before(place: Place, planted: bool) -> object:
+    level(place, **alike(run_id="before"))
+    return level(place, **alike(run_id="now", slow=1.33 if planted else 1.0))
+
+
+@of_level(what="half of the cards take 30 % longer", instead=[1, 2])
+def two_groups(place: Place, planted: bool) -> object:
+    cards = alike()
+    return level(place, **cards | {name: {"slow": 1.3} for name in names(2) if planted})
+
+
+@of_level(what="no two of five cards are equally fast", instead=[1, 1])
+def spread_out(place: Place, planted: bool) -> object:
+    slow = {name: 1 + 0.12 * i * planted for i, name in enumerate(names(5))}
+    return level(place, **{name: {"slow": factor} for name, factor in slow.items()})
+
+
+@of_level(what="a card of the expected ones has no rows", instead=[1, 0])
+def missing_card(place: Place, planted: bool) -> object:
+    return level(place, f"expect={5 if planted else 4}", **alike())
+
+
+@of_level(what="a host of the expected ones has no rows", instead=[1, 0])
+def missing_host(place: Place, planted: bool) -> object:
+    return level(place, f"expect=01234567{',node7' * planted}", **alike())
 
 
 @of_fleet(what="one card: nothing to compare it with", instead=[0, 0, 0])

@@ -16,13 +16,18 @@ from situations import Place, situation
 
 from harness import store
 from harness.__main__ import main
-from harness.judge import diagnosis
+from harness.judge import diagnosis, verdict
 from harness.judge.diff import changes
 from harness.judge.smoke import failed_recipes
 from harness.machine.hardware import named
 from harness.machine.mfu import utilization
 from harness.report import verdicts
+from harness.report.headline import Ledger, headline_rows
+from harness.report.records import SQNR, arm_records
+from harness.report.render import render
 from harness.report.runs import load
+from harness.report.standings import checks, standings
+from harness.report.table import arm_cell
 from harness.store.case import Case
 from harness.store.measurement import Measurement
 
@@ -63,6 +68,127 @@ def times_of_a_cpu(place: Place, planted: bool) -> object:
     if planted:
         cpu_run(place.folder / "run")
     return verdicts.is_faster(machine(place, None if planted else products())).verdict
+
+
+def timed(condition: str, arm: str = "") -> list[list[Measurement]]:
+    """Layers; times of this arm, "" for every one, were taken under a condition."""
+    return [
+        [replace(r, timing={**r.timing, condition: True}) if r.arm == arm or not arm else r for r in case]
+        for case in linear_cases(Invented(), 690.0)
+    ]
+
+
+@of_report(what="the baseline of every layer was throttled, FP8 was not", word="Is FP8 faster here?")
+def one_side_throttled(place: Place, planted: bool) -> object:
+    rows = timed("throttled", "bf16_compile" if planted else "")
+    return verdicts.is_faster(machine(place, rows)).verdict
+
+
+@of_report(what="another process computed beside every layer", word="Is FP8 faster here?")
+def beside_another_process(place: Place, planted: bool) -> object:
+    return verdicts.is_faster(machine(place, timed("contended" if planted else "none"))).verdict
+
+
+def unchecked(cases: int) -> list[list[Measurement]]:
+    """Products with their SQNR, and layers of which so many have none."""
+    rows = linear_cases(Invented(), 690.0)
+    bare = [[r for r in case if r.metric not in SQNR] for case in rows]
+    return [*products(), *bare[:cases], *rows[cases:]]
+
+
+of_soundness = partial(situation, "report", positive="yes", instead="partly", word="Is it numerically sound?")
+
+
+@of_soundness(what="one layer has no SQNR")
+def one_layer_unchecked(place: Place, planted: bool) -> object:
+    return verdicts.is_sound(machine(place, unchecked(1 if planted else 0))).verdict
+
+
+@of_soundness(what="single products have an SQNR and no layer has")
+def layers_unchecked(place: Place, planted: bool) -> object:
+    return verdicts.is_sound(machine(place, unchecked(5 if planted else 0))).verdict
+
+
+@situation(
+    "report", "only products have an SQNR", word="its recipe passed its checks", positive=True, instead=False
+)
+def recipe_of_unchecked_layers(place: Place, planted: bool) -> object:
+    found = machine(place, unchecked(5 if planted else 0))
+    return not checks(found, standings(found)[0]).results
+
+
+def step(share: float) -> list[list[Measurement]]:
+    """A training step at a share of the H200's FP8 peak, without a clock."""
+    flops = {"e4m3": 1e15}
+    ms = 1e3 * 1e15 / (share * named("h200").tflops["fp8"] * 1e12)
+    arms = {"bf16_eager": {"ms": 2 * ms, "flops": {"bf16": 1e15}}}
+    arms["rowwise_eager"] = {"ms": ms, "flops": flops, "baseline": "bf16_eager"}
+    return [Invented(clock_mhz=None).times(Case.of("train", {"model": "gpt2"}), arms)]
+
+
+def step_in(compute: str) -> list[list[Measurement]]:
+    """A training step whose control computes so, the control measured twice."""
+    arms = {"bf16_eager": {"ms": 2.0, "resolved": {"compute": compute}}}
+    arms["bf16_eager:again"] = {"ms": 2.0, "baseline": "bf16_eager"}
+    arms["rowwise_eager"] = {"ms": 1.0, "flops": {"e4m3": 1e12}, "baseline": "bf16_eager"}
+    return [Invented().times(Case.of("train", {"model": "gpt2", "compute": compute}), arms)]
+
+
+in_fp32 = partial(situation, "report", "the arm named bf16_eager computes in float32")
+
+
+@in_fp32(word="Is FP8 faster here?", positive="yes", instead="can't tell")
+def faster_than_float32(place: Place, planted: bool) -> object:
+    rows = step_in("fp32" if planted else "bf16_autocast")
+    return verdicts.is_faster(machine(place, rows)).verdict
+
+
+@in_fp32(
+    word="the page is titled FP8 against bf16, the arm has no note",
+    positive=[True, ""],
+    instead=[False, "in fp32"],
+)
+def titled_against_bf16(place: Place, planted: bool) -> object:
+    write_run(place.folder / "run", step_in("fp32" if planted else "bf16_autocast"))
+    material = load([place.folder / "run"], Path())
+    (record,) = [r for r in arm_records(material.machines[0], "train") if r["arm"] == "bf16_eager"]
+    return ["# FP8 against bf16:" in render(material, True).markdown, arm_cell(record).note]
+
+
+over_peak = partial(
+    situation, "report", "a step at 1.5 times the peak, no clock stored", positive=True, instead=False
+)
+
+
+@over_peak(word="the headline has its MFU")
+def headline_above_the_peak(place: Place, planted: bool) -> object:
+    (row,) = headline_rows(machine(place, step(1.5 if planted else 0.6)), "", Ledger())
+    return row[2].order is not None
+
+
+@over_peak(word="the share of the peak has no flag")
+def share_above_the_peak(place: Place, planted: bool) -> object:
+    found = arm_records(machine(place, step(1.5 if planted else 0.6)), "train")
+    return not any(r["over_peak"] for r in found)
+
+
+@situation(
+    "report",
+    "FP8 passes and no broken arm shows that a fault would fail",
+    word="Does it train the same? On the page, in the terminal",
+    positive=["yes", "yes"],
+    instead=["partly", "partly"],
+)
+def no_negative_control(place: Place, planted: bool) -> object:
+    base = control()
+    rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", shifted(base))
+    if not planted:
+        broken = shifted(base, lambda t: 0.6 * t / (t + 30), ratio=0.6)
+        rows += rows_of_runs("negative_control", broken)
+    found = machine(place, [rows])
+    told = verdict.lines(verdict.judge(found.frame))
+    said = [line.partition(": ")[2] for line in told if line.startswith("trains the same")]
+    return [verdicts.answers(found)[-1].verdict, *said]
 
 
 def layers(count: int | None) -> list[list[Measurement]]:

@@ -7,22 +7,25 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from curves_for_tests import STEPS, control, rows_of_runs, run_of, shifted
+from curves_for_tests import STEPS, control, falling, rows_of_runs, run_of, shifted
 from report_fixtures import write_run
 from situations import Place, situation
 
 from harness import store
 from harness.judge import verdict
-from harness.store.proof import FIELD
+from harness.store.proof import FIELD, LAYERS
 
 if TYPE_CHECKING:
-    from harness.judge.verdict import Run
+    from collections.abc import Callable
+
+    from harness.judge.verdict import Curve, Run
     from harness.store.measurement import Measurement
 
 of_verdict = partial(
     situation, "sweep=divergence", word="Verdict.outcome", positive="PASS", instead="INCONCLUSIVE"
 )
 Runs = dict[int, "Run"]
+Pair = tuple[Runs, Runs]
 
 
 def outcome(place: Place, rows: list[Measurement], arm: str = "tensorwise") -> str:
@@ -182,7 +185,140 @@ def warm_up_without_end(place: Place, planted: bool) -> object:
     warm = shifted(base, lambda t: np.where(t < switch, 0.0, 0.0004))
     for seed, run in warm.items():
         same = run.loss.steps < switch
-        run.loss.values[same] = base[seed].loss.values[same]
-        warm[seed] = replace(run, grad_norm=base[seed].grad_norm, switch_step=switch)
+        for mine, theirs in ((run.loss, base[seed].loss), (run.grad_norm, base[seed].grad_norm)):
+            assert mine is not None
+            assert theirs is not None
+            mine.values[same] = theirs.values[same]
+        warm[seed] = replace(run, switch_step=switch)
     rows = rows_of_runs("base", base) + rows_of_runs("base_to_tensorwise", warm)
     return outcome(place, rows, "base_to_tensorwise")
+
+
+def changed(curve: Curve | None, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Curve:
+    """The curve with `change(steps, values)` for its values."""
+    assert curve is not None
+    return type(curve).of(change(curve.steps, curve.values.copy()), curve.steps)
+
+
+def with_curve(runs: Runs, name: str, change: Callable[[int, np.ndarray, np.ndarray], np.ndarray]) -> Runs:
+    return {s: replace(r, **{name: changed(getattr(r, name), partial(change, s))}) for s, r in runs.items()}
+
+
+def swinging(size: Callable[[np.ndarray], np.ndarray], period: float) -> Callable[[Runs, Runs], Pair]:
+    """The candidate's losses swing around what they were; their mean over a period stays."""
+
+    def plant(mine: Runs, base: Runs) -> Pair:
+        def swing(seed: int, t: np.ndarray, values: np.ndarray) -> np.ndarray:
+            return values + size(t) * np.sin(2 * np.pi * (t / period + seed / 5))
+
+        return with_curve(mine, "loss", swing), base
+
+    return plant
+
+
+@of_verdict(
+    what="its slow swings are smaller than the noise of a step, and larger than that of a moving average"
+)
+def slow_swings(place: Place, planted: bool) -> object:
+    base = {s: run_of(falling(s, noise=0.1)) for s in range(5)}
+    mine = shifted(base)
+    return judged(place, swinging(lambda t: 0.06 + 0 * t, 60)(mine, base)[0] if planted else mine, base)
+
+
+def repeated(name: str, share: float = 0.0) -> Callable[[Runs, Runs], Pair]:
+    """A curve of the candidate is the control's from this share of the steps on."""
+
+    def plant(mine: Runs, base: Runs) -> Pair:
+        def copy(seed: int, t: np.ndarray, values: np.ndarray) -> np.ndarray:
+            return np.where(t >= share * STEPS, getattr(base[seed], name).values, values)
+
+        return with_curve(mine, name, copy), base
+
+    return plant
+
+
+def both(
+    name: str, change: Callable[[int, np.ndarray, np.ndarray], np.ndarray]
+) -> Callable[[Runs, Runs], Pair]:
+    """A curve of both arms is changed alike."""
+    return lambda mine, base: (with_curve(mine, name, change), with_curve(base, name, change))
+
+
+def near_copies(mine: Runs, base: Runs) -> Pair:
+    mine, base = (
+        {s: with_curve({s: runs[0]}, "loss", lambda s, t, v: v + s * 1e-6)[s] for s in runs}
+        for runs in (mine, base)
+    )
+    return with_curve(
+        mine, "loss", lambda s, t, v: v + 1e-5 * np.random.default_rng(s).normal(size=t.size)
+    ), base
+
+
+def worse_at_a_hundred(mine: Runs, base: Runs) -> Pair:
+    plus = [
+        (runs, name, size) for name in ("loss", "heldout") for runs, size in ((mine, 100.2), (base, 100.0))
+    ]
+    for runs, name, size in plus:
+        runs |= with_curve(runs, name, lambda s, t, v, size=size: v + size)
+    return mine, base
+
+
+def still(name: str, value: float) -> Callable[[Runs, Runs], Pair]:
+    """A curve of both arms never changes; the arms' values are near one another, so that only their standing still shows."""
+
+    def plant(mine: Runs, base: Runs) -> Pair:
+        return (
+            with_curve(mine, name, lambda s, t, v: 0 * v + value * 1.0001),
+            with_curve(base, name, lambda s, t, v: 0 * v + value),
+        )
+
+    return plant
+
+
+def given(**fields: object) -> Callable[[Runs, Runs], Pair]:
+    """The candidate's runs say this of themselves."""
+    return lambda mine, base: ({s: replace(r, **fields) for s, r in mine.items()}, base)
+
+
+for name, what, plant in (
+    ("swings", "FP8's loss swings by 0.3 nats around the control's, with the same mean", swinging(lambda t: 0.3 + 0 * t, 5)),
+    ("growing_swings", "the swings grow to 0.6 nats", swinging(lambda t: 0.6 * t / STEPS, 5)),
+    ("repeated_heldout", "the held-out losses are the control's bit for bit", repeated("heldout")),
+    ("repeated_tail", "the last 40 % of the losses are the control's bit for bit", repeated("loss", 0.6)),
+    ("repeated_norms", "the gradient norms are the control's bit for bit", repeated("grad_norm")),
+    ("near_copies", "the seeds are seed 0 plus 1e-6", near_copies),
+    ("tokens", "a step of FP8 has twice the control's tokens", given(tokens_per_step=1024.0)),
+    ("far_from_0", "both losses are 100 higher, and FP8 is 0.2 nats worse", worse_at_a_hundred),
+    ("hardly_falls", "the control's loss falls by 1 %", both("loss", lambda s, t, v: 2.1 + (v - 2.1) / 60)),
+    ("clipped_norms", "gradient norms were logged after clipping: all are about 1", still("grad_norm", 1.0)),
+    ("frozen_heldout", "the held-out loss never changes", still("heldout", 2.1)),
+):  # fmt: skip
+
+    def plant_curves(place: Place, planted: bool, plant: Callable[[Runs, Runs], Pair] = plant) -> object:
+        base = control()
+        mine = shifted(base)
+        return judged(place, *(plant(mine, base) if planted else (mine, base)))
+
+    plant_curves.__name__ = name
+    of_verdict(what=what)(plant_curves)
+
+CONVERTED = [f"layers.{i}" for i in range(40)]
+READ = {"0": "aa", "299": "bb", "heldout": "cc"}
+for name, what, said in (
+    (
+        "proof_of_one_layer",
+        "the proof is of one of the 40 layers that were converted",
+        {LAYERS: {"tensorwise": 1}},
+    ),
+    ("proof_of_few_gemms", "the proof counted 3 GEMMs in 40 layers", {"fp8_gemms": 3}),
+    ("proof_of_another_recipe", "the proof is of another recipe", {LAYERS: {"rowwise": 40}}),
+    ("other_optimizer", "FP8 was trained by another optimizer than the control", {"optimizer": "SGD"}),
+    ("unknown_batches", "what FP8 read is stored, what the control read is not", {"batches": READ}),
+):
+
+    def plant_facts(place: Place, planted: bool, said: dict[str, object] = said) -> object:
+        whole = {"recipe": "tensorwise", "fp8_layers": CONVERTED, LAYERS: {"tensorwise": 40}}
+        return judged(place, shifted(control()), **whole | (said if planted else {}))
+
+    plant_facts.__name__ = name
+    of_verdict(what=what)(plant_facts)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from recipes import changed
 from situations import Place, situation
 from torch import nn
+from torch.library import custom_op
 
 from fp8core import (
     BACKENDS,
     RECIPES,
+    Float8Linear,
     PrecisionSchedule,
     Proof,
     convert_to_float8_training,
@@ -184,21 +188,6 @@ def delayed_scales(_: Place, planted: bool) -> object:
 
 
 @situation(
-    "verify",
-    "`torch.compile` is switched off and runs the step in eager mode",
-    word="Proof.compiled",
-    positive=True,
-    instead=False,
-)
-def compile_fell_back(_: Place, planted: bool) -> object:
-    torch._dynamo.reset()
-    model = convert_to_float8_training(Mlp())
-
-    compiled = torch.compile(model, backend="aot_eager", dynamic=False, disable=planted)
-    return proof(model, lambda: loss(compiled).backward()).compiled
-
-
-@situation(
     "count_matmuls",
     "the step has no matrix product: 100 % of nothing",
     word="MatmulCount.fp8_share",
@@ -209,3 +198,152 @@ def share_of_nothing(_: Place, planted: bool) -> object:
     model = convert_to_float8_training(Mlp())
     counted = count_matmuls(lambda: batch().sum() if planted else loss(model).backward(), model)
     return counted.fp8_share
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is a third too large."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        return 1.3 * grad
+
+
+def bias_gradient(
+    place: Place,
+    planted: bool,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    *frozen: str,
+    x: torch.Tensor | None = None,
+) -> object:
+    """Each bias goes through a function on its way into its layer; these weights are frozen."""
+    model, run = convert_to_float8_training(Mlp()), Float8Linear._run
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    if planted:
+        changed = lambda self, x, weight, bias, tp: run(self, x, weight, change(bias), tp)  # noqa: E731
+        place.patch.setattr(Float8Linear, "_run", changed)
+    return proof(model, lambda: loss(model, x).backward()).ok
+
+
+@of_verify(what="gradients of biases are a third too large")
+def bias_gradient_scaled(place: Place, planted: bool) -> object:
+    return bias_gradient(place, planted, Scaled.apply)
+
+
+@of_verify(what="gradients of biases do not arrive")
+def bias_gradient_dropped(place: Place, planted: bool) -> object:
+    return bias_gradient(place, planted, torch.Tensor.detach)
+
+
+@of_verify(what="gradients of biases do not arrive, and all weights are frozen")
+def bias_gradient_of_frozen_layers(place: Place, planted: bool) -> object:
+    return bias_gradient(place, planted, torch.Tensor.detach, "up.weight", "down.weight")
+
+
+@of_verify(what="the first layer trains its bias alone, whose gradient is a third too large")
+def bias_gradient_alone(place: Place, planted: bool) -> object:
+    return bias_gradient(place, planted, Scaled.apply, "up.weight", "down.bias", x=batch().detach())
+
+
+@situation(
+    "verify",
+    "a weight is frozen, and has no gradient to compare",
+    word='Proof.compared["grad_weight"]',
+    positive=2,
+    instead=1,
+)
+def frozen_weight(_: Place, planted: bool) -> object:
+    model = convert_to_float8_training(Mlp())
+    model.up.weight.requires_grad_(not planted)
+    return proof(model).compared["grad_weight"]
+
+
+of_compiled = partial(situation, "verify", word="Proof.compiled", positive=6, instead=0)
+
+
+def compiled_gemms(model: nn.Module, step: Callable[[nn.Module], torch.Tensor]) -> object:
+    torch._dynamo.reset()
+    return proof(model, lambda: step(model).backward()).compiled
+
+
+def compiled_by(backend: str | Callable[..., object], disable: bool = False) -> Any:
+    return torch.compile(convert_to_float8_training(Mlp()), backend=backend, dynamic=False, disable=disable)
+
+
+@of_compiled(what="`torch.compile` is switched off and runs the step in eager mode")
+def compile_off(_: Place, planted: bool) -> object:
+    return compiled_gemms(compiled_by("aot_eager", disable=planted), loss)
+
+
+@of_compiled(what="the compiler fails, and `suppress_errors` falls back to eager mode")
+def compile_failed(_: Place, planted: bool) -> object:
+    def fails(*given: object) -> object:
+        raise NotImplementedError
+
+    with torch._dynamo.config.patch(suppress_errors=True):
+        return compiled_gemms(compiled_by(fails if planted else "aot_eager"), loss)
+
+
+@of_compiled(what="only the loss is compiled")
+def loss_alone_compiled(_: Place, planted: bool) -> object:
+    square = torch.compile(lambda y: y.square().mean(), backend="aot_eager", dynamic=False)
+    model = convert_to_float8_training(Mlp()) if planted else compiled_by("aot_eager")
+    return compiled_gemms(model, lambda model: square(model(batch())))
+
+
+@situation("verify", "one of two layers is compiled", word="Proof.compiled", positive=6, instead=3)
+def one_layer_compiled(_: Place, planted: bool) -> object:
+    model = convert_to_float8_training(Mlp())
+    model.up.compile(backend="aot_eager", dynamic=False)
+    if not planted:
+        model.down.compile(backend="aot_eager", dynamic=False)
+    return compiled_gemms(model, loss)
+
+
+class Hidden(torch.autograd.Function):
+    """A product that PyTorch sees nothing of."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.detach().numpy() @ weight.detach().numpy())
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+of_count = partial(situation, "count_matmuls", word="not MatmulCount.uncounted", positive=True, instead=False)
+
+
+def nothing_uncounted(step: Callable[[nn.Module], torch.Tensor]) -> object:
+    model = convert_to_float8_training(Mlp())
+    return not count_matmuls(lambda: step(model).sum().backward(), model).uncounted
+
+
+@of_count(what="an `autograd.Function` multiplies in NumPy")
+def product_in_numpy(_: Place, planted: bool) -> object:
+    square = torch.eye(32)
+    return nothing_uncounted(
+        lambda model: Hidden.apply(model(batch()), square) if planted else model(batch()) @ square
+    )
+
+
+@custom_op("image::product_of_a_test", mutates_args=())
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A product in a namespace that vision packages use."""
+    return torch.mm(x, y)
+
+
+@of_count(what="an operator of somebody's namespace multiplies")
+def product_in_a_namespace(_: Place, planted: bool) -> object:
+    def step(model: nn.Module) -> torch.Tensor:
+        y = model(batch())
+        with torch.no_grad():
+            more = (product if planted else torch.mm)(y, y.t())
+        return y.sum() + more.sum()
+
+    return nothing_uncounted(step)

@@ -73,7 +73,7 @@ def test_share_by_the_configuration(name: str, attention: str) -> None:
     proof = verify(step, model, announce=False)
     assert proof.ok, proof.line
     assert proof.matmuls.fp8_share == pytest.approx(float(want), rel=0.01)
-    assert f"{100 * float(want):.1f} % of the step's matmul FLOPs in FP8" in proof.line
+    assert f"{100 * float(want):.1f} % of the counted matmul FLOPs in FP8" in proof.line
     print(f"\n{name}, {attention}: {proof.line}")  # for `pytest -s`
 
 

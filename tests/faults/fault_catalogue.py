@@ -50,10 +50,10 @@ Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
 
 amax, compute_scale = fp8core.scaling.amax, fp8core.scaling.compute_scale
 cast_saturating, cast_with_amax = fp8core.cast.cast_saturating, fp8core.cast.cast_with_amax
-mx_scale_code, lines_one, lines_both = (
+mx_scale_code, cast_operand, cast_operand_pair = (
     fp8core.scaling.mx_scale_code,
-    fp8core.inputs.operands.lines_one,
-    fp8core.inputs.operands.lines_both,
+    fp8core.inputs.operands.cast_operand,
+    fp8core.inputs.operands.cast_operand_pair,
 )
 scaled_mm = fp8core.gemm.scaled_mm
 
@@ -202,7 +202,7 @@ def hides_infinity(x: torch.Tensor, fmt: Any, expected: torch.Tensor, **kwargs: 
 
 
 def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.inputs.operands.lines_one", change), ("fp8core.scaled_linear.lines_one", change)]
+    return [("fp8core.inputs.operands.cast_operand", change), ("fp8core.scaled_linear.cast_operand", change)]
 
 
 def e5m2_weights(
@@ -210,22 +210,22 @@ def e5m2_weights(
 ) -> Any:
     if role == "weight" and cast is not None:
         cast = dataclasses.replace(cast, format=E5M2)
-    return lines_one(x, cast, dim, memory, role, **kwargs)
+    return cast_operand(x, cast, dim, memory, role, **kwargs)
 
 
 def unscaled_gradients(
     x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
 ) -> Any:
     if role != "grad_output" or cast is None:
-        return lines_one(x, cast, dim, memory, role, **kwargs)
-    one = lines_one(x, cast, dim, memory, role, **kwargs)
+        return cast_operand(x, cast, dim, memory, role, **kwargs)
+    one = cast_operand(x, cast, dim, memory, role, **kwargs)
     codes = cast_saturating(x if dim == 1 else x.t(), E4M3FN)
     return Operand(codes, torch.ones_like(one.scale_inv))
 
 
 def shifted_tile(x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """The transposed copy of the input lies one row of the input lower."""
-    a, b = lines_both(x, first, second, *args, **kwargs)
+    a, b = cast_operand_pair(x, first, second, *args, **kwargs)
     if isinstance(b, Operand) and args[1] == "input":
         b = Operand(b.qdata.view(torch.uint8).roll(1, 1).view(b.qdata.dtype), b.scale_inv)
     return a, b
@@ -233,7 +233,7 @@ def shifted_tile(x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs:
 
 def one_direction(x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """Both GEMMs get codes that are scaled for the first, wrongly taken for the second's."""
-    a, b = lines_both(x, first, second, *args, **kwargs)
+    a, b = cast_operand_pair(x, first, second, *args, **kwargs)
     if isinstance(a, Operand) and isinstance(b, Operand) and b.scale_inv.dim():
         b = Operand(a.qdata.t(), b.scale_inv)
     return a, b
@@ -351,8 +351,8 @@ FAULTS: dict[str, Fault] = {
         Fault("saturation hides Inf", "non_finite", "numerics", [("fp8core.cast.cast_with_amax", hides_infinity)], "delayed"),
         Fault("e5m2 weights", "layer_band", "refused", operand_of(e5m2_weights)),
         Fault("gradients unscaled", "layer_band", "late loss", operand_of(unscaled_gradients)),
-        Fault("transposed tile off by one", "layer_band", "late loss", [("fp8core.scaled_linear.lines_both", shifted_tile)]),
-        Fault("one direction's codes for both", "layer_rows", "gradient", [("fp8core.scaled_linear.lines_both", one_direction)], "rowwise"),
+        Fault("transposed tile off by one", "layer_band", "late loss", [("fp8core.scaled_linear.cast_operand_pair", shifted_tile)]),
+        Fault("one direction's codes for both", "layer_rows", "gradient", [("fp8core.scaled_linear.cast_operand_pair", one_direction)], "rowwise"),
         Fault("fused cast: tiles changed places", "kernel_route", "early loss", kernels_of(cast_both=transposed_tile), "tensorwise", "always"),
         Fault("fused cast: rows for columns", "kernel_route", "gradient", kernels_of(cast_rowwise_both=rows_for_columns), "rowwise", "always"),
         Fault("fused amax of half the tensor", "kernel_route", "numerics", kernels_of(amax=half_amax), "tensorwise", "always"),

@@ -89,11 +89,11 @@ def e4m3_gradients(
 ) -> Any:
     if role == "grad_output" and cast is not None:
         cast = dataclasses.replace(cast, format=E4M3FN)
-    return fault_catalogue.lines_one(x, cast, dim, memory, role, **kwargs)
+    return fault_catalogue.cast_operand(x, cast, dim, memory, role, **kwargs)
 
 
-def bias_before_descale(self: Any, x: Any, weight: torch.Tensor, bias: Any, cut: Any) -> torch.Tensor:
-    y = RUN(self, x, weight, None, cut)
+def bias_before_descale(self: Any, x: Any, weight: torch.Tensor, bias: Any, tp: Any) -> torch.Tensor:
+    y = RUN(self, x, weight, None, tp)
     if bias is None:
         return y
     scale_inv = x.detach().abs().amax() * weight.detach().abs().amax() / 448**2

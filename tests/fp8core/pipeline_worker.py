@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,8 +43,9 @@ def batch(step: int, replica: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(shape, generator=generator) * grow, torch.randn(shape, generator=generator)
 
 
+@cache
 def one_process(
-    recipe: Recipe | None, count: int, steps: int, *, replicas: int = 1, microbatches: int = MICROBATCHES
+    recipe: Recipe, count: int, steps: int, *, replicas: int = 1, microbatches: int = MICROBATCHES
 ) -> dict[str, Any]:
     """Losses [step][replica][microbatch], and the last step's gradients, of the model that no one has cut."""
     model = blocks(count, recipe)
@@ -75,7 +77,7 @@ def amaxes(model: nn.Module) -> list[list[float]]:
     return [m.in_use.tolist() for m in model.modules() if isinstance(m, AmaxMemory)]
 
 
-def own_blocks(recipe: Recipe | None, count: int, stage: int, stages: int) -> nn.Sequential:
+def own_blocks(recipe: Recipe, count: int, stage: int, stages: int) -> nn.Sequential:
     """A stage's share, under the names of the whole model."""
     model = blocks(count, recipe)
     per = count // stages
@@ -115,7 +117,7 @@ def scheduled(
     return {"losses": losses, "gradients": gradients(model), "amaxes": amaxes(model)}
 
 
-def pipeline(recipe: Recipe | None, schedule: str, steps: int) -> dict[str, Any]:
+def pipeline(recipe: Recipe, schedule: str, steps: int) -> dict[str, Any]:
     """One stage a rank: what the stage found, and of the references what belongs to it."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     model = own_blocks(recipe, 4, rank, stages)
@@ -179,14 +181,9 @@ def two_dimensions(recipe: Recipe) -> tuple[dict[str, float], set[str]]:
     return found, {layer.all_gather for layer in audit(model).layers}
 
 
-def pipelines(jobs: list[tuple[Recipe | None, str, int]]) -> list[dict[str, Any]]:
-    """One launch for all of them."""
-    return [pipeline(*job) for job in jobs]
-
-
 def shared_by_stages() -> str:
     """What update_scales says of stages that share no layer."""
-    model = own_blocks(RECIPES["delayed"], 2, dist.get_rank(), dist.get_world_size())
+    model = own_blocks(RECIPES["delayed"], dist.get_world_size(), dist.get_rank(), dist.get_world_size())
     model(batch(0)[0]).sum().backward()
     try:
         update_scales(model)

@@ -62,11 +62,19 @@ def drawn(world: int) -> list[Setting]:
 
 
 @cache
-def trained(world: int) -> list[list[dict[str, Any]]]:
-    """[rank][setting]: `sharding.compare` of all that is tried with this number of ranks."""
+def ran(world: int) -> list[dict[Any, Any]]:
+    """[rank][task], of one launch."""
     more = {2: OPTIONS, 4: HSDP}.get(world, {})
     settings = [Setting(), Setting(sizes=UNEVEN, micro=2), *drawn(world), *more.values()]
-    return ranks.run(sharding.compare, world, settings)
+    tasks: dict[Any, Any] = {"compared": (sharding.compare, (settings,))}
+    if world == 2:
+        tasks |= {keep: (sharding.gathered_codes, (keep,)) for keep in (False, True)}
+    return ranks.run(several, world, tasks)
+
+
+def trained(world: int) -> list[list[dict[str, Any]]]:
+    """[rank][setting]: `sharding.compare` of all that is tried with this number of ranks."""
+    return [rank["compared"] for rank in ran(world)]
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -134,9 +142,7 @@ def test_a_schedule_gathers_in_high_precision_while_it_holds_back() -> None:
 def test_codes_that_stay_gathered_travel_once_a_window() -> None:
     """Oracle: the run that gathers anew in each pass: the same losses and gradients bit for bit, six times the bytes (three
     microbatches, forward and backward)."""
-    tasks = {keep: (sharding.gathered_codes, (keep,)) for keep in (False, True)}
-    found = ranks.run(several, 2, tasks)[0]
-    freed, kept = found[False], found[True]
+    freed, kept = ran(2)[0][False], ran(2)[0][True]
     assert kept[:2] == freed[:2]
     assert set(kept[2]) == {"uint8"}
     assert freed[2]["uint8"] == 2 * sharding.MICROBATCHES * kept[2]["uint8"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fp8core import RECIPES, Float8Linear, SwiGLU, grad_amax
-from fp8core.grad_amax import amax_of, leave
+from fp8core.grad_amax import amax_of, note_amax
 
 SEVEN = torch.tensor(7.0)
 
@@ -16,13 +16,13 @@ SEVEN = torch.tensor(7.0)
 def test_a_view_is_the_same_gradient_and_anything_else_is_not() -> None:
     """Oracle: by hand: parts, other bits, other values and other tensors."""
     grad = torch.randn(4, 6)
-    leave(grad, SEVEN)
+    note_amax(grad, SEVEN)
     for same in (grad, grad.view(24), grad.view(2, 2, 6), grad.t(), grad.detach()):
         assert amax_of(same) is SEVEN
     others = [grad[:2], grad.view(torch.int32), grad.clone(), grad.double(), grad[:1].expand(4, 6)]
     assert all(amax_of(other) is None for other in others)
     part = grad[:2]
-    leave(part, SEVEN)
+    note_amax(part, SEVEN)
     assert amax_of(part) is None
     grad.add_(1)
     assert amax_of(grad) is None
@@ -33,11 +33,11 @@ def test_memory_that_is_used_again_is_another_gradient() -> None:
     for _ in range(100):
         grad = torch.empty(64)
         assert amax_of(grad) is None
-        leave(grad, SEVEN)
+        note_amax(grad, SEVEN)
         del grad
     gc.collect()
-    leave(torch.empty(1), SEVEN)
-    assert sum(not left.storage.expired() for left in grad_amax._left.values()) <= 1
+    note_amax(torch.empty(1), SEVEN)
+    assert sum(not noted.storage.expired() for noted in grad_amax._noted.values()) <= 1
 
 
 @pytest.mark.parametrize(("uses", "hook"), [(1, ""), (2, ""), (1, "returns"), (1, "in place")])

@@ -36,6 +36,7 @@ from fp8core import (
     microbatches,
     update_scales,
 )
+from fp8core.history import tensors_of
 
 STEPS, SKIPPED = 4, 1
 Make = Callable[[Recipe], nn.Module]
@@ -51,7 +52,7 @@ def made(recipe: Recipe) -> nn.Module:
     return convert_to_float8_training(plain(), config=recipe)
 
 
-def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def step(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     loss = model(x).square().mean()
     loss.backward()
     return loss.detach()
@@ -127,10 +128,7 @@ def validated(mode: Callable[[], Any]) -> Callable[[nn.Module, torch.Tensor], to
 
 
 def recomputed(reentrant: bool) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    return lambda model, x: step(
-        lambda x: checkpoint(model, x, use_reentrant=reentrant),  # type: ignore[arg-type]
-        x,
-    )
+    return lambda model, x: step(lambda x: checkpoint(model, x, use_reentrant=reentrant), x)
 
 
 def copied_and_used(copy_of: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
@@ -192,7 +190,7 @@ def test_a_situation_changes_nothing(name: str, situation: str) -> None:
     assert all(map(torch.equal, found, expected))
 
 
-def test_amaxes_that_loaded_weights_drop_are_told() -> None:
+def test_amaxes_that_loaded_weights_drop_are_reported() -> None:
     model = made(RECIPES["delayed"])
     model.load_state_dict(model.state_dict())  # nothing is lost
     step(model, torch.randn(16, 32))
@@ -303,7 +301,7 @@ def test_a_layer_compiled_in_place_is_pickled() -> None:
 
 def test_amaxes_are_shared_with_the_layer() -> None:
     model = made(RECIPES["delayed"]).share_memory()
-    assert all(buffer.is_shared() for buffer in model[0].amaxes.buffers())
+    assert all(tensor.is_shared() for tensor in tensors_of(model))
 
 
 class Embedded(nn.Module):

@@ -15,7 +15,7 @@ import pytest
 from parallel_models import several
 
 from fp8core import RECIPES
-from fp8core.distributed.gather_reasons import NOT_ASKED
+from fp8core.distributed.weight_gather import NOT_ASKED
 from harness.machine import ranks
 
 BOUND = 1e-6

@@ -5,12 +5,18 @@ Oracle: the same step without the fault, against which no rank reports anything.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
+import torch
+import torch.distributed as dist
 import verify_workers as workers
 
+from fp8core.verify.ranks import Ranks
+from fp8core.verify.shared_weights import checksum
 from harness.machine import ranks
 
 
@@ -32,6 +38,34 @@ def test_faults_of_a_gather_are_named_by_the_rank_that_received_them() -> None:
     first, second = (rank["gathers"]["one code changed"][1] for rank in answers())
     assert any("gathered input: codes of rank 1" in line for line in first), first
     assert all(line.startswith("rank 0: ") for line in second), second
+
+
+@pytest.mark.parametrize("name", workers.WEIGHT_FAULTS)
+def test_ranks_that_compute_with_different_weights_are_no_proof(name: str) -> None:
+    for rank in answers():
+        without, planted, compared = rank["weights"][name]
+        assert not without
+        assert compared == 1
+        assert any("weight" in problem for problem in planted), planted
+
+
+def test_a_weight_is_alike_only_where_every_rank_of_its_group_read_it() -> None:
+    """Oracle: what the other rank has said: the same, another one, nothing of one layer."""
+    mine = Ranks()
+    mine.rank, mine.size, mine.prefix = 0, 2, ""
+    mine.store = create_autospec(dist.Store, instance=True)
+    mine.store.get.return_value = json.dumps(["", {"same": [[0, 1], 7], "other": [[0, 1], 8]}]).encode()
+    mine.weights = dict.fromkeys(("same", "other", "not called"), ((0, 1), 7))
+    (problem,) = mine.problems(1.0)
+    assert "other" in problem
+    assert mine.alike == {"same"}
+
+
+def test_a_checksum_knows_a_matrix_from_its_transpose() -> None:
+    x = torch.randn(32, 32)
+    assert checksum(x) == checksum(x.clone())
+    assert checksum(x) != checksum(x.t())
+    assert checksum(x) != checksum(x.flip(0))
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:

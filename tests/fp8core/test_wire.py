@@ -5,23 +5,23 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import wire_checks
+from parallel_models import several
 
 from fp8core.distributed.wire import Sent, count_collectives
 from harness.machine import ranks
 
 
 def test_every_collective_is_counted_with_dtype_and_bytes() -> None:
-    for found in ranks.run(wire_checks.one_of_each, 2):
-        for name, (got, wanted) in found.items():
-            assert got == wanted, name
-
-
-def test_ddp_and_compiled_code_are_counted() -> None:
     """DDP reduces from C++, in the backward pass; the compiled function gathers inside of its graph."""
-    for found in ranks.run(wire_checks.ddp_and_compiled, 2):
-        assert found["ddp"] == {("all_reduce", "float32"): 4 * (16 * 8 + 8)}
-        assert found["compiled"] == [("all_gather", "float32", 64)]
-        assert found["graphs"] == 1
+    tasks = {"each": (wire_checks.one_of_each, ()), "programs": (wire_checks.ddp_and_compiled, ())}
+    for found in ranks.run(several, 2, tasks):
+        for name, (got, wanted) in found["each"].items():
+            assert got == wanted, name
+        assert found["programs"] == {
+            "ddp": {("all_reduce", "float32"): 4 * (16 * 8 + 8)},
+            "compiled": [("all_gather", "float32", 64)],
+            "graphs": 1,
+        }
 
 
 def test_blocks_nest_and_end() -> None:

@@ -9,12 +9,14 @@ import tensor_parallel_plans as parallel
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from fp8core import RECIPES, convert_to_float8_training, verify
-from fp8core.distributed import gathering
+from fp8core.distributed import sequence_parallel
 
-GATHERED, SHARED_AMAXES = gathering._gathered, gathering.shared_amaxes
+GATHERED, SHARED_AMAXES = sequence_parallel._gathered, sequence_parallel.shared_amaxes
 DONE = "tests/verify/silent rank may end"
 
 
@@ -44,7 +46,7 @@ def one_code_changed(part: torch.Tensor, like: DTensor) -> torch.Tensor:
     return whole
 
 
-def amaxes_of_this_rank(cut: Any, recipe: Any, memory: Any, *seen: Any) -> list[None]:
+def amaxes_of_this_rank(tp: Any, recipe: Any, memory: Any, *seen: Any) -> list[None]:
     """Each rank scales its tokens by their own amax, though all parts share one scale."""
     return [None] * len(seen)
 
@@ -79,16 +81,16 @@ def gather_verdicts() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
             parallel.passes(model, parallel.data(32, spread=2.0), style)
 
         without = verify(step, model, announce=False).problems
-        with mock.patch.object(gathering, target, replacement):
+        with mock.patch.object(sequence_parallel, target, replacement):
             planted = verify(step, model, announce=False)
         assert planted.ok == (not planted.problems)
         verdicts[name] = without, planted.problems
     return verdicts
 
 
-def _model() -> tuple[nn.Module, torch.Tensor]:
+def _model(recipe: str = "tensorwise") -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
-    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="tensorwise")
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config=recipe)
     return model, torch.randn(16, 32)
 
 
@@ -136,10 +138,59 @@ def disproving_rank() -> tuple[bool, str]:
     return proof.ok, proof.line
 
 
+def halves_changed_places(weight: torch.Tensor) -> torch.Tensor:
+    return torch.cat([*weight.chunk(2)[::-1]])
+
+
+def own_half_twice(weight: torch.Tensor) -> torch.Tensor:
+    """In its right place, and in the other rank's."""
+    return weight.chunk(2)[dist.get_rank()].repeat(2, 1)
+
+
+def other_weight(weight: torch.Tensor) -> torch.Tensor:
+    return weight + 0.5 * dist.get_rank()
+
+
+# name -> (how the model is shared, what becomes of the weight that the layer reads, recipe)
+WEIGHT_FAULTS: dict[str, tuple[str, Any, str]] = {
+    "FSDP2, halves changed places": ("fsdp", halves_changed_places, "rowwise"),
+    "FSDP2, the own half twice": ("fsdp", own_half_twice, "rowwise"),
+    "FSDP2, another weight on one rank": ("fsdp", other_weight, "rowwise"),
+    "DDP, replicas differ": ("ddp", other_weight, "tensorwise"),
+}
+
+
+def weight_verdicts() -> dict[str, tuple[tuple[str, ...], tuple[str, ...], int]]:
+    """Problems of a step by planted fault: (without it, with it, layers whose weight was compared over ranks)."""
+    verdicts = {}
+    for name, (how, change, recipe) in WEIGHT_FAULTS.items():
+        model, x = _model(recipe)
+        shared: Any = (
+            DistributedDataParallel(model)
+            if how == "ddp"
+            else fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        )
+
+        def step(shared: Any = shared, x: torch.Tensor = x) -> None:
+            shared(x).sum().backward()
+
+        proof = verify(step, model, announce=False)
+
+        def plant(module: Any, _: object, change: Any = change) -> None:
+            with torch.no_grad():
+                module[0].weight.data.copy_(change(module[0].weight))
+
+        model.register_forward_pre_hook(plant)
+        planted = verify(step, model, announce=False).problems
+        verdicts[name] = proof.problems, planted, proof.compared["shared_weights"]
+    return verdicts
+
+
 def told() -> dict[str, Any]:
     """All of the above in one launch."""
     return {
         "gathers": gather_verdicts(),
+        "weights": weight_verdicts(),
         "raising": raising_rank(),
         "disproving": disproving_rank(),
         "silent": silent_rank(),  # last: calls of `verify` are numbered on each rank

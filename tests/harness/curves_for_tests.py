@@ -80,7 +80,10 @@ def shifted(
         out[seed] = Run(
             Curve(run.loss.steps, loss),
             heldout=Curve(run.heldout.steps, run.heldout.values + added[-1] + own),
-            grad_norm=Curve(run.grad_norm.steps, run.grad_norm.values * ratio),
+            grad_norm=Curve(
+                run.grad_norm.steps,
+                run.grad_norm.values * ratio * (1 + 1e-9 * generator.random(run.grad_norm.values.size)),
+            ),
             elapsed=run.elapsed,
             planned_steps=run.planned_steps,
             tokens_per_step=run.tokens_per_step,
@@ -92,7 +95,7 @@ def run_of(loss: np.ndarray, *, step_s: float = 0.01, evaluations: int = 6, **mo
     """A whole run around a loss curve: held-out losses, gradient norms and seconds."""
     at = np.linspace(0, loss.size, evaluations + 1)[1:].astype(int)
     heldout = np.array([loss[max(0, i - 20) : i].mean() for i in at]) + 0.01
-    norms = 1.0 + 0.1 * np.random.default_rng(7).random(loss.size)
+    norms = 1.0 + 0.1 * np.random.default_rng(7).random(loss.size) + 1e-9 * np.nan_to_num(loss)
     return Run(
         **{
             "loss": Curve.of(loss),
@@ -174,9 +177,10 @@ def whole_suite() -> list[Measurement]:
     warm = shifted(base, lambda t: np.where(t < switch, 0.0, 0.0004))
     for seed, run in warm.items():
         same = run.loss.steps < switch
-        run.loss.values[same] = base[seed].loss.values[same]
+        for mine, theirs in ((run.loss, base[seed].loss), (run.grad_norm, base[seed].grad_norm)):
+            mine.values[same] = theirs.values[same]
         warm[seed] = Run(
-            run.loss, run.heldout, base[seed].grad_norm, run.elapsed, STEPS, switch, tokens_per_step=TOKENS
+            run.loss, run.heldout, run.grad_norm, run.elapsed, STEPS, switch, tokens_per_step=TOKENS
         )
     last = STEPS - switch
     cool = {}

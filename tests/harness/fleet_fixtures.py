@@ -35,7 +35,9 @@ def env(name: str, **more: object) -> dict[str, object]:
     return H200 | {"gpu_uuid_hash": name * 3, "host_hash": "0123456789ab"} | more
 
 
-def time(case: Case, arm: str, ms: float, clock: float = 1755.0, throttled: bool = False) -> Measurement:
+def time(
+    case: Case, arm: str, ms: float, clock: float = 1755.0, throttled: bool = False, **more: object
+) -> Measurement:
     """The row of one time."""
     return Measurement(
         case.suite,
@@ -50,6 +52,7 @@ def time(case: Case, arm: str, ms: float, clock: float = 1755.0, throttled: bool
         rounds=(0, 1, 2),
         sample_clock_mhz=(clock,) * 3,
         timing={**TIMING, "throttled": throttled},
+        **more,
     )
 
 

@@ -63,6 +63,7 @@ class Scenario:
         across: share of the paired gap's variance that all seeds have in common; the gates assume 0.
         drift: gap at the end, in margins; grows with log(step) from a tenth of the run on.
         divergence: nats at the end; grows exponentially over the last quarter.
+        swing: nats to either side, every five steps; 0 in the last one.
         bump: over the first fifth of the early window's steps, in shares of the loss.
         one_spike: nats, for six steps in the middle of the first seed.
         spikes: expected spikes of a run, aftershocks not counted.
@@ -80,6 +81,7 @@ class Scenario:
     across: float = 0.0
     drift: Pair = (0.0, 0.0)
     divergence: Pair = (0.0, 0.0)
+    swing: Pair = (0.0, 0.0)
     bump: Pair = (0.0, 0.0)
     one_spike: Pair = (0.0, 0.0)
     spikes: Pair = (0.0, 0.0)
@@ -154,6 +156,7 @@ def _planted(scenario: Scenario, side: int, t: Vector, fall: Vector) -> Vector:
     return (
         scenario.drift[side] * MARGIN * END * growth
         + scenario.divergence[side] * np.expm1(4 * late) / math.expm1(4)
+        + scenario.swing[side] * np.sin(2 * np.pi * (t + 1) / 5)
         + np.where(t < STEPS / 15, scenario.bump[side], 0) * fall
     )
 
@@ -234,6 +237,7 @@ def _rows() -> Iterable[Row]:
         ("early bump of 10 % that heals", "bump", 0.10, HARDLY_PASSES),
         ("drift to half a margin", "drift", 0.5),
         ("drift to two margins", "drift", 2.0, HARDLY_PASSES),
+        ("swings of 0.3 nats", "swing", 0.3, HARDLY_PASSES),
         ("divergence by 0.1 nats at the end", "divergence", 0.1, HARDLY_PASSES),
         ("NaN in one run", "nan", True, HARDLY_PASSES, CAUGHT),
     ):  # each with its twin

@@ -7,7 +7,7 @@ import functools
 from torch import nn
 
 from fp8core.convert import audit, convert_to_float8_training
-from fp8core.distributed.gather_reasons import recipe_reason
+from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.model import COLUMNS, ROWS
 from harness.advise.scale.counts import Weight, Weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import statistics
 import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from harness.store.text import markdown, percent, plural, ratio, some
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 _OUTLIERS = "card", "suite", "regime", "what", "why"
 _SPREADS = (
@@ -36,11 +38,12 @@ _DIFFERENCES = "field", "value", "cards"
 @dataclass(frozen=True, slots=True)
 class Words:
     """python -m harness fleet: compares cards of one model: spread, outliers, the slowest card, corrupt results
-    exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read
+    exit 0 no outlier; 1 an outlier, or a card is missing; 2 the request could not be carried out, or a file could not be read
     """
 
     runs: list[str] = word("RUN", "a folder of a run or of runs, or a run id")
     tolerance: float = key("percent by which healthy cards may differ (5)", 5.0, span=(1e-9, 99.999999999))
+    expect: str = key("cards that there must be: their number, or names of cards and hosts: a,b,c", "")
     json: bool = key("as plain values", False)
     markdown: bool = key("for a pull request or a page", False)
     results_dir: str = key("where run ids are looked up", "results")
@@ -62,13 +65,15 @@ def main(words: Sequence[str]) -> int:
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(options.runs)}")
     found = judge(frame, options.tolerance / 100)
-    is_out = any(group.outliers for group in found)
+    missing = _missing({card for group in found for card in group.cards}, options.expect)
+    is_out = bool(missing) or any(group.outliers for group in found)
     if options.json:
-        sys.stdout.write(json.dumps(as_dict(found, unread), indent=1) + "\n")
+        said = as_dict(found, unread) | {"missing": missing}
+        sys.stdout.write(json.dumps(said, indent=1) + "\n")
     elif options.markdown:
-        sys.stdout.write("\n".join(_as_markdown(found, unread)) + "\n")
+        sys.stdout.write("\n".join(_as_markdown(found, unread, missing)) + "\n")
     else:
-        _show(found, unread, "bold red" if is_out else "bold")
+        _show(found, unread, missing, "bold red" if is_out else "bold")
     return 1 if is_out else 2 if unread else 0
 
 
@@ -79,7 +84,17 @@ def as_dict(found: Sequence[Group], unread: Sequence[str]) -> dict[str, Any]:
     return {"unread": list(unread), "outliers": outliers, "groups": groups}
 
 
-def _as_markdown(found: Sequence[Group], unread: Sequence[str]) -> Iterator[str]:
+def _missing(cards: Collection[str], expect: str) -> list[str]:
+    """Cards that were expected and have no row, by name where names were given; rows hold the hash of a host's."""
+    known = {name for card in cards for name in (card, *card.replace("host ", "@").split("@"))}
+    if expect.isdigit() and expect not in known:  # a hash may be of digits alone
+        lack = int(expect) - len(cards)
+        return [f"{plural(lack, 'card')} of {expect}"] if lack > 0 else []
+    named = filter(None, (name.strip() for name in expect.split(",")))
+    return [name for name in named if not known & {name, hashlib.sha256(name.encode()).hexdigest()[:8]}]
+
+
+def _as_markdown(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str]) -> Iterator[str]:
     """The same as the terminal shows, for a pull request or a page."""
     for group in found:
         head, *lines = map(markdown, _lines(group))
@@ -91,10 +106,10 @@ def _as_markdown(found: Sequence[Group], unread: Sequence[str]) -> Iterator[str]
             yield from (f"**{title}**", "", f"| {names} |", "|---" * len(columns) + "|")
             yield from (f"| {' | '.join(map(markdown, row))} |" for row in rows)
             yield ""
-    yield _verdict(found, unread)
+    yield _verdict(found, unread, missing)
 
 
-def _show(found: Sequence[Group], unread: Sequence[str], style: str) -> None:
+def _show(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str], style: str) -> None:
     where = terminal.console()
     for group in found:
         for i, line in enumerate(_lines(group)):
@@ -104,7 +119,7 @@ def _show(found: Sequence[Group], unread: Sequence[str], style: str) -> None:
             for cells in rows:
                 terminal.row(made, *cells)
             where.print(made)
-    terminal.say(where, _verdict(found, unread), style)
+    terminal.say(where, _verdict(found, unread, missing), style)
 
 
 def _lines(group: Group) -> Iterator[str]:
@@ -114,6 +129,9 @@ def _lines(group: Group) -> Iterator[str]:
         yield "Measured on CPUs: this compares machines and is no evidence about a GPU."
     if group.not_judged:
         yield f"Times are not judged: {group.not_judged}."
+    if group.levels:
+        middle = statistics.median(group.levels.values())
+        yield f"The middle card's best large product runs at {middle:.0%} of what such a card reaches."
     wrong = sum(outlier.kind == "corrupt" for outlier in group.outliers)
     if group.checksums_compared or wrong:
         verdict = f"{plural(wrong, 'card')} computed wrongly" if wrong else "the same bits"
@@ -150,14 +168,22 @@ def _tables(group: Group) -> Iterator[tuple[str, Sequence[str], list[list[str]]]
             yield title, columns, rows
 
 
-def _verdict(found: Sequence[Group], unread: Sequence[str]) -> str:
+def _verdict(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str]) -> str:
     every = {card for group in found for card in group.cards}
-    out = {outlier.card for group in found for outlier in group.outliers}
+    kinds = {"out of line": set[str](), "slow for its model, its clock or its own earlier runs": set[str]()}
+    out, low = kinds.values()
+    for outlier in (outlier for group in found for outlier in group.outliers):
+        (low if outlier.kind == "low" else out).add(outlier.card)
     timed = {card for group in found for card in group.judged_by_times}
     compared = {card for group in found for card in group.judged_by_results}
     partly = {card: arms for group in found for card, arms in group.lacking.items()}
-    if out:
-        return f"{plural(len(out), 'card')} of {len(every)} out of line: {', '.join(sorted(out))}"
+    bad = [
+        f"{plural(len(own), 'card')} of {len(every)} {what}: {', '.join(sorted(own))}"
+        for what, own in kinds.items()
+        if own
+    ]
+    if bad or missing:
+        return "; ".join([*bad, *([f"missing: {', '.join(missing)}"] if missing else [])])
     if not timed | compared | partly.keys():
         return f"can't tell: none of {plural(len(every), 'card')} could be judged"
     judged = f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}"
@@ -167,4 +193,6 @@ def _verdict(found: Sequence[Group], unread: Sequence[str]) -> str:
         judged += f"; not by all times: {some([f'{name} (no {some(arms)})' for name, arms in sorted(partly.items())])}"
     if unread:
         return f"can't tell: {plural(len(unread), 'file')} could not be read, named above; of the others none is out of line, {judged}"
-    return f"no card out of line; {judged}"
+    # Cards of which no level is known may be alike and slow.
+    alike = "no card out of line" if any(group.levels for group in found) else "the cards are alike"
+    return f"{alike}; {judged}"

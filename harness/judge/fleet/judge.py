@@ -15,6 +15,12 @@ one of the cores (products), and one by regime a card that throttles under susta
 the one that it gave a moment before, computes wrongly whatever the others do. Alike cards must give the same bits;
 whichever gave bits that most of the others did not is wrong, be it once, and where no value has a majority all are suspect.
 
+**Rule of spread.** Where no card is far from the middle because the cards themselves lie far apart, they are not in line: two
+groups are named as such, else the slowest card with the spread. The limit is passed by 1 % of healthy fleets.
+
+**Rule of levels.** Cards may be alike and slow. Each is held against its model in the peak table by its best large product,
+against its own earlier runs, and against the clock of the published rates.
+
 **Rule of failures.** A card on which something fails is out of line if it runs on at least half of those that tried.
 
 **The limit of a score.** The tolerance is what cards that are well may differ by: 5 %, taken as 2.44 standard deviations of
@@ -36,11 +42,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.judge.fleet.request import CHECKSUM, card_name
+from harness.machine.hardware import of_env
+from harness.machine.mfu import floor_seconds, is_fp8
 from harness.store.arm import without_controls
 from harness.store.cause import REFUTED
-from harness.store.compare import TIMES
+from harness.store.compare import SECONDS, TIMES
 from harness.store.differences import differences
 from harness.store.json_columns import parse
+from harness.store.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,6 +67,12 @@ SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "thr
 # What may differ between cards that are
 VARIES = ("driver", "power_limit_w", "max_sm_clock_mhz", "ecc", "git_commit", "git_dirty", "os", "python")
 RATE = 0.05  # of healthy fleets may have a card out of line
+SPREAD_RATE = 0.01  # may have scores that spread too far
+PRODUCTS = ("gemm", "ceilings", CHECKSUM)  # suites whose times are those of one product
+LONG_S = 1e-4  # at the peak, above which no launch explains a slow product
+REACHES = 0.7  # of its published peak: a good product on a model of which nobody published one
+LEAST = 0.5  # of what its model reaches; a card limited by power loses less
+LEAST_CLOCK = 0.4  # of the published rates' clock; a card of 72 W runs at about half of it
 TOLERANCE_SDS = 2.44  # standard deviations of healthy cards in a tolerance: log(1.05) / 0.02
 SIGMAS = 3.5
 MAD_TO_SD = 1.4826  # of a normal distribution: 1 / quantile(0.75)
@@ -77,7 +92,7 @@ class Outlier:
     card: Card
     suite: str
     regime: str
-    kind: str  # slow, fast, corrupt, fails
+    kind: str  # slow, fast, corrupt, fails; group, spread: see the rule of spread; low: see that of levels
     off: float  # its time over the middle one, minus 1; 0 where no time is meant
     reason: str
 
@@ -118,6 +133,7 @@ class Group:
         checksums_compared: results that at least two cards have a checksum of.
         judged_by_times: cards that were judged by every arm, suite and regime that others were judged by.
         judged_by_results: by what the suite `checksum` gave.
+        levels: of the cards that the peak table has, the best large product as a share of what such a card reaches.
         lacking: of the cards that were judged by some of the times alone, the others, as "suite arm regime".
     """
 
@@ -131,6 +147,7 @@ class Group:
     checksums_compared: int
     judged_by_times: list[Card]
     judged_by_results: list[Card]
+    levels: dict[Card, float]
     lacking: dict[Card, list[str]]
 
 
@@ -175,10 +192,10 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
     wrong = of_results & (rows["status"] == "failed") & rows["cause"].isin(list(REFUTED))
     tried = rows[rows["status"] != "skipped"]  # what was skipped does not replace what was measured
     newest = tried.groupby(["card", "case_id"])["attempt"].transform("last")
-    now = tried[(tried["attempt"] == newest) & tried["metric"].isin(list(TIMES)) & ~wrong[tried.index]]
-    times = now[(now["status"] == "ok") & (now["value"] > 0) & np.isfinite(now["value"])]
-    times = times.drop_duplicates([*_KEY, "card"], keep="last")
-    times = times.assign(log=np.log(times["value"]))
+    timed = tried[tried["metric"].isin(list(TIMES)) & ~wrong[tried.index]]
+    is_new = timed["attempt"] == newest[timed.index]
+    now, times, earlier = timed[is_new], _logs(timed[is_new]), _logs(timed[~is_new])
+    levels = _levels(times, envs)
     by_key = times.groupby(_KEY)["log"]
     shared = times.assign(off=times["log"] - by_key.transform("median"))[by_key.transform("size") >= ENOUGH]
     arms = _by_card(shared, _ARM)
@@ -203,13 +220,24 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
             *_corrupt(given, refuted),
             *_failing(times, now[now["status"] == "failed"]),
             *_out_of_line(shared, times, envs, tolerance),
+            *_low(times, envs, levels),
+            *_slower(times, earlier, tolerance),
         ],
         differences=_differences(envs),
         checksums_compared=len(several),
         judged_by_times=[card for card, missing in lacking.items() if not missing],
         judged_by_results=sorted(refuted.keys() | {card for by_card in several for card in by_card}),
+        levels=levels,
         lacking={card: missing for card, missing in lacking.items() if missing},
     )
+
+
+def _logs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The times among rows with their logarithms and the median of their clocks, the last of each card and measurement."""
+    times = rows[(rows["status"] == "ok") & (rows["value"] > 0) & np.isfinite(rows["value"])]
+    clocks = [np.median([c for c in mhz if np.isfinite(c)] or [np.nan]) for mhz in times["sample_clock_mhz"]]
+    times = times.assign(log=np.log(times["value"]), clock=clocks)
+    return times.drop_duplicates([*_KEY, "card"], keep="last")
 
 
 def _by_card(rows: pd.DataFrame, columns: list[str]) -> dict[Card, set[tuple[str, ...]]]:
@@ -236,23 +264,83 @@ def _out_of_line(
         suite, regime = map(str, place)
         scores = own.groupby("card")["off"].median()
         (middle,), (limit,) = limits(scores.to_numpy()[None], tolerance, places.ngroups)
-        for card, score in (scores - middle).items():
-            if abs(score) > limit:
-                off = float(np.expm1(score))
-                here = times[(times["suite"] == suite) & (times["regime"] == regime)]
-                why = (
-                    f"{abs(off):.1%} {'above' if off > 0 else 'below'} the middle of {len(scores)} cards, "
-                    f"limit {np.expm1(limit):.1%}; {_cause(str(card), here, envs)}"
-                )
-                yield Outlier(str(card), suite, regime, "slow" if off > 0 else "fast", off, why)
+        off = np.expm1(scores - middle)
+        is_out = (scores - middle).abs() > limit
+        for card in scores.index[is_out]:
+            here = times[(times["suite"] == suite) & (times["regime"] == regime)]
+            why = (
+                f"{abs(off[card]):.1%} {'above' if off[card] > 0 else 'below'} the middle of {len(scores)} cards, "
+                f"limit {np.expm1(limit):.1%}; {_cause(str(card), here, envs)}"
+            )
+            yield Outlier(card, suite, regime, "slow" if off[card] > 0 else "fast", float(off[card]), why)
+        furthest = widening(len(scores), places.ngroups, whole=True) * math.log1p(tolerance)
+        if not is_out.any() and (scores - middle).abs().max() > furthest:
+            yield from _apart(scores.sort_values(), suite, regime)
+
+
+def _apart(scores: pd.Series[float], suite: str, regime: str) -> Iterator[Outlier]:
+    """Cards that lie too far apart for any to be named by its distance: the slower of two groups, else the slowest card."""
+    gaps = scores.diff().iloc[2:-1]  # a group has two cards
+    cut = int(np.argmax(gaps)) + 2 if len(gaps) else len(scores) - 1
+    inside = max(scores.iloc[cut - 1] - scores.iloc[0], scores.iloc[-1] - scores.iloc[cut])
+    is_group = bool(len(gaps)) and gaps.max() > inside
+    cut = cut if is_group else len(scores) - 1
+    fast, slow = scores.iloc[:cut], scores.iloc[cut:]
+    for card, score in slow.items():
+        off = float(np.expm1(score - fast.median()))
+        why = f"{off:.1%} above the middle of {some(list(fast.index))}"
+        said = "one of two groups" if is_group else "the cards spread too far to say which of them are well"
+        yield Outlier(str(card), suite, regime, "group" if is_group else "spread", off, f"{said}: {why}")
+
+
+def _levels(times: pd.DataFrame, envs: Mapping[Card, Mapping[str, Any]]) -> dict[Card, float]:
+    found: dict[Card, float] = {}
+    for row in times[times["suite"].isin(PRODUCTS)].to_dict("records"):
+        flops = {d: f for d, f in parse(row["flops"]).items() if f}
+        device = of_env(envs[row["card"]])
+        least = floor_seconds(flops, {d: device.peak_tflops(d) for d in flops}) if device and flops else None
+        if device and least and least >= LONG_S and len(flops) == 1:
+            (dtype,) = flops
+            best = [r.tflops for r in device.reached if r.rate == ("fp8" if is_fp8(dtype) else dtype)]
+            share = max(best) / (device.peak_tflops(dtype) or math.nan) if best else REACHES
+            level = least / share / (row["value"] * SECONDS[row["unit"]])
+            found[row["card"]] = max(level, found.get(row["card"], 0.0))
+    return found
+
+
+def _low(
+    times: pd.DataFrame, envs: Mapping[Card, Mapping[str, Any]], levels: Mapping[Card, float]
+) -> Iterator[Outlier]:
+    """Cards whose best product, or whose clock, is far below that of their model."""
+    clocks = times.groupby("card")["clock"].median()
+    for card, env in envs.items():
+        device, level = of_env(env), levels.get(card, 1.0)
+        if level < LEAST:
+            why = f"its best product runs at {level:.0%} of what {device.key if device else ''} cards reach"
+            yield Outlier(card, "gemm", "", "low", 1 / level - 1, why)
+        clock = clocks.get(card, math.nan)
+        if device and clock < LEAST_CLOCK * device.clock_mhz:
+            why = (
+                f"SM clock {clock:.0f} MHz; the published rates of {device.key} are at {device.clock_mhz:.0f}"
+            )
+            yield Outlier(card, "", "", "low", 0.0, why)
+
+
+def _slower(times: pd.DataFrame, earlier: pd.DataFrame, tolerance: float) -> Iterator[Outlier]:
+    """Cards that are slower than they were in an earlier attempt of the same cases."""
+    before = earlier.groupby(["card", *_KEY])["log"].median().rename("before")
+    both = times.join(before, on=["card", *_KEY], how="inner")
+    scores = (both["log"] - both["before"]).groupby([both[name] for name in ("card", *_PLACE)]).median()
+    limit = widening(max(ENOUGH, both["card"].nunique()), max(1, both.groupby(_PLACE).ngroups))
+    far = scores[scores > limit * math.log1p(tolerance)].reset_index(name="score")
+    for card, suite, regime, score in far.itertuples(index=False):
+        off = math.expm1(score)
+        yield Outlier(card, suite, regime, "low", off, f"{off:.1%} above its own earlier runs")
 
 
 def _cause(card: Card, times: pd.DataFrame, envs: Mapping[Card, Mapping[str, Any]]) -> str:
     """What else is different about a card that is out of line, by its times of one place."""
-    clocks = times["sample_clock_mhz"].map(
-        lambda mhz: np.median([c for c in mhz if np.isfinite(c)] or [np.nan])
-    )
-    times, is_mine = times.assign(clock=clocks), times["card"] == card
+    is_mine = times["card"] == card
     mine, others = times[is_mine].set_index(_KEY), times[~is_mine].groupby(_KEY)["clock"].median()
     notes = []
     if throttled := sum(parse(text).get("throttled") is True for text in mine["timing"]):
@@ -343,19 +431,20 @@ def limits(scores: Vector, tolerance: float, of: int) -> tuple[Vector, Vector]:
 
 
 @functools.cache
-def widening(cards: int, of: int) -> float:
+def widening(cards: int, of: int, whole: bool = False) -> float:
     """The factor on the logarithm of the tolerance that keeps `RATE`, by simulation; at least 1.
 
     Args:
         cards: of the fleet, at least 2.
         of: scores that each is judged by, at least 1.
+        whole: however far the other cards spread, at `SPREAD_RATE`.
     """
     shape = max(FEWEST, DRAWN // cards), cards
     scores = np.random.default_rng([cards, of]).normal(0.0, 1 / TOLERANCE_SDS, shape)
     middle, sd = _robust(scores)
     furthest = np.abs(scores - middle[:, None]).max(axis=1)
-    needed = np.where(furthest > SIGMAS * sd, furthest, 0.0)
-    return max(1.0, float(np.quantile(needed, (1 - RATE) ** (1 / of))))
+    needed = np.where((furthest > SIGMAS * sd) | whole, furthest, 0.0)
+    return max(1.0, float(np.quantile(needed, (1 - (SPREAD_RATE if whole else RATE)) ** (1 / of))))
 
 
 def _robust(scores: Vector) -> tuple[Vector, Vector]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # 2**900 is still finite in float64, and a term that many half-lives old counts for nothing.
 _BLOCK_HALF_LIVES = 900
 SAME_GAP = 1e-6  # gaps of two seeds that differ by less than this share of themselves are one: rounding of their losses
+SAME_LOSS = 1e-3  # so are losses that differ by a constant and less than this share of the noise of a step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +78,7 @@ class Run:
         stopped: why the run ended early.
         tokens_per_step: for what a run of this length cannot certify; 0 where that is not known.
         batches: hashes of what it read, by step and "heldout"; empty where that is not known.
+        settings: whatever else the runs of a pair must have in common, by name.
         proof: the line of `fp8core.verify` about its FP8 layers; "" where nothing was asked.
         proof_outcome: what it found.
         emulated: its FP8 products were emulated: no FP8 GEMM ran, and there is nothing to prove.
@@ -99,6 +101,7 @@ class Run:
     emulated: bool = False
     fp8_grad_norm: Curve | None = None
     switch_back_step: int | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def disproved(self) -> bool:
@@ -168,59 +171,54 @@ def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
         for name, runs in sides.items()
         if (missing := sorted({*candidate, *control} - runs.keys()))
     ]
-    losses: dict[tuple[str, bytes], int] = {}
-    gaps: dict[int, Vector] = {}  # of the seeds that are whole and new
-
-    def repeats(seed: int, mine: Vector, theirs: Vector) -> list[str]:
-        """What a pair repeats of an earlier seed, which makes it no evidence; nothing if it is new, and then it is remembered.
-
-        A gap of 0 at every step is no repetition: a candidate may equal its control in every seed. Neither is a loss of
-        the candidate that never changes: a model that FP8 broke predicts the same in every seed.
-        """
-        keys = [(named, mine.tobytes())] * bool(np.ptp(mine) > 0) + [("control", theirs.tobytes())]
-        repeated = [
-            f"the losses of the {key[0]} repeat those of seed {losses[key]} bit for bit"
-            for key in keys
-            if key in losses
-        ]
-        gap = mine - theirs
-        near = SAME_GAP * float(np.abs(gap).max())
-        if not repeated and near:
-            same = (
-                s for s, g in gaps.items() if abs(gap[-1] - g[-1]) <= near and np.abs(gap - g).max() <= near
-            )
-            repeated = [
-                f"the gap of the {named} repeats that of seed {other} at every step" for other in same
-            ][:1]
-        if not repeated:
-            losses.update(dict.fromkeys(keys, seed))
-            gaps[seed] = gap
-        return repeated
-
+    whole: dict[int, Vector] = {}  # losses of both and gap, [3, T], of the seeds that are whole and new
     for seed in sorted(candidate.keys() & control.keys()):
         run, other = candidate[seed], control[seed]
         reasons = [
             f"the {name} {why}" for name, runs in sides.items() for why in _unusable(runs[seed], steps)
         ]
-        batches = [w for w in run.batches if run.batches[w] != other.batches.get(w, run.batches[w])]
-        if batches:
-            where = ", ".join(w if w == "heldout" else f"step {w}" for w in batches)
-            reasons.append(f"the {named} read other batches than the control ({where})")
-        reasons = reasons or repeats(seed, run.loss.values, other.loss.values)
+        own, its = (
+            {f"batch {at}": digest for at, digest in r.batches.items()}
+            | {"tokens_per_step": r.tokens_per_step, "planned_steps": r.planned_steps, **r.settings}
+            for r in (run, other)
+        )
+        if unlike := [what for what in own | its if own.get(what) != its.get(what)]:
+            reasons.append(f"the {named} and the control differ in {', '.join(unlike)}")
+        if not reasons:
+            mine, theirs = run.loss.values, other.loss.values
+            curves = np.array([mine, theirs, mine - theirs])
+            reasons = list(_repeats(curves, whole, named))
+            if not reasons:
+                whole[seed] = curves
         problems += [f"seed {seed}: {why}" for why in reasons]
-    a, b = ([runs[seed] for seed in gaps] for runs in sides.values())
-    mine, theirs = (np.reshape([r.loss.values for r in runs], (len(gaps), steps.size)) for runs in (a, b))
-    norms = _at_the_same_steps([r.grad_norm for r in (*a, *b)])
+    a, b = ([runs[seed] for seed in whole] for runs in sides.values())
+    losses = np.reshape([*whole.values()], (len(whole), 3, steps.size))
+    norms = at_the_same_steps([r.grad_norm for r in (*a, *b)])
     return Pairs(
-        tuple(gaps),
+        tuple(whole),
         steps,
-        mine,
-        theirs,
+        losses[:, 0],
+        losses[:, 1],
         _final_heldout(a, b),
         norms and (norms[0], norms[1][: len(a)], norms[1][len(a) :]),
         tuple(problems),
-        _at_the_same_steps([r.fp8_grad_norm for r in a]),
+        at_the_same_steps([r.fp8_grad_norm for r in a]),
     )
+
+
+def _repeats(curves: Vector, earlier: Mapping[int, Vector], named: str) -> Iterator[str]:
+    """What a pair repeats of an earlier seed, which makes it no evidence.
+
+    A gap of 0 at every step is no repetition: a candidate may equal its control in every seed. Neither is a loss of the
+    candidate that never changes: a model that FP8 broke predicts the same in every seed.
+    """
+    differences = curves - np.reshape([*earlier.values()], (-1, *curves.shape))
+    differences[:, :2] -= differences[:, :2].mean(axis=2, keepdims=True)
+    near = SAME_LOSS * np.diff(curves, axis=1, prepend=curves[:, :1]).std(axis=1)
+    near[2] = SAME_GAP * np.abs(curves[2]).max()
+    for at, what in np.argwhere(np.abs(differences).max(axis=2) < near)[:1]:
+        repeated = (f"loss of the {named}", "loss of the control", "gap")[what]
+        yield f"the {repeated} repeats that of seed {list(earlier)[at]} at every step"
 
 
 def _unusable(run: Run, reference: Vector) -> Iterator[str]:
@@ -238,23 +236,22 @@ def _unusable(run: Run, reference: Vector) -> Iterator[str]:
 
 
 def _final_heldout(candidate: Sequence[Run], control: Sequence[Run]) -> tuple[Vector, Vector] | None:
-    """Last held-out loss of each run, where all were taken after the same step, and none before the last logged loss."""
+    """Last held-out loss of each run, where all were taken after the same step, and none before the last logged loss; one that
+    never changes is none."""
     last = [
-        (r.heldout.steps[-1], r.heldout.values[-1], r.loss.steps[-1])
+        (r.heldout.steps[-1], r.heldout.values[-1])
         for r in (*candidate, *control)
         if r.heldout
+        and r.heldout.steps[-1] >= r.loss.steps[-1]
+        and (r.heldout.values.size == 1 or np.ptp(r.heldout.values))
     ]
-    if (
-        len(last) < 2 * len(control)
-        or len({at for at, _, _ in last}) != 1
-        or any(at < end for at, _, end in last)
-    ):
+    steps, ends = np.reshape(last, (-1, 2)).T
+    if len(last) < 2 * len(control) or len(set(steps)) != 1:
         return None
-    ends = np.array([value for _, value, _ in last])
     return ends[: len(candidate)], ends[len(candidate) :]
 
 
-def _at_the_same_steps(curves: Sequence[Curve | None]) -> tuple[Vector, Vector] | None:
+def at_the_same_steps(curves: Sequence[Curve | None]) -> tuple[Vector, Vector] | None:
     """(steps, values by curve); None where one is missing or has other steps, and for no curves."""
     there = [curve for curve in curves if curve]
     if not there or len(there) < len(curves):

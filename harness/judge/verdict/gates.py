@@ -55,6 +55,9 @@ MIN_WINDOW = 10  # logged steps in FP8 of a window; fewer say nothing
 STRAY_MARGINS = 8.0  # a seed whose late or held-out gap is so many margins; nothing passes beside it
 STRAY = 1 / 8  # share of the seeds that may be beyond the widest band of L3 in a PASS
 MOST_MASKED = 1 / 4  # share of a window that is interpolated across spikes; beyond it nobody can tell
+MOST_REPEATED = (
+    1 / 4
+)  # share of a run's gradient norms that equal the one before; beyond it they were clipped, or are stuck
 SEARCHED = 1000.0  # L5 looks for the step at which the margin is met up to so many times the run
 GRAD_BAND = (0.98, 1.02)  # of the ratio to the control
 GRAD_WARN, GRAD_FAIL = 0.01, 0.05  # of the ratio to the golden arm, in either direction
@@ -518,11 +521,21 @@ def _against_golden(pairs: Pairs, golden: Pairs, span: Span) -> tuple[str, Vecto
 
 
 def _log_ratios(steps: Vector, mine: Vector, theirs: Vector, span: Span) -> Vector | None:
-    """log(mine / theirs), [S, steps of the span]; None where there is none, or one of theirs is not above 0."""
+    """log(mine / theirs), [S, steps of the span]; None where there is none, or one of theirs is not above 0.
+
+    Raises:
+        CannotTell: norms repeat themselves. Zeros are no such: gradients that vanish are a fault.
+    """
     inside = (steps >= span[0]) & (steps < span[1])
     mine, theirs = mine[:, inside], theirs[:, inside]
     if not mine.size or (theirs <= 0).any():
         return None
+    for norms in (mine, theirs):
+        repeated = np.diff(np.where(norms > 0, norms, np.nan), prepend=np.nan) == 0
+        if repeated.mean(axis=1).max() > MOST_REPEATED:
+            raise CannotTell(
+                "gradient norms repeat from step to step: they show nothing; log them before they are clipped"
+            )
     return np.asarray(np.log(np.clip(mine / theirs, 1 / _LARGEST, _LARGEST)), np.float64)
 
 
@@ -575,13 +588,14 @@ def prefix(candidate: Runs, twin: Runs, named: str) -> GateResult:
             if mine is None or theirs is None:
                 continue
             a, b = mine.steps < run.switch_step, theirs.steps < run.switch_step
-            if not np.array_equal(mine.steps[a], theirs.steps[b]):
+            steps = mine.steps[a]
+            if not np.array_equal(steps, theirs.steps[b]):
                 raise CannotTell(f"seed {seed} was logged at other steps than {named}")
-            compared += int(a.sum())
-            unequal = mine.values[a] != theirs.values[b]
-            if unequal.any():
-                differing.append(f"seed {seed} at step {int(mine.steps[a][unequal][0])}")
-                worst = max(worst, float(np.abs(mine.values[a] - theirs.values[b])[unequal].max()))
+            compared += steps.size
+            gap = np.abs(mine.values[a] - theirs.values[b])
+            if gap.any():
+                differing.append(f"seed {seed} at step {int(steps[gap != 0][0])}")
+                worst = max(worst, float(gap.max()))
     if not compared:
         raise CannotTell("the first phase has no logged step")
     sentence = f"bitwise equal to {named} in {compared} values before the switch"

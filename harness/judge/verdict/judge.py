@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from harness.judge.verdict import gates
-from harness.judge.verdict.curves import pair
+from harness.judge.verdict.curves import ema, half_life, pair
 from harness.judge.verdict.result import LATE, MARGIN, MIN_POINTS, MIN_SEEDS, percent
 from harness.judge.verdict.spike_events import calm
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 FIRST = 0.1  # of the steps: where the control begins
+AS_MEASURED = 0.1  # steps of a half-life that smooths nothing
+LEAST_FALL = 20.0  # margins by which the control's loss has to fall: a gap is to be little of that, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ def judge_pairs(
     band = pair(golden, control, "golden arm") if golden else None
     evidence = gates.Evidence(candidate, control, calm(pair(candidate, control)), band, margin, span)
     results = list(gates.results(evidence))
+    failed = any(r.status == "FAIL" for r in results)
     withheld = [why for condition in CONDITIONS for why in condition(evidence)]
+    withheld += [] if failed else swinging(evidence)
     notes = list(withheld)
     if switches:
         results.append(gates.judged("prefix", len(candidate), gates.prefix, candidate, twin or {}, twin_name))
@@ -143,7 +147,7 @@ def unpaired(evidence: Evidence) -> Iterator[str]:
 
 
 def idle(evidence: Evidence) -> Iterator[str]:
-    """The control learns: its loss falls by more than the margin; if not, weights that never change would be equivalent to it.
+    """The control learns: its loss falls by many margins; if not, weights that hardly change would be equivalent to it.
 
     Medians, of the first tenth and the last fifth of the steps, so that a spike decides nothing.
     """
@@ -153,16 +157,38 @@ def idle(evidence: Evidence) -> Iterator[str]:
     share = (pairs.steps - pairs.steps[0]) / (pairs.length - 1)
     first, last = (np.median(pairs.control[:, at], axis=1) for at in (share <= FIRST, share >= 1 - LATE))
     fall = float((first - last).mean() / np.abs(last).mean())
-    if not fall > margin:
+    if not fall > LEAST_FALL * margin:
         yield (
-            f"the control's loss {'falls' if fall >= 0 else 'rises'} by {percent(abs(fall))[1:]}; to fall by no more than the "
-            f"margin, {percent(margin)[1:]}, takes no learning, so PASS would say nothing: train for longer, or check learning "
-            "rate and data"
+            f"the control's loss {'falls' if fall >= 0 else 'rises'} by {percent(abs(fall))[1:]}; under {LEAST_FALL:g} margins, "
+            f"{percent(LEAST_FALL * margin)[1:]}, PASS would say little: train for longer, or take a smaller margin"
         )
 
 
 # What must hold of the runs for a PASS, whatever the gates say: each yields what is violated, and each of these is a note.
 CONDITIONS: tuple[Callable[[Evidence], Iterator[str]], ...] = (unpaired, idle)
+
+
+def swinging(evidence: Evidence) -> Iterator[str]:
+    """The gap keeps its level after the early window, as its mean does not say: runs that share their batches differ by less
+    than the control's own noise between seeds, or than the margin, as measured and smoothed."""
+    pairs, (start, end) = evidence.pairs, evidence.span
+    early = pairs.steps[:1] + min(gates.EARLY_STEPS, gates.EARLY_SHARE * pairs.length)
+    inside = (pairs.steps >= np.maximum(early, start)) & (pairs.steps < end)
+    if len(pairs.seeds) < MIN_SEEDS or not inside.any():
+        return
+    own = (pairs.control - np.roll(pairs.control, 1, axis=0)) / math.sqrt(2)
+    for life in AS_MEASURED, half_life(pairs.length):
+        spread, noise = (
+            math.sqrt(ema(curve, pairs.steps, life)[:, inside].var(axis=1).mean())
+            for curve in (evidence.calm.gap, own)
+        )
+        limit = max(noise, evidence.margin * pairs.control[:, inside].mean())
+        if spread > limit:
+            yield (
+                f"the gap, smoothed by {life:g} steps, varies within a run by {spread:.3g} nats (sd), beyond {limit:.3g}, the "
+                "control's own noise or the margin: it swings around its mean"
+            )
+            return
 
 
 def limits(runs: Iterable[Run]) -> str:

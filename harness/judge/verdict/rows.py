@@ -15,15 +15,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-
-from harness.judge.verdict.curves import Curve, Run
+from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
+from harness.judge.verdict.gates import MIN_WINDOW
 from harness.judge.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
 from harness.judge.verdict.settle import settle
+from harness.judge.verdict.spike_events import first_stretch
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
 from harness.store.json_columns import parse
@@ -47,6 +48,17 @@ _CURVES = {
     "fp8_grad_norm": "fp8_grad_norm",
     "elapsed_s": "elapsed",
 }
+_SETTINGS = (
+    "compute",
+    "data_sha256",
+    "grad_clip",
+    "heldout",
+    "init_seed",
+    "lr_schedule",
+    "optimizer",
+    "parameters",
+)  # of a run, that its control must share
+STRETCH = 0.1  # of the steps: so many equal values in a row are no chance, also where losses are logged with 4 digits
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
 
@@ -162,16 +174,42 @@ def _run(curves: Mapping[str, Any], resolved: Mapping[str, Any]) -> Run:
         proof=str(resolved.get("verify") or ""),
         proof_outcome=proof_outcome(resolved),
         emulated=bool(resolved.get("emulated")),
+        settings={name: resolved.get(name) for name in _SETTINGS},
     )
+
+
+def is_candidate(arm: Arm) -> bool:
+    """Whether an arm is one that a user would train, and no control or emulation."""
+    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
+
+
+def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
+    """The verdicts of each set-up."""
+    groups: dict[tuple[str, str], list[ArmVerdict]] = {}
+    for v in verdicts:
+        groups.setdefault((v.run_id, json.dumps(v.axes, sort_keys=True)), []).append(v)
+    return list(groups.values())
+
+
+def unshown(verdicts: list[ArmVerdict]) -> bool:
+    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
+    return any(all(v.fields.variant != NEGATIVE for v in own) for own in by_setup(verdicts))
+
+
+def trains_the_same(verdicts: list[ArmVerdict]) -> Literal["yes", "partly", "no", "can't tell"]:
+    """The answer over all candidates; no yes where nobody has seen a fault fail."""
+    count = Counter(v.verdict.outcome for v in verdicts if is_candidate(v.fields))
+    if not count or (not count["FAIL"] and count["INCONCLUSIVE"] > count["PASS"]):
+        return "can't tell"
+    if count["FAIL"] and not count["PASS"]:
+        return "no"
+    return "yes" if set(count) == {"PASS"} and not unshown(verdicts) else "partly"
 
 
 def lines(verdicts: list[ArmVerdict]) -> list[str]:
     """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
-    out = []
-    groups: dict[tuple[str, str], list[ArmVerdict]] = {}
-    for v in verdicts:
-        groups.setdefault((v.run_id, json.dumps(v.axes, sort_keys=True)), []).append(v)
-    for members in groups.values():
+    out = [f"trains the same: {trains_the_same(verdicts)}"] if verdicts else []
+    for members in by_setup(verdicts):
         first = members[0]
         out.append("verdict  " + " ".join(f"{k}={v}" for k, v in first.axes.items() if v not in (None, "")))
         arms: dict[str, list[str]] = {}
@@ -223,10 +261,18 @@ class _Judged:
         both = isinstance(mine, list) and isinstance(golden, list)
         return ", ".join(sorted(map(str, set(mine) ^ set(golden)))) if both else ""
 
-    def equal(self, runs: Runs | None) -> list[int]:
-        """Seeds in which its losses are those of other runs, bit for bit."""
-        shared = sorted(self.runs.keys() & (runs or {}).keys())
-        return [s for s in shared if runs and np.array_equal(self.runs[s].loss.values, runs[s].loss.values)]
+    def equal(self, runs: Runs | None, curve: str = "loss", share: float = 1.0) -> list[int]:
+        """Seeds in which a curve is that of other runs, bit for bit, in a stretch of at least such a share of its values after
+        the switch to FP8."""
+        found = []
+        for seed in sorted(self.runs.keys() & (runs or {}).keys()):
+            both = at_the_same_steps([getattr(of[seed], curve) for of in (self.runs, runs or {})])
+            if both:
+                steps, (mine, theirs) = both
+                same = (mine == theirs)[steps >= (self.runs[seed].switch_step or 0)]
+                least = min(same.size, max(MIN_WINDOW, math.ceil(share * same.size)))
+                found += [seed] * (first_stretch(same, least)[0] < same.size)
+        return found
 
     def seeds(self, some: list[int]) -> str:
         """ "seed 1, 2: ", or "" where it is all of them."""
@@ -303,11 +349,15 @@ def _judge_arm(it: _Judged, margin: float) -> Verdict:
 
 
 def _equals_control(it: _Judged) -> Iterator[Note]:
-    """An arm that should differ and does not was not run as it is named, in these seeds."""
-    if equal := it.equal(it.control):
-        claims_fp8 = it.fields.has_fp8 and it.fields.variant != EPS
-        why = "FP8 cannot have run" if claims_fp8 else "it was not run as it is named"
-        yield Note(f"{it.seeds(equal)}every loss is bitwise equal to {it.against}: {why}", not_fp8=claims_fp8)
+    """An arm that should differ and does not was not run as it is named, in these seeds; or a curve is not its own."""
+    claims_fp8 = it.fields.has_fp8 and it.fields.variant != EPS
+    for curve in ("loss", "heldout", "grad_norm"):
+        if equal := it.equal(it.control, curve, STRETCH):
+            why = "FP8 cannot have run" if claims_fp8 and curve == "loss" else "it was not run as it is named"
+            yield Note(
+                f"{it.seeds(equal)}{curve}, whole or in a stretch, is bitwise equal to {it.against}: {why}",
+                not_fp8=claims_fp8 and curve == "loss",
+            )
 
 
 def _equals_golden(it: _Judged) -> Iterator[Note]:
@@ -332,7 +382,9 @@ def _unproved(it: _Judged) -> Iterator[Note]:
     claims_fp8 = it.fields.has_fp8 and it.fields.variant not in (GOLDEN, *ABLATIONS)
     if claims_fp8 and emulated:
         yield Note("emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran", withholds=False)
-    yield from (Note(f"seed {seed}: {run.proof}") for seed, run in runs.items() if run.doubted)
+    yield from (
+        Note(f"seed {seed}: {run.proof_outcome}: {run.proof}") for seed, run in runs.items() if run.doubted
+    )
     unasked = [seed for seed, run in runs.items() if run.proof_outcome is ProofOutcome.NONE]
     if claims_fp8 and not emulated and unasked:
         said = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
@@ -383,15 +435,7 @@ def _missing(setup: Setup) -> Iterator[str]:
         Arm(variant=NEGATIVE): "that a broken arm would fail here was not shown",
     }
     for name, arm in setup.records.items():
-        if arm.recipe != CONTROL and arm.variant not in (
-            EPS,
-            OTHER,
-            GOLDEN,
-            WARMUP,
-            COOLDOWN,
-            NEGATIVE,
-            *ABLATIONS,
-        ):
+        if arm.recipe != CONTROL and not arm.variant:
             recipe = arm.recipe or name
             wanted[Arm(recipe, variant=GOLDEN)] = (
                 f"fixed limits replace the early band of {recipe}, and an error of its gradients' scale below 2 % is not seen"

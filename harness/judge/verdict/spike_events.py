@@ -167,7 +167,7 @@ def _excursions(
     while True:
         # Shortly after an event the moving average is still raised by it: an aftershock need not clear that.
         again = (steps <= ended + near) & (values > level + AFTERSHOCK_TIMES * allowed)
-        start, stop = (at + done for at in _first_stretch((high | again)[done:], least))
+        start, stop = (at + done for at in first_stretch((high | again)[done:], least))
         if start >= values.size:
             return
         while start > done and values[start - 1] > usual[start - 1] + allowed[start - 1]:
@@ -175,7 +175,7 @@ def _excursions(
         if steps[start] > ended + near:
             before = max(start - 1, 0)  # an aftershock keeps the level before the first shock
             level = usual[before] + np.minimum(fall - fall[before], 0)
-        end = stop + _first_stretch(values[stop:] <= (level + allowed)[stop:], least)[0]
+        end = stop + first_stretch(values[stop:] <= (level + allowed)[stop:], least)[0]
         is_shift = steps[end - 1] - steps[start] > LONGEST_HALF_LIVES * life
         done = stop if is_shift else end
         last = float(steps[done - 1])
@@ -187,7 +187,7 @@ def _excursions(
 
 def _gradient_events(norms: Vector, steps: Vector, width: int, life: float) -> list[Event]:
     # No value can exceed so many running medians that does not exceed so many times the least value.
-    if _first_stretch(norms > GRAD_SPIKE_TIMES * norms.min(), GRAD_SPIKE_STEPS)[0] >= norms.size:
+    if first_stretch(norms > GRAD_SPIKE_TIMES * norms.min(), GRAD_SPIKE_STEPS)[0] >= norms.size:
         return []
     import pandas as pd
 
@@ -203,7 +203,7 @@ def _bursts(events: Sequence[Event], near: float) -> int:
     return int((np.array([event.first for event in events]) - ends[:-1] > near).sum())
 
 
-def _first_stretch(mask: Mask, least: int) -> tuple[int, int]:
+def first_stretch(mask: Mask, least: int) -> tuple[int, int]:
     """First index and the one after the last of the first stretch of at least so many true entries; (size, size) if none."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
     long = edges[edges[:, 1] - edges[:, 0] >= least]

@@ -12,8 +12,8 @@ from torch._C._autograd import _profiler_enabled
 
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.dtensors import is_dtensor
+from fp8core.profiled_gemms import fp8_gemms, profiler_events
 from fp8core.verify import StepProof
-from fp8core.watching import count_fp8_gemms, profiler_events
 from harness.store.compare import FP8_DTYPES
 from harness.store.errors import UsageError
 from harness.training.ab.plan import BASE, FP8, GATHER
@@ -75,7 +75,7 @@ class Proving:
         if turn.purpose == "none":
             with profiler_events(on_gpu) as events:
                 yield
-            if counted := count_fp8_gemms(events):
+            if counted := len(fp8_gemms(events)):
                 self.stray = f"{counted} FP8 GEMMs ran in a step that was to be bf16"
             return
         if turn.purpose == "compare":

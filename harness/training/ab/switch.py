@@ -12,7 +12,7 @@ from fp8core.config import as_recipe
 from fp8core.convert import convert_to_float8_training
 from fp8core.distributed.fsdp import switch_gathers
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
-from fp8core.distributed.gather_reasons import gathered_as, recipe_reason
+from fp8core.distributed.weight_gather import recipe_reason, weight_gather_precision
 from fp8core.linear import Float8Linear
 from fp8core.schedule import PrecisionSchedule
 from harness.store.errors import UsageError
@@ -101,7 +101,7 @@ class Switch:
         in_arm = own
         if fp8_all_gather == "both":
             PrecisionSchedule().apply(model, 0, 1)
-            if reasons := {gathered_as(layer) for layer in self.layers} - {"fp8"}:
+            if reasons := {weight_gather_precision(layer) for layer in self.layers} - {"fp8"}:
                 raise UsageError(
                     f"fp8_all_gather='both': of the recipe {recipe!r} here FSDP2 gathers weights in {min(reasons)}; take "
                     "fp8_all_gather=False, or convert with Float8LinearConfig(enable_fsdp_float8_all_gather=True)"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import record_function
 
-from fp8core.watching import profiler_events
+from fp8core.profiled_gemms import profiler_events
 from harness.store.effect import MIN_ROUNDS
 from harness.store.stats import t_interval
 

@@ -1,7 +1,7 @@
 """What a Hugging Face `config.json` says of a model's matrices: names, shapes, how many.
 
 `transformers` builds the model on "meta", and its matrices are read off the module: no weight is allocated, no code is
-downloaded. Of a model with pictures it is the part for text.
+downloaded. Of a model with pictures it is the part for text; what is left out is named.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from harness.store.errors import UsageError, one_line
+from harness.training.models.llama import LlamaConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,8 @@ LINEAR, ROUTER, EXPERTS = "linear", "router", "experts"
 _SHARED = ({"q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"}, {"gate_proj", "up_proj"})
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 _ONE_OF_MANY = re.compile(r"\bexperts\.\d+\.")
+# Their blocks are those of our Llama, but for biases and norms of q and k.
+_LLAMAS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # How weights are stored, which is no part of the model.
 _STORED = ("quantization_config", "dtype", "torch_dtype", "auto_map")
 
@@ -71,6 +74,8 @@ class HfModel:
         blocks: repeated ones.
         top_k: experts that each token uses; 0 without experts.
         max_seq: longest sequence; None where the file doesn't say.
+        like: our Llama of these sizes; None where the blocks are other ones.
+        left_out: parts of the file beside the one for text, such as "vision".
     """
 
     name: str
@@ -79,6 +84,8 @@ class HfModel:
     blocks: int
     top_k: int = 0
     max_seq: int | None = None
+    like: LlamaConfig | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def is_config(text: str) -> bool:
@@ -94,7 +101,7 @@ def read(text: str) -> HfModel:
     Raises:
         UsageError: no such file, no JSON mapping, transformers is not installed or cannot build it.
     """
-    path, values = _values(text)
+    path, values, left_out = _values(text)
     try:
         transformers = importlib.import_module("transformers")  # without types of its own
     except ModuleNotFoundError as error:
@@ -109,14 +116,14 @@ def read(text: str) -> HfModel:
         config = transformers.AutoConfig.for_model(model_type, **values)
         with torch.device("meta"):
             module = transformers.AutoModelForCausalLM.from_config(config)
-        return _read_off(module, config, text)
+        return replace(_read_off(module, config, text), like=_llama(config, model_type), left_out=left_out)
     except Exception as error:  # transformers raises what it likes
         raise UsageError(
             f"{path}: transformers cannot build model_type {model_type!r}: {one_line(error)[:200]}"
         ) from error
 
 
-def _values(text: str) -> tuple[Path, dict[str, Any]]:
+def _values(text: str) -> tuple[Path, dict[str, Any], tuple[str, ...]]:
     path = Path(text)
     path = path / FILE if path.is_dir() else path
     try:
@@ -129,10 +136,34 @@ def _values(text: str) -> tuple[Path, dict[str, Any]]:
         raise UsageError(f"model={text}: {path} is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"model={text}: {path} holds a {type(values).__name__}; expected a mapping")
+    left_out = tuple(
+        key.removesuffix("_config")
+        for key, value in values.items()
+        if key.endswith("_config") and key != "text_config" and isinstance(value, dict)
+        if {"hidden_size", "model_type"} & value.keys()  # a model, and not how weights are stored
+    )
     if isinstance(values.get("text_config"), dict):
         outer = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
         values = {"model_type": f"{values.get('model_type', '')}_text", **outer, **values["text_config"]}
-    return path, values
+    return path, values, left_out
+
+
+def _llama(config: Any, model_type: str) -> LlamaConfig | None:
+    """Our Llama of the same sizes; None for other blocks, head sizes and attention."""
+    width, heads = int(config.hidden_size), getattr(config, "num_attention_heads", 0)
+    fits = model_type in _LLAMAS and (getattr(config, "head_dim", None) or width // heads) * heads == width
+    if not fits or getattr(config, "sliding_window", None):
+        return None
+    return LlamaConfig(
+        int(config.vocab_size),
+        int(config.max_position_embeddings),
+        int(config.num_hidden_layers),
+        width,
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        int(config.intermediate_size),
+        tied=bool(getattr(config, "tie_word_embeddings", False)),
+    )
 
 
 def _read_off(module: nn.Module, config: Any, name: str) -> HfModel:

@@ -28,16 +28,16 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from fp8core import Float8Linear, GroupedMatmul
-from fp8core.distributed.arrival import WaitedRowwiseParallel
 from fp8core.distributed.expert_parallel import expert_parameters, parallelize_experts
-from fp8core.distributed.gather_reasons import gathered_as
-from fp8core.distributed.gathering import gather_reason
+from fp8core.distributed.sequence_parallel import gather_reason
 from fp8core.distributed.tensor_parallel import (
     Float8ColwiseParallel,
     Float8RowwiseParallel,
     PrepareFloat8ModuleInput,
     check_plan,
 )
+from fp8core.distributed.waited import WaitedRowwiseParallel
+from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.distributed.wire import Collectives, count_collectives
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
@@ -175,7 +175,7 @@ def _sharded(
     layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
     facts: dict[str, object] = {}
     if layers:
-        facts["weights_gathered_as"] = sorted({gathered_as(layer) for layer in layers})
+        facts["weights_gathered_as"] = sorted({weight_gather_precision(layer) for layer in layers})
     if compiled:
         facts["compiler"] = compiler(job.device)
     return Trainee(model, _mine(job), before_pass=before_pass, facts=facts)

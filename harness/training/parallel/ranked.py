@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from fp8core import Float8Linear
-from fp8core.distributed.gather_reasons import gathered_as
+from fp8core.distributed.weight_gather import weight_gather_precision
 from harness.machine.ranks import Gang, RanksError
 from harness.store.errors import one_line
 from harness.timing.clock import Split, adjoining, clock_for
@@ -109,7 +109,7 @@ class Part(Stepper):
             "timed": "one optimizer step of all ranks: forward, backward, clipping, optimizer, FP8 scales; the slowest rank's",
             "compile": "each block by itself" if setup.compiled else "eager",
             "sharding": f"FSDP2, each of {len(blocks_of(model))} blocks and the rest",
-            "weights_gathered_as": sorted({gathered_as(layer) for layer in layers})
+            "weights_gathered_as": sorted({weight_gather_precision(layer) for layer in layers})
             or ["float32" if setup.compute == "fp32" else "bfloat16"],
             "weights": "drawn on every rank alike, then sharded",
             "batch_shapes": [[list(part.shape) for part in parts] for parts in self.batches[0]],

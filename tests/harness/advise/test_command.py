@@ -116,7 +116,7 @@ def test_405b_whose_weights_go_around_in_fp8_is_on(capsys: pytest.CaptureFixture
     assert plain(capsys, *BIG, "checkpointing=full")["decision"] == "on"
     assert found["fp8_all_gather"] is True
     assert found["tp_fp8_all_gather"] is True
-    assert 1.2 < found["step_speedup"]["low"] < found["step_speedup"]["value"] < 1.43
+    assert 1.19 < found["step_speedup"]["low"] < found["step_speedup"]["value"] < 1.43
     assert reasons(found)["communication"]["speaks_for"] == "on"
     assert "half the bytes" in reasons(found)["communication"]["finding"]
     assert "with_fp8_all_gather()" in found["filter"]["code"]

@@ -47,6 +47,7 @@ def test_shards_take_as_long_as_the_slowest() -> None:
     slow = Part("1/2", "running", 30, 0.25, "", 1000.0, 1100.0, {"ok": 7, "failed": 1})
     said = summary([fast, slow], 1100.0)
     assert said == "31 % of 40 done; 2 shards: 2 running; 5:00 left; 1 failed, 12 ok"
+    assert summary([Part("", "running", 1000, 0.998)], 0.0).startswith("99 % of 1000 done")
     waiting = Part("2/3", "waiting")
     assert "at least 5:00 left" in summary([fast, slow, waiting], 1100.0)
     assert "20 done" in summary([fast, Part("1/2", "waiting")], 1100.0)

@@ -98,7 +98,7 @@ def test_what_has_nothing_to_fall_behind_is_noted_and_not_judged(
 @pytest.mark.parametrize("machine_free", [False, True])
 @pytest.mark.parametrize("broken", [2, 9])
 def test_arms_that_fail_on_both_sides_are_no_pass(tmp_path: Path, broken: int, machine_free: bool) -> None:
-    """Ten arms: more than the policy's fifth may not stay open; fewer do, and are told."""
+    """Ten arms: more than the policy's fifth may not stay open; fewer do, each with a note."""
     times = Times()
     good = [row for n in range(broken, 10) for row in (time_row(n, times()), value_row(n, "sqnr_db", 30.0))]
     bad = [failed_row(n, f"AttributeError: no prime, {n}") for n in range(broken)]

@@ -21,16 +21,17 @@ from torch import Tensor
 
 import harness.judge.fleet
 from harness.__main__ import main
+from harness.cli.config import load
 from harness.engine.arms import Crew, Limits
 from harness.engine.bench import Setting, measure_case
-from harness.engine.plan import PlannedCase
+from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
 from harness.judge.fleet.judge import RATE, TOLERANCE_SDS, limits, widening
 from harness.machine.gpu_monitor import NullMonitor
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
-from harness.suites import checksum
+from harness.suites import SUITES, checksum
 from harness.timing.rounds import TimingConfig
 
 ROOT = Path(harness.judge.fleet.__file__).parents[3]
@@ -126,6 +127,17 @@ def test_throttling_under_load_alone_is_found(lead: int, tmp_path: Path) -> None
     assert f"throttled in {2 * lead} of {2 * lead}" in outlier.reason
 
 
+def test_slow_memory_alone_is_found_by_the_cases_of_the_sweep(tmp_path: Path) -> None:
+    """Its copy takes a quarter longer and its products as long as the others'."""
+    plan = make_plan(load(["sweep=fleet"], lambda asked: "cuda").config, SUITES)
+    for name in (*names(4), "beef"):
+        slow = {"ceilings": 1.25} if name == "beef" else {}
+        rows = [[time(c.case, a, slow.get(c.case.suite, 1.0)) for a in c.arms] for c in plan.cases]
+        write_run(tmp_path / name, rows, run_id=name, sweep="fleet", env=env(name))
+    (group,) = judged(tmp_path)
+    assert [(o.card[:4], o.suite, o.kind) for o in group.outliers] == [("beef", "ceilings", "slow")]
+
+
 # What is compared
 
 
@@ -203,6 +215,17 @@ def test_cards_that_were_given_one_run_id_do_not_replace_each_other(tmp_path: Pa
     assert {s.cards for s in group.spreads} == {4}
 
 
+def test_a_card_without_a_measurement_in_common_is_named(
+    healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = [[time(LONG, "bf16_eager", 99.0)]]
+    write_run(tmp_path / "beef", alone, run_id="beef", sweep="fleet", env=env("beef"))
+    assert main(["fleet", str(healthy), str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "compared bit by bit on 5 cards: the same bits." in said
+    assert "times 5 of 6, by results 5; not by times: beefbeef@01234567\n" in said
+
+
 @pytest.mark.parametrize(
     ("first", "second", "kinds"),
     [
@@ -270,21 +293,36 @@ def measured(monkeypatch: pytest.MonkeyPatch, wrong_at: int | None) -> list[Meas
             return measure_case(planned, crew, Setting("cpu", quick, control=False), NullMonitor())
 
 
-@pytest.mark.parametrize("well", [1, 3])
+@pytest.mark.parametrize("well", [0, 1, 3])
+def test_a_card_that_contradicts_itself_is_corrupt_by_itself(
+    well: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of others, none of which is suspect; its first result, the right one, is no vote; and for good."""
+    for name in (*names(well), "beef"):
+        rows = measured(monkeypatch, 5 if name == "beef" else None)
+        write_run(tmp_path / name, [rows], run_id=name, sweep="fleet", env=env(name))
+    again = [measured(monkeypatch, None)]
+    write_run(tmp_path / "again", again, run_id="again", sweep="fleet", env=env("beef"))
+    (group,) = judged(tmp_path)
+    (outlier,) = [
+        o for o in group.outliers if o.suite == "checksum" and not o.regime
+    ]  # times are a shared CPU's
+    assert (outlier.card[:4], outlier.suite, outlier.kind) == ("beef", "checksum", "corrupt")
+    assert "other bits" in outlier.reason
+    assert main(["fleet", str(tmp_path)]) == 1
+
+
 @pytest.mark.parametrize(("cause", "kind"), [(Cause.NUMERICS, "corrupt"), (Cause.RUN, "fails")])
 def test_a_failed_row_of_the_suite_is_wrong_bits_or_another_failure(
-    cause: Cause, kind: str, well: int, tmp_path: Path
+    cause: Cause, kind: str, tmp_path: Path
 ) -> None:
-    """With any number of others; wrong bits are for good: a second night that is well does not clear the card."""
     planned = PlannedCase("checksum", checksum, CHECK, ("bf16_eager",))
-    sound = [row(planned, "bf16_eager", "ok", samples=(1.0,), regime="isolated")]
-    for name in (*names(well), "beef"):
-        bad = [row(planned, "bf16_eager", "failed", reason="why", cause=cause)]
-        rows = bad if name == "beef" else sound
+    for name in (*names(3), "beef"):
+        rows = [row(planned, "bf16_eager", "ok", samples=(1.0,), regime="isolated")]
+        if name == "beef":
+            rows = [row(planned, "bf16_eager", "failed", reason="why", cause=cause)]
         write_run(tmp_path / name, [rows], run_id=name, sweep="fleet", env=env(name))
     assert outliers(tmp_path) == [("beef", kind)]
-    write_run(tmp_path / "again", [sound], run_id="again", sweep="fleet", env=env("beef"))
-    assert outliers(tmp_path) == [("beef", kind)] * (kind == "corrupt")
 
 
 @pytest.mark.parametrize(
@@ -334,12 +372,12 @@ def test_the_limit_of_a_large_fleet_is_a_quantile_of_the_normal_distribution() -
 
 def test_the_limit_is_the_tolerance_or_three_and_a_half_robust_deviations(tmp_path: Path) -> None:
     """Scores 0, 1, 2, 3 and 4 tenths: median 0.2, median absolute deviation 0.1, limit 3.5 x 1.4826 x 0.1 = 0.519."""
-    for far, count in ((0.7, 0), (0.75, 1)):
+    for far, kind in ((0.7, "spread"), (0.75, "slow")):
         folder = tmp_path / str(far)
         for i, score in enumerate([0.0, 0.1, 0.2, 0.3, far]):
             rows = [time(CASES[0], "bf16_eager", math.exp(score))]
             write_run(folder / str(i), [rows], run_id=str(i), env=env(f"{i}" * 4))
-        assert len(outliers(folder)) == count
+        assert outliers(folder) == [("4444", kind)]
 
 
 # The command, and the sweep

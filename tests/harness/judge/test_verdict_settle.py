@@ -19,7 +19,7 @@ from harness.judge.verdict.time_to_loss import crossing
 
 LOSS = 2.0
 SEEDS = range(5)
-HAIR = 4e-6
+HAIR = 3e-4
 
 
 def flat(level: float = LOSS, seeds=SEEDS, steps: int = STEPS):

@@ -1,5 +1,5 @@
 """Oracles: names of kernels as cuBLAS, CUTLASS, Triton, FlashAttention, cuDNN, NCCL and torch give them (profiles in
-public traces and issues; libraries' own sources), a real CPU profile, and the patterns of `fp8core.watching`."""
+public traces and issues; libraries' own sources), a real CPU profile, and the patterns of `fp8core.profiled_gemms`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fp8core import watching
+from fp8core import profiled_gemms
 from harness.machine.kernels_by_name import ATTENTION, BF16_GEMM, CLASSES, FP8_GEMM, kernel_class
 
 NAMES = {
@@ -86,15 +86,15 @@ def test_names() -> None:
 
 
 def test_gemm_kernels_are_those_that_verify_counts() -> None:
-    """`fp8core.watching` reads the same names: of GEMM kernels, its share in FP8 is the two classes' share here."""
+    """`fp8core.profiled_gemms` reads the same names: of GEMM kernels, its share in FP8 is the two classes' share here."""
     for name, kind in CASES:
         if kind in (FP8_GEMM, BF16_GEMM) and "::" not in name.split("<")[0] and not name.startswith("triton"):
             if re.search("gemv|splitK", name):  # small ones, which it leaves out
                 continue
-            assert watching.GEMM_KERNEL.search(name), name
-            assert bool(watching.FP8_KERNEL.search(name)) == (kind == FP8_GEMM), name
-    assert all(kernel_class(op) == FP8_GEMM for op in watching.FP8_GEMM_OPS)
-    assert not any(watching.GEMM_KERNEL.search(name) for name, kind in CASES if kind == ATTENTION)
+            assert profiled_gemms.GEMM_KERNEL.search(name), name
+            assert bool(profiled_gemms.FP8_KERNEL.search(name)) == (kind == FP8_GEMM), name
+    assert all(kernel_class(op) == FP8_GEMM for op in profiled_gemms.FP8_GEMM_OPS)
+    assert not any(profiled_gemms.GEMM_KERNEL.search(name) for name, kind in CASES if kind == ATTENTION)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_a_loss_of_one_recipe_is_not_claimed_of_another(tmp_path):
     ],
 )  # fmt: skip
 def test_a_figure_in_doubt_says_so(tmp_path, rows, says):
-    """Oracle for throttling: `harness.gate.conditions`, by which that of one side alone decides nothing."""
+    """Oracle for throttling: `harness.gate.matching`, by which that of one side alone decides nothing."""
     found = stored(tmp_path, *rows())
     assert says in told(found)
     if "slower under load" in says:

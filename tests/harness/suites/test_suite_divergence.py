@@ -71,7 +71,7 @@ def test_arms_share_weights_and_batches_but_where_they_must_not(arm: str) -> Non
 def test_golden_has_the_candidates_codes_at_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rowwise bit for bit in every code and scale of the forward and backward pass. (Tensorwise only up to the order in which
     the CPU's kernel multiplies by its two scales.)"""
-    real, both = operands.lines_one, operands.rows_and_columns
+    real, both = operands.cast_operand, operands.rows_and_columns
 
     def codes_of(arm: str) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
@@ -87,9 +87,9 @@ def test_golden_has_the_candidates_codes_at_the_first_step(monkeypatch: pytest.M
             seen.extend((role, each.qdata.float(), each.scale_inv.clone()) for each in made)
             return made
 
-        monkeypatch.setattr(operands, "lines_one", spy)
+        monkeypatch.setattr(operands, "cast_operand", spy)
         monkeypatch.setattr(operands, "rows_and_columns", spy_both)
-        monkeypatch.setattr("fp8core.scaled_linear.lines_one", spy)
+        monkeypatch.setattr("fp8core.scaled_linear.cast_operand", spy)
         job = divergence.job_of(divergence_case(), arm, "cpu")
         prepare(job.setup, "cpu").step(job.batches(0))
         return seen

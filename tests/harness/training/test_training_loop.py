@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fp8core import BACKENDS, RECIPES, Float8Linear, convert_to_float8_training, quantize
 from fp8core.gemm import reference
-from fp8core.history import look
+from fp8core.history import mark_ready
 from harness.store.errors import UsageError
 from harness.training import loop
 from harness.training.determinism import reproducible
@@ -76,7 +76,7 @@ def test_fp8_is_proved_before_the_first_step_and_leaves_no_trace(
     of_a_layer = RECIPES[recipe].fp8_gemms
     assert proved.facts["fp8_gemms"] == proved.facts["fp8_gemms_expected"] == 2 * 2 * of_a_layer
     assert str(proved.facts["verify"]).startswith("FP8 verified: 2 of 3 Linear layers")
-    assert proved.facts["verify_outcome"] == "proved"
+    assert (proved.facts["verify_outcome"], proved.facts["verify_layers"]) == ("proved", {recipe: 2})
     monkeypatch.setattr(loop.TrainingRun, "_prove", lambda self: None)
     assert curves(proved) == curves(train(job(recipe, "warmup_bf16:4"), "cpu"))
 
@@ -189,7 +189,7 @@ def test_saturation_shows_where_a_delayed_scale_is_too_large() -> None:
     assert isinstance(layer, Float8Linear)
     assert layer.amaxes is not None
     layer.amaxes.in_use.copy_(torch.tensor([0.5, 1.0, 1.0]))
-    look(layer.amaxes)
+    mark_ready(layer.amaxes)
     x = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)
     setup = Setup("toy", 1, 1, compute="fp32", recipe=layer.recipe)
     figures = diagnose(_Weighted(layer), setup, (x, torch.ones(16, 16)), "cpu")

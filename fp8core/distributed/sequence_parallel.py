@@ -24,7 +24,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fp8core.cast import scale_and_cast
-from fp8core.distributed.gathered import Gathered, observers
+from fp8core.distributed.gather_records import Gathered, observers
 from fp8core.history import amaxes_of_pass, max_over_ranks
 from fp8core.inputs.operands import cast_one, serves_both
 from fp8core.inputs.sharded import AmaxRequest, TPLayout, shared_amaxes
@@ -114,10 +114,10 @@ def _gathered_cast(x: DTensor, cast: Cast, recipe: Recipe, memory: Amaxes | None
     with torch.no_grad():
         part = x.to_local()
         flat = part.reshape(-1, part.shape[-1])
-        cut = TPLayout(
+        tp = TPLayout(
             x.device_mesh, 1 if role == "input" else 0
         )  # by tokens, so its parts share a scale in any layer
-        (amax,) = shared_amaxes(cut, recipe, memory, AmaxRequest(flat, role, (cast,)))
+        (amax,) = shared_amaxes(tp, recipe, memory, AmaxRequest(flat, role, (cast,)))
         lp = cast_one(flat, cast, 1, memory, role, kernels=recipe.kernels, amax=amax)
         assert isinstance(lp, Float8Tensor)
         codes = _gathered(lp.qdata.view(part.shape), x)

@@ -21,7 +21,7 @@ from fp8core.verify.oracle import CHUNK, rounded, tiles
 
 if TYPE_CHECKING:
     from fp8core.producers import SwiGLU
-    from fp8core.verify.oracle import Operand
+    from fp8core.verify.oracle import TiledOperand
 
 MOST_OPEN = 0.01  # of the elements of a tensor: that lie so near a tie that either code is right
 _TINY = 2.0**-120  # float32 underflow of a factor
@@ -57,7 +57,7 @@ def result_bounds(module: RMSNorm | SwiGLU, *tensors: torch.Tensor) -> tuple[tor
     return near, far
 
 
-def produced_fault(got: Operand, near: Operand, far: Operand) -> str:
+def produced_fault(got: TiledOperand, near: TiledOperand, far: TiledOperand) -> str:
     """How codes and scales differ from both casts of `result_bounds`, and from all between; "" if they don't."""
     dtype, shape = near.dtype, near.x.shape
     if (got.dtype, got.x.shape) != (dtype, shape):

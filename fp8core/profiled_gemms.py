@@ -40,12 +40,12 @@ class Profiled:
     Attributes:
         counted: FP8 GEMMs that ran.
         fp8_share: of the GEMM kernels' time, in FP8 ones; None off CUDA.
-        compiled: compiled code ran.
+        compiled: how many of them ran in compiled code.
     """
 
     counted: int = 0
     fp8_share: float | None = None
-    compiled: bool = False
+    compiled: int = 0
 
 
 @contextmanager
@@ -67,9 +67,11 @@ def profiling(on_gpu: bool) -> Iterator[Profiled]:
     seen = Profiled()
     with profiler_events(on_gpu) as events:
         yield seen
-    seen.counted = count_fp8_gemms(events)
-    seen.compiled = any(
-        event.name.startswith(("CompiledFunction", "Torch-Compiled Region")) for event in events
+    gemms = fp8_gemms(events)
+    seen.counted = len(gemms)
+    seen.compiled = sum(
+        any(caller.name.startswith(("CompiledFunction", "Torch-Compiled Region")) for caller in callers(gemm))
+        for gemm in gemms
     )
     if on_gpu:
         times: Counter[bool] = Counter()
@@ -79,17 +81,18 @@ def profiling(on_gpu: bool) -> Iterator[Profiled]:
         seen.fp8_share = times[True] / times.total() if times.total() else 0.0
 
 
-def count_fp8_gemms(events: Iterable[Any]) -> int:
+def fp8_gemms(events: Iterable[Any]) -> list[Any]:
     """Calls of `FP8_GEMM_OPS` among a profiler's `function_events`; a call within such a call is the same one.
 
     A dispatch mode, such as that of selective activation checkpointing, shows an operator above it and again below.
     Calls that `fp8core.gemm.fastest` times are none of the step's.
     """
-    count = 0
-    for event in events:
-        if event.name in FP8_GEMM_OPS:
-            caller = event.cpu_parent
-            while caller is not None and caller.name not in (*FP8_GEMM_OPS, MEASURING):
-                caller = caller.cpu_parent
-            count += caller is None
-    return count
+    none_of_the_steps = {*FP8_GEMM_OPS, MEASURING}
+    calls = [event for event in events if event.name in FP8_GEMM_OPS]
+    return [call for call in calls if not any(caller.name in none_of_the_steps for caller in callers(call))]
+
+
+def callers(event: Any) -> Iterator[Any]:
+    """The events of the host within which one ran, innermost first."""
+    while (event := event.cpu_parent) is not None:
+        yield event

@@ -1,4 +1,4 @@
-"""What a gather of FP8 codes did, and who is shown it; apart from `.gathering`, which needs DTensor."""
+"""What a gather of FP8 codes did, and who is shown it; apart from `.sequence_parallel`, which needs DTensor."""
 
 from __future__ import annotations
 

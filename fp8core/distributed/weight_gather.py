@@ -58,7 +58,7 @@ def high_precision_reason(layer: Float8Linear) -> str:
     return ""
 
 
-def gathered_as(layer: nn.Module) -> str:
+def weight_gather_precision(layer: nn.Module) -> str:
     """ "fp8", or "high precision: " and why: how FSDP2 gathers the weight of a Linear where it shards it."""
     if not isinstance(layer, Float8Linear):
         return NOT_CONVERTED

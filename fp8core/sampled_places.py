@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 
-class Places:
+class SampledPlaces:
     """Indices into tensors, each made once and kept.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Codes that a layer gets from elsewhere: checked where they are made, and recognised where they are read.
 
-producers   RMSNorm, with an addition or without, and SwiGLU that write codes and no high precision: `.produced`
+producers   RMSNorm, with an addition or without, and SwiGLU that write codes and no high precision: `.producer_codes`
 gathers     sequence parallelism in FP8, FSDP2's weights: each rank checks the codes of its own part, and of sequence
             parallelism that those of all ranks arrive as they were sent
 """
@@ -16,21 +16,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fp8core.distributed import gathered
+from fp8core.distributed import gather_records
 from fp8core.dtensors import is_dtensor
-from fp8core.inputs.sharded import cut_of
+from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput
 from fp8core.linear import Float8Linear
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.operands import cast_as, held_amax, matrix, max_over, plain, quietly
-from fp8core.verify.oracle import BLOCKS, Digest, Operand, block_amax, scales_of
-from fp8core.verify.produced import produced_fault, result_bounds
+from fp8core.verify.oracle import BLOCKS, Digest, TiledOperand, block_amax, scales_of
+from fp8core.verify.producer_codes import produced_fault, result_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fp8core.distributed.gathered import Gathered
+    from fp8core.distributed.gather_records import Gathered
     from fp8core.verify.records import LayerProof
 
 
@@ -60,8 +60,8 @@ class Arrived:
                 if isinstance(module, RMSNorm):  # a method that is no call of the module has no hooks
                     vars(module)["add"] = partial(self._add, module, module.add)
                     stack.callback(vars(module).pop, "add")
-            gathered.observers.append(self._gathered)
-            stack.callback(gathered.observers.remove, self._gathered)
+            gather_records.observers.append(self._gathered)
+            stack.callback(gather_records.observers.remove, self._gathered)
             yield
 
     def _note(self, what: str, fault: str, layer: nn.Module | None = None) -> None:
@@ -79,9 +79,15 @@ class Arrived:
             ends = result_bounds(module, *(arg for arg in args if not isinstance(arg, Float8Linear)))
             for codes, cast, turned in zip(output[1:3], output.casts, (False, True), strict=True):
                 if isinstance(codes, Float8Tensor) and cast is not None:
-                    got = Operand.given(codes.qdata, codes.scale_inv)
+                    got = TiledOperand.given(codes.qdata, codes.scale_inv)
                     near, far = (
-                        cast_as(end.t() if turned else end, cast, layer.amaxes, "input", cut_of(layer.weight))
+                        cast_as(
+                            end.t() if turned else end,
+                            cast,
+                            layer.amaxes,
+                            "input",
+                            tp_layout_of(layer.weight),
+                        )
                         for end in ends
                     )
                     fault = produced_fault(got.t() if turned else got, near, far)
@@ -113,8 +119,8 @@ class Arrived:
             held, amax = held_amax(cast, gather.memory, gather.role), None
             if held is None and (cast.granularity == "tensorwise" or gather.dim == 0):
                 amax = max_over(block_amax(part, BLOCKS[cast.granularity]), group)
-            local = Operand.given(gather.local.qdata, gather.local.scale_inv)
-            wanted = Digest.of(Operand.of(part, cast, amax, held))
+            local = TiledOperand.given(gather.local.qdata, gather.local.scale_inv)
+            wanted = Digest.of(TiledOperand.of(part, cast, amax, held))
             self._note(what, wanted.fault(local.t() if gather.dim == 0 else local))
             self._exchange(gather, group, what)
             self.known.add(gather.whole.qdata.untyped_storage())
@@ -142,7 +148,7 @@ class Arrived:
     @staticmethod
     def _sums(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         raw = matrix(codes).view(torch.uint8)  # a zero's sign too must arrive
-        return torch.stack(Digest.of(Operand.given(raw, scale).t())[2:])
+        return torch.stack(Digest.of(TiledOperand.given(raw, scale).t())[2:])
 
     def check_weight(self, layer: Float8Linear, whole: Float8Tensor, proof: LayerProof) -> None:
         """A weight that FSDP2 gathered as FP8 codes: the rows that this rank owns.
@@ -170,8 +176,10 @@ class Arrived:
         held = held_amax(cast, layer.amaxes, "weight")
         if len(local):
             scale, scale_inv = scales_of((amax if held is None else held.expand_as(amax))[block], cast)
-            got = Operand.given(whole.qdata, whole.scale_inv).part(slice(offset[0], offset[0] + len(local)))
+            got = TiledOperand.given(whole.qdata, whole.scale_inv).part(
+                slice(offset[0], offset[0] + len(local))
+            )
             proof.gemms["output"].operands += 1
-            fault = Digest.of(Operand(local, cast, scale, scale_inv)).fault(got)
+            fault = Digest.of(TiledOperand(local, cast, scale, scale_inv)).fault(got)
             if fault:
                 proof.fault(f"weight gathered in FP8: {fault}")

@@ -1,0 +1,65 @@
+"""Weights that ranks share: whether all of them computed with the same one, and FSDP2's whole is made of their parts.
+
+DDP     each rank holds the weight
+FSDP2   each holds a part, which must lie in its place in what was gathered (of codes: `.codes_from_elsewhere`)
+
+A checksum of what the first forward pass of a layer read goes to the other ranks with the verdict (`.ranks`). Of ranks that share
+in other ways nothing is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fp8core.distributed.fsdp_state import gathered_parts, replicas
+from fp8core.tensor import Float8Tensor
+from fp8core.verify.operands import plain
+from fp8core.verify.oracle import mixers, tiles
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fp8core.verify.records import LayerProof
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class SharedWeights:
+    """What the layers of a model read.
+
+    Attributes:
+        sums: layer -> (the ranks that must have read the same, the checksum).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sums: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._parts = {layer: (plain(layer.weight), *where) for layer, where in gathered_parts(model).items()}
+
+    def look(self, fqn: str, layer: nn.Module, weight: torch.Tensor, proof: LayerProof) -> None:
+        """Takes the weight [N, K] of a forward pass, or its codes."""
+        part = self._parts.get(layer)
+        ranks = replicas(layer) if part is None else part[-1]
+        if len(ranks) < 2 or fqn in self.sums:
+            return
+        if isinstance(weight, Float8Tensor):
+            self.sums[fqn] = ranks, checksum(weight.qdata) ^ checksum(weight.scale_inv.reshape(-1, 1))
+            return
+        self.sums[fqn] = ranks, checksum(weight)
+        if part is not None:
+            local, dim, index, count, _ = part
+            own = torch.cat([*weight.chunk(count, dim)[index : index + 1], weight.narrow(dim, 0, 0)], dim)
+            local = local.to(own.dtype)
+            if own.shape != local.shape or not torch.allclose(own, local, 0, 0, equal_nan=True):
+                proof.fault("gathered weight: the part of this rank does not lie in its place")
+
+
+def checksum(x: torch.Tensor) -> int:
+    """A checksum of the bits of a matrix, the same on every device; one wrong bit, or two elements exchanged, moves it."""
+    bits = x.contiguous().view(_BITS[x.itemsize])
+    rows, columns = mixers(sum(x.shape), x.device).split(list(x.shape))
+    return sum(
+        int(((bits[lines, along].long() * columns[along]).sum(1) * rows[lines]).sum())
+        for lines, along in tiles(*x.shape)
+    )
