@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from gate_fixtures import run, time_row
 
 from harness import gate, store
 from harness.gate.judge import judge
 from harness.gate.policy import load_policy
+from harness.gate.render import Answer, terminal
 from harness.gate.sides import load_side
 
 ROOT = Path(gate.__file__).resolve().parents[2]
@@ -100,3 +102,12 @@ def test_the_committed_baseline_can_be_judged() -> None:
         "fp8_layers", "saved_bytes_per_elem", "predicted_memory_bytes",
     }  # fmt: skip
     assert set(store.read(BASELINE)["status"]) == {"ok", "skipped"}  # a CPU keeps no peak of memory
+
+
+def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
+    """What depends on the machine is told; the rest is exact."""
+    policy = load_policy(ROOT / ".ci" / "gate-policy.yaml")
+    before, after = ([time_row(1, [ms] * 10), time_row(1, [1.0] * 10, "bf16")] for ms in (0.7, 7.0))
+    found = run(tmp_path, before, after, policy=policy, machine_free=True)
+    assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
+    assert "OK, no time judged, 1 slower (exit 0)" in terminal(Answer.of(found))

@@ -158,6 +158,17 @@ def test_what_a_change_adds_to_the_benchmark_is_not_there_unless_it_is_accepted(
     assert ended == code, said
 
 
+def test_what_was_seen_to_run_is_told_and_an_opened_file_is_seen(root: Path) -> None:
+    reads = package(a=0.01, b=0.02) + "open(__file__.replace('__init__.py', 'data.txt')).read()\n"
+    commit(root, {SOURCE: reads, "src/pkg/data.txt": "1", "src/pkg/unused.py": ""})
+    code, said, document = gate(root, "--command", FAKE, *FEW)
+    assert code == 0, said
+    assert {
+        "of the change these files were seen to run: src/pkg/__init__.py; src/pkg/data.txt",
+        "not seen to run: src/pkg/unused.py",
+    } <= set(document["notes"])
+
+
 @pytest.mark.parametrize(("words", "code"), [((), 0), (("--fresh-home",), 1)])
 def test_a_cache_in_the_home_hides_a_slow_start_unless_the_home_is_fresh(
     root: Path, tmp_path: Path, words: tuple[str, ...], code: int

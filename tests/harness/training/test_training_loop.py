@@ -22,7 +22,7 @@ from harness.store.errors import UsageError
 from harness.training import loop
 from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose
-from harness.training.loop import Regime, train
+from harness.training.loop import PERTURBATION, Regime, perturb, train
 from harness.training.setup import Setup
 
 
@@ -223,6 +223,25 @@ def test_the_learning_rate_is_nanogpts() -> None:
 def test_a_regime_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         job(regime=changes)
+
+
+def test_the_noise_on_the_weights_has_the_size_it_is_said_to_have() -> None:
+    one, two = tiny_lm(), tiny_lm()
+    perturb(one, 7)
+    again = tiny_lm()
+    perturb(again, 7)
+    relative = torch.cat(
+        [
+            ((p - q) / q).detach().flatten()
+            for p, q in zip(one.parameters(), two.parameters(), strict=True)
+            if q.dim() > 1
+        ]
+    )
+    # 12,000 draws: the standard error of their standard deviation is 0.65 %.
+    assert float(relative.std()) == pytest.approx(PERTURBATION, rel=0.03)
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), again.parameters(), strict=True))
+    perturb(two, 8)
+    assert not torch.equal(one.up.weight, two.up.weight)
 
 
 @pytest.mark.parametrize("warn_only", [False, True])

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from fp8core import RECIPES, audit, convert_to_float8_training
 from harness.store.errors import UsageError
@@ -55,6 +56,24 @@ def test_the_guides_7b_is_llama_3_8b() -> None:
     ffn = math.ceil(int(4 * 4096 * (2 / 3) * 1.3) / 256) * 256
     assert MODELS["llama_7b"].config.ffn == ffn
     assert count(build("llama_7b", device="meta")) == PUBLISHED["llama3_8b"]
+
+
+@pytest.mark.parametrize(("name", "step", "apart"), [("nano", 1e-6, 1e-5), ("llama_tiny", 1e-3, 1e-3)])
+def test_gradients(name: str, step: float, apart: float) -> None:
+    """Oracle: finite differences in float64 of every parameter; larger steps where rotations are float32."""
+    torch.manual_seed(0)
+    model = build(name, layers=1, vocab_size=7)
+    given = {
+        key: (p.detach() + 0.1 * torch.randn_like(p)).double().requires_grad_()
+        for key, p in model.named_parameters()
+    }
+
+    def logits(*parameters: torch.Tensor) -> torch.Tensor:
+        return functional_call(
+            model, dict(zip(given, parameters, strict=True)), (torch.tensor([[3, 0, 6, 1]]),)
+        )
+
+    assert torch.autograd.gradcheck(logits, tuple(given.values()), eps=step, atol=apart, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)
