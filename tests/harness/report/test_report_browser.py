@@ -175,3 +175,23 @@ def test_long_tables_are_unpacked_whole(page, gpu, whole):
     info = page.evaluate(f"document.querySelector('#{table}_info').textContent")
     rows = [store.read(folder) for folder in (gpu[0], whole.html.parent / "t")]
     assert info == f"1 to 25 of {sum(int((own['part'] == '').sum()) for own in rows)} rows"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (400, 800)])
+def test_sentence_and_answers_stand_on_the_first_screen(chromium, gpu, width, height):
+    chromium.emulate(width, height)
+    chromium.open(gpu[1].html)
+    bottoms = "[...document.querySelectorAll('.lead, .answer')].map(e => e.getBoundingClientRect().bottom)"
+    assert 0 < max(chromium.evaluate(bottoms)) <= height
+
+
+def test_print_shows_all_rows_and_what_is_folded(page):
+    """beforeprint and afterprint are what printing sends."""
+    rows = "document.querySelectorAll('table[id^=t-rows] tbody tr').length"
+    folded = "document.querySelectorAll('main details:not([open])').length"
+    before = page.evaluate(rows), page.evaluate(folded)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(rows) > before[0] == 2 * 25, "of two machines"
+    assert page.evaluate(folded) == 0 < before[1]
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert (page.evaluate(rows), page.evaluate(folded)) == before

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from report_cases import tiny_run
@@ -45,6 +48,28 @@ def test_static_page_has_no_script(gpu, tmp_path):
     rows = re.search(r'<table id="t-rows-.*?</table>', source, re.DOTALL)
     assert rows is not None
     assert rows[0].count("<tr>") == len(store.read(gpu[0])) + 1
+
+
+RENDER = """
+import sys
+from pathlib import Path
+import harness.report
+harness.report.write_report([Path(sys.argv[1])], Path(sys.argv[2]))
+assert not {"torch", "triton", "fp8core"} & set(sys.modules)
+"""
+
+
+def test_same_bytes_from_the_same_data_and_no_torch(tmp_path):
+    """A process with another hash seed, time zone, locale and drawing settings."""
+    run = tiny_run(tmp_path / "run")
+    written = write_report([run], tmp_path / "r.html")
+    target = tmp_path / "again.html"
+    (tmp_path / "matplotlibrc").write_text("font.size: 20\naxes.formatter.use_locale: True\n")
+    other = {"PYTHONHASHSEED": "1", "TZ": "Pacific/Kiritimati", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    env = os.environ | other | {"MPLCONFIGDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-W", "error", "-c", RENDER, run, target], check=True, env=env)
+    for mine, again in ((written.html, target), (written.markdown, target.with_suffix(".md"))):
+        assert again.read_bytes() == mine.read_bytes()
 
 
 def test_numbers_in_charts_use_page_colours(gpu):
