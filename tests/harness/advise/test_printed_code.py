@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,13 +12,14 @@ import code_on_ranks
 import pytest
 import torch
 from advise_fixtures import model
-from code_on_ranks import Tiny
+from code_on_ranks import FSDP, Tiny
 from torch import Tensor, nn
 
 from fp8core import Proof, audit, verify
 from harness.advise import decide
-from harness.advise.casts import TORCHAO
+from harness.advise.casts import ENGINE, FP8CORE, TORCHAO
 from harness.advise.command import answer, parse
+from harness.advise.libraries import candidates
 from harness.advise.recipes import candidates as our_candidates
 from harness.advise.views import as_code, lines
 from harness.machine import ranks
@@ -105,7 +107,7 @@ def test_torchaos_code_runs_in_torchao(recipe: str) -> None:
 import sys
 sys.path.insert(0, {code_on_ranks.__file__.rpartition("/")[0]!r})
 import torch
-from code_on_ranks import Tiny
+from code_on_ranks import FSDP, Tiny
 CHOSEN = {CHOSEN!r}
 model = Tiny().to(torch.bfloat16)
 {code}
@@ -119,6 +121,14 @@ assert in_fp8 == 3 * {3 if recipe != "rowwise_with_gw_hp" else 2}, in_fp8
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1500:]
+
+
+@pytest.mark.parametrize("recipe", list(candidates(ENGINE, compiled=False)))
+def test_transformer_engines_code_is_python(recipe: str) -> None:
+    """The library is absent: its code is run nowhere."""
+    code = as_code(recipe, HEAD, library=ENGINE)
+    compile(code, recipe, "exec")
+    assert {"'head'", "'layers.1.up'"} <= set(re.findall(r"'[\w.]+'", code))
 
 
 def converted_by(code: str, module: nn.Module) -> set[str]:
@@ -164,3 +174,15 @@ def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
         assert not claimed["ok"]
         assert "the all-gather is not in FP8" in claimed["line"]
         assert plain["ok"], plain["line"]
+
+
+def test_where_layers_are_split_the_code_says_by_what() -> None:
+    """Tensor parallelism comes before FSDP (docs/distributed.md); in FP8 by the styles that gather in FP8."""
+    for library in (FP8CORE, TORCHAO):
+        code = as_code("tensorwise", HEAD, library=library, sharded=True, split=True, tp_fp8_all_gather=True)
+        before, behind = code.split(FSDP)
+        assert "Float8ColwiseParallel" in before
+        assert "# TP: " not in behind
+    assert "# TP: " in (plain := as_code("rowwise", HEAD, split=True))
+    assert "Float8ColwiseParallel" not in plain
+    assert "# TP: " not in as_code("rowwise", HEAD, sharded=True)

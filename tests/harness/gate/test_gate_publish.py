@@ -66,6 +66,14 @@ def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
     assert by_metric["time_ms", "1x64x64"]["counts"] is True
 
 
+def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
+    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5), value_row(1, "rel_err_max", 0.1)]
+    found = run(tmp_path, before, [failed_row(1, "Unsupported: graph break"), time_row(2, Times()())])
+    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
+        assert (text.count("graph break"), " and 2 more" in text) == (1, True)
+    assert render.as_json(Answer.of(found)).count("Unsupported: graph break: what cannot be compared") == 3
+
+
 def test_no_regression_is_hidden_among_what_is_ok_and_none_is_too_many(tmp_path: Path) -> None:
     found = run(tmp_path, *errors(tmp_path, render.SHOWN + 5))
     assert "... and 5 more, 5 of them not OK" in render.terminal(Answer.of(found))
@@ -115,6 +123,13 @@ def test_only_exit_0_is_without_failure_or_error(tmp_path: Path, code: Exit) -> 
         assert (bad == 0) == (code is Exit.OK)
     if of_units:
         assert bool(render.github_lines(Answer.of(found))) == (code is not Exit.OK)
+
+
+def test_an_allowed_regression_is_neither_failure_nor_annotation(judgement: Judgement) -> None:
+    held = tuple(replace(f, told_only=True) for f in judgement.findings)
+    found = replace(judgement, findings=held, code=Exit.OK)
+    assert "<failure" not in render.junit(Answer.of(found))
+    assert render.github_lines(Answer.of(found)) == ""
 
 
 def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(judgement: Judgement) -> None:

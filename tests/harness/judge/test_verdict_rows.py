@@ -10,7 +10,7 @@ from curves_for_tests import AXES, case_of, control, rows_of_runs, shifted, whol
 from report_fixtures import absent, frame, write_run
 
 from harness.cli.measure import _tell
-from harness.judge.verdict import Curve, judge
+from harness.judge.verdict import Curve, judge, lines
 from harness.judge.verdict.rows import setups
 
 BASE = control()
@@ -69,6 +69,20 @@ def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
     assert any("this set-up cannot tell" in n for n in arms["tensorwise"].verdict.notes)
 
 
+def test_what_all_arms_say_is_said_once(tmp_path):
+    """Two seeds: no gate has an interval, in any arm."""
+    few = {s: run for s, run in BASE.items() if s < 2}
+    rows = (
+        rows_of_runs("base", few)
+        + rows_of_runs("base_eps", shifted(few))
+        + rows_of_runs("tensorwise", shifted(few))
+    )
+    told = lines(judge(frame(tmp_path, rows)))
+    assert len(told) == len(set(told))
+    (why,) = [line for line in told if "2 paired seeds" in line]
+    assert why.startswith("  base_eps, tensorwise: L3, L4, L4h, L5, L6: 2 paired seeds; 3 are the least")
+
+
 @pytest.mark.parametrize("where", ["0", "150", "heldout"])
 def test_runs_that_read_other_batches_are_no_pairs(tmp_path, where):
     read = {"heldout": "aa", "0": "bb", "150": "cc"}
@@ -87,16 +101,20 @@ def test_runs_that_read_other_batches_are_no_pairs(tmp_path, where):
 def test_a_seed_that_was_emulated_excuses_no_other_from_its_proof(tmp_path, backwards):
     runs = shifted(BASE)
     last = max(runs)
+    others = {s: r for s, r in runs.items() if s != last}
     parts = [
-        rows_of_runs("tensorwise", {s: r for s, r in runs.items() if s != last}, verify="", emulated=False),
+        rows_of_runs("tensorwise", others, verify="", emulated=False),
         rows_of_runs("tensorwise", {last: runs[last]}, verify="", emulated=True),
     ]
     rows = rows_of_runs("base", BASE) + [row for part in parts[:: -1 if backwards else 1] for row in part]
     rows += rows_of_runs("mxfp8", runs, verify="", emulated=True)
+    rows += rows_of_runs("rowwise", others) + rows_of_runs("rowwise", {last: runs[last]}, verify="")
     arms = by_arm(judge(frame(tmp_path, rows)))
     assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
     assert arms["mxfp8"].verdict.outcome == "PASS"
     assert any(note.startswith("emulated: ") for note in arms["mxfp8"].verdict.notes)
+    assert arms["rowwise"].verdict.outcome == "INCONCLUSIVE"
+    assert any(note.startswith(f"seed {last}: no row says") for note in arms["rowwise"].verdict.notes)
 
 
 @pytest.mark.parametrize("arm", ["base_eps", "base_other"])

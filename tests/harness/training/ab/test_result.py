@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fakes import FakeNvml
 from loops import Loop, planted
-from noises import quiet, simulated
+from noises import NOISES, quiet, simulated
 
 from fp8core import RECIPES
 from fp8core.extensions import Extension
@@ -28,8 +28,25 @@ from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, GATHER, WITH_GATHER
 from harness.training.ab.result import Round, TrialResult, merged
 from harness.training.ab.watch import SEEN
 
+TRIALS = 400
 # What 400 trials of an interval that covers 95 % show lies within 92.8 and 97.2 % in 19 cases of 20. A step of the clock
 # and stalls make a few rounds far larger than the rest; Student's interval is then too wide, which is told in the page.
+COVERAGE = {"quiet": (0.93, 0.97), "stalls": (0.93, 1.0)}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_the_interval_covers_the_planted_speedup_and_equal_precisions_seldom_differ(name: str) -> None:
+    found = [simulated(NOISES[name], 1.2, seed).effect for seed in range(TRIALS)]
+    covered = sum(-e.log_high <= math.log(1.2) <= -e.log_low for e in found)
+    low, high = COVERAGE[name]
+    assert low <= covered / TRIALS <= high
+    equal = [simulated(NOISES[name], 1.0, seed).effect.direction for seed in range(TRIALS)]
+    assert sum(direction in ("faster", "slower") for direction in equal) <= 0.05 * TRIALS
+
+
+@pytest.mark.parametrize(("speedup", "decision"), [(1.05, "on"), (1 / 1.05, "off")])
+def test_five_percent_are_found_in_quiet_loops(speedup: float, decision: str) -> None:
+    assert {simulated(quiet, speedup, seed).decision for seed in range(50)} == {decision}
 
 
 def good(**changes: Any) -> TrialResult:

@@ -147,6 +147,20 @@ def test_a_step_of_a_model_as_it_comes_is_the_step_by_hand(target: str, batch: s
 # No batch function
 
 
+@pytest.mark.parametrize(
+    ("target", "batch", "words"),
+    [
+        ("tiny", "without_labels", "output.loss of language_models.tiny is None; the batch has input_ids: .*labels=input_ids"),
+        ("gpt", "one_tensor", r"returned \(Tensor\[4, 16, 64\], NoneType\) for a batch of tensors without names .the None"),
+    ],
+)  # fmt: skip
+def test_a_batch_without_labels_is_refused_on_paper(target: str, batch: str, words: str) -> None:
+    """Before anything is measured: the plan runs the model on tensors without values."""
+    setup = Setup(model=spec(target, batch).name, batch=4, seq=16, compute="fp32")
+    with pytest.raises(UsageError, match=words):
+        meta_estimate.unsupported(setup, "cpu", 2**40)
+
+
 @pytest.mark.parametrize(("target", "keys"), [("gpt", ()), ("tiny", ("input_ids", "labels"))])
 def test_without_a_batch_function_a_language_model_reads_random_tokens(
     target: str, keys: tuple[str, ...]

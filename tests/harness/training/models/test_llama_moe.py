@@ -71,6 +71,20 @@ def test_no_token_is_dropped_when_all_choose_one_expert() -> None:
     assert used.tolist() == [False, False, False, True, False]
 
 
+def test_bfloat16_and_autocast() -> None:
+    """Oracle: `by_token` in float64 on bfloat16 weights and tokens; products are rounded to 8 bits, three deep."""
+    moe = made()
+    x = torch.randn(1, 32, 16).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = moe(x.float())
+    assert mixed.dtype == torch.float32
+    pure = moe.bfloat16()(x)
+    assert pure.dtype == torch.bfloat16
+    want = by_token(moe, x[0].double())
+    for got in (mixed, pure):
+        assert (got[0].double() - want).norm() < 3 * 2**-8 * want.norm()
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_experts_in_fp8(mixed: bool) -> None:
     """Oracle: the same experts in high precision. A product of two e4m3 operands has 28.5 dB; gate and up multiply each

@@ -15,7 +15,7 @@ from fp8core import Float8Tensor, convert_to_float8_training
 from fp8core.formats import E4M3FNUZ
 from fp8core.recipe import RECIPES, Cast, Gemm
 from harness.training.models import CHECKPOINTING, build, memory
-from harness.training.models.memory import GIB, PARTS, fits, predict
+from harness.training.models.memory import GIB, PARTS, fits, of_weights, predict
 
 BATCH, SEQ = 4, 32
 
@@ -186,6 +186,17 @@ def test_casts_without_a_kernel_take_temporaries_on_a_gpu_too(
     layer = Summed(convert_to_float8_training(linear, config=recipe))
     rows = torch.empty(4096, 1024, device="meta", dtype=torch.bfloat16)
     assert predict(layer, (rows,), device="cuda") == predict(layer, (rows,))
+
+
+@pytest.mark.parametrize("recipe", [None, "tensorwise"])
+def test_what_weights_take_is_known_without_a_pass(recipe: str | None) -> None:
+    """Oracle: the whole prediction."""
+    model = made("llama_tiny", recipe, "none", "meta")
+    for parameter in model.layers[0].parameters():
+        parameter.requires_grad_(False)
+    whole = predict(model, tokens("meta"))
+    assert of_weights(model) == {part: whole[part] for part in ("weights", "gradients", "optimizer")}
+    assert whole["gradients"] < whole["weights"]
 
 
 def test_fits() -> None:
