@@ -192,6 +192,8 @@ def _problems(
 
 def _warnings(seen: Passes, proofs: list[LayerProof]) -> Iterator[str]:
     for proof in proofs:
+        if proof.few_tokens:
+            yield f"{proof.fqn}: {proof.few_tokens} of {proof.calls} calls have too few tokens and ran in high precision"
         for role, share in proof.saturated.items():
             if share > 0:
                 yield f"{proof.fqn}: {100 * share:.3g} % of {role} saturates"

@@ -101,9 +101,10 @@ class Proof:
     def _what_ran(self) -> str:
         experts = f" and {len(self.experts)} modules of experts" if self.experts else ""
         recipes = ", ".join(sorted({layer.recipe for layer in (*self._converted, *self.experts)}))
+        ran = sum(any(gemm.fp8 and gemm.calls for gemm in layer.gemms.values()) for layer in self._converted)
         share = "" if self.fp8_kernel_share is None else f", {100 * self.fp8_kernel_share:.0f} % of GEMM time"
         return (
-            f"{len(self._converted)} of {len(self.layers)} Linear layers{experts}, {self.counted} FP8 GEMMs a step as "
+            f"{ran} of {len(self.layers)} Linear layers{experts}, {self.counted} FP8 GEMMs a step as "
             f"predicted, {self.matmuls.text}; recipe {recipes}, on {self.device}{share}"
         )
 

@@ -55,6 +55,7 @@ class LayerProof:
     Attributes:
         fqn, recipe, reason, all_gather: as `fp8core.LayerAudit`; of experts, the name of their `GroupedMatmul`.
         calls: forward passes of one step, and how many of them recomputed.
+        few_tokens: of the calls those that `min_tokens` of the recipe runs in high precision.
         predicted: FP8 GEMMs of one step.
         agreement_db: lowest agreement of its output with the product of independently cast operands; None before it is
             called.
@@ -73,6 +74,7 @@ class LayerProof:
     all_gather: str = ""
     calls: int = 0
     recomputed: int = 0
+    few_tokens: int = 0
     predicted: int = 0
     agreement_db: float | None = None
     saturated: dict[str, float] = field(default_factory=dict)
@@ -116,7 +118,11 @@ def inconclusive(proofs: Iterable[LayerProof]) -> Iterator[str]:
     converted = [proof for proof in proofs if proof.gemms]
     for proof in converted:
         idle = [name for name, gemm in proof.gemms.items() if gemm.calls and not gemm.telling]
-        if proof.calls and not proof.gemms["output"].calls and any(gemm.fp8 for gemm in proof.gemms.values()):
+        if (
+            proof.calls > proof.few_tokens
+            and not proof.gemms["output"].calls
+            and any(g.fp8 for g in proof.gemms.values())
+        ):
             idle.append("output")  # experts without tokens: nothing to compare
         if idle:
             yield (

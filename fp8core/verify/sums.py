@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from fp8core.recipe import GEMMS
 from fp8core.verify.operands import matrix, plain, quietly
+from fp8core.verify.oracle import tiles
 from fp8core.verify.products import projected, signs
 
 if TYPE_CHECKING:
@@ -100,13 +101,15 @@ class BiasSum:
         """A call's grad_output [M, N]; its backward pass runs."""
         if not torch._C._will_engine_execute_node(self._leaf):
             return  # `autograd.grad` of other tensors
-        values = grad.double()
-        self._want = self._want.to(grad.device) + values.sum(0)
+        sums = torch.zeros(2, grad.shape[1], dtype=torch.float64, device=grad.device)
+        for lines, along in tiles(*grad.shape):
+            values = grad[lines, along].double()
+            sums[0, along] += values.sum(0)
+            sums[1, along] += values.abs().sum(0)
         # Two roundings to the gradient's dtype; and float32 sums
-        eps = torch.finfo(grad.dtype).eps
-        self._allowed = (
-            self._allowed.to(grad.device) + 2 * eps * values.sum(0).abs() + 2.0**-18 * values.abs().sum(0)
-        )
+        allowed = 2 * torch.finfo(grad.dtype).eps * sums[0].abs() + 2.0**-18 * sums[1]
+        self._want = self._want.to(grad.device) + sums[0]
+        self._allowed = self._allowed.to(grad.device) + allowed
 
     def _arrives(self, grad: torch.Tensor) -> None:
         with quietly():

@@ -35,6 +35,7 @@ from fp8core import (
     load_amax_state_dict,
     microbatches,
     update_scales,
+    verify,
 )
 from fp8core.history import tensors_of
 
@@ -280,6 +281,11 @@ def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision() -> None:
     assert not torch.equal(converted(x[:32]), model(x[:32]))
     counted = count_matmuls(lambda: converted(x).sum().backward(), converted)
     assert counted.fp8_share == 0
+    one, other = converted[0], Float8Linear(32, 32, config=config)
+    proof = verify(lambda: (one(x).sum() + other(x[:32]).sum()).backward(), nn.ModuleList([one, other]))
+    assert proof.ok
+    assert [layer.few_tokens for layer in proof.layers] == [1, 0]
+    assert proof.counted == 3
     with pytest.raises(ValueError, match=r"GEMM output of Float8Linear\(40, 32\): K=40 (?!.*min_tokens)"):
         Float8Linear(40, 32, config=config)(torch.randn(34, 40))
 

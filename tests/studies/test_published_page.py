@@ -103,10 +103,5 @@ def test_the_published_page_is_what_the_published_rows_say(
     assert {p.name for p in page.with_name("mfu_figures").iterdir()} == {
         p.name for p in (PUBLISHED / "mfu_figures").iterdir()
     }
-    head, _, rest = again.partition("### ")
-    ours = rest.partition("## What was measured in these runs: no MFU")[2].partition("### ")[0]
-    for part in (head, ours):  # as long as no GPU's runs are published
-        assert part
-        assert not re.search(r"\d x\b|\d+(\.\d+)?x\b|TFLOP", part)
     for path in PUBLISHED.rglob("*"):
         assert not path.is_file() or not re.search(r"/(home|tmp|root|work|Users)/", path.read_text()), path
