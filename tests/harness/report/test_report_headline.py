@@ -7,10 +7,10 @@ import re
 import pytest
 from curves_for_tests import whole_suite
 from report_cases import cpu_run, gpu_run, linear_cases, train_cases
-from report_fixtures import H100, Invented, figure, write_run
-from report_pages import machine, run_of, table
+from report_fixtures import H100, H200, Invented, figure, write_run
+from report_pages import by_arm, machine, run_of, table
 
-from harness.report import compared, steps
+from harness.report import compared, steps, write_report
 from harness.report.headline import NAMED_CASES, Ledger, again, headline, headline_rows
 from harness.report.runs import Run, load
 from harness.store import stats
@@ -43,6 +43,13 @@ def test_speed_exactness_and_proof_stand_in_one_row(gpu_machine, cpu_machine):
     rows = table(made(cpu_machine)[0])
     assert [r["FP8 arm"] for r in rows] == ["tensorwise", "rowwise", "rowwise_with_gw_hp"]
     assert not any(re.search(r"\dx", text) for r in rows for text in r.values())
+
+
+def test_steps_decide_where_they_were_measured(trained):
+    row = {r["FP8 arm"]: r for r in table(made(trained)[0])}["tensorwise_compile"]
+    assert (row["measured"], row["loss"]) == ("training steps", "PASS")
+    assert row["worst SQNR (dB)"], "of the same recipe's layers"
+    assert row["mixed MFU"].endswith(" %")
 
 
 def test_a_result_below_its_bound_is_marked_beside_its_speed(tmp_path):
@@ -118,6 +125,40 @@ def test_gains_of_two_gpus_stand_side_by_side(tmp_path):
 # MFU
 
 
+def test_twins_are_told_apart_and_a_copy_counts_once(tmp_path):
+    about = {
+        d: {"env": H200 | {"driver": d}, "env_id": d, "run_id": f"20260102T030405Z-0123456-{d}"}
+        for d in ("570", "575")
+    }
+    case = Invented().times(Case.of("gemm", {"M": 16}), {"bf16": {"ms": 1.0}})
+    runs = [write_run(tmp_path / d, [case], **more) for d, more in about.items()]
+    assert compared.names(load(runs, tmp_path).machines) == [
+        "NVIDIA H200, driver 570",
+        "NVIDIA H200, driver 575",
+    ]
+    copy = tmp_path / "copy" / runs[0].name
+    copy.mkdir(parents=True)
+    for file in runs[0].iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert len(machine(runs[0], copy).frame) == len(machine(runs[0]).frame)
+
+
+def test_what_else_a_step_leaves_is_shown(tmp_path):
+    """A CPU's allocator keeps no peak: memory as predicted. A trace as it lies in the run's folder."""
+    case = Case.of("train", {"model": "nano"})
+    about = {"trace": "trace-x.json.gz", "trace_steps": [2, 3]}
+    rows = Invented().times(
+        case, {"bf16_eager": {"ms": 1.0, "resolved": about}, "rowwise_eager": {"ms": 1.0}}
+    )
+    rows.append(figure(case, "bf16_eager", "predicted_memory_bytes", float(3 << 20)))
+    found = run_of(tmp_path, rows)
+    _, cost = steps.steps_tables(found)
+    assert by_arm(cost)["bf16_eager"]["predicted"] == "3 MiB"
+    made = steps.traces_table(found)
+    assert table(made) == [{"arm": "bf16_eager", "steps": "2 to 3", "trace": "trace-x.json.gz"}]
+    assert found.runs[0].run_id in made.caption
+
+
 def counted(ms, model="gpt2", causal=1e14, **resolved):
     """A step of 1e14 bf16 and 2e14 FP8 FLOPs, beside bf16."""
     resolved |= {
@@ -169,3 +210,10 @@ def test_the_headline_takes_the_median_of_mfu_and_marks_an_impossible_one(tmp_pa
     assert re.fullmatch(r"51 % to 6\d %, range over 2 cases", sound.note)
     assert (impossible.order, impossible.style, impossible.note) == (None, "bad", "over peak")
     assert "over peak" in impossible.note
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_mfu_page_says_what_is_missing(tmp_path, trains):
+    rows = counted(200.0) if trains else linear_cases(Invented(), 690.0)[0]
+    page = write_report([write_run(tmp_path / "run", [rows])], tmp_path / "r.html", focus="mfu")
+    assert ("No training step has been measured on NVIDIA H200" in page.html.read_text()) is not trains

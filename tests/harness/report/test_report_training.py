@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from curves_for_tests import AXES, SEEDS, control, rows_of_runs, shifted, whole_suite
@@ -147,6 +150,15 @@ def test_seconds_to_loss_are_those_of_a_gpu_that_nobody_shares(cpu, gpu):
     assert {(r["second"], r["sooner, seconds"]) for r in table(training.reach_table(gpu))} == {("N/A", "N/A")}
 
 
+def test_charts_name_every_arm_and_say_what_lies_beyond_the_scale(cpu):
+    loss, gap = training.loss_charts(machine(cpu))
+    arms = [f">{arm}<" for arm in ("base", "tensorwise", "base_to_tensorwise", "negative_control")]
+    assert all(word in loss.svg for word in (*arms, "other seeds, 95 %"))
+    assert all(word in gap.svg for word in (">margin<", "base_eps, 3 sd"))
+    for said in ("Beyond the scale: negative_control reaches +25.", "base_to_tensorwise switches at step 60"):
+        assert said in gap.caption
+
+
 @pytest.mark.parametrize("lost", ["base", "tensorwise"])
 def test_a_run_cut_at_its_first_steps_still_gives_a_report(tmp_path, lost):
     runs = {"base": BASE, "tensorwise": shifted(BASE)}
@@ -157,3 +169,13 @@ def test_a_run_cut_at_its_first_steps_still_gives_a_report(tmp_path, lost):
 
 
 # What arms cost in loss
+
+
+def test_a_cost_beyond_the_scale_is_written_at_its_edge():
+    """The broken arms of the published run, a third worse; those of the others are drawn."""
+    (run,) = Path(__file__).parents[3].glob("results/published/cpu/*/losses_five_seeds")
+    charts = training.cost_charts(machine(run))
+    assert [re.findall(r"[<>+-].*? % &[gl]t;", re.sub(r"<[^>]*>", "\n", c.svg)) for c in charts] == [
+        ["+31.8 % &gt;"],
+        ["+27.1 % &gt;"],
+    ]
