@@ -6,13 +6,11 @@ is JSON followed by a NUL byte (chromium: content/browser/devtools/devtools_pipe
 
 from __future__ import annotations
 
-import base64
-import fcntl
 import json
 import os
 import select
 import shutil
-import signal
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +39,6 @@ def find() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
-def _pipe() -> tuple[int, int]:
-    """(reading end, writing end), both above the descriptors 3 and 4 that the browser's ends are moved to."""
-    low = os.pipe()
-    high = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in low)
-    for fd in low:
-        os.close(fd)
-    return high[0], high[1]
-
-
 class Browser:
     """One browser with one page.
 
@@ -67,16 +56,21 @@ class Browser:
         self.complaints: list[str] = []
         self._buffer = b""
         self._count = 0
+        self._answers: dict[int, dict[str, Any]] = {}
         self._seen: set[str] = set()
         self._session = ""
-        to_child, self._write = _pipe()
-        self._read, from_child = _pipe()
-        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-        ends = [(os.POSIX_SPAWN_DUP2, to_child, 3), (os.POSIX_SPAWN_DUP2, from_child, 4)]
-        arguments = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        self._pid = os.posix_spawn(program, arguments, os.environ, file_actions=[*null, *ends])
-        os.close(to_child)
-        os.close(from_child)
+        from_here, self._write = os.pipe()
+        self._read, to_here = os.pipe()
+        command = f'exec "$@" 3<&{from_here} 4>&{to_here}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, "bash", program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(from_here, to_here),
+        )
+        os.close(from_here)
+        os.close(to_here)
         try:
             targets = self._call("Target.getTargets", browser=True)["targetInfos"]
             page = next(t["targetId"] for t in targets if t["type"] == "page")
@@ -99,11 +93,11 @@ class Browser:
     def close(self) -> None:
         """Ends the browser, which it does by itself when its pipe closes; after 10 s it is killed."""
         os.close(self._write)
-        deadline = time.monotonic() + 10
-        while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(self._pid, signal.SIGKILL)
-            time.sleep(0.02)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         os.close(self._read)
 
     def open(self, path: Path) -> None:
@@ -112,7 +106,8 @@ class Browser:
         self.complaints.clear()
         self._seen.discard("Page.loadEventFired")
         self._call("Page.navigate", url=path.resolve().as_uri())
-        self._receive_until(lambda: "Page.loadEventFired" in self._seen, 30)
+        while "Page.loadEventFired" not in self._seen:
+            self._receive(30)
 
     def evaluate(self, expression: str) -> Any:
         """Value of a JavaScript expression (JSON types); a promise is awaited."""
@@ -131,8 +126,8 @@ class Browser:
                 )
             time.sleep(0.05)
 
-    def emulate(self, width: int, height: int = 900, scheme: str = "light", media: str = "") -> None:
-        """Sets the size of the window, the colour scheme and the medium ("print" or "")."""
+    def emulate(self, width: int, height: int = 900, scheme: str = "light") -> None:
+        """Sets the size of the window and the colour scheme."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -141,7 +136,7 @@ class Browser:
             mobile=False,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._call("Emulation.setEmulatedMedia", media=media, features=features)
+        self._call("Emulation.setEmulatedMedia", media="", features=features)
 
     def click(self, element: str) -> None:
         """Presses and releases the mouse in the middle of an element, given as a JavaScript expression."""
@@ -152,22 +147,9 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key: str) -> None:
-        """Presses and releases a key ("Tab", "Enter") where the focus is."""
-        code = {"Tab": 9, "Enter": 13}[key]
-        about: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        if key == "Enter":
-            about["text"] = "\r"
-        self._call("Input.dispatchKeyEvent", type="keyDown", **about)
-        self._call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
-
     def write(self, text: str) -> None:
         """Types a text where the focus is."""
         self._call("Input.insertText", text=text)
-
-    def pdf(self) -> bytes:
-        """The page as it prints."""
-        return base64.b64decode(self._call("Page.printToPDF", printBackground=True)["data"])
 
     def _call(self, method: str, browser: bool = False, **params: Any) -> dict[str, Any]:
         self._count += 1
@@ -175,34 +157,24 @@ class Browser:
         if not browser:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        answer: dict[str, Any] = {}
-
-        def answered() -> bool:
-            return bool(answer)
-
-        self._receive_until(answered, 60, self._count, answer)
+        while self._count not in self._answers:
+            self._receive(60)
+        answer = self._answers.pop(self._count)
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         return answer["result"]
 
-    def _receive_until(
-        self, done: Any, seconds: float, wanted: int = -1, answer: dict[str, Any] | None = None
-    ) -> None:
-        deadline = time.monotonic() + seconds
-        while not done():
-            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError(f"the browser was silent for {seconds} s")
-            chunk = os.read(self._read, 1 << 20)
-            if not chunk:
-                raise RuntimeError("the browser ended")
-            *whole, self._buffer = (self._buffer + chunk).split(b"\0")
-            for raw in whole:
-                message = json.loads(raw)
-                if message.get("id") == wanted and answer is not None:
-                    answer.update(message)
-                elif "method" in message:
-                    self._note(message["method"], message["params"])
+    def _receive(self, seconds: float) -> None:
+        if not select.select([self._read], [], [], seconds)[0]:
+            raise TimeoutError(f"the browser was silent for {seconds} s")
+        if not (chunk := os.read(self._read, 1 << 20)):
+            raise RuntimeError("the browser ended")
+        *whole, self._buffer = (self._buffer + chunk).split(b"\0")
+        for message in map(json.loads, whole):
+            if "method" in message:
+                self._note(message["method"], message["params"])
+            else:
+                self._answers[message["id"]] = message
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
         self._seen.add(method)

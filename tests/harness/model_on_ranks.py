@@ -8,13 +8,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from model_for_training import Regression, batch
+from model_for_training import Regression, batch  # noqa: F401 - a batch function by name
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.training.parallel import ranked
-
-__all__ = ["batch", "becomes", "build", "held", "scalars"]
 SLEEP_S = 0.15
 CHECKED = 8  # FP8 steps of this rank before the timed ones, at most: the first one and those of the proof
 _calls: list[None] = []
@@ -39,32 +36,5 @@ class OnRanks(Regression):
         return super().forward(x, y)
 
 
-class Scalars(Regression):
-    """Has a parameter without dimensions, which FSDP2 does not shard."""
-
-    def __init__(self) -> None:
-        super().__init__(32)
-        self.gain = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().forward(x * self.gain, y)
-
-
 def build() -> nn.Module:
-    if dist.is_initialized() and dist.get_rank() == 1 and os.environ.get("RANK_1") == "refuses":
-        raise ValueError("this rank has no place for it")
     return OnRanks(32)
-
-
-def becomes(how: str) -> None:
-    """RANK_1 of ranks that run."""
-    os.environ["RANK_1"] = how
-
-
-def held() -> int:
-    """Arms whose memory is on this rank."""
-    return len(ranked._held)
-
-
-def scalars() -> nn.Module:
-    return Scalars()

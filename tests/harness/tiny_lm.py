@@ -13,8 +13,9 @@ WIDTH, HIDDEN = 32, 64
 class TinyLM(nn.Module):
     """Embedding, one MLP with a norm and a bias, and a head; `model(tokens, targets)` is the loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, HIDDEN)
@@ -23,6 +24,8 @@ class TinyLM(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(tokens)
+        if self.dropout:
+            x = functional.dropout(x, self.dropout, self.training)
         x = x + self.down(functional.gelu(self.up(self.norm(x))))
         return functional.cross_entropy(self.head(x).float().flatten(0, 1), targets.flatten())
 

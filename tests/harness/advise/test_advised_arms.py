@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from report_fixtures import Invented, absent, frame
 
-from harness.advise.advised_arms import FLOOR, advised_arms
+from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.diagnosis import findings
 from harness.store.case import Case
 from harness.store.compare import paired_ratios
@@ -65,6 +65,7 @@ def test_the_whole_interval_decides(tmp_path: Path, gain: float, noise: float, o
     stored = rows(tmp_path, step(case(convert="advised"), {"tensorwise_eager": gain}, noise=noise))
     (found,) = advised_arms(stored)
     assert found.outcome == outcome
+    assert (f"{found.model}, {found.arm}" in verdict([found])) is (outcome == "below")
     assert found.speedup == pytest.approx(gain, rel=5 * noise)
     assert found.low < found.speedup < found.high
     assert (found.model, found.arm, found.baseline) == ("gpt2", "tensorwise_eager", "bf16_eager")

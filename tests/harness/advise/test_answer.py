@@ -24,16 +24,10 @@ QUESTIONS = {
     "a step that fits": "model=llama3_8b gpu=h100 dp=8 batch=1 seq=8192 checkpointing=selective",
     "a step that does not": "model=llama3_8b gpu=h100",
     "no FP8 units": "model=llama3_8b gpu=a100 dp=8 checkpointing=full",
-    "a filter": "model=llama3_8b gpu=h100 tp=8 dp=8 tokens=65536 recipe=tensorwise fp8_all_gather=false checkpointing=full",
-    "nobody can tell": "model=gpt2 gpu=rtx_4090 tokens=16384 mode=eager",
     "many GPUs that nobody can tell of": "model=llama3_8b gpu=h100 gpus=1024 seq=8192 batch=1 recipe=rowwise",
     "a pipeline": "model=llama3_405b gpu=h100 gpus=512 seq=8192 batch=1",
-    "a pipeline that does not fit": "model=llama3_405b gpu=h100 gpus=64 seq=8192 batch=1",
-    "copies": "model=llama3_8b gpu=h100 dp=16 replicas=4 batch=1 seq=8192",
     "a schedule": "model=llama3_1b gpu=h200 priority=loss",
     "delayed": "model=llama3_1b gpu=h200 recipe=delayed checkpointing=full",
-    "split layers": "model=llama3_70b gpu=h200 dp=32 tp=8 seq=8192 tokens=131072 checkpointing=full",
-    "torchao, eager": "model=llama3_1b gpu=h200 library=torchao mode=eager",
     "torchao": "model=llama3_1b gpu=h200 library=torchao recipe=tensorwise checkpointing=full",
     "experts": "model=llama_moe gpu=h200",
 }
@@ -59,14 +53,6 @@ def test_the_answer_is_twenty_lines_of_eighty_columns(name: str, advice: dict[st
     assert [line.rstrip() for line in text] == lines(advice[name])
 
 
-def test_the_example_of_the_page_is_what_is_printed(advice: dict[str, Advice]) -> None:
-    """docs/advise.md leaves lines out, and has no other."""
-    page = (Path(__file__).parents[3] / "docs" / "advise.md").read_text()
-    example = page.split("Example, shortened:")[1].split("```")[1].strip().splitlines()
-    printed = iter(lines(advice["a step that fits"]))
-    assert all(line in printed for line in example), "in the same order"
-
-
 def test_a_step_that_does_not_fit_is_the_headline(
     advice: dict[str, Advice], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,13 +74,11 @@ def test_a_step_that_does_not_fit_is_the_headline(
     [
         "model=llama3_8b gpu=h100",
         "model=llama3_8b gpu=h100 dp=8 batch=8 seq=8192",
-        "model=llama3_70b gpu=h200 dp=8 checkpointing=full",
         "model=llama3_8b gpu=h100 gpus=2",
         "model=llama3_8b gpu=h100 dp=8 replicas=8 batch=1 seq=8192 checkpointing=selective",
         "model=gpt2_xl gpu=rtx_4090",
-        "model=llama3_405b gpu=h100 gpus=64 seq=8192 batch=1",
+        "model=llama3_3b gpu=rtx_4090 pp=2 seq=4096 batch=1",
         pytest.param(f"model={QWEN} gpu=h100", marks=NEEDS_TRANSFORMERS),
-        pytest.param(f"model={QWEN} gpu=h100 gpus=1", marks=NEEDS_TRANSFORMERS),
     ],
 )
 def test_each_way_out_fits_when_it_is_taken(words: str) -> None:
@@ -142,26 +126,16 @@ def test_between_the_prediction_and_the_margin_it_is_tight(advice: dict[str, Adv
 
 
 def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -> None:
-    """By hand: 16 bytes of 405.85e9 parameters over 64 and 512 GPUs are 94.5 and 11.8 GiB; what else a stage holds is not predicted."""
-    for name, size, word in (
-        ("a pipeline", 11.8, "not predicted"),
-        ("a pipeline that does not fit", 94.5, TOO_LARGE),
-    ):
-        memory = advice[name].memory
-        assert memory is not None
-        assert memory.needed / GIB == pytest.approx(size, abs=0.05)
-        assert memory.word == word
-        assert memory.unknown == "a pipeline"
-    assert advice["a pipeline that does not fit"].answer == TOO_LARGE
+    """By hand: 16 bytes of 405.85e9 parameters over 512 GPUs are 11.8 GiB; what else a stage holds is not predicted."""
+    memory = advice["a pipeline"].memory
+    assert memory is not None
+    assert memory.needed / GIB == pytest.approx(11.8, abs=0.05)
+    assert (memory.word, memory.unknown) == ("not predicted", "a pipeline")
 
 
-def test_delayed_is_no_default_while_its_kernels_ran_on_no_gpu() -> None:
+def test_delayed_is_no_default_while_its_kernels_ran_on_no_gpu(advice: dict[str, Advice]) -> None:
     """It is the fastest of the table here, and is taken where it is asked for."""
-    found = answer(parse(["model=llama3_8b", "gpu=h200", "mode=eager", "dp=8", "checkpointing=full"]))
-    fastest = max(found.options, key=lambda option: option.step.value)
-    assert fastest.recipe.name == "delayed"
+    found = answer(parse(["model=llama3_1b", "gpu=h200", "mode=eager", "checkpointing=full"]))
+    assert max(found.options, key=lambda option: option.step.value).recipe.name == "delayed"
     assert found.chosen.recipe.name != "delayed"
-    asked = answer(
-        parse(["model=llama3_1b", "gpu=h200", "mode=eager", "recipe=delayed", "checkpointing=full"])
-    )
-    assert asked.chosen.recipe.name == "delayed"
+    assert advice["delayed"].chosen.recipe.name == "delayed"

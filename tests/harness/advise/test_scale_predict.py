@@ -11,9 +11,7 @@ import pytest
 from harness.advise.rates import rates_of
 from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.kept import Block, kept
-from harness.advise.scale.predict import MEMORY, memory, predict, step_parts
-from harness.advise.step import CHECKPOINTING, Plan, step_cost
-from harness.advise.trace import trace
+from harness.advise.scale.predict import MEMORY, memory, predict
 from harness.machine.communication import Group
 from harness.machine.hardware import named
 from harness.store.errors import UsageError
@@ -27,15 +25,6 @@ RATES = rates_of(named("h200"))
 
 def job(world: int = 8, **changes: Any) -> ClusterJob:
     return replace(ClusterJob("llama_tiny", "h200", world, 4, 64), **changes)
-
-
-def test_one_gpu_is_what_advise_says() -> None:
-    one = job(1, checkpointing="none", weights="bf16")
-    model = trace(MODELS["llama_tiny"], 4, 64)
-    plan = Plan(again=CHECKPOINTING["none"], update_bytes=20.0, gradient_bytes=4.0)
-    assert step_parts(one, RATES) == step_cost(model, RATES, plan, None)
-    assert step_parts(one, RATES).communication == 0
-    assert predict(one, RATES).collectives == ()
 
 
 def test_flops_and_tokens_are_a_gpus_share() -> None:

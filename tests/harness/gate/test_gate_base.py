@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 from command_repo import git
@@ -88,13 +87,6 @@ def test_a_policy_that_this_gate_cannot_read_is_no_baseline(trees: tuple[Path, P
     assert caught.value.code is Exit.NO_BASELINE
 
 
-def test_a_changed_clock_is_lent(trees: tuple[Path, Path]) -> None:
-    (trees[0] / "harness" / "timing" / "rounds.py").write_text("def measure(): return 0\n")
-    found = base_of(*trees, None)
-    assert found.clock == trees[1]
-    assert "harness/timing/rounds.py" in found.notes[0]
-
-
 def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(tmp_path: Path) -> None:
     for name in ("harness", "fp8core", "sweeps"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -133,24 +125,7 @@ def test_the_verdict_tells_it(
         raise runner.SideError("candidate", "ImportError: no")
 
     monkeypatch.setattr(Sweeping, "measure", broken)
-    xml = tmp_path / "gate.xml"
-    words = [
-        "gate",
-        "--against",
-        "HEAD",
-        "--results-dir",
-        str(tmp_path / "r"),
-        "--annotations",
-        "--junit",
-        str(xml),
-    ]
-    assert main(words) == 1
-    out = capsys.readouterr().out
-    assert (
-        "\nJUDGE CHANGED: this change touches what judges it (harness/gate/policy.yaml; harness/timing/"
-        in out
-    )
-    assert "::warning title=Gate::JUDGE CHANGED" in out
-    assert asked[0] is not None
-    assert asked[0] != trees[0]
-    assert [s.get("failures") for s in ET.parse(xml).iter("testsuite")] == ["2"]
+    assert main(["gate", "--against", "HEAD", "--results-dir", str(tmp_path / "r")]) == 1
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("JUDGE CHANGED")]
+    assert f"({POLICY}; harness/timing/" in note
+    assert asked[0] not in (None, trees[0])

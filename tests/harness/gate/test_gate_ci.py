@@ -110,8 +110,4 @@ def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
     before, after = ([time_row(1, [ms] * 10), time_row(1, [1.0] * 10, "bf16")] for ms in (0.7, 7.0))
     found = run(tmp_path, before, after, policy=policy, machine_free=True)
     assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
-    lines = terminal(Answer.of(found)).splitlines()
-    assert lines[1].startswith("REGRESSED, only reported  ")
-    assert lines[-1] == (
-        "OK, no time judged, 1 slower (exit 0): 1 REGRESSED (1 of the regressions are allowed or only reported)"
-    )
+    assert "OK, no time judged, 1 slower (exit 0)" in terminal(Answer.of(found))

@@ -21,7 +21,6 @@ from command_repo import (
     PROGRAM,
     PYTEST,
     SPIN,
-    TIMER,
     commit,
     fake_repository,
     gate,
@@ -486,25 +485,3 @@ def test_a_real_suite_of_pytest_benchmark_is_read_and_proven(tmp_path: Path) -> 
     assert (code, document.get("verdict")) == (6, "COULD NOT JUDGE 2 of 2"), said
     assert set(verdicts(document)) == {f"bench/test_bench.py::test_work[{n}]" for n in (20, 40)}
     assert any(note.startswith("each side imported modules") for note in document["notes"])
-
-
-@pytest.mark.slow
-def test_a_real_editable_install_is_refused_and_an_environment_a_tree_is_measured(tmp_path: Path) -> None:
-    """A `.pth` file, which is what an editable install of this layout leaves, in an environment that both sides share."""
-    import pytest_benchmark
-
-    root = spinning(tmp_path / "repo")
-    commit(root, {"pkg.py": SPIN.format(factor=1.2), ".gitignore": ".venv\nresults\n"})
-    env, packages = tmp_path / "env", Path(pytest_benchmark.__file__).parents[1]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
-    (site,) = env.glob("lib/python3*/site-packages")
-    (site / "editable.pth").write_text(f"{root}\n{packages}\n")
-    line = "{} -P -m pytest -q -p no:cacheprovider bench --benchmark-json={{out}} " + TIMER
-    code, said, _ = gate(root, "--command", line.format(env / "bin" / "python"), *FEW)
-    assert (code, "original checkout" in said) == (3, True), said
-    own = (
-        f"{sys.executable} -m venv --without-pip .venv && "
-        f"printf '%s\\n' \"$PWD\" {packages} > $(echo .venv/lib/python3*/site-packages)/editable.pth"
-    )
-    code, said, _ = gate(root, "--setup", own, "--command", line.format(".venv/bin/python"), *FEW)
-    assert code == 1, said

@@ -62,16 +62,6 @@ def test_what_fresh_data_do_not_confirm_is_not_regressed(tmp_path: Path) -> None
     assert judgement.to_confirm == (case(1).case_id,)
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_a_statistic_that_fails_is_not_significant(tmp_path: Path, rounds: int) -> None:
-    """pyperf counts a failed statistic as significant."""
-    times = Times(rounds=max(rounds, 1))
-    before, after = time_row(1, times()), time_row(1, times(5.0))
-    if rounds == 0:  # no round in common
-        after = dataclasses.replace(after, rounds=(99,))
-    assert verdict(run(tmp_path, [before], [after])) == "INCONCLUSIVE"
-
-
 @pytest.mark.parametrize(
     ("control", "after", "code"),
     [(NOISY(), NOISY(1.03), Exit.OK), ([1.0] * 10, [INF] * 10, Exit.INVALID)],

@@ -17,13 +17,9 @@ from harness.gate.exit_code import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.process import Process
 from harness.gate.runner import Request, Round, Session, SideError, measure_and_judge
-from harness.gate.sides import CONTROL_SUITE, load_side
+from harness.gate.sides import load_side
 from harness.gate.sweeping import Sweeping
 from harness.gate.unit import Judgement
-
-ROOT = Path(process.__file__).resolve().parent.parent.parent
-WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
-         "axes.src=bf16", "arms=[eager]", "device=cpu", "timing.block_ms=1"]  # fmt: skip
 
 # Answers by script: `plan`, then whatever the test says for each command.
 SCRIPTED = """\
@@ -109,19 +105,6 @@ def judged(sitting: Session, **policy: Any) -> Judgement:
 
 def timed_rows(folder: Path) -> Any:
     return store.read(folder).query("metric == 'time_ms'")
-
-
-def test_a_real_session_stores_both_sides(tmp_path: Path) -> None:
-    Session(Sweeping({"baseline": ROOT, "candidate": ROOT}, WORDS, blocks=2), tmp_path / "S").stage(1, 1)
-    for side in ("baseline", "candidate"):
-        rows = store.read(tmp_path / "S" / side).set_index(["suite", "metric"])
-        timed = rows.loc["cast", "time_ms"]
-        assert (timed["status"], timed["regime"], set(timed["rounds"])) == ("ok", "isolated", {0})
-        assert json.loads(timed["resolved"])["operator_calls"] > 0
-        assert rows.loc["cast", "mismatches"]["samples"].tolist() == [0.0]
-        assert rows.loc[CONTROL_SUITE, "time_ms"]["value"] > 0
-        gate = store.read_about(tmp_path / "S" / side / "stage1")["gate"]
-        assert (gate["session"], gate["side"], gate["stage"], gate["pairs"]) == ("S", side, 1, 1)
 
 
 def test_what_workers_say_becomes_rows(tmp_path: Path, scripted: Any) -> None:

@@ -81,16 +81,6 @@ def test_the_limit_is_the_upper_bound_for_one_more_perturbed_run():
     assert noise_limit(noise) == (pytest.approx(bound), 5)
 
 
-def test_a_gap_that_stays_never_settles():
-    base = flat()
-    found = settle(with_gap(base, np.full(STEPS, 0.02)), base)
-    assert set(found.steps.values()) == {math.inf}
-    assert math.isinf(found.step)
-    assert found.unsettled == 5
-    assert "outside of it after 300 steps in 5 of 5 seeds" in found.sentence
-    assert " not within the margin" in found.sentence
-
-
 def test_a_spike_that_heals_counts_as_leaving_and_one_at_the_end_as_not_settled():
     base, t = flat(), np.arange(STEPS)
     spiked = with_gap(base, np.where((t >= 150) & (t < 156), 0.2, 0.0))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 import pytest
-from report_cases import ceiling_cases, gemm_cases, linear_cases, train_cases
-from report_fixtures import CPU, Invented, figure
+from report_cases import ceiling_cases, gemm_cases, linear_cases
+from report_fixtures import Invented, figure
 from report_pages import by_arm, run_of
 
 from harness.report import charts, records, tables
-from harness.report.drawing import EDGES, PLACES, standalone, subject
-from harness.report.section import sections
+from harness.report.drawing import EDGES
 from harness.report.verdicts import fp8_pairs
-from harness.store.arm import parse
 from harness.store.case import Case
 
 
@@ -81,18 +78,6 @@ def test_the_roofline_has_measured_and_published_ceilings(tmp_path):
     assert "not measured" not in chart.caption
 
 
-def test_outliers_are_drawn_by_their_size_and_by_gemm(tmp_path):
-    rows = []
-    for role in ("output", "grad_input"):
-        for i, data in enumerate(("randn", "outliers_1e2", "outliers_1e5", "zeros")):
-            case = Case.of("outliers", {"data": data, "role": role, "M": 128, "K": 4096, "N": 128})
-            rows += [figure(case, arm, "bulk_sqnr_db", 28.0 - 5 * i) for arm in ("tensorwise", "rowwise")]
-    (chart,) = charts.outliers(run_of(tmp_path, rows, env=CPU))
-    assert re.findall(r">(output|grad_input)</text>", chart.svg) == ["output", "grad_input"]
-    assert all(f">{name}</text>" in chart.svg for name in ("none", "100x", "1e5x", "tensorwise", "rowwise"))
-    assert "zeros" not in chart.svg
-
-
 def test_break_even_by_hand(tmp_path):
     """40 s cold and 8 s warm, 2 ms gained a call: 20,000 and 4,000 calls. An arm that gains nothing never pays."""
     case = Case.of("linear", {"M": 16, "K": 32, "N": 48})
@@ -135,29 +120,3 @@ def test_steps_of_different_batches_are_no_pair(tmp_path):
     rows = [*Invented().times(case, arms), figure(case, "bf16_compile", "compile_s", 30.0)]
     (about,) = records.compilations(run_of(tmp_path, rows)).values()
     assert "cold_pays" not in about
-
-
-def test_a_figure_of_its_own_has_its_colours(tmp_path):
-    """Every variable that is used is defined, light and dark."""
-    css = (Path(charts.__file__).parent / "page.css").read_text()
-    (chart,) = charts.speedups(run_of(tmp_path, *train_cases(Invented())))
-    source = standalone(chart, css)
-    assert source.startswith("<svg ")
-    assert "<title>Speedup by shape: train</title>" in source
-    used = set(re.findall(r"var\((--[\w-]+)\)", source))
-    blocks = re.findall(r"svg \{(.*?)\}", source)
-    assert len(blocks) == 2
-    assert all(used <= set(re.findall(r"(--[\w-]+): #", block)) for block in blocks)
-
-
-def test_a_recipe_looks_the_same_in_every_figure(gpu_machine):
-    """Oracle: the legends as drawn, of all figures of the page."""
-    colours: dict[str, set[str]] = {}
-    for chart in (chart for section in sections(gpu_machine) for chart in section.charts):
-        for entry in chart.svg.partition('legend_1">')[2].split("</text>")[:-1]:
-            name = subject(parse(entry.rpartition(">")[2]))
-            if entry.rpartition(">")[2] in PLACES:
-                seen = re.findall(r"var\((--[\w-]+)\)", entry.rpartition("<text")[0])
-                colours.setdefault(name, set()).update(seen[-1:])
-    assert {"tensorwise", "rowwise", "rowwise_with_gw_hp"} <= colours.keys()
-    assert {name: {f"--series-{PLACES.index(name)}"} for name in colours} == colours

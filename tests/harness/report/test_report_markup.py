@@ -14,7 +14,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from curves_for_tests import whole_suite
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -120,39 +119,25 @@ def test_rows_come_in_order_in_parts_and_packed():
 def run_with(names, folder):
     """A run in which each text that a user or a machine can choose is one of the names."""
     pick = [names[i % len(names)] for i in range(64)]
-    env = H200 | {
-        "gpu": pick[0],
-        "driver": pick[1],
-        "torch": pick[2],
-        "git_commit": pick[3],
-        pick[4]: pick[5],
-    }
+    env = H200 | dict(
+        zip(("gpu", "driver", "torch", "git_commit", pick[4]), [*pick[:4], pick[5]], strict=True)
+    )
     invented, cases = Invented(), []
     for i in range(len(names)):
-        axes = {
-            "shape_set": pick[i],
-            "layer": pick[i + 1],
-            "role": pick[i + 2],
-            "M": 16 * (i + 1),
-            "K": 32,
-            "N": 48,
-        }
-        case = Case.of("gemm", axes)
+        axes = dict(zip(("shape_set", "layer", "role"), pick[i:], strict=False))
+        case = Case.of("gemm", {**axes, "M": 16 * (i + 1), "K": 32, "N": 48})
         about = {"backend": pick[i + 4], "kernels": [pick[i + 5]], "recipe": pick[i + 3]}
-        fp8 = {"ms": 0.6, "flops": {"e4m3": 1e9}, "bytes": 1e6, "baseline": "bf16", "resolved": about}
-        rows = invented.times(
-            case, {"bf16": {"ms": 1.0, "flops": {"bf16": 1e9}, "bytes": 1e6}, pick[i + 3]: fp8}
-        )
+        bf16 = {"ms": 1.0, "flops": {"bf16": 1e9}, "bytes": 1e6}
+        fp8 = bf16 | {"flops": {"e4m3": 1e9}, "baseline": "bf16", "resolved": about}
+        rows = invented.times(case, {"bf16": bf16, pick[i + 3]: fp8})
         rows.append(figure(case, pick[i + 3], "sqnr_db", 28.0, resolved={"sqnr_bound_db": 27.0}))
         cases.append([*rows, absent(case, pick[i + 6], "failed", pick[i + 7], "bf16")])
     cases.append([replace(r, suite="../odd suite") for r in cases[0] if r.status == "ok"])
     cases += linear_cases(invented, 690.0)[:2]
-    cases.append([replace(r, axes=r.axes.replace("nano", "n")) for r in whole_suite()])
     run = write_run(folder, cases, env=env, env_id="e" * 10)
     about = json.loads((run / "_run.json").read_text())
-    (run / "_run.json").write_text(
-        json.dumps(about | {"command": pick[8], "question": pick[9], "sweep": pick[10]})
-    )
+    about |= {"command": pick[8], "question": pick[9], "sweep": pick[10]}
+    (run / "_run.json").write_text(json.dumps(about))
     (run / "part-broken.parquet").write_bytes(b"junk")
     return run
 

@@ -91,14 +91,6 @@ def test_shares_of_copy_and_of_peak_by_hand(tmp_path, gpu_machine):
     )
 
 
-def test_a_suite_that_nobody_knew_gets_a_table(tmp_path):
-    case = Case.of("broadcast", {"world": 8, "bytes": 1024, "dtype": "e4m3fn"})
-    run = write_run(tmp_path, [Invented().times(case, {"nccl": {"ms": 0.25, "bytes": 1e6}})])
-    page = Page(write_report([run], tmp_path / "r.html").html.read_text()).text
-    assert "Broadcast" in page
-    assert "0.25" in page
-
-
 def strings(*folders):
     """The string constants of the code in some folders."""
     found = set()
@@ -134,33 +126,6 @@ def test_a_misspelt_word_column_or_field_is_seen():
         columns_of.column(title="cases", hnit="how many")
     with pytest.raises(KeyError):
         words.titled("figure_speedpu")
-
-
-def test_squares_show_every_cell(gpu_machine, cpu_machine):
-    for found in (gpu_machine, cpu_machine):
-        rows = [row for grid in tables.square_grids(found) for row in grid.table.rows]
-        assert len(rows) % 4 == 0
-        assert all(len(row) == 3 and all(cell.text for cell in row) for row in rows)
-        stored = found.frame[found.frame["suite"] == "linear"].set_index(
-            ["case_id", "arm", "regime", "metric"]
-        )
-        for grid in tables.square_grids(found)[:3]:
-            case, regime = re.fullmatch(r"square-.*-([0-9a-f]{12})-(\w+)", grid.table.key).groups()
-            for precision, *times in grid.table.rows:
-                for mode, cell in zip(("eager", "compile"), times, strict=True):
-                    time = stored["value"].get((case, f"{precision.text}_{mode}", regime, "time_ms"), np.nan)
-                    assert cell.order == pytest.approx(time) if cell.order is not None else np.isnan(time)
-    notes = [cell.note for row in rows for cell in row]  # of the CPU
-    assert notes.count("no C++ compiler: torch.compile needs one") == len(rows)
-
-
-def test_two_machines_stand_apart(whole):
-    """The GPU first; each with its own answers and environment; no ratio crosses them."""
-    page = Page(whole.html.read_text())
-    assert page.text.count("Is FP8 faster here?") == 4  # on each first screen, and where its grounds are
-    assert page.text.index("NVIDIA H200") < page.text.index("AMD EPYC")
-    assert "commits 0123456; fffffff" in page.text
-    assert whole.html.stat().st_size < 2e6
 
 
 def test_runs_of_one_machine_are_read_together(tmp_path):

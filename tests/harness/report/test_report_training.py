@@ -7,18 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from curves_for_tests import AXES, SEEDS, STEPS, control, rows_of_runs, shifted, whole_suite
+from curves_for_tests import AXES, SEEDS, control, rows_of_runs, shifted, whole_suite
 from diagnosed import look
 from report_cases import train_cases
 from report_fixtures import CPU, Invented, write_run
 from report_pages import by_arm, machine, run_of, table
-from scipy import stats
 
-from harness.report import tables, training, verdicts, write_report
+from harness.report import training, verdicts, write_report
 
-ROOT = Path(__file__).parents[3]
 BASE = control()
-MODELS = {"nanogpt_char_cpu": "nanoGPT char", "llama_tiny": "small Llama"}
 SETTLED = "gap stays small from step"
 
 
@@ -124,16 +121,6 @@ def test_a_verdict_with_its_gates_limits_and_settling_step(cpu):
         assert ("Loss judged: element 1 of 2." in training.verdict_table(found).caption) == told
 
 
-def test_a_gap_that_never_settles_is_shown_as_such(tmp_path):
-    few = {s: r for s, r in shifted(BASE).items() if s < 2}
-    rows = runs_of(BASE, tensorwise=shifted(BASE, 0.1), rowwise=few)
-    shown = by_arm(training.verdict_table(run_of(tmp_path, rows)))
-    assert {a: shown[a][SETTLED] for a in ("tensorwise", "rowwise")} == {
-        "tensorwise": "not reached",
-        "rowwise": "can't tell",
-    }
-
-
 def test_set_ups_are_named_by_what_tells_them_apart(tmp_path):
     """Axes that follow from others name a set-up only where nothing else does."""
     rows = []
@@ -163,22 +150,6 @@ def test_seconds_to_loss_are_those_of_a_gpu_that_nobody_shares(cpu, gpu):
     assert {(r["second"], r["sooner, seconds"]) for r in table(training.reach_table(gpu))} == {("N/A", "N/A")}
 
 
-def test_layers_show_their_worst_look_and_stand_in_no_other_table(cpu):
-    found = machine(cpu)
-    (row,) = table(training.layers_table(found))
-    seen = (row["tensor"], row["SQNR (dB)"], row["underflow"], row["drift (log2)"], row["most amax"])
-    assert seen == ("layers.0.q:input", "29.5", "0.030 %", "2.50", "")
-    rows = table(tables.rows_table(found))
-    assert len(rows) == int((found.frame["part"] == "").sum())
-    curve = next(r for r in rows if r["metric"] == "loss" and r["arm"] == "base")
-    assert (curve["samples"], curve["q1"]) == (str(STEPS), "")
-    assert float(curve["value"]) == pytest.approx(BASE[0].loss.values[-1], abs=1e-3)
-
-
-def test_findings_name_what_would_help(gpu):
-    assert any("axes.checkpointing=full" in r["change"] for r in table(tables.findings(gpu).first[0]))
-
-
 def test_charts_name_every_arm_and_say_what_lies_beyond_the_scale(cpu):
     loss, gap = training.loss_charts(machine(cpu))
     arms = [f">{arm}<" for arm in ("base", "tensorwise", "base_to_tensorwise", "negative_control")]
@@ -200,62 +171,11 @@ def test_a_run_cut_at_its_first_steps_still_gives_a_report(tmp_path, lost):
 # What arms cost in loss
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    gaps = {
-        "tensorwise": 0.004,
-        "tensorwise_only_weight": 0.001,
-        "negative_control": 1.0,
-        "tensorwise_eps": 0.0041,
-    }
-    rows = rows_of_runs("base", BASE, cpu_s=72.0)
-    for arm, gap in gaps.items():
-        rows += rows_of_runs(arm, shifted(BASE, gap), cpu_s=72.0)
-    return machine(write_run(tmp_path_factory.mktemp("parts"), [rows], env=CPU, sweep="losses"))
-
-
-def test_cost_in_loss_with_its_90_percent_interval_and_hours(parts):
-    made = training.cost_table(parts)
-    column = [c.title for c in made.columns].index("late gap")
-    cells = {row[0].text: row[column] for row in made.rows}
-    for arm, gap in (("tensorwise", 0.004), ("tensorwise_only_weight", 0.001)):
-        runs, late_half = shifted(BASE, gap), slice(-60, None)
-        late = np.array([(runs[s].loss.values - BASE[s].loss.values)[late_half].mean() for s in range(SEEDS)])
-        level = np.mean([BASE[s].loss.values[late_half] for s in range(SEEDS)])
-        ends = stats.t.interval(0.9, SEEDS - 1, late.mean(), stats.sem(late))
-        assert cells[arm].order == pytest.approx(late.mean() / level, rel=1e-3)
-        shown = [float(x) for x in re.findall(r"[+-][\d.]+", cells[arm].interval)]
-        assert shown == pytest.approx([100 * end / level for end in ends], abs=6e-4)
-    assert float(by_arm(made)["tensorwise"]["CPU (h)"]) == pytest.approx(72 * SEEDS / 3600)
-    assert f"{5 * 72 * SEEDS / 3600:.1f} hours of CPU" in made.caption
-    (chart,) = training.cost_charts(parts)
-    words = [">tensorwise<", ">tensorwise_only_weight<", ">negative_control<", "late gap", "held-out gap"]
-    assert all(word in chart.svg for word in words)
-    assert re.search(r"\+47\.\d %", chart.svg), "1 nat of 2.1, written at the edge"
-
-
-def cells(line):
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def setting(cell):
-    microbatches, model, steps = re.match(
-        r"accumulation (\d+), batch \d+, model (\w+), steps (\d+)", cell
-    ).groups()
-    name = f"{MODELS[model]}, {steps}"
-    return name if steps != "200" else f"{name}, {microbatches} microbatch{'es' * (microbatches != '1')}"
-
-
-def test_docs_loss_parts_says_what_the_published_runs_say(tmp_path):
-    run = ROOT / "results" / "published" / "cpu" / "2026-11-23" / "losses_five_seeds"
-    markdown = write_report([run], tmp_path / "page.html").markdown.read_text()
-    block = markdown[markdown.index("| set-up | arm | what is in FP8") :].split("\n\n")[0]
-    rendered = [
-        [setting(name), f"`{arm}`", late, held_out, verdict]
-        for name, arm, _, late, held_out, _, verdict, _ in map(cells, block.splitlines()[2:])
+def test_a_cost_beyond_the_scale_is_written_at_its_edge():
+    """The broken arms of the published run, a third worse; those of the others are drawn."""
+    (run,) = Path(__file__).parents[3].glob("results/published/cpu/*/losses_five_seeds")
+    charts = training.cost_charts(machine(run))
+    assert [re.findall(r"[<>+-].*? % &[gl]t;", re.sub(r"<[^>]*>", "\n", c.svg)) for c in charts] == [
+        ["+31.8 % &gt;"],
+        ["+27.1 % &gt;"],
     ]
-    page = (ROOT / "docs" / "loss-parts.md").read_text()
-    listed = page[page.index("| setting, steps | arm |") :].split("\n\n")[0]
-    shown = [cells(line) for line in listed.splitlines()[2:]]
-    assert len(shown) > 8
-    assert [row for row in shown if row not in rendered] == []

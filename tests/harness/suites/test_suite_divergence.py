@@ -14,15 +14,12 @@ from train_cases import divergence_case
 from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule
 from fp8core.gemm.layout import Operand
 from fp8core.inputs import operands
-from harness.__main__ import main
 from harness.store.arm import ABLATIONS, GRAD_FORMAT, ONLY_GEMM
 from harness.suites import ablation, divergence
 from harness.timing.workload import Trial
 from harness.training.bisect import Finding, bisect, locate, schedule_with
 from harness.training.loop import TrainingJob, train
 from harness.training.setup import prepare
-
-TEXT = Path(__file__).read_bytes() * 4  # any text will do
 
 
 def weights(job: TrainingJob) -> dict[str, torch.Tensor]:
@@ -268,22 +265,3 @@ def test_a_fault_in_one_gemm_of_one_layer_of_a_real_run_is_located() -> None:
     assert by_gemm is not None
     assert by_gemm.culprits == ((f"{sick}:grad_weight",),)
     assert by_gemm.rest_passes
-
-
-def test_bisect_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A correct recipe has nothing to be found, and nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    words = [
-        "sweep=divergence",
-        "device=cpu",
-        "axes.steps=50",
-        "axes.lr_warmup=5",
-        "axes.seed=[0,1,2]",
-        "axes.seq=16",
-    ]
-    words += ["axes.eval_batches=2", "axes.diagnose_every=0", "axes.lr=0.003"]
-    assert main([*words, "bisect=tensorwise"]) == 0
-    assert "nothing to find: with every unit in FP8 the run passes (1 run)" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_cases import gpu_run
 
-from harness.__main__ import main
 from harness.advise.scale import counts
-from harness.store import read
 from harness.store.case import Case
-from harness.store.compare import rows_of
 from harness.store.errors import UsageError
 from harness.suites import scale
 
@@ -72,28 +68,3 @@ def test_named_runs_replace_published_rates(tmp_path: Path) -> None:
     assert values(measured, "sent_bytes") == values(published, "sent_bytes")
     with pytest.raises(UsageError, match="no row is of the H100 SXM"):
         case(runs=str(run))
-
-
-def test_a_sweep_stores_it_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the command line to the page: the rows, and the section with its table."""
-    words = [
-        "sweep=reference_7b",
-        "~parts.step",
-        "~parts.loss",
-        "axes.model=[llama_tiny]",
-        "axes.seq=[64]",
-        "axes.batch=[2]",
-        "parts.predicted.arms=[tensorwise]",
-    ]
-    folders = [f"results_dir={tmp_path / 'results'}", f"reports_dir={tmp_path / 'reports'}"]
-    assert main([*words, *folders]) == 0
-    frame = read([tmp_path / "results"])
-    assert set(frame["status"]) == {"ok"}
-    assert set(frame["arm"]) == {"tensorwise"}
-    resolved = json.loads(rows_of(frame)[0]["resolved"])
-    assert resolved["proof"].startswith("FSDP2")
-    [page] = (tmp_path / "reports").glob("*.md")
-    text = page.read_text()
-    assert "Beyond this machine" in text
-    assert "weights backward (GB)" in text
-    capsys.readouterr()

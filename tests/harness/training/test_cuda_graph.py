@@ -17,7 +17,6 @@ from fakes import FakeGraphs
 from operator_tape import OperatorTape
 from tiny_lm import TinyLM, tokens
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -37,16 +36,7 @@ if TYPE_CHECKING:
 STEPS = cuda_graph.WARM_UP + 4
 
 
-class Dropping(TinyLM):
-    """With dropout, so that a step draws random numbers."""
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = functional.dropout(self.embedding(tokens), 0.2)
-        x = x + self.down(functional.gelu(self.up(self.norm(x))))
-        return functional.cross_entropy(self.head(x).float().flatten(0, 1), targets.flatten())
-
-
-def trainee(make: Callable[[], nn.Module] = Dropping, **changes: Any) -> Trainee:
+def trainee(make: Callable[[], nn.Module] = lambda: TinyLM(dropout=0.2), **changes: Any) -> Trainee:
     """Trainee with the same weights on every call."""
     torch.manual_seed(0)
     model = make()
@@ -183,7 +173,7 @@ def test_no_tensor_of_a_step_comes_from_the_host(recipe: str, model: str) -> Non
     empty = (
         resolve(model).build(device="meta", dtype=torch.bfloat16)
         if model
-        else Dropping().to("meta", torch.bfloat16)
+        else TinyLM(dropout=0.2).to("meta", torch.bfloat16)
     )
     setup = Setup(model or "tiny", 4, 8, compute="bf16", recipe=here(recipe), accumulation=2, graph=True)
     made = Trainee(setup, empty, empty, torch.optim.AdamW(empty.parameters()), audit(empty))

@@ -71,17 +71,6 @@ def test_nothing_is_held_outside() -> None:
     assert all(a is b for a, b in zip(parameters, made.model.parameters(), strict=True))
 
 
-def test_trainees_share_their_initial_weights() -> None:
-    """bf16 and FP8 arms of a case start from one copy, which no step changes."""
-    base, fp8 = trainee(), trainee("rowwise")
-    weights = keep(base.model)
-    before = {name: w.clone() for name, w in weights.items()}
-    for made in (base, fp8):
-        with Residency(made, weights, "cpu")():
-            train(made)
-    assert all(torch.equal(weights[name], before[name]) for name in weights)
-
-
 def test_memory_that_is_not_the_allocators_own_is_moved() -> None:
     """Weights over NumPy's memory, one storage seen by two parameters, and one parameter in two places."""
     model = tiny_lm()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from loop_jobs import STEPS, curves, job
 from recipes import changed
-from tiny_lm import VOCABULARY, TinyLM, tiny_lm
+from tiny_lm import TinyLM, tiny_lm
 from torch import Tensor, nn
 
 from fp8core import BACKENDS, RECIPES, Float8Linear, convert_to_float8_training, quantize
@@ -22,7 +22,7 @@ from harness.store.errors import UsageError
 from harness.training import loop
 from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose
-from harness.training.loop import PERTURBATION, Regime, perturb, train
+from harness.training.loop import Regime, perturb, train
 from harness.training.setup import Setup
 
 
@@ -238,7 +238,7 @@ def test_the_noise_on_the_weights_has_the_size_it_is_said_to_have() -> None:
         ]
     )
     # 12,000 draws: the standard error of their standard deviation is 0.65 %.
-    assert float(relative.std()) == pytest.approx(PERTURBATION, rel=0.03)
+    assert float(relative.std()) == pytest.approx(1e-4, rel=0.03)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), again.parameters(), strict=True))
     perturb(two, 8)
     assert not torch.equal(one.up.weight, two.up.weight)
@@ -322,11 +322,3 @@ def test_the_norm_of_the_fp8_layers_is_that_of_their_weights_before_clipping(rec
         assert points["fp8_grad_norm", ""][0] == (0, pytest.approx(norm, rel=1e-5))
         assert points["fp8_grad_norm", ""][0][1] < points["grad_norm", ""][0][1]
         assert len(points["fp8_grad_norm", ""]) == STEPS
-
-
-def test_clipping_is_torchs_and_the_norm_is_that_before_it() -> None:
-    free = train(job("", setup={"grad_clip": float("inf")}), "cpu")
-    clipped = train(job("", setup={"grad_clip": 1e-3}), "cpu")
-    assert free.curves.points["grad_norm", ""][0] == clipped.curves.points["grad_norm", ""][0]
-    assert free.curves.points["loss", ""][1:] != clipped.curves.points["loss", ""][1:]
-    assert VOCABULARY == 65

@@ -21,39 +21,13 @@ def quiet(rng: np.random.Generator, steps: int) -> Vector:
     return rng.normal(0, 0.01, steps)
 
 
-def drift(rng: np.random.Generator, steps: int) -> Vector:
-    """A slope of up to 20 % over the trial, either way."""
-    return quiet(rng, steps) + rng.uniform(-0.2, 0.2) * np.linspace(0, 1, steps)
-
-
-def thermal(rng: np.random.Generator, steps: int) -> Vector:
-    """The clock falls by 8 % at a moment, and comes back."""
-    start = rng.integers(0, steps)
-    level = np.zeros(steps)
-    level[start : start + rng.integers(10, steps)] = 0.08
-    return quiet(rng, steps) + level
-
-
-def heavy_tails(rng: np.random.Generator, steps: int) -> Vector:
-    """Student's t with two degrees of freedom."""
-    return 0.01 * rng.standard_t(2, steps)
-
-
 def stalls(rng: np.random.Generator, steps: int) -> Vector:
     """One step in 20 waits inside for data, for up to three times its length."""
     waits = (rng.random(steps) < 0.05) * rng.uniform(0.1, 1.4, steps)
     return quiet(rng, steps) + waits
 
 
-def correlated(rng: np.random.Generator, steps: int) -> Vector:
-    """First-order autoregressive, 0.9 from step to step."""
-    out = np.zeros(steps)
-    for i in range(1, steps):
-        out[i] = 0.9 * out[i - 1] + rng.normal(0, 0.005)
-    return out
-
-
-NOISES: dict[str, Noise] = {f.__name__: f for f in (quiet, drift, thermal, heavy_tails, stalls, correlated)}
+NOISES: dict[str, Noise] = {f.__name__: f for f in (quiet, stalls)}
 
 
 def simulated(noise: Noise, speedup: float, seed: int, plan: Plan | None = None) -> TrialResult:

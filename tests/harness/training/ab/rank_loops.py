@@ -28,7 +28,6 @@ from fp8core import (
 )
 from fp8core.distributed.wire import count_collectives
 from harness import ab
-from harness.training.ab.plan import FP8, GATHER
 
 STEPS = 52  # three rounds
 
@@ -150,14 +149,12 @@ def other_trial(what: str) -> dict[str, Any]:
     return answer_of(trial, raised=raised, turn=loop.turn, hooks=len(loop.model._forward_hooks))
 
 
-def both_gathers(alike: bool) -> dict[str, Any]:
-    """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster; `alike`: both FP8 arms gather codes."""
+def both_gathers() -> dict[str, Any]:
+    """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster."""
     loop = Loop()
     convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
     # 11 steps that prove, then three rounds of four arms, a block of one step and one untimed step
     trial = planted(ab.Trial(loop.model, steps=35, block=1, fp8_all_gather="both"))
-    if alike:
-        trial._switch.recipes[FP8] = trial._switch.recipes[GATHER]
     shard(loop)
     sent: dict[str, set[str]] = {}
     while not trial.done:

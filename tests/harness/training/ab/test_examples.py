@@ -9,7 +9,6 @@ import examples
 import pytest
 
 PAGE = examples.ROOT / "docs" / "howto-ab-adapters.md"
-WITHOUT_LIBRARIES = {"plain_loop": 1, "fsdp2_torchrun": 2}
 
 
 @pytest.mark.parametrize("name", examples.NAMES)
@@ -21,7 +20,9 @@ def test_at_most_five_lines_change(name: str) -> None:
     assert (int(row[1]), int(row[2])) == (written, moved)
 
 
-@pytest.mark.parametrize(("name", "ranks"), WITHOUT_LIBRARIES.items())
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("plain_loop", 1), pytest.param("fsdp2_torchrun", 2, marks=pytest.mark.slow)]
+)
 def test_a_script_comes_to_an_answer_as_it_stands(name: str, ranks: int, tmp_path: Path) -> None:
     found, printed = examples.run(name, tmp_path, ranks)
     for each in found:

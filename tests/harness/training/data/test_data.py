@@ -20,9 +20,6 @@ from harness.training import data
 from harness.training.data import corpus, extent, shakespeare, stdlib, stdlib_files
 from harness.training.data.corpus import Corpus, split
 
-COPY = Path(__file__).parents[5] / "shared" / "data" / "tinyshakespeare.txt"
-needs_copy = pytest.mark.skipif(not COPY.is_file(), reason=f"no copy of tiny Shakespeare at {COPY}")
-
 
 def test_standard_library() -> None:
     """Oracle: the files themselves, read one by one; sha256 of their bytes; a second reading is the same."""
@@ -67,20 +64,6 @@ def test_any_file_as_bytes(tmp_path: Path) -> None:
     assert found.heldout.tolist() == list(range(180, 200))
     assert extent("bytes", path) == found.extent
     assert (found.extent.train, found.extent.heldout, found.extent.vocab_size) == (180, 20, 256)
-
-
-@needs_copy
-def test_shakespeare() -> None:
-    """Oracle: nanoGPT's prepare.py: sorted characters, its published counts (65; 1,003,854; 111,540)."""
-    found = corpus("shakespeare", COPY)
-    text = COPY.read_text()
-    index = {character: i for i, character in enumerate(sorted(set(text)))}
-    assert found.vocab_size == len(index) == 65
-    assert (len(found.train), len(found.heldout)) == (1_003_854, 111_540)
-    ids = np.array([index[character] for character in text])
-    assert np.array_equal(np.concatenate([found.train, found.heldout]), ids)
-    assert found.sha256 == hashlib.sha256(COPY.read_bytes()).hexdigest()
-    assert extent("shakespeare") == found.extent
 
 
 def test_shakespeare_that_is_another_text(tmp_path: Path) -> None:
@@ -134,21 +117,25 @@ class TestDownload:
         assert "cannot be downloaded" in capsys.readouterr().err
         assert not list(tmp_path.glob("results/**/*.parquet"))
 
-    @needs_copy
-    def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Oracle: the copy; the second time the cache answers; one that cannot be written is none."""
-        asked = self.answer(monkeypatch, COPY.read_bytes())
-        first, second = shakespeare.load(), shakespeare.load()
+    @pytest.mark.parametrize("writable", [True, False])
+    def test_a_text_is_asked_for_once_where_it_can_be_kept(
+        self, writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Oracle: nanoGPT's prepare.py: places in the sorted characters; of a text whose hash is pinned here."""
+        text = "to be, or not to be\n" * 10
+        monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(text.encode()).hexdigest())
+        asked = self.answer(monkeypatch, text.encode())
+        if not writable:
+            (tmp_path / "cache").write_text("a file where the folder should be")
+        found = shakespeare.load()
+        ids = [sorted(set(text)).index(character) for character in text]
+        assert [*found.train, *found.heldout] == ids
+        assert (found.vocab_size, len(found.heldout)) == (len(set(text)), 20)
+        if writable:
+            assert shakespeare.load().train.tolist() == found.train.tolist()
+            (kept,) = shakespeare.cache_folder().iterdir()  # nothing half-written
+            assert shakespeare.load(kept).vocab_size == found.vocab_size
         assert asked == [shakespeare.ADDRESS]
-        assert np.array_equal(first.train, second.train)
-        (kept,) = shakespeare.cache_folder().iterdir()  # nothing half-written
-        assert kept.suffix == ".txt"
-
-    @needs_copy
-    def test_cache_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answer(monkeypatch, COPY.read_bytes())
-        (tmp_path / "cache").write_text("a file where the folder should be")
-        assert shakespeare.load().vocab_size == 65
 
     @pytest.mark.parametrize(
         ("text", "message"),

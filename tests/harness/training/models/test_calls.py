@@ -144,6 +144,9 @@ def test_a_step_of_a_model_as_it_comes_is_the_step_by_hand(target: str, batch: s
     assert sum(meta_estimate.flops(setup).values()) == 3 * products
 
 
+# No batch function
+
+
 @pytest.mark.parametrize(
     ("target", "batch", "words"),
     [
@@ -156,9 +159,6 @@ def test_a_batch_without_labels_is_refused_on_paper(target: str, batch: str, wor
     setup = Setup(model=spec(target, batch).name, batch=4, seq=16, compute="fp32")
     with pytest.raises(UsageError, match=words):
         meta_estimate.unsupported(setup, "cpu", 2**40)
-
-
-# No batch function
 
 
 @pytest.mark.parametrize(("target", "keys"), [("gpt", ()), ("tiny", ("input_ids", "labels"))])

@@ -177,14 +177,14 @@ def test_a_batch_may_be_a_list_or_a_mapping(name: str) -> None:
     assert torch.equal(module(*parts), plain(x=torch.zeros(4, 8), y=torch.zeros(4)))
 
 
+# Names of the command line
+
+
 def test_batches_keep_their_keys() -> None:
     model = spec(batches="two_forms")
     model.batch(0, 0, 4, "cpu")
     with pytest.raises(UsageError, match="returned x, z, before that x, y; expected the same for every step"):
         model.batch(1, 0, 4, "cpu")
-
-
-# Names of the command line
 
 
 def test_a_method_of_a_class_and_an_argument_that_is_built_itself(monkeypatch: pytest.MonkeyPatch) -> None:
