@@ -31,6 +31,7 @@ from omegaconf.errors import (
 
 from harness.cli import axis_names
 from harness.store.errors import UsageError, unknown
+from harness.store.outside import checked_yaml
 from harness.timing.rounds import TimingConfig
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def _register(chosen: str, known: dict[str, Path]) -> None:
         name = waiting.pop()
         registered.add(name)
         try:
-            node: Any = OmegaConf.load(known[name])
+            node: Any = OmegaConf.create(checked_yaml(known[name]))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(f"cannot read {known[name]}: {' '.join(str(error).split())}") from error
         bases = node.get("defaults", [])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import glob
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
+from harness.store.outside import from_json, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -149,8 +149,8 @@ def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _about(file: Path) -> dict[str, Any]:
     try:
-        about = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
+        about = from_json(read_text(file))
+    except (OSError, ValueError):
         about = None
     if not isinstance(about, dict) or not all(
         isinstance(about.get(k), str) for k in ("run_id", "sweep", "state")
