@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
+from harness.engine.run_folder import mark
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
 from harness.store.outside import from_json, read_text
@@ -29,7 +30,7 @@ FREE = {
     "reports_dir", "report", "quiet", "log_level", "data_path", "ceilings", "config_dir", "train.judge",
 }  # fmt: skip
 # Keys that belong to one command and are not taken over from the one before.
-OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway"}
+OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway", "trust"}
 _SHARDS = "shard-*-of-*"
 
 
@@ -55,6 +56,13 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
     try:
         about, stored = _stored(folder)
+        home = Path(given.get("results_dir", SweepConfig.results_dir).strip("'\""))
+        ours = about.get("mark") == mark(home, about["run_id"], about["config"])
+        if not ours and given.get("trust") != "true":
+            raise UsageError(
+                f"{folder} was not made in {home} (results_dir=DIR names another): read its {run_files.ABOUT}, whose settings "
+                "name code that is run and folders that are written to, then add trust=true"
+            )
         known = sweeps(given.get("config_dir", stored["config_dir"]))
         if stored["name"] not in known:
             raise UsageError(f"its sweep file is gone: {unknown('sweep', stored['name'], known)}")
@@ -70,6 +78,8 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     config |= {key: now[key] for key in given if key in FREE and "." not in key}
     if "train.judge" in given:
         config["train"] = {**config["train"], "judge": now["train"]["judge"]}
+    if not ours and "reports_dir" not in given:
+        config["reports_dir"] = now["reports_dir"]
     if "results_dir" not in given:
         config["results_dir"] = str(folder.parent.parent)
     config["resume"] = str(folder)

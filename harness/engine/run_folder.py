@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
+import secrets
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +83,17 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
         return folder
     run_id = checked_run_id(config["run_id"] or store.new_run_id(commit))
     return Path(config["results_dir"]) / config["name"] / run_id
+
+
+def mark(results_dir: Path, run_id: str, config: dict[str, Any]) -> str:
+    """What only this results folder can say of a run and its settings; a folder that lacks its salt gets one."""
+    path = results_dir / run_files.SALT
+    with suppress(FileExistsError):
+        results_dir.mkdir(parents=True, exist_ok=True)
+        with path.open("xb", buffering=0) as file:
+            file.write(secrets.token_bytes(32))
+    said = json.dumps([run_id, config], sort_keys=True, default=str)
+    return hmac.new(path.read_bytes(), said.encode(), "sha256").hexdigest()
 
 
 def refuse_stranger(folder: Path) -> None:

@@ -291,8 +291,6 @@ class Measurement:
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: NaN is no measurement; it is a failure"
             )
-        if self.metric in TIMES and any(x <= 0 for x in self.samples):
-            raise ValueError(f"{self.metric} of {self.suite}/{self.arm}: a time is above 0")
         if self.status == "partial" and not (self.samples and self.reason):
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: 'partial' needs samples and a reason"

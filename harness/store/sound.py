@@ -9,7 +9,7 @@ import pyarrow.compute as compute
 
 from harness.store.arm import from_json
 from harness.store.json_columns import parse
-from harness.store.measurement import TIMES, Better, Status
+from harness.store.measurement import Better, Status
 from harness.store.schema import JSON_COLUMNS
 
 if TYPE_CHECKING:
@@ -93,12 +93,3 @@ def _faults_of_samples(table: pa.Table) -> Iterator[str]:
             lacks = compute.is_null(table["value"], nan_is_null=True)
             if compute.any(compute.and_(measured, lacks)).as_py():
                 yield "a measured row without its value"
-    if "metric" in table.column_names:
-        is_time = compute.is_in(table["metric"], pa.array(TIMES))
-        times = samples.filter(is_time.combine_chunks()).flatten()
-        given = table["value"].filter(is_time).drop_null() if "value" in table.column_names else times
-        for numbers in (times, given):
-            if not compute.all(
-                compute.and_(compute.is_finite(numbers), compute.greater(numbers, 0.0)), min_count=0
-            ).as_py():
-                yield "a time that is no number above 0"
