@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
-from harness.engine.run_folder import mark
+from harness.engine.run_folder import is_run, mark
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
-from harness.store.outside import from_json, read_text
+from harness.store.parquet import read_about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,9 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     try:
         about, stored = _stored(folder)
         home = Path(given.get("results_dir", SweepConfig.results_dir).strip("'\""))
-        ours = about.get("mark") == mark(home, about["run_id"], about["config"])
+        ours = (home / run_files.SALT).exists() and about.get("mark") == mark(
+            home, about["run_id"], about["config"]
+        )
         if not ours and given.get("trust") != "true":
             raise UsageError(
                 f"{folder} was not made in {home} (results_dir=DIR names another): read its {run_files.ABOUT}, whose settings "
@@ -158,15 +160,9 @@ def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _about(file: Path) -> dict[str, Any]:
-    try:
-        about = from_json(read_text(file))
-    except (OSError, ValueError):
-        about = None
-    if not isinstance(about, dict) or not all(
-        isinstance(about.get(k), str) for k in ("run_id", "sweep", "state")
-    ):
+    if not is_run(file.parent):
         raise UsageError(f"{file} is damaged, or another program's: it names no run, sweep and state")
-    return about
+    return read_about(file.parent)
 
 
 def _refuse_changes(given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:

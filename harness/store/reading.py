@@ -242,7 +242,7 @@ def read_part(
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(path.rglob("*.parquet"))
-    if path.exists():
+    if os.path.lexists(path):  # a link that leads nowhere is a bad file among good ones
         return [path]
     raise UsageError(f"no such file or folder: {path}")
 

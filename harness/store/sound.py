@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 
@@ -89,7 +90,12 @@ def _faults_of_samples(table: pa.Table) -> Iterator[str]:
         measured = compute.is_in(table["status"], pa.array(["ok", "partial"]))
         if not compute.all(compute.equal(measured, compute.greater(counts, 0)), min_count=0).as_py():
             yield "a status that contradicts its samples"
-        if "value" in table.column_names:
-            lacks = compute.is_null(table["value"], nan_is_null=True)
-            if compute.any(compute.and_(measured, lacks)).as_py():
-                yield "a measured row without its value"
+    if "value" in table.column_names:
+        sizes, drawn = counts.to_numpy(), drawn.to_numpy()
+        held = sizes > 0
+        starts, values = (np.cumsum(sizes) - sizes)[held], table["value"].to_numpy()[held]
+        inside = [
+            least.reduceat(drawn, starts) if held.any() else values for least in (np.minimum, np.maximum)
+        ]
+        if not ((inside[0] <= values) & (values <= inside[1])).all():
+            yield "a value that its samples do not have between them"

@@ -101,6 +101,7 @@ def test_a_run_that_was_not_made_here_asks_for_trust(
     stored["config"] |= {"reports_dir": "theirs", "report": True} | change.pop("config", {})
     (RUN / "_run.json").write_text(json.dumps(stored | change))
     assert "trust=true" in refused(capsys, "resume=results/toy/r1", "budget_s=null")
+    assert "trust=true" in refused(capsys, "resume=results/toy/r1", "results_dir=none")
     if "model" not in stored["config"] or stored["config"]["model"] is None:
         assert main(["resume=results/toy/r1", "budget_s=null", "trust=true"]) == 0
         assert not Path("theirs").exists()

@@ -198,7 +198,7 @@ NO_OBJECTS = [
         ("resolved", '{"tokens_per_step":["x"]}'), ("resolved", '{"memory":3}'), ("arm_fields", '{"recipe":3}'),
         ("samples", [1.0]), ("samples", [1.0, None]), ("samples", [1.0, float("nan")]), ("samples", []),
         ("rounds", [0]), ("rounds", [0, 1, 2]),
-        ("sample_clock_mhz", [1.0]), ("value", None), ("value", float("nan")), ("status", "fine"),
+        ("sample_clock_mhz", [1.0]), ("value", None), ("value", float("nan")), ("value", float("inf")), ("value", 0.0), ("status", "fine"),
         ("status", "failed"), ("better", "fine"),
     ],
 )  # fmt: skip
@@ -235,6 +235,7 @@ def test_no_command_has_a_traceback_over_a_part_that_no_harness_wrote(
     monkeypatch.chdir(tmp_path)
     run = writer(tmp_path / "r1")
     run.append([replace(rows("c1")[0], axes=axes)])
+    (tmp_path / "r1" / "part-x.parquet").symlink_to("part-x.parquet")
     run._constant["env"] = "{torn"
     run.append(rows("c2"))
     assert main(words.split()) == code
