@@ -36,7 +36,7 @@ sweeps
 
 keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
       cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID|last   dry_run=true
-      warm_compile=true|false   report=true|false   resume_anyway=true   shard=I/N   run_id=NAME   quiet=true (--quiet)   log_level=DEBUG|INFO|WARNING|ERROR (of _run.log)
+      warm_compile=true|false   report=true|false   resume_anyway=true   trust=true   shard=I/N   run_id=NAME   quiet=true (--quiet)   log_level=DEBUG|INFO|WARNING|ERROR (of _run.log)
       results_dir=DIR   reports_dir=DIR
       processes  isolate=true|false   devices=all|0,1   case_timeout_s=SECONDS   case_wall_s=SECONDS   case_memory_gib=GIB
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ from omegaconf.errors import (
 
 from harness.cli import axis_names
 from harness.store.errors import UsageError, unknown
+from harness.store.outside import checked_yaml
+from harness.store.text import own_model
 from harness.timing.rounds import TimingConfig
 
 if TYPE_CHECKING:
@@ -128,6 +131,7 @@ class SweepConfig:
     resume_anyway: bool = (
         False  # though code or environment have changed; the new rows say what they were made with
     )
+    trust: bool = False  # take code and folders that a file from elsewhere names: of a stored run, a sweep that is tried
     dry_run: bool = False
     config_dir: str | None = None  # a folder with sweeps of your own; see harness.cli.habits
     results_dir: str = "results"
@@ -211,6 +215,11 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         raise UsageError(
             f"seed={plain['seed']}: expected an integer from -{SEED_MAX} to {SEED_MAX}; each case draws from 1000 times as many"
         )
+    if plain["dry_run"] and plain["config_dir"] and not plain["trust"] and _calls(plain):
+        raise UsageError(
+            f"sweep={chosen[0]} of {plain['config_dir']} names code (_target_), which a dry run would call; read it, then add "
+            "trust=true"
+        )
     budget = plain["budget_s"]
     if budget is not None and not (math.isfinite(budget) and budget >= 0):
         raise UsageError(
@@ -290,8 +299,8 @@ def _register(chosen: str, known: dict[str, Path]) -> None:
         name = waiting.pop()
         registered.add(name)
         try:
-            node: Any = OmegaConf.load(known[name])
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            node: Any = OmegaConf.create(checked_yaml(known[name]))
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             raise UsageError(f"cannot read {known[name]}: {' '.join(str(error).split())}") from error
         bases = node.get("defaults", [])
         # Another form of Hydra's, such as {/sweep: NAME}, may mean any of them.
@@ -302,7 +311,33 @@ def _register(chosen: str, known: dict[str, Path]) -> None:
         # The sweep's own values win over what it extends, so name and question are set here.
         node["name"] = name
         node["question"] = question(known[name])
+        given: Any = OmegaConf.to_container(node, resolve=False)
+        _refuse_reading([v for k, v in given.items() if str(k).partition(".")[0] not in _PLACES], known[name])
         store.store(group="sweep", name=name, node=node, package="_global_")
+
+
+# What a sweep's file may fill in: another key, or a value by the device. A resolver such as oc.env reads the machine of
+# whoever runs the file, and what it reads would be stored and published.
+_FILLED_IN = re.compile(r"\$\{(?!on_device:|[\w.\[\]]+\})")
+_PLACES = ("results_dir", "reports_dir", "data_path", "hydra")
+
+
+def _refuse_reading(value: Any, path: Path) -> None:
+    """Refuses a text of a sweep's file that reads what is not in the file; names of folders alone may."""
+    if isinstance(value, str) and (found := _FILLED_IN.search(value)):
+        raise UsageError(
+            f"{path}: {value[found.start() :][:60]!r} stands in {', '.join(_PLACES)} alone; write the value"
+        )
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _refuse_reading(each, path)
+
+
+def _calls(value: Any) -> bool:
+    """Whether settings name code that is called: a key `_target_`, also within the text of a model."""
+    value = own_model(value) if isinstance(value, str) else value
+    if isinstance(value, dict):
+        return any(str(key).endswith("_target_") or _calls(each) for key, each in value.items())
+    return isinstance(value, list) and any(map(_calls, value))
 
 
 def _normalise(word: str) -> str:

@@ -89,6 +89,7 @@ def _run(
             [w for w in request.overrides if w.partition("=")[0] not in ("shard", "run_id")]
         ),
         "config": config,
+        "mark": run_folder.mark(Path(config["results_dir"]), work.run_id, config),
         "question": config["question"],
         "resumed_despite": work.changed,
     }
@@ -281,25 +282,25 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
     """Prints what the rows say and where everything lies, writes the report where one is wanted; how many rows had failed
     before this command. The last lines name both paths.
     """
-    out, kept = sys.stdout, 0
-    out.write(ended)
+    out, kept = raw_output.tell, 0
+    out(ended)
     for reason in list(outcome.reasons)[:TOLD]:
-        out.write(f"  failed: {reason}\n")
+        out(f"  failed: {reason}\n")
     for names, reason in _unsupported(plan)[:TOLD]:
-        out.write(f"  skipped: {', '.join(few(names))}: {reason}\n")
+        out(f"  skipped: {', '.join(few(names))}: {reason}\n")
     try:
         kept = max(0, _tell(folder, config["train"].get("judge") is not False) - outcome.statuses["failed"])
     except (UsageError, OSError) as error:
-        out.write(f"no verdict: {error}\n")
+        out(f"no verdict: {error}\n")
     if kept:
-        out.write(f"  failed before, and not measured again: {kept} rows\n")
-    out.write(f"results  {folder}\n")
-    out.flush()  # whatever becomes of the report, the reader knows where the rows are
+        out(f"  failed before, and not measured again: {kept} rows\n")
+    out(f"results  {folder}\n")
+    sys.stdout.flush()  # whatever becomes of the report, the reader knows where the rows are
     if not config["report"]:
         return kept
     try:
         page = report.write_report([folder], Path(config["reports_dir"]) / f"{folder.name}.html")
-        out.write(f"report   {page.html}\n")
+        out(f"report   {page.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
     except KeyboardInterrupt:
@@ -322,9 +323,9 @@ def _tell(folder: Path, judged: bool = True) -> int:
     """
     frame, others = store.read_quietly(folder)
     problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
-    sys.stdout.write("".join(f"warning: {problem}\n" for problem in (*problems, *others)))
+    raw_output.tell("".join(f"warning: {problem}\n" for problem in (*problems, *others)))
     verdicts = verdict.judge(frame)
     said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
     found = diagnosis.lines(diagnosis.findings(frame, verdicts))
-    sys.stdout.write("".join(f"{line}\n" for line in (*said, *found)))
+    raw_output.tell("".join(f"{line}\n" for line in (*said, *found)))
     return int((frame["status"] == "failed").sum())

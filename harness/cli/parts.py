@@ -240,6 +240,7 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
             "made_by": "sweep",
             "command": command_line(request.overrides),
             "config": config,
+            "mark": run_folder.mark(Path(config["results_dir"]), run_id, config),
             "question": config["question"],
             "resumed_despite": changed,
             "parts": store.read_about(folder).get("parts", {}),

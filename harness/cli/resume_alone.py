@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import glob
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
+from harness.engine.run_folder import is_run, mark
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
+from harness.store.parquet import read_about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ FREE = {
     "reports_dir", "report", "quiet", "log_level", "data_path", "ceilings", "config_dir", "train.judge",
 }  # fmt: skip
 # Keys that belong to one command and are not taken over from the one before.
-OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway"}
+OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway", "trust"}
 _SHARDS = "shard-*-of-*"
 
 
@@ -55,6 +56,15 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
     try:
         about, stored = _stored(folder)
+        home = Path(given.get("results_dir", SweepConfig.results_dir).strip("'\""))
+        ours = (home / run_files.SALT).exists() and about.get("mark") == mark(
+            home, about["run_id"], about["config"]
+        )
+        if not ours and given.get("trust") != "true":
+            raise UsageError(
+                f"{folder} was not made in {home} (results_dir=DIR names another): read its {run_files.ABOUT}, whose settings "
+                "name code that is run and folders that are written to, then add trust=true"
+            )
         known = sweeps(given.get("config_dir", stored["config_dir"]))
         if stored["name"] not in known:
             raise UsageError(f"its sweep file is gone: {unknown('sweep', stored['name'], known)}")
@@ -70,6 +80,8 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     config |= {key: now[key] for key in given if key in FREE and "." not in key}
     if "train.judge" in given:
         config["train"] = {**config["train"], "judge": now["train"]["judge"]}
+    if not ours and "reports_dir" not in given:
+        config["reports_dir"] = now["reports_dir"]
     if "results_dir" not in given:
         config["results_dir"] = str(folder.parent.parent)
     config["resume"] = str(folder)
@@ -148,15 +160,9 @@ def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _about(file: Path) -> dict[str, Any]:
-    try:
-        about = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict) or not all(
-        isinstance(about.get(k), str) for k in ("run_id", "sweep", "state")
-    ):
+    if not is_run(file.parent):
         raise UsageError(f"{file} is damaged, or another program's: it names no run, sweep and state")
-    return about
+    return read_about(file.parent)
 
 
 def _refuse_changes(given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
+import secrets
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +68,14 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
     if config["resume"] and config["run_id"]:
         raise UsageError("resume= names the run already: leave run_id= out")
     if config["resume"] == LAST:
-        runs = filter(_is_run, (Path(config["results_dir"]) / config["name"]).glob("*"))
+        runs = filter(is_run, (Path(config["results_dir"]) / config["name"]).glob("*"))
         newest = max(runs, key=lambda run: str(store.read_about(run).get("started_at")), default=None)
         if newest is not None:
             return newest
     elif config["resume"]:
         folder = store.find_run(config["resume"], config["results_dir"])
         # One whose shards were started apart has a _run.json in each of them alone.
-        if not any(map(_is_run, [folder, *folder.glob(_SHARDS)])):
+        if not any(map(is_run, [folder, *folder.glob(_SHARDS)])):
             raise UsageError(
                 f"resume={config['resume']}: {folder} is no run: it holds no _run.json that names run, sweep and state; "
                 "expected a run id, or a folder results/<sweep>/<run_id>"
@@ -83,6 +85,17 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
     return Path(config["results_dir"]) / config["name"] / run_id
 
 
+def mark(results_dir: Path, run_id: str, config: dict[str, Any]) -> str:
+    """What only this results folder can say of a run and its settings; a folder that lacks its salt gets one."""
+    path = results_dir / run_files.SALT
+    with suppress(FileExistsError):
+        results_dir.mkdir(parents=True, exist_ok=True)
+        with path.open("xb", buffering=0) as file:
+            file.write(secrets.token_bytes(32))
+    said = json.dumps([run_id, config], sort_keys=True, default=str)
+    return hmac.new(path.read_bytes(), said.encode(), "sha256").hexdigest()
+
+
 def refuse_stranger(folder: Path) -> None:
     """Refuses a folder whose _run.json is that of no run: it would be overwritten.
 
@@ -90,14 +103,15 @@ def refuse_stranger(folder: Path) -> None:
         UsageError: names the file.
     """
     about = folder / run_files.ABOUT
-    if about.exists() and not _is_run(folder):
+    if about.exists() and not is_run(folder):
         raise UsageError(
             f"{about} is damaged, or another program's: it names no run, sweep and state; move it away, or "
             "choose another run_id or results_dir"
         )
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds the _run.json of a run."""
     about = store.read_about(folder)
     return all(isinstance(about.get(key), str) for key in ("run_id", "sweep", "state"))
 

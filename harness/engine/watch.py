@@ -8,7 +8,6 @@ silent as one that has a long case: how long it has been silent is what can be s
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -23,6 +22,7 @@ from harness.machine import raw_output, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
+from harness.store.outside import from_json, read_text
 from harness.store.text import done, some
 from harness.store.words import key, options_of, word
 
@@ -99,7 +99,7 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
 
 def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part | None:
     try:
-        note = json.loads((folder / run_files.PROGRESS).read_text())
+        note = from_json(read_text(folder / run_files.PROGRESS))
         state, here = str(note["state"]), note["host"] == this_host()
         if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
@@ -160,17 +160,9 @@ def _stated(folder: Path, parts: Sequence[Part], now: float) -> str:
     """The summary; of a run that has ended, files of rows whose footer cannot be read come before it."""
     if not all(part.state in ENDED for part in parts):
         return summary(parts, now)
-    import pyarrow as pa
-    from pyarrow import parquet
+    from harness.store.reading import read_parts
 
-    bad = []
-    for path in sorted(folder.rglob("*.parquet")):
-        try:
-            parquet.read_metadata(path)
-        except FileNotFoundError:  # compacted meanwhile
-            continue
-        except (OSError, pa.ArrowException):
-            bad.append(str(path.relative_to(folder)))
+    bad = read_parts([folder], ())[1]
     said = f"{len(bad)} files of rows cannot be read ({some(bad)}), restore them from a copy; " if bad else ""
     return said + summary(parts, now)
 

@@ -7,7 +7,6 @@ whether it is named to the gate beside others or imported.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import tempfile
 from dataclasses import replace
@@ -21,6 +20,7 @@ from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
+from harness.store.outside import from_json, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ def read_document(path: Path) -> dict[str, Any]:
         UsageError: it can't be read, is not of pytest-benchmark, holds no test, or holds a value of another type.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = from_json(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict) or not isinstance(document.get("benchmarks"), list):

@@ -15,6 +15,7 @@ import yaml
 
 from harness.store.errors import UsageError, unknown
 from harness.store.measurement import METRICS
+from harness.store.outside import checked_yaml
 
 Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
@@ -133,8 +134,8 @@ def load_policy(path: Path | None = None, default: Path = DEFAULT) -> Policy:
 
 def _over(policy: Policy, path: Path, where: str) -> Policy:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.safe_load(checked_yaml(path))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the policy {path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping | None):
         raise UsageError(f"the policy {path} must be a mapping of keys, it is a {type(content).__name__}")

@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness import store
 from harness.gate.decide import FEWEST_TO_CLAIM, rounds_for
@@ -21,7 +19,6 @@ from harness.store import run_state
 from harness.store.differences import comparable, in_words
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
-from harness.store.measurement import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,8 +65,8 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
     """Reads one side.
 
     Raises:
-        GateError: no such run (a baseline: exit 5, a candidate: 2), no rows in it, a file that can't be read, a row
-            that no harness writes, or rows of several environments (3).
+        GateError: no such run (a baseline: exit 5, a candidate: 2), no rows in it, a file that can't be read, or rows of
+            several environments (3).
     """
     absent = Exit.NO_BASELINE if role == "baseline" else Exit.USAGE
     try:
@@ -81,7 +78,6 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         raise GateError(Exit.USAGE, f"{role}: cannot read {frame.attrs['problems'][0]}; measure it again")
     if frame.empty:
         raise GateError(absent, f"{role}: no rows in {path}; measure first: python -m harness sweep=NAME")
-    _refuse_unsound(frame, role)
     by_id = frame.drop_duplicates("env_id").sort_values("env_id")
     envs = dict(zip(by_id["env_id"], map(parse, by_id["env"]), strict=True))
     if len(envs) > 1:
@@ -171,32 +167,3 @@ def same_class(baseline: Side, candidate: Side) -> bool:
 def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The fields of the fingerprint in which two environments differ: "driver: 570.1 != 575.3"."""
     return in_words(comparable(one, other)) or "of unknown fields"
-
-
-def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:
-    """Refuses rows that no harness writes: a damaged row that was judged would pass, as nothing exceeds a NaN.
-
-    Raises:
-        GateError: the first of them is named, with what is wrong (exit 2).
-    """
-    ok = frame["status"] == "ok"
-    samples, rounds = (
-        frame[name].map(lambda x: np.asarray([] if x is None else x, np.float64))
-        for name in ("samples", "rounds")
-    )
-    counts, sizes = samples.map(len), rounds.map(len)
-    faults = {f"lacks {name!r}": frame[name].isna() for name in IDENTITY} | {
-        "has the status {status!r}": ~frame["status"].isin(get_args(Status)),
-        "holds no samples": ok & (counts == 0),
-        "does not record the rounds of its samples": ok
-        & (frame["rounds"].isna() | ((sizes > 0) & (sizes != counts))),
-        "holds NaN": ok & (frame["value"].isna() | samples.map(lambda x: np.isnan(x).any())),
-    }
-    for what, wrong in faults.items():
-        if wrong.any():
-            row = frame[wrong].iloc[0]
-            raise GateError(
-                Exit.USAGE,
-                f"{role}: the row {row['metric']} of {row['suite']}/{row['arm']}, case {row['case_id']}, "
-                f"{what.format(status=row['status'])}, which this harness never writes; measure it again",
-            )

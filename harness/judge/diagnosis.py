@@ -241,7 +241,7 @@ def unsupported_hardware(material: Material) -> Iterator[Finding]:
                 f"{gpu} has no FP8 tensor cores",
                 (f"compute capability {capability}; {emulated} arms emulated, {skipped} skipped",),
                 f"FP8 GEMMs need compute capability {FIRST_FP8_CAPABILITY} (Ada) or newer; older GPUs gain nothing",
-                "train.mixed_precision=bf16 here; measure FP8 on Ada, Hopper or newer",
+                "arms without FP8 here; measure FP8 on Ada, Hopper or newer",
             )
 
 
@@ -395,10 +395,13 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
             batch, kept = r.axes.get("batch"), parts.get("activations", 0)
             of_batch = sum(parts.get(k, 0) for k in ("activations", "logits", "workspace"))
             halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
-            ways = (
-                f"{halved}, which frees {f'about {bytes_(of_batch / 2)}' if of_batch else 'bytes not known'}, or "
-                f"axes.checkpointing=full, which frees {f'at most {bytes_(kept)}' if kept else 'bytes not known'}"
-            )
+            by_axis = {
+                "batch": f"{halved}, which frees {f'about {bytes_(of_batch / 2)}' if of_batch else 'bytes not known'}",
+                "checkpointing": "axes.checkpointing=full, which frees "
+                f"{f'at most {bytes_(kept)}' if kept else 'bytes not known'}",
+            }  # of those that the suite has
+            named = [way for axis, way in by_axis.items() if axis in r.axes]
+            ways = ", or ".join(named) or "a smaller case, or a device with more memory"
         symptom = f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not"
         yield Finding(symptom, tuple(evidence), cause, ways)
 

@@ -5,11 +5,11 @@ A model cut to some of its blocks, or given the vocabulary of another text, is n
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from harness.store.json_columns import parse
+from harness.store.text import own_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,8 +31,8 @@ def model_title(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
         resolved: of one of its arms; {} where nothing is known of what ran.
     """
     name = str(axes.get("model", ""))
-    if name.lstrip().startswith("{"):
-        name = str(json.loads(name).get("_target_", "a model of your own"))
+    if given := own_model(name):
+        name = str(given.get("_target_", "a model of your own"))
     cut = re.search(r"truncated to (\d+) of (\d+) layers", str(resolved.get("layers", "")))
     if cut:
         name = f"{cut[1]} of {cut[2]} {name} blocks"

@@ -45,11 +45,25 @@ def stream() -> TextIO:
     return _now[0].people if _now else sys.stderr
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Control characters as their escapes.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
 def say(text: str) -> None:
     """Writes to people; a terminal or a file that takes nothing ends no command."""
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: there is none
-        stream().write(text)
+        stream().write(printable(text, keep="\n\t"))
         stream().flush()
+
+
+def tell(text: str) -> None:
+    """Writes to standard output what may hold text from outside."""
+    sys.stdout.write(printable(text, keep="\n"))
 
 
 def lines() -> list[str]:

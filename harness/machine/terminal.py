@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.machine.raw_output import printable as printable  # its public place
+
 WIDTH = 100
 
 
@@ -42,12 +44,3 @@ def row(into: Table, *cells: str, style: str = "") -> None:
 def say(where: Console, text: str, style: str = "") -> None:
     """Prints lines."""
     where.print(Text(printable(text, keep="\n")), style=style)
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Control characters as their escapes.
-
-    >>> printable("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)

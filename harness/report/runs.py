@@ -29,12 +29,11 @@ from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
 from harness.report.words import say
-from harness.store import run_state, text
+from harness.store import run_state, stats, text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
-from harness.store.schema import JSON_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from harness.report.table import Row
 
 F = TypeVar("F", bound="Callable[..., Any]")
-_TEXTS = ["run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id", "part"]
 _IDENTITY = [
     "run_id",
     "suite",
@@ -266,7 +264,7 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
     """
     for _ in range(3):
         folders: dict[Path, list[Path]] = {}
-        files = {file.resolve(): file for path in reversed(paths) for file in _parquet_files(path)}
+        files = {os.path.realpath(file): file for path in reversed(paths) for file in _parquet_files(path)}
         for file in sorted(files.values()):
             folders.setdefault(store.run_folder(file), []).append(file)
         problems: list[str] = []
@@ -278,7 +276,7 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
             problems += [str(w.message) for w in caught]
             if len(frame):
                 parts.append((_run(folder, frame, out_folder), _sound(frame)))
-        if all(file.exists() for file in files.values()):
+        if all(map(os.path.lexists, files.values())):
             break  # else a run has closed meanwhile and moved its rows to another file
     if not parts:
         why = f" ({problems[0]})" if problems else ": measure first, sweep=NAME"
@@ -288,19 +286,16 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
 
 
 def _sound(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows as a report can use them: text where text is due, and no time that cannot be one.
+    """Rows as a report can use them, with no time that cannot be one.
 
     A row whose samples are not finite and positive becomes a failed one that says so; it stays visible.
     """
     attributes = frame.attrs
     # Text as objects: pandas takes ten times as long to hand out a string of its own type.
     frame = frame.astype({name: object for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)})
-    for column in (*JSON_COLUMNS, *_TEXTS):
-        own, blank = frame[column], "{}" if column in JSON_COLUMNS else ""
-        frame[column] = own.where(own.notna() & (own != ""), blank)
     frame["commit"] = frame["env"].map({env: _commit(parse(env)) for env in frame["env"].unique()})
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
-    impossible = timed & ~frame["samples"].map(_are_times)
+    impossible = timed & ~frame["samples"].map(stats.are_times)
     why = "a stored sample is no time: not finite, or not above 0"
     instead: Row = {
         "reason": why,
@@ -317,10 +312,6 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
 def _commit(env: Mapping[str, Any]) -> str:
     commit = str(env.get("git_commit") or "")[:7]
     return commit + ("+" if commit and env.get("git_dirty") else "")
-
-
-def _are_times(samples: Sequence[float] | None) -> bool:
-    return samples is not None and len(samples) > 0 and all(math.isfinite(s) and s > 0 for s in samples)
 
 
 def _parquet_files(path: Path) -> list[Path]:

@@ -6,14 +6,9 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from harness.store.measurement import TIMES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
 _DRAWN = (
@@ -54,19 +49,11 @@ def that_count(frame: pd.DataFrame) -> pd.Series[bool]:
     return best & (last == last.groupby(unit).transform("max"))
 
 
-def next_attempt(run: Path) -> int:
+def next_attempt(last: int) -> int:
     """A number for an attempt that begins now: nanoseconds since 1970, the last bits drawn.
 
-    It exceeds all that the run holds in any of its shards, since a clock may be set back, or lie behind another machine's.
+    Args:
+        last: the largest number that the run holds in any of its shards; it is exceeded, since a clock may be set back, or
+            lie behind another machine's.
     """
-    last = 0
-    for path in run.rglob("*.parquet"):
-        try:
-            with pq.ParquetFile(path) as file:
-                found = file.read(columns=["attempt"]).columns  # none where the file is not ours
-            last = max(
-                [last, *(n for column in found for n in column.cast(pa.int64()).drop_null().to_pylist())]
-            )
-        except (OSError, pa.ArrowException):  # read() says so
-            continue
     return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)

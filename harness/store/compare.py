@@ -278,8 +278,8 @@ class _Row:
 
     @cached_property
     def medians(self) -> dict[int, float]:
-        """Median of the samples of each round."""
-        if not len(self.record["rounds"]):
+        """Median of the samples of each round; none where one of them is no time."""
+        if not (len(self.record["rounds"]) and stats.are_times(self.record["samples"])):
             return {}
         return stats.round_medians(self.record["samples"], self.record["rounds"])
 

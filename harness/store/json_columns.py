@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from harness.store.outside import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +21,7 @@ def parse(text: object) -> Mapping[str, Any]:
         text: of a JSON column; empty, null or NaN where nothing was stored.
 
     Returns:
-        The object; empty where nothing was stored. What `harness.store.read` returns is always an object: it names
-        damaged texts among its problems and replaces them.
+        The object; empty where nothing was stored. What `harness.store.read` returns is always an object.
 
     Raises:
         ValueError: the text is no JSON object.
@@ -29,21 +29,9 @@ def parse(text: object) -> Mapping[str, Any]:
     return _object(text) if isinstance(text, str) and text else _NOTHING
 
 
-def is_object(text: object) -> bool:
-    """Whether `parse` can read a text."""
-    try:
-        parse(text)
-    except ValueError:
-        return False
-    return True
-
-
 @lru_cache(maxsize=1 << 14)  # the rows of a case repeat their axes, environment and FLOPs
 def _object(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("a stored text is nested too deeply to be a row's") from error
+    value = from_json(text)
     if not isinstance(value, dict):
         raise ValueError(f"a stored text is no JSON object: {text[:60]!r}")  # bad data, not a bad call
     return MappingProxyType(value)

@@ -38,7 +38,8 @@ from harness.store import run_files
 from harness.store.attempts import next_attempt
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement, to_json
-from harness.store.reading import REPLACES, read_part
+from harness.store.outside import from_json, read_text
+from harness.store.reading import REPLACES, read_part, read_parts
 from harness.store.reading import read as read  # its public place
 from harness.store.reading import read_quietly as read_quietly
 from harness.store.schema import SCHEMA as SCHEMA
@@ -89,7 +90,10 @@ class RunWriter:
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._attempt = next_attempt(run_folder(folder / run_files.ABOUT))
+            held, *_ = read_parts([run_folder(folder / run_files.ABOUT)], ("attempt",))
+            self._attempt = next_attempt(
+                max((n for part in held for n in part.rows["attempt"].to_pylist()), default=0)
+            )
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -197,7 +201,7 @@ class RunWriter:
 def read_about(folder: Path) -> dict[str, Any]:
     """The contents of a run's `_run.json`; empty where it is missing or damaged (the rows stand without it)."""
     try:
-        about = json.loads((folder / run_files.ABOUT).read_text())
+        about = from_json(read_text(folder / run_files.ABOUT))
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}

@@ -7,8 +7,9 @@ share, are held once each.
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import stat
 import warnings
 from dataclasses import dataclass
 from functools import reduce
@@ -23,9 +24,11 @@ from pyarrow.fs import LocalFileSystem
 
 from harness.store.attempts import DECIDED_BY, that_count
 from harness.store.errors import UsageError, unknown
-from harness.store.json_columns import is_object, parse
+from harness.store.json_columns import parse
 from harness.store.measurement import SCHEMA_VERSION
-from harness.store.schema import LONG_TEXTS, SCHEMA, conform, sound_json
+from harness.store.outside import from_json
+from harness.store.schema import LONG_TEXTS, SCHEMA, conform
+from harness.store.sound import refuse_unsound
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -49,7 +52,6 @@ class Part:
     path: Path
     rows: pa.Table
     replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
-    problems: tuple[str, ...] = ()  # what of its rows could not be read
 
 
 def read(
@@ -75,9 +77,8 @@ def read(
     Returns:
         The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
         (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
-        warning says it too. `frame.attrs["damaged"]` are those of them that are of columns: text that is no JSON object,
-        in rows that are kept; columns that were not asked for are not looked at. `frame.attrs["files"]` are the files
-        that were read.
+        warning says it too; columns that were not asked for are not looked at. `frame.attrs["files"]` are the files that
+        were read.
 
     Raises:
         UsageError: a path does not exist, rows are of another schema_version than ours, a name is neither a column nor
@@ -93,9 +94,6 @@ def read(
     kept, table, problems = _rows(named, needed, fitting, all_attempts)
     for problem in problems:
         warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
-    for problem in (damaged := [f"{part.path}: {what}" for part in kept for what in part.problems]):
-        warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
-    problems += damaged
     frame = _frame(_matching(table, fitting).select([name for name in SCHEMA.names if name in needed]))
     axes = _axes(frame) if expand else {}
     if "case_axes" in returned:
@@ -103,7 +101,6 @@ def read(
     frame = frame[list(returned)].assign(**axes)
     # Text, not objects: pandas writes `attrs` along with the frame.
     frame.attrs["problems"] = problems
-    frame.attrs["damaged"] = damaged
     frame.attrs["files"] = [str(part.path) for part in kept]
     return frame
 
@@ -194,7 +191,7 @@ def read_parts(
 ) -> tuple[list[Part], list[str], bool]:
     """All parts below some paths, what could not be read, and whether a file was gone when its turn came."""
     parts, problems, vanished = [], [], False
-    for path in {file.resolve(): file for p in named for file in _files(p)}.values():
+    for path in {os.path.realpath(file): file for p in named for file in _files(p)}.values():
         try:
             parts.append(read_part(path, columns, wanted))
         except UsageError:
@@ -211,9 +208,11 @@ def read_part(
     """The rows of one file, with the given columns.
 
     Raises:
-        ValueError: the file holds no rows of this store.
+        ValueError: the file holds no rows of this store, or rows that no harness writes (`harness.store.sound`).
         UsageError: its rows are of another schema_version.
     """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("is no file")
     # A fragment, no dataset: of a folder, one bad file would fail all.
     file = _FORMAT.make_fragment(str(path), LocalFileSystem())
     present = file.physical_schema
@@ -223,6 +222,8 @@ def read_part(
     stored = [name for name in present.names if name in needed]
     table = file.to_table(columns=stored, filter=wanted, use_threads=False)
     for version in table["schema_version"].unique().to_pylist():
+        if version is None:
+            raise ValueError("holds rows without their schema_version")
         if version != SCHEMA_VERSION:
             raise UsageError(
                 f"{path} holds rows of schema_version {version}, this harness reads {SCHEMA_VERSION}: measure again, or read "
@@ -230,15 +231,18 @@ def read_part(
             )
     if absent := sorted(needed - {*stored}):
         raise ValueError(f"lacks columns of this store: {', '.join(absent)}")
-    replaces = json.loads((present.metadata or {}).get(REPLACES, b"[]"))
-    rows, problems = sound_json(conform(table, columns), is_object)
-    return Part(path, rows, tuple(map(str, replaces)), tuple(problems))
+    replaces = from_json((present.metadata or {}).get(REPLACES, b"[]"))
+    if not (isinstance(replaces, list) and all(isinstance(name, str) for name in replaces)):
+        raise ValueError("its metadata does not list the parts that it replaces")
+    rows = conform(table, columns)
+    refuse_unsound(rows)
+    return Part(path, rows, tuple(replaces))
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(path.rglob("*.parquet"))
-    if path.exists():
+    if os.path.lexists(path):  # a link that leads nowhere is a bad file among good ones
         return [path]
     raise UsageError(f"no such file or folder: {path}")
 

@@ -14,6 +14,7 @@ ABOUT = "_run.json"  # command, configuration, state
 LOG = "_run.log"
 PROGRESS = "_progress.json"
 LOCK = "_writer.lock"
+SALT = "_salt"  # of a results folder, not of a run: says which runs were made in it
 CHECKPOINTS = "_checkpoints"  # folder, for training runs under way
 LAUNCH = "_launch"  # folder, for what a Hydra launcher writes
 

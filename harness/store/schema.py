@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
 JSON_COLUMNS = ("axes", "resolved", "flops", "timing", "env", "arm_fields")  # objects, as text
 LONG_TEXTS = JSON_COLUMNS  # few distinct ones: read as dictionaries
@@ -79,35 +79,3 @@ def _encoded(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.string()).dictionary_encode()
     return column.cast(_DICTIONARY)
-
-
-def sound_json(table: pa.Table, is_object: Callable[[str], bool]) -> tuple[pa.Table, list[str]]:
-    """Replaces texts of the JSON columns that are no JSON object by "{}".
-
-    Args:
-        table: rows as `conform` returns them.
-        is_object: whether a text is a JSON object.
-
-    Returns:
-        The rows, and in words which columns were damaged in how many rows and what the first one began with.
-    """
-    problems = []
-    for name in table.column_names:
-        if name not in JSON_COLUMNS:
-            continue
-        texts = {text for chunk in table[name].chunks for text in chunk.dictionary.to_pylist()}
-        bad = {text for text in texts - {None, ""} if not is_object(text)}
-        if not bad:
-            continue
-        values = table[name].to_pylist()
-        hit = [index for index, text in enumerate(values) if text in bad]
-        if not hit:  # a dictionary may hold texts of rows that were left out
-            continue
-        begins = str(values[hit[0]])[:40]
-        problems.append(
-            f"column {name!r} of {len(hit)} of {len(values)} rows is no JSON object (it begins with {begins!r}); "
-            "they are read as empty"
-        )
-        whole = pa.array(["{}" if text in bad else text for text in values], pa.string())
-        table = table.set_column(table.schema.get_field_index(name), name, whole.dictionary_encode())
-    return table, problems

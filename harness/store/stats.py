@@ -143,6 +143,12 @@ def paired_log_ratios(
     return np.array([math.log(b[r] / a[r]) for r in shared])
 
 
+def are_times(samples: ArrayLike) -> bool:
+    """Whether all samples are finite and above 0, as `round_medians` needs them."""
+    x = np.asarray(samples, dtype=np.float64)
+    return bool((np.isfinite(x) & (x > 0)).all())
+
+
 def round_medians(samples: ArrayLike, rounds: ArrayLike) -> dict[int, float]:
     """Median of the samples of each round, by round, in their order.
 

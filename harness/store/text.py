@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.store.json_columns import parse
+from harness.store.outside import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -148,10 +148,17 @@ def _is_name(name: str, value: object) -> bool:
     return isinstance(value, str) and name not in USUAL
 
 
-def _own_model(value: str) -> str:
+def own_model(name: str) -> dict[str, Any]:
+    """What a row says of a model of the user's own, as it is named: function and arguments; {} for any other model."""
     try:
-        given = json.loads(value)
+        given = from_json(name)
     except ValueError:
+        given = None
+    return given if isinstance(given, dict) else {}
+
+
+def _own_model(value: str) -> str:
+    if not (given := own_model(value)):
         return value
     rest = (f"{k}={v}" for k, v in given.items() if k not in ("_target_", "batch"))
     return " ".join([str(given.get("_target_", "")), *rest])

@@ -192,6 +192,7 @@ class CompileWatch:
         return ""
 
 
+@functools.cache  # a plan asks once a case and arm
 def _answers(compiler: str) -> bool:
     """Whether the program runs when asked for its version, which is how inductor finds its compiler."""
     if shutil.which(compiler) is None:

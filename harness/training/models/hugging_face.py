@@ -7,7 +7,6 @@ downloaded. Of a model with pictures it is the part for text; what is left out i
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from harness.store.errors import UsageError, one_line
+from harness.store.outside import from_json, read_text
 from harness.training.models.llama import LlamaConfig
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _values(text: str) -> tuple[Path, dict[str, Any], tuple[str, ...]]:
     path = Path(text)
     path = path / FILE if path.is_dir() else path
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = from_json(read_text(path))
     except OSError as error:
         raise UsageError(
             f"model={text}: cannot read {path}: {error.strerror}; expected a Hugging Face {FILE} or its folder"

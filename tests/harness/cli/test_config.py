@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.config import load
+from harness.store import outside
 from harness.store.errors import UsageError
 
 SWEEP = """\
@@ -125,3 +126,46 @@ def test_one_sweep_extends_another_that_may_extend_a_third(base: str, tmp_path: 
         config = load([f"sweep={name}"], cpu).config
         assert (config["name"], config["suite"], config["axes"]) == (name, "toy", {"n": [9], "kind": "a"})
         assert config["question"] == f"{name.title()}?"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# ${oc.env:HF_TOKEN}",
+        "model: {data_path: '${oc.env:HF_TOKEN}'}",
+        "arms: ['${oc.decode:${oc.env:HF_TOKEN}}']",
+        "axes: {n: '${on_device:${oc.env:HF_TOKEN},1}'}",
+        "device: oc\nmodel: ${${device}.env:HF_TOKEN}",
+        "axes: &a {n: *a}",
+        "\n".join(["a0: &a0 [1]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))]),
+        "axes: " + "[" * 100_000,
+        "model: " + "a" * outside.LARGEST,
+    ],
+)
+def test_a_sweep_file_reads_nothing_of_this_machine_and_ends(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    (tmp_path / "odd.yaml").write_text(f"{line}\nsuite: toy\n")
+    with pytest.raises(UsageError) as refused:
+        load(["sweep=odd", f"config_dir={tmp_path}"], cpu)
+    assert "secret" not in str(refused.value)
+
+
+def test_folders_of_a_sweep_file_may_be_those_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    (tmp_path / "own.yaml").write_text("# ?\nsuite: toy\nresults_dir: ${oc.env:SCRATCH}/results\n")
+    assert load(["sweep=own", f"config_dir={tmp_path}"], cpu).config["results_dir"] == "/scratch/results"
+
+
+@pytest.mark.parametrize(
+    "line", ["model: {_target_: os.system}", 'axes: {model: \'{"\\u005ftarget_": "os.system"}\'}']
+)
+def test_a_dry_run_of_a_file_from_elsewhere_calls_nothing(line: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text(f"# ?\n{line}\nsuite: toy\n")
+    words = ["sweep=odd", f"config_dir={tmp_path}", "dry_run=true"]
+    with pytest.raises(UsageError, match="trust=true"):
+        load(words, cpu)
+    assert load([*words, "trust=true"], cpu).config["trust"]

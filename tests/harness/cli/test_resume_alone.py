@@ -91,6 +91,25 @@ def test_a_run_that_named_itself_tells_its_id_before_it_measures(
 
 
 @pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize(
+    "change", [{"mark": None}, {"mark": "0" * 64}, {"run_id": "r2"}, {"config": {"model": "x"}}]
+)
+def test_a_run_that_was_not_made_here_asks_for_trust(
+    change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = about()
+    stored["config"] |= {"reports_dir": "theirs", "report": True} | change.pop("config", {})
+    (RUN / "_run.json").write_text(json.dumps(stored | change))
+    assert "trust=true" in refused(capsys, "resume=results/toy/r1", "budget_s=null")
+    assert "trust=true" in refused(capsys, "resume=results/toy/r1", "results_dir=none")
+    if "model" not in stored["config"] or stored["config"]["model"] is None:
+        assert main(["resume=results/toy/r1", "budget_s=null", "trust=true"]) == 0
+        assert not Path("theirs").exists()
+        assert list(Path("reports").glob("*.html"))
+        assert main(["resume=results/toy/r1"]) == 0, "from now on it is ours"
+
+
+@pytest.mark.usefixtures("cut_off")
 def test_a_sweep_file_that_has_changed_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "sweeps" / "toy.yaml"
     file.write_text(file.read_text() + "\nwarm_compile: false\nseed: 9\n")
@@ -221,4 +240,4 @@ def test_a_model_or_a_text_that_is_gone_is_named(
     whole = json.loads(file.read_text())
     whole["config"]["model"] = {"_target_": "no_such_module.build", "batch": "no_such_module.batch"}
     file.write_text(json.dumps(whole))
-    assert "no_such_module" in refused(capsys, "resume=t2")
+    assert "no_such_module" in refused(capsys, "resume=t2", "trust=true")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
+from harness.machine import raw_output
 from harness.machine.terminal import console, printable, row, say, table
 
 HOSTILE = "[red]x[/red]\x1b[2J\x07<script>"
@@ -31,3 +33,9 @@ def test_line_ends_are_kept_where_asked() -> None:
 
 def test_without_a_terminal_it_is_a_hundred_columns_wide() -> None:
     assert console().width == 100
+
+
+def test_what_a_row_says_never_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    raw_output.tell("failed: \x1b]0;title\x07 \u202e\n")
+    raw_output.say("failed: \x1b]0;title\x07 \u202e\n")
+    assert [*capsys.readouterr()] == ["failed: \\x1b]0;title\\x07 \\u202e\n"] * 2

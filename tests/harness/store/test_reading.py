@@ -111,7 +111,7 @@ def test_no_selection_brings_back_a_replaced_attempt(
 ) -> None:
     folder = tmp_path_factory.mktemp("runs") / "r1"
     for at, rows in enumerate(attempts):
-        append(folder, *(row(case, arm, metric, cause, value=float(at)) for case, arm, metric, cause in rows))
+        append(folder, *(row(case, arm, metric, cause, value=1.0 + at) for case, arm, metric, cause in rows))
     columns = ["case_id", "arm", "metric", "status", "value"]
     part = store.read(folder, columns=columns, where=where)
     assert_frame_equal(part, cut(store.read(folder), where)[columns])

@@ -1,0 +1,94 @@
+"""Outside: texts and files that others may have written, each read by one guarded reader."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import yaml
+
+LARGEST = 2**28  # bytes of a file of text
+NODES = 100_000  # of a YAML file, each alias written out
+DIGITS = 40  # of an integer: more than any that is written here
+DEPTH = 100  # of lists and objects
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too large, or no UTF-8.
+    """
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST >> 20} MiB; expected a file of text")
+    return content.decode()
+
+
+def from_json(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is no JSON, nested too deeply, or holds an integer of too many digits.
+    """
+    try:
+        value = json.loads(text, parse_int=_integer)
+        if not _is_deeper(value, DEPTH):
+            return value
+    except RecursionError:
+        pass
+    raise ValueError(f"it is nested more than {DEPTH} levels deep")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits; expected at most {DIGITS}")
+    return int(digits)
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    below = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in below)
+
+
+def checked_yaml(path: Path) -> str:
+    """The text of a YAML file that is safe to load: no alias means its own place, and written out they stay few.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too large, no UTF-8, or has too many nodes.
+        yaml.YAMLError: it is no YAML.
+    """
+    import yaml
+
+    text = read_text(path)
+    try:
+        size = _size(yaml.compose(text, yaml.SafeLoader), {})
+    except RecursionError:
+        size = NODES + 1
+    if size > NODES:
+        raise ValueError(
+            f"it has more than {NODES:,} values, or holds itself, once each alias is written out"
+        )
+    return text
+
+
+def _size(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """Nodes of a tree; of one that holds itself infinite."""
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        below = getattr(node, "value", None)
+        parts = (
+            [each for entry in below for each in (entry if isinstance(entry, tuple) else [entry])]
+            if isinstance(below, list)
+            else []
+        )
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
