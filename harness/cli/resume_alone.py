@@ -15,10 +15,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
-from harness.engine.run_folder import is_run, mark
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
-from harness.store.parquet import read_about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +51,8 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         raise UsageError(
             f"resume={name}: expected a run id or folder; resume=last needs sweep=NAME beside it"
         )
+    from harness.engine.run_folder import mark  # with pyarrow, which a dry run does without
+
     folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
     try:
         about, stored = _stored(folder)
@@ -160,6 +160,9 @@ def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _about(file: Path) -> dict[str, Any]:
+    from harness.engine.run_folder import is_run  # likewise
+    from harness.store.parquet import read_about
+
     if not is_run(file.parent):
         raise UsageError(f"{file} is damaged, or another program's: it names no run, sweep and state")
     return read_about(file.parent)

@@ -87,6 +87,8 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
 
 def mark(results_dir: Path, run_id: str, config: dict[str, Any]) -> str:
     """What only this results folder can say of a run and its settings; a folder that lacks its salt gets one."""
+    if (results_dir / run_files.ABOUT).exists():  # of a sweep of sweeps, whose parts are made within it
+        results_dir = results_dir.parent.parent
     path = results_dir / run_files.SALT
     with suppress(FileExistsError):
         results_dir.mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,7 @@ def test_an_advice_that_was_wrong_is_a_finding_and_one_that_held_is_none(tmp_pat
     assert not [f for f in findings(held) if "that were advised" in f.symptom]
 
 
-@pytest.mark.parametrize("advice", [None, "text", [1, 2], {}])
+@pytest.mark.parametrize("advice", [None, {}])
 def test_rows_whose_advice_cannot_be_read_still_have_their_ratio(tmp_path: Path, advice: object) -> None:
     stored = rows(tmp_path, step(case(convert="advised"), {"tensorwise_eager": 1.1}, advice))
     (found,) = advised_arms(stored)
