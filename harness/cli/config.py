@@ -33,6 +33,7 @@ from omegaconf.errors import (
 from harness.cli import axis_names
 from harness.store.errors import UsageError, unknown
 from harness.store.outside import checked_yaml
+from harness.store.text import own_model
 from harness.timing.rounds import TimingConfig
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class SweepConfig:
     resume_anyway: bool = (
         False  # though code or environment have changed; the new rows say what they were made with
     )
-    trust: bool = False  # take the code and the folders that a stored run from elsewhere names
+    trust: bool = False  # take code and folders that a file from elsewhere names: of a stored run, a sweep that is tried
     dry_run: bool = False
     config_dir: str | None = None  # a folder with sweeps of your own; see harness.cli.habits
     results_dir: str = "results"
@@ -213,6 +214,11 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     if abs(plain["seed"]) > SEED_MAX:
         raise UsageError(
             f"seed={plain['seed']}: expected an integer from -{SEED_MAX} to {SEED_MAX}; each case draws from 1000 times as many"
+        )
+    if plain["dry_run"] and plain["config_dir"] and not plain["trust"] and _calls(plain):
+        raise UsageError(
+            f"sweep={chosen[0]} of {plain['config_dir']} names code (_target_), which a dry run would call; read it, then add "
+            "trust=true"
         )
     budget = plain["budget_s"]
     if budget is not None and not (math.isfinite(budget) and budget >= 0):
@@ -324,6 +330,14 @@ def _refuse_reading(value: Any, path: Path) -> None:
         )
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _refuse_reading(each, path)
+
+
+def _calls(value: Any) -> bool:
+    """Whether settings name code that is called: a key `_target_`, also within the text of a model."""
+    value = own_model(value) if isinstance(value, str) else value
+    if isinstance(value, dict):
+        return any(str(key).endswith("_target_") or _calls(each) for key, each in value.items())
+    return isinstance(value, list) and any(map(_calls, value))
 
 
 def _normalise(word: str) -> str:

@@ -158,3 +158,14 @@ def test_folders_of_a_sweep_file_may_be_those_of_the_machine(
     monkeypatch.setenv("SCRATCH", "/scratch")
     (tmp_path / "own.yaml").write_text("# ?\nsuite: toy\nresults_dir: ${oc.env:SCRATCH}/results\n")
     assert load(["sweep=own", f"config_dir={tmp_path}"], cpu).config["results_dir"] == "/scratch/results"
+
+
+@pytest.mark.parametrize(
+    "line", ["model: {_target_: os.system}", 'axes: {model: \'{"\\u005ftarget_": "os.system"}\'}']
+)
+def test_a_dry_run_of_a_file_from_elsewhere_calls_nothing(line: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.yaml").write_text(f"# ?\n{line}\nsuite: toy\n")
+    words = ["sweep=odd", f"config_dir={tmp_path}", "dry_run=true"]
+    with pytest.raises(UsageError, match="trust=true"):
+        load(words, cpu)
+    assert load([*words, "trust=true"], cpu).config["trust"]
