@@ -186,7 +186,7 @@ class PrecisionSchedule:
             held = {g for rule in in_force if fnmatchcase(name, rule.pattern) for g in rule.gemms}
             gemms = tuple(g for g in GEMMS if g in held)
             # The very object: the cache would hand out an equal recipe of another model
-            due = in_high_precision(self._recipes[name], gemms) if gemms else self._recipes[name]
+            due = _in_high_precision(self._recipes[name], gemms) if gemms else self._recipes[name]
             if layer.recipe is due:
                 continue
             layer.recipe = due
@@ -223,7 +223,7 @@ class PrecisionSchedule:
 
 
 @functools.cache
-def in_high_precision(recipe: Recipe, gemms: tuple[str, ...]) -> Recipe:
+def _in_high_precision(recipe: Recipe, gemms: tuple[str, ...]) -> Recipe:
     """One object for each state, so that compiled code knows it again."""
     return recipe.in_high_precision(*gemms)
 

@@ -33,7 +33,6 @@ from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.layer_rules import gemms_reason
 from fp8core.linear import Float8Linear
 from fp8core.recipe import GEMMS
-from fp8core.schedule import in_high_precision
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.codes_from_elsewhere import Arrived
 from fp8core.verify.operands import cast_as, input_of, matrix, plain, quietly
@@ -77,13 +76,10 @@ class Call:
         self.recipe: Recipe = module.recipe
         self.backend = backend_named(self.recipe.backend)
         self.weight, self.offsets = args[1:] if proof.of_experts else (module.weight, None)
-        x = values_of(args[0])
-        self.needs = [torch.is_grad_enabled() and t.requires_grad for t in (x, self.weight)]
-        if not proof.of_experts and self.recipe.min_tokens == "bf16":
-            weight = plain(module.linear_weight).detach().requires_grad_(self.needs[1])
-            if gemms_reason(self.recipe, x.reshape(-1, weight.shape[1]), weight)[1]:
-                self.recipe = in_high_precision(self.recipe, GEMMS)
-                proof.few_tokens += 1
+        self.needs = [torch.is_grad_enabled() and t.requires_grad for t in (values_of(args[0]), self.weight)]
+        if not proof.of_experts and self.recipe.min_tokens == "bf16" and self._has_few_tokens(args[0]):
+            self.recipe = self.recipe.in_high_precision(*GEMMS)
+            proof.few_tokens += 1
         self.groups = [(0, slice(None))]
         self.tp: TPLayout | None = None
         self.x: torch.Tensor | None = None
@@ -94,6 +90,12 @@ class Call:
         self.expected: list[str] = []
         self.operands: dict[tuple[str, int, int], TiledOperand] = {}
         self.sketches: dict[tuple[str, int, int], Sketch] = {}
+
+    def _has_few_tokens(self, given: Any) -> bool:
+        """Whether the layer's rule runs this call in high precision; never of tokens that every FP8 GEMM contracts."""
+        x, _ = input_of(self.module, given)
+        weight = plain(self.module.linear_weight).detach().requires_grad_(self.needs[1])
+        return bool(x.shape[0] % 16) and gemms_reason(self.recipe, x, weight)[1]
 
     def gemms_of(self, name: str) -> int:
         """FP8 GEMMs that one of `GEMMS` takes."""

@@ -32,12 +32,14 @@ from fp8core import (
     convert_to_float8_training,
     convert_to_high_precision,
     count_matmuls,
+    linear,
     load_amax_state_dict,
     microbatches,
     update_scales,
     verify,
 )
 from fp8core.history import tensors_of
+from fp8core.verify import calls
 
 STEPS, SKIPPED = 4, 1
 Make = Callable[[Recipe], nn.Module]
@@ -265,7 +267,7 @@ def test_rows_behind_the_last_offset_are_refused_compiled_too(name: str) -> None
         run(x[:280], offsets)
 
 
-def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision() -> None:
+def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     model = plain()
     x = torch.randn(34, 32).requires_grad_()
     converted = convert_to_float8_training(copy.deepcopy(model), config="tensorwise")
@@ -287,6 +289,13 @@ def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision() -> None:
     assert proof.counted == 3
     with pytest.raises(ValueError, match=r"GEMM output of Float8Linear\(40, 32\): K=40 (?!.*min_tokens)"):
         Float8Linear(40, 32, config=config)(torch.randn(34, 40))
+    for place in (linear, calls):  # a rule by which 32 are too few
+        monkeypatch.setattr(
+            place, "gemms_reason", lambda recipe, x, *_: ("", recipe.min_tokens == "bf16" and len(x) == 32)
+        )
+    one, other = Float8Linear(32, 32, config=config), Float8Linear(32, 32, config="tensorwise")
+    proof = verify(lambda: (one(x[:32]).sum() + other(x[:32]).sum()).backward(), nn.ModuleList([one, other]))
+    assert not proof.ok
 
 
 def test_weights_that_torchao_quantized_name_the_way_out() -> None:

@@ -31,7 +31,7 @@ from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import reference
 from fp8core.gemm.accumulate import accumulate
 from fp8core.recipe import Cast
-from fp8core.verify import calls, probe
+from fp8core.verify import calls, oracle, probe, sums
 from fp8core.verify.oracle import BLOCKS, TiledOperand
 from fp8core.verify.products import Sketch, decibels, difference
 from fp8core.verify.records import GemmProof, LayerProof
@@ -229,6 +229,13 @@ def test_misuse_is_refused_before_the_step_runs() -> None:
     ):
         with pytest.raises(error, match=said):
             verify(*arguments, recipe=recipe)
+
+
+def test_a_bias_is_summed_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "tiles", partial(oracle.tiles, limit=40))
+    proof = proof_of(convert_to_float8_training(nn.Sequential(nn.Linear(32, 48))))
+    assert proof.ok
+    assert proof.compared["grad_bias"] == 1
 
 
 def test_losses_of_a_cast_are_shown() -> None:
