@@ -162,13 +162,13 @@ def proof(machine: Machine, standing: Standing) -> Shown:
     rows = newest(fp8_rows(machine))
     own = [r for r in rows if arm_of(r) == standing.fields != standing.computes]
     own = own or [r for r in rows if recipe(arm_of(r)) == standing.computes]
-    counts = [r for r in own if resolved_of(r).get("fp8_gemms") is not None and r["metric"] in TIMES]
+    counts = [r for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]
     if not counts:
         direct = [r for r in own if "float8" in str(resolved_of(r).get("a_dtype"))]
         return (Cell("direct", "direct", note="float8 operands"), direct) if direct else NOTHING
     every = [resolved_of(r) for r in counts]
     seen = sum(about["fp8_gemms"] for about in every)
-    due = sum((about.get("fp8_gemms_expected") or about["fp8_gemms"]) for about in every)
+    due = sum(about.get("fp8_gemms_expected", about["fp8_gemms"]) for about in every)
     return Cell(f"{seen} of {due}", seen / due if due else 0.0, "bad" if seen < due else ""), counts
 
 
