@@ -45,12 +45,11 @@ def text(kind: str) -> Step:
 
 
 def seen(kind: str) -> Step:
-    """A model of timm: 32 images of 32 x 32, so that a head has tokens enough."""
+    """A model of timm: 32 images of 64 x 64, so that a head has tokens enough, and a mixer features."""
     timm = pytest.importorskip("timm", reason="pip install timm")
-    sizes = {"img_size": 32} if "vit" in kind or "mixer" in kind else {}
-    model = timm.create_model(kind, pretrained=False, num_classes=16, **sizes)
-    images = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    return model, lambda m: m(images).square().mean()
+    model = timm.create_model(kind, pretrained=False, num_classes=16, img_size=64)
+    images = torch.randn(32, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    return model, lambda m: (m(images) - 1).square().mean()  # a head begins at 0
 
 
 def drawn(kind: str) -> Step:
@@ -80,7 +79,7 @@ def drawn(kind: str) -> Step:
 
 MODELS: list[tuple[Callable[[str], Step], str]] = [
     *((text, kind) for kind in TEXT),
-    *((seen, kind) for kind in ("vit_tiny_patch16_224", "mixer_s32_224")),
+    *((seen, kind) for kind in ("vit_tiny_patch16_224", "mixer_s16_224")),
     *((drawn, kind) for kind in ("DiT", "SD3", "PixArt")),
 ]
 
@@ -90,8 +89,13 @@ MODELS: list[tuple[Callable[[str], Step], str]] = [
 def test_a_step_is_proven(make: Callable[[str], Step], kind: str, recipe: str) -> None:
     torch.manual_seed(0)
     model, loss = make(kind)
+    loss(model).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()  # some weights begin at 0
     config = dataclasses.replace(RECIPES[recipe], min_tokens="refuse" if make is text else "bf16")
-    convert_to_float8_training(model, config=config)
+    # The words' queries of SD3's last block reach no output
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, fqn: fqn != "transformer_blocks.1.attn.add_q_proj"
+    )
 
     def step() -> None:
         model.zero_grad()
@@ -99,6 +103,6 @@ def test_a_step_is_proven(make: Callable[[str], Step], kind: str, recipe: str) -
 
     proof = verify(step, model)
     print(kind, recipe, proof.line)
-    assert not proof.problems
+    assert proof.ok
     assert proof.counted == proof.predicted > 0
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
