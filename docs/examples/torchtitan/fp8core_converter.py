@@ -1,7 +1,8 @@
 """fp8core in torchtitan: a converter for `model_registry(..., converters=[Fp8coreConverter.Config(recipe="rowwise")])`.
 
-Tried with torchtitan 0.3.0. Put the file beside your config and import it there. As torchtitan's own converters do, it changes
-the configuration of the model before the model is built, so "meta" devices, `init_states`, FSDP2 and compile follow unchanged.
+Tried with torchtitan 0.3.0 in one process on a CPU: recipes rowwise, tensorwise and delayed, no compiler, not sharded. Put the
+file beside your config and import it there. As torchtitan's own converters do, it changes the configuration of the model before
+the model is built on "meta" and initialised.
 """
 
 from __future__ import annotations
