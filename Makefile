@@ -8,7 +8,7 @@
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
 # make aot          reports/published/studies/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
-# make aot-check    limits of the cast kernels, in that machine code (`make test` holds those of the installed Triton); 45 s
+# make aot-check    limits of the cast kernels, in that machine code (`make test` holds those of the installed Triton); 21 s
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
 # make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;

@@ -21,7 +21,7 @@ _NULLABLE = {"value", "bytes_moved"}  # where there is no number
 _NUMBER, _OBJECT = (int, float, type(None)), (dict, type(None))
 _RESOLVED = {
     **dict.fromkeys(("tokens_per_step", "parameters"), _NUMBER),
-    **dict.fromkeys(("fp8_gemms", "fp8_gemms_expected"), int),
+    **dict.fromkeys(("fp8_gemms", "fp8_gemms_expected"), (int,)),
     **dict.fromkeys(("flops_causal", "flops_recomputed", "memory", "lr_schedule", "advice"), _OBJECT),
 }  # what is computed with
 _LONGEST = 2**16  # characters of the axes of a case

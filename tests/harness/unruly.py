@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from toy import ToySuite, nothing
 
@@ -108,6 +109,12 @@ def burden(case: Case) -> None:
         if (child := os.fork()) == 0:
             spin(case)
         Path(f"burden-{child}").write_text(str(child))
+
+
+def witness(case: Case) -> None:
+    """Writes how many of a neighbour's busy children live."""
+    pids = [int(path.read_text()) for path in Path().glob("burden-*")]
+    Path("witness").write_text(str(sum(map(psutil.pid_exists, pids))))
 
 
 def pause(case: Case, calls: list[int] = []) -> None:  # noqa: B006 - counts the calls of this process
@@ -227,7 +234,7 @@ ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     for act in (
         segfault, exits, hang, hog, babble, close_everything, detach, detach_bare, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
         words, undecodable, nan, mutter, forks, flood, leave, raise_base, kill_group, lose_folder, clear_path, spin, burden,
-        pause,
+        witness, pause,
     )
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ HOSTILE: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {
     "an error that is no text": ({"other": "undecodable"}, 1, {"other": "build"}),
     "NaN": ({"other": "nan"}, 1, {"other": "build"}),
     "children in sessions of their own": ({"other": "forks"}, 1, {}),
-    "busy children": ({"other": "timed burden"}, 1, {}),
+    "busy children": ({"other": "timed burden", "far": "timed witness"}, 1, {}),
     "dies while it is timed": ({"other": "timed die"}, 2, {"other": "died"}),
     "two die": ({"other": "die", "far": "segfault"}, 2, {"other": "died", "far": "died"}),
     "the baseline dies": ({"base": "die"}, 2, {"base": "died"}),
@@ -120,6 +120,7 @@ def test_what_hostile_arms_have_started_is_gone_and_slows_nobody(hostile: pd.Dat
     pids = [int(path.read_text()) for kind in ("forked", "burden") for path in folder.glob(f"{kind}-*")]
     assert len(pids) > 5
     assert soon_gone(pids)
+    assert (folder / "witness").read_text() == "0"
     times = of_case(hostile[hostile["metric"] == "time_ms"], NUMBERS["busy children"]).set_index("arm")
     assert times.loc["base", "samples"].min() < 1.0  # of a closure that does nothing
 
