@@ -119,7 +119,8 @@ def _run(
             f"report   python -m harness report {work.folder.parent}, once all shards have ended\n"
         )
     if outcome.message:
-        raw_output.say(f"error: {outcome.message}\n")
+        again = f": resume={work.run_id} goes on" if outcome.state == "interrupted" else ""
+        raw_output.say(f"error: {outcome.message}{again}\n")
         return 2
     return 1 if outcome.statuses["failed"] or kept else 0
 

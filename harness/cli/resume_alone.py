@@ -47,16 +47,14 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     name = given.get("resume", "null").strip("'\"")
     if "sweep" in given or name == "null":
         return load(words, resolve_device)
-    if name in ("", "last"):
-        raise UsageError(
-            f"resume={name}: expected a run id or folder; resume=last needs sweep=NAME beside it"
-        )
+    if name == "":
+        raise UsageError("resume=: expected a run id, a folder, or last")
     from harness.engine.run_folder import mark  # with pyarrow, which a dry run does without
 
-    folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
+    home = Path(given.get("results_dir", SweepConfig.results_dir).strip("'\""))
+    folder = _folder(name, home)
     try:
         about, stored = _stored(folder)
-        home = Path(given.get("results_dir", SweepConfig.results_dir).strip("'\""))
         ours = (home / run_files.SALT).exists() and about.get("mark") == mark(
             home, about["run_id"], about["config"]
         )
@@ -92,15 +90,19 @@ def _key(word: str) -> str:
     return word.lstrip("+").partition("=")[0]
 
 
-def _folder(name: str, results_dir: str) -> Path:
-    """The one folder of a run, by its path or its id.
+def _folder(name: str, results_dir: Path) -> Path:
+    """The one folder of a run, by its path or its id; "last" is the newest.
 
     Raises:
         UsageError: there is none, or several.
     """
+    if name == "last":
+        from harness.engine.run_folder import newest_first
+
+        return (newest_first(results_dir) or [results_dir / "last"])[0]
     if Path(name).is_dir():
         return Path(name)
-    found = sorted(path for path in Path(results_dir).glob(f"**/{glob.escape(name)}") if _files(path))
+    found = sorted(path for path in results_dir.glob(f"**/{glob.escape(name)}") if _files(path))
     if len(found) > 1:
         raise UsageError(
             f"resume={name}: {len(found)} runs have this id: {', '.join(map(str, found))}; give the folder of one as resume=FOLDER"

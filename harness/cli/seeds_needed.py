@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +27,30 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     training = [c for c in (*plan.cases, *plan.elsewhere) if hasattr(c.suite, "check_request")]
     if not training or config["train"].get("judge") is False:
         return
+    from harness.engine.watch import duration
     from harness.judge.verdict import rows, stored_noise
 
-    request: dict[str, tuple[dict[str, Any], dict[str, None]]] = {}
+    request: dict[str, tuple[dict[str, Any], Counter[str]]] = {}
     for planned in training:
         axes = json.loads(planned.case.axes_json)
         axes.pop("seed", None)
-        _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, {}))
-        arms.update(dict.fromkeys(planned.runnable))
+        _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, Counter()))
+        arms.update(planned.runnable)
     folders = _runs(rows.SUITE, Path(config["results_dir"]), PUBLISHED)
     stored = []
     if folders:
         from harness import store  # pandas
 
         stored = rows.setups(store.read_quietly(folders)[0])
+    runs = [(axes, arm, n) for axes, arms in request.values() for arm, n in arms.items()]
+    took = [(n, stored_noise.seconds(stored, axes, arm)) for axes, arm, n in runs]
+    known, total = sum(n for n, each in took if each), sum(n for n, _ in took)
+    seconds = sum(n * each for n, each in took if each)
+    yield f"{total} training runs: " + (
+        f"{known} of them {duration(seconds)} of training by stored runs with the same axes"
+        if known
+        else "how long is unknown, no stored run has the same axes"
+    )
     yield from stored_noise.lines([(axes, list(arms)) for axes, arms in request.values()], stored)
 
 

@@ -374,13 +374,21 @@ def _nothing_runs(cases: list[PlannedCase], device: str) -> str:
 
 
 def describe(plan: Plan) -> Iterator[str]:
-    """The lines that `dry_run=true` prints: the products, then every case with its arms."""
+    """The lines that `dry_run=true` prints: each product, what all its cases share, and of every case the rest."""
     for part, product in plan.products.items():
         yield f"{part}: {product}"
-    for planned in plan.cases:
-        skipped = [f"{arm} {why.status}: {why.reason}" for arm, why in planned.unsupported.items()]
-        yield f"  {planned.case.case_id} {planned.case} arms={','.join(planned.runnable)}" + "".join(
-            f"\n      {line}" for line in skipped
-        )
+        told = {c.case.case_id: _told(c) for c in plan.cases if c.part == part}
+        shared = set.intersection(*map(set, told.values())) if len(told) > 1 else set()
+        if shared:
+            yield "  each: " + " ".join(word for word in next(iter(told.values())) if word in shared)
+        for case, words in told.items():
+            yield " ".join((f"  {case}", *(word for word in words if word not in shared)))
     others = f", {len(plan.elsewhere)} in other shards" if plan.elsewhere else ""
     yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"
+
+
+def _told(planned: PlannedCase) -> list[str]:
+    """What is to be said of a case, in words that cases may share: its axes, its arms, and those that it leaves out."""
+    axes = [f"{name}={value}" for name, value in planned.case.shared.items()]
+    skipped = [f"\n      {arm} {why.status}: {why.reason}" for arm, why in planned.unsupported.items()]
+    return [*axes, f"arms={','.join(planned.runnable)}", *skipped]

@@ -59,6 +59,12 @@ def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> t
     return whole.name, folder, whole if goes_on else again
 
 
+def newest_first(folder: Path, pattern: str = "*/*") -> list[Path]:
+    """The runs among some folders of a results folder, by when they began."""
+    runs = filter(is_run, folder.glob(pattern))
+    return sorted(runs, key=lambda run: str(store.read_about(run).get("started_at")), reverse=True)
+
+
 def of_run(config: dict[str, Any], commit: str | None) -> Path:
     """The folder of the run of a command line, new or to be continued.
 
@@ -68,10 +74,8 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
     if config["resume"] and config["run_id"]:
         raise UsageError("resume= names the run already: leave run_id= out")
     if config["resume"] == LAST:
-        runs = filter(is_run, (Path(config["results_dir"]) / config["name"]).glob("*"))
-        newest = max(runs, key=lambda run: str(store.read_about(run).get("started_at")), default=None)
-        if newest is not None:
-            return newest
+        if runs := newest_first(Path(config["results_dir"]) / config["name"], "*"):
+            return runs[0]
     elif config["resume"]:
         folder = store.find_run(config["resume"], config["results_dir"])
         # One whose shards were started apart has a _run.json in each of them alone.

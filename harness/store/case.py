@@ -76,20 +76,21 @@ class Case:
     @property
     def axes_json(self) -> str:
         """The axes as canonical JSON, as rows store them: sorted keys, no spaces, no local axes."""
-        return _canonical(self._shared)
+        return _canonical(self.shared)
 
     @property
     def case_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of suite, axes and seed: the same on every machine."""
-        whole = _canonical({"suite": self.suite, "axes": self._shared, "seed": self.seed})
+        whole = _canonical({"suite": self.suite, "axes": self.shared, "seed": self.seed})
         return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
     @property
-    def _shared(self) -> dict[str, Scalar]:
+    def shared(self) -> dict[str, Scalar]:
+        """The axes that rows store: all but local ones, such as paths."""
         return {name: value for name, value in self.axes if name not in LOCAL}
 
     def __str__(self) -> str:
-        return f"{self.suite}[" + " ".join(f"{name}={value}" for name, value in self._shared.items()) + "]"
+        return f"{self.suite}[" + " ".join(f"{name}={value}" for name, value in self.shared.items()) + "]"
 
 
 def expand(

@@ -55,8 +55,9 @@ class MemoryShortageError(MemoryError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not in a table: the nearest one first, then all."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f" (nearest: {near[0]})" if near else ""
+    plain = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), plain, n=1, cutoff=0.5)
+    hint = f" (nearest: {plain[near[0]]})" if near else ""
     return UsageError(f"unknown {kind} {name!r}{hint}; known: {', '.join(names)}")
 
 

@@ -85,6 +85,15 @@ def lines(
             yield f"  {arm:<20} {said}"
 
 
+def seconds(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> float | None:
+    """Median time that the training runs of an arm took in the newest stored run with these axes; None where there is none."""
+    same = [setup for setup in stored if _compared(setup.axes) == _compared(axes)]
+    for setup in sorted(same, key=lambda setup: setup.run_id, reverse=True):
+        if took := [run.elapsed.values[-1] for run in setup.arms.get(arm, {}).values() if run.elapsed]:
+            return float(np.median(took))
+    return None
+
+
 def best_noise(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> Noise | None:
     """The noise of an arm in the stored run that is most like a set-up: the same axes, else the same model at least.
 

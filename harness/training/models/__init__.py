@@ -178,7 +178,8 @@ def resolve(text: str) -> ModelSpec | UserModel:
     """
     if not text.lstrip().startswith("{"):
         if text not in MODELS:
-            raise unknown("model", text, MODELS)
+            own = f"; a class or function of yours: model._target_={text}" if "." in text else ""
+            raise UsageError(f"{unknown('model', text, MODELS)}{own}")
         return MODELS[text]
     try:
         return user_model(json.loads(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_ctrl_c_keeps_finished_cases_and_reports_them(
     toy.behaviour = {"other": build}
     assert main(["sweep=toy", "device=cpu", "isolate=false"]) == 2
     out, err = lines(capsys)
-    assert "error: interrupted; the finished cases are stored" in err
+    assert re.fullmatch(r"error: interrupted; .*: resume=\S+ goes on", err[-1])
     assert store.read(out[-2].split()[-1])["case_id"].nunique() == 1
     assert Path(out[-1].split()[-1]).exists()
 

@@ -158,9 +158,17 @@ def test_an_id_that_is_nowhere_or_twice_is_refused_and_a_folder_chooses(
     assert set(store.read("results/toy/r1")["status"]) == {"skipped"}
 
 
+def test_resume_last_alone_continues_the_run_that_began_last() -> None:
+    for run in ("b", "a"):
+        assert main(["sweep=toy", "device=cpu", f"run_id={run}", "budget_s=0", "report=false"]) == 0
+    assert main(["resume=last", "budget_s=null", "report=false"]) == 0
+    assert set(store.read("results/toy/a")["status"]) == {"ok"}
+    assert set(store.read("results/toy/b")["status"]) == {"skipped"}
+
+
 def test_resume_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("", "last"):
-        assert f"resume={name}: expected a run id or folder" in refused(capsys, f"resume={name}")
+    assert "expected a run id, a folder, or last" in refused(capsys, "resume=")
+    assert "results/last is no run" in refused(capsys, "resume=last")
     assert "one sweep=NAME is needed" in refused(capsys, "resume=null")
     assert "one sweep=NAME is needed" in refused(capsys, "axes.n=1")
 

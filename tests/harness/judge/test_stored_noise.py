@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness import store
 from harness.__main__ import main
 from harness.judge.verdict import Run, rows
 from harness.judge.verdict.result import MARGIN
-from harness.judge.verdict.stored_noise import best_noise, lines, seeds_for, tost_power
+from harness.judge.verdict.stored_noise import best_noise, lines, seconds, seeds_for, tost_power
 
 
 @pytest.mark.parametrize(
@@ -121,12 +122,22 @@ def test_dry_run_prints_them_from_results_dir(
     (tmp_path / "elsewhere/divergence/damaged/_run.json").write_text("{")
     for folder, told in (("elsewhere", "5 seeds of r1"), ("nowhere", "run 3 seeds first")):
         assert main([*words, f"results_dir={folder}"]) == 0
-        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("  tensorwise ")]
+        out = capsys.readouterr().out.splitlines()
+        (line,) = [x for x in out if x.startswith("  tensorwise ")]
         assert told in line
+        assert any(re.match("15 training runs: ", x) for x in out)
     assert main([*words, "train.judge=false"]) == 0
     assert "two one-sided tests" not in capsys.readouterr().out
     assert main(["sweep=cast", "device=cpu", "dry_run=true"]) == 0
     assert "two one-sided tests" not in capsys.readouterr().out
+
+
+def test_how_long_is_the_median_of_the_newest_run_with_the_same_axes(tmp_path: Path) -> None:
+    stored = rows.setups(frame(tmp_path, 0.001))
+    took = [run.elapsed.values[-1] for run in stored[0].arms["tensorwise"].values()]
+    assert seconds(stored, {**AXES, "seed": 9}, "tensorwise") == pytest.approx(np.median(took))
+    assert seconds(stored, {**AXES, "steps": 7}, "tensorwise") is None
+    assert seconds(stored, AXES, "rowwise") is None
 
 
 def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> None:
