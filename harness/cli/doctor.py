@@ -26,6 +26,7 @@ from harness.peers import PEERS
 from harness.store.errors import text_of
 from harness.store.extensions import TABLES
 from harness.store.words import key, options_of
+from harness.suites.common import kernels_missing
 from harness.suites.extended import faults
 from harness.timing import metrics
 from harness.timing.compiling import compile_unavailable, fresh_compile
@@ -88,8 +89,21 @@ def main(argv: Sequence[str]) -> int:
     for each in findings:
         works, style = ("yes", "") if each.works else ("no", "red")
         terminal.row(shown, each.area, each.name, works, each.detail, style=style)
-    terminal.console().print(shown)
+    out = terminal.console()
+    out.print(shown)
+    terminal.say(out, conclusion(kind, findings))
     return 0
+
+
+def conclusion(device: str, findings: Sequence[Finding]) -> str:
+    """What this machine can answer, and what to run next."""
+    works = {(f.area, f.name) for f in findings if f.works}
+    ask = "python -m harness advise model=NAME gpu=NAME"
+    if device == "cpu":
+        return f"It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is. Next: python -m harness sweep=quick; of a GPU that is not here: {ask}"
+    if not any(area == "gemm" and not name.startswith("reference") for area, name in works):
+        return f"It multiplies no FP8: it can answer for bf16 alone. Next, of a GPU that does: {ask}"
+    return "It can answer whether FP8 is faster here, sound, and trains the same. Next: python -m harness sweep=quick; all of it: sweep=gpu"
 
 
 def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:
@@ -202,6 +216,10 @@ def _gemm(backend: str, device: str) -> str:
             seen.append(f"{granularity} {_sound(product, a.double() @ b.double().t()):.1f} dB")
     if not seen:
         raise Unavailable("; ".join(refused))
+    if backend == "triton" and kernels_missing(device, ""):
+        raise Unavailable(
+            f"fp8core's kernels run on NVIDIA GPUs; here their plain twin does: {', '.join(seen)}"
+        )
     return ", ".join(seen + refused)
 
 
