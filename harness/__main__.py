@@ -19,13 +19,14 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
        python -m harness sweep=NAME shard=I/N run_id=NAME  one share of the cases, on this machine or another; report NAME has all
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
+       python -m harness runs                          runs of a results folder, newest first, and reports/index.html
        python -m harness watch RUN                     progress of a running sweep, from another terminal
        python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate --against GIT_REV --command 'CMD {{out}}'  the same for the benchmarks of your own repository
        python -m harness import FILE.json              store the results of a pytest-benchmark file
-       python -m harness export RUN -o FILE.json       the times of a run as pytest-benchmark JSON, for the dashboards of others
+       python -m harness export RUN -o FILE.csv        every metric of a run, curves too; .parquet; FILE.json: times as pytest-benchmark JSON
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
@@ -84,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 COMMANDS = {
+    "runs": "harness.cli.runs",
     "watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.cli import export_table
 from harness.gate.benchmark_files import SUITE
 from harness.store.arm import without_controls
 from harness.store.errors import UsageError
@@ -37,7 +38,7 @@ class Words:
     """python -m harness export: the times of a run as pytest-benchmark JSON, for github-action-benchmark and Bencher"""
 
     run: str = word("RUN", "a run's folder, Parquet file or id")
-    output: Path | None = key("FILE.json to write", short="-o")
+    output: Path | None = key("FILE.json to write; FILE.csv or FILE.parquet: every metric", short="-o")
     results_dir: str = key("where run ids are looked up", "results")
 
 
@@ -46,8 +47,16 @@ def main(argv: Sequence[str]) -> int:
     if (options := options_of(Words, argv)) is None:
         return 0
     if options.output is None:
-        raise UsageError("export needs a file to write: -o FILE.json")
-    document, left_out = exported(store.find_run(options.run, options.results_dir))
+        raise UsageError("export needs a file to write: -o FILE.json, .csv or .parquet")
+    run = store.find_run(options.run, options.results_dir)
+    if options.output.suffix in (".csv", ".parquet"):
+        try:
+            lines = export_table.write(run, options.output)
+        except OSError as error:
+            raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
+        sys.stdout.write(f"exported {lines} lines\nwritten  {options.output}\n")
+        return 0
+    document, left_out = exported(run)
     try:
         options.output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:

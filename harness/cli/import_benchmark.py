@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.gate.benchmark_files import SUITE, environment_of, read_document, row_of
@@ -24,7 +25,7 @@ from harness.store.errors import UsageError
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SAVE_DATA = "rerun pytest with --benchmark-save-data"
 
@@ -46,6 +47,14 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"warning: {bare} of {count} tests hold no raw times; {SAVE_DATA}\n")
     sys.stdout.write(f"imported {count} tests\nresults  {folder}\n")
     return 0
+
+
+def _date_of(document: Mapping[str, Any]) -> str:
+    """When the tests ran, as the file says it in its own zone; "" where it says none."""
+    try:
+        return datetime.fromisoformat(str(document.get("datetime"))).isoformat(timespec="milliseconds")
+    except ValueError:
+        return ""
 
 
 def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
@@ -80,6 +89,7 @@ def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
             "command": f"python -m harness import {path.name}",
             "version": document.get("version"),
         },
+        made_at=_date_of(document),
     )
     writer.append(rows)
     writer.close("finished")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness import store
 from harness.engine import run_lock
 from harness.machine import torchrun
-from harness.store import run_files
+from harness.store import run_files, run_state
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ANEW = "start a new run (run_id=NAME in place of resume=, which a sweep may set itself)"
 LAST = "last"  # as resume=: the newest run of the sweep, where there is none a new one
 _SHARDS = "shard-*-of-*"
+_OF_A_RUN = {"run_id", "sweep", "state", "started_at"}
 
 
 def opening(run_id: str) -> str:
@@ -60,9 +61,14 @@ def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> t
 
 
 def newest_first(folder: Path, pattern: str = "*/*") -> list[Path]:
-    """The runs among some folders of a results folder, by when they began."""
-    runs = filter(is_run, folder.glob(pattern))
-    return sorted(runs, key=lambda run: str(store.read_about(run).get("started_at")), reverse=True)
+    """The runs among some folders of a results folder, by when they began; parts and shards belong to theirs."""
+    every = {store.run_folder(file) for file in run_files.below(folder, run_files.ABOUT, pattern)}
+    began = {
+        run: str(about["started_at"])
+        for run in every
+        if not every.intersection(run.parents) and (about := run_state.about(run)).keys() >= _OF_A_RUN
+    }
+    return sorted(began, key=began.__getitem__, reverse=True)
 
 
 def of_run(config: dict[str, Any], commit: str | None) -> Path:

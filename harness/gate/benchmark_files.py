@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from harness.gate.sides import Side
 
 SUITE = "pytest-benchmark"
+# Files of others by the keys that theirs have: google-benchmark 1.9, nvbench's JSON, asv's results, pyperf 2, hyperfine 1.
+_OTHERS = {
+    "google-benchmark": {"context", "benchmarks"},
+    "nvbench": {"devices", "benchmarks"},
+    "asv": {"commit_hash", "env_name", "results"},
+    "pyperf": {"benchmarks", "metadata", "version"},
+    "hyperfine": {"results"},
+}
 ARM = "test"
 
 
@@ -86,10 +94,14 @@ def read_document(path: Path) -> dict[str, Any]:
         document = from_json(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    said = f"{path} is no pytest-benchmark file"
+    for maker, keys in _OTHERS.items():
+        if isinstance(document, dict) and keys <= document.keys():
+            raise UsageError(
+                f"{said} but one of {maker}, which is not read here; gate --command times the program itself"
+            )
     if not isinstance(document, dict) or not isinstance(document.get("benchmarks"), list):
-        raise UsageError(
-            f"{path} is no pytest-benchmark file (no list `benchmarks`); write one with pytest --benchmark-json=FILE"
-        )
+        raise UsageError(f"{said} (no list `benchmarks`); write one with pytest --benchmark-json=FILE")
     if not document["benchmarks"]:
         raise UsageError(f"{path} contains no benchmark; did pytest run any test with the benchmark fixture?")
     for name in ("machine_info", "commit_info"):

@@ -62,7 +62,7 @@ def render(
     rows = {m: headline_rows(m, described(m), ledger) for m in machines}
     views = [_view(machine, own, focus) for machine, own in rows.items()]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
-    title, missing, definitions = machines[0].name if len(views) == 1 else f"{len(views)} machines", "", []
+    title, missing, definitions = machines[0].subject if len(views) == 1 else f"{len(views)} machines", "", []
     if focus == "mfu":
         from harness.report import steps
 

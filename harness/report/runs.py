@@ -24,6 +24,7 @@ from pandas.api.types import is_numeric_dtype
 
 from harness import store
 from harness.judge import diagnosis
+from harness.judge.model_title import title_of
 from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
@@ -208,6 +209,16 @@ class Machine:
         """The device in words."""
         device = str(self.env.get("gpu") or self.env.get("device"))
         return device if self.is_gpu else f"CPU: {self.env.get('cpu') or 'model unknown'}"
+
+    @cached_property
+    def subject(self) -> str:
+        """What was run, of which model, and on what, in a line."""
+        sweeps = [*dict.fromkeys(run.sweep for run in self.runs)]
+        cases = rows_of(self.frame[self.frame["axes"].str.contains('"model":')].drop_duplicates("axes"))
+        models = [*dict.fromkeys(title_of(row) for row in cases)]
+        what = ", ".join(sweeps) if len(sweeps) < 4 else f"{len(sweeps)} sweeps"
+        which = models[0] if len(models) == 1 else f"{len(models)} models" if models else ""
+        return ", ".join(filter(None, (what, which, self.name)))
 
     @property
     def days(self) -> list[str]:

@@ -81,10 +81,12 @@ class RunWriter:
         env_id: str,
         env: Mapping[str, object],
         about: Mapping[str, object],
+        made_at: str = "",
     ) -> None:
-        self.folder = folder
+        self.folder, self._made_at = folder, made_at
         self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
-        self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
+        self._about = {**about, "run_id": run_id, "sweep": sweep, "state": "running"}
+        self._about["started_at"] = made_at or _now()
         self._parts: list[str] = []
         self._replaced: list[str] = []  # parts that are to be removed
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
@@ -126,7 +128,7 @@ class RunWriter:
         self, measurements: Sequence[Measurement], env: tuple[str, Mapping[str, object]] | None
     ) -> str:
         """Writes a part in the place of the snapshots of its cases; its name, "" where there are no rows."""
-        own = {**self._constant, "attempt": self._attempt, "created_at": _now()}
+        own = {**self._constant, "attempt": self._attempt, "created_at": self._made_at or _now()}
         if env is not None:
             own |= {"env_id": env[0], "env": to_json(env[1])}
         if not measurements:

@@ -329,6 +329,7 @@ def read_quietly(
     *,
     where: Mapping[str, object] | None = None,
     all_attempts: bool = False,
+    expand: bool = False,
 ) -> tuple[pd.DataFrame, list[str]]:
     """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
 
@@ -337,6 +338,6 @@ def read_quietly(
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = read(source, where=where, all_attempts=all_attempts)
+        frame = read(source, where=where, all_attempts=all_attempts, expand=expand)
     said = [str(w.message) for w in caught]
     return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]

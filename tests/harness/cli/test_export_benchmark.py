@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from gate_fixtures import failed_row, time_row, value_row, write
 from pytest_benchmark.stats import Stats
@@ -95,6 +96,21 @@ def test_the_file_comes_back_as_the_same_times(tmp_path: Path, capsys: pytest.Ca
     first, second = (json.loads(f.read_text())["benchmarks"] for f in (file, again))
     assert [b["fullname"] for b in first] == [b["fullname"] for b in second]
     assert [b["stats"]["data"] for b in second] == [pytest.approx(b["stats"]["data"]) for b in first]
+
+
+def test_a_table_holds_every_metric_and_every_sample(tmp_path: Path) -> None:
+    """Oracle: the rows that were written."""
+    run, file = run_of(tmp_path), tmp_path / "t.csv"
+    assert export(run, file) == 0
+    table = pd.read_csv(file)
+    fp8 = table[(table.arm == "fp8") & (table.metric == "time_ms") & (table.M == 1)]
+    assert fp8["sample"].tolist() == [1.0, 2.0, 4.0, 3.0, 9.0]
+    assert fp8["round"].tolist() == [0, 1, 2, 3, 4]
+    assert table[table.metric == "sqnr_db"].value.tolist() == [28.5]
+    assert table[table.status == "failed"].reason.tolist() == ["out of memory"]
+    assert export(run, tmp_path / "t.parquet") == 0
+    assert len(pd.read_parquet(tmp_path / "t.parquet")) == len(store.read(run))
+    assert export(run, tmp_path / "none" / "t.csv") == 2
 
 
 def test_a_median_without_its_data_is_not_passed_off_as_data(tmp_path: Path) -> None:

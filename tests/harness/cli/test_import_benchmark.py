@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_a_file_becomes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     env = json.loads(raw.env)
     assert (env["cpu"], env["git_commit"], env["git_dirty"]) == ("AMD EPYC 7B13", "abc" * 13 + "d", True)
     assert "secret-host" not in raw.env
+    assert datetime.fromisoformat(raw.created_at) == datetime(2026, 11, 21, 8, 0, 0, 123000, UTC)
     bare = next(row for row in rows.itertuples() if "test_b" in row.axes)
     assert bare.samples.tolist() == [500.0]
 
@@ -111,6 +113,11 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
     [
         ("{", "cannot read"),
         ("[1]", "no pytest-benchmark file"),
+        ({"context": {"date": ""}, "benchmarks": [{"name": "BM_x", "real_time": 1.0}]}, "google-benchmark"),
+        ({"meta": {}, "devices": [], "benchmarks": [{"name": "x", "states": []}]}, "nvbench"),
+        ({"commit_hash": "a", "env_name": "e", "results": {"t": [1.0]}}, "one of asv"),
+        ({"benchmarks": [{"runs": []}], "metadata": {}, "version": "1.0"}, "pyperf"),
+        ({"results": [{"command": "x", "times": [1.0]}]}, "hyperfine"),
         ({"benchmarks": []}, "contains no benchmark"),
         ({"benchmarks": [{"fullname": "t"}]}, "'stats' of t is None"),
         ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),

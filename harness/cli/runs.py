@@ -1,0 +1,97 @@
+"""`python -m harness runs`: the runs of a results folder, newest first, on the terminal and as `index.html` of the reports folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import jinja2
+
+from harness.engine import watch
+from harness.engine.run_folder import newest_first
+from harness.machine import terminal
+from harness.report import standings, verdicts
+from harness.report.runs import load
+from harness.report.words import HERE
+from harness.store import run_state
+from harness.store.errors import UsageError
+from harness.store.words import key, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness runs: the runs of a results folder, newest first: what, where, state, what its rows say, its page"""
+
+    last: int = key("how many", 20, span=(1, 10_000))
+    results_dir: str = key("folder of the runs", "results")
+    reports_dir: str = key("folder of the pages; index.html is written there", "reports")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One run in words; `page` is "" where none is written."""
+
+    run_id: str
+    began: str  # day and minute, UTC
+    state: str
+    subject: str
+    says: str
+    page: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the runs and writes the index; exit code 0.
+
+    Raises:
+        UsageError: there is no run, or the index can't be written.
+    """
+    if (options := options_of(Words, argv)) is None:
+        return 0
+    reports = Path(options.reports_dir)
+    folders = newest_first(Path(options.results_dir), "**")
+    if not folders:
+        raise UsageError(f"no run in {options.results_dir}; measure first: python -m harness sweep=quick")
+    runs = [seen(folder, reports) for folder in folders[: options.last]]
+    older = len(folders) - len(runs)
+    out, index = terminal.console(), reports / "index.html"
+    for run in runs:
+        terminal.say(out, f"{run.run_id}  {run.state}  {run.began}  {run.subject}")
+        for line in filter(None, (run.says, run.page)):
+            terminal.say(out, f"    {line}")
+    if older:
+        terminal.say(out, f"{older} older: last={len(folders)} shows them")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    css = (HERE / "page.css").read_text(encoding="utf-8")
+    page = environment.get_template("index.html.j2").render(runs=runs, older=older, css=css, link=quote)
+    try:
+        reports.mkdir(parents=True, exist_ok=True)
+        index.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {index}: {error.strerror}; reports_dir=DIR names another") from error
+    terminal.say(out, f"index    {index}")
+    return 0
+
+
+def seen(folder: Path, reports: Path) -> Seen:
+    """What is to be said of one run."""
+    about = run_state.about(folder)
+    gone = any(part.state == "gone" for part in watch.look(folder))
+    state = "gone: its process ended without a word" if gone else str(about.get("state", run_state.UNKNOWN))
+    began = str(about.get("started_at", ""))[:16].replace("T", " ")
+    page = reports / f"{folder.name}.html"
+    shown = os.fspath(page) if page.exists() else ""
+    try:
+        machines = load([folder], reports).machines
+    except UsageError as error:
+        says = str(error) if any(folder.rglob("*.parquet")) else "no rows"
+        return Seen(folder.name, began, state, str(about.get("sweep", "")), says, shown)
+    says = " ".join(standings.lead(m, verdicts.answers(m))[0] for m in machines)
+    return Seen(folder.name, began, state, "; ".join(m.subject for m in machines), says, shown)
