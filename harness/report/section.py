@@ -26,6 +26,7 @@ BEFORE = {
     "training.gates": ("divergence",),
     "compatibility.parallel": ("parallel",),
     "gathers.gathers": ("allgather",),
+    "tables.agreement": ("agree",),
     "tables.speed": (),
     "league.league": ("cast", "gemm", "linear", "train"),
     "tables.squares": ("linear",),

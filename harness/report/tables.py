@@ -248,6 +248,12 @@ def suite_table(machine: Machine, suite: str) -> Table:
 # The rest
 
 
+def agreement(machine: Machine) -> Section:
+    """How far apart two precisions of one model are (`harness.agree`), and what is left without some layers."""
+    records = [{**row, "arm_cell": row["arm"]} for row in machine.pick(suite="agree")]
+    return section(machine, "agree", block="", tables=[table_of(machine, "agreement", records)])
+
+
 def compile_times(machine: Machine) -> Section:
     """First call of each compiled arm, apart from every other time, and when it has paid."""
     records = [
