@@ -8,18 +8,20 @@ import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from fp8core.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, slots
+from fp8core.scalar_writers import WRITERS, writer_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from fp8core.cast_stats import OperandStats, StepStats
     from fp8core.recipe import Recipe
+    from fp8core.scalar_writers import ScalarWriter
 
 # of a record, as they go to TensorBoard
 FIGURES = (
@@ -31,14 +33,6 @@ FIGURES = (
     "sqnr_db",
     "nonfinite",
 )
-
-
-class ScalarWriter(Protocol):
-    """What is asked of TensorBoard's SummaryWriter."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Takes one number of one step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +155,13 @@ def sink_of(to: Any, rank: int) -> Sink:
     Raises:
         TypeError: nothing that takes records.
         OSError: the file can't be opened.
+        ImportError: the library of that name is not installed.
     """
     if to is None:
         return Sink(lambda _: None)
+    if isinstance(to, str) and to in WRITERS:
+        writer = writer_named(to)
+        return Sink(partial(_add_scalars, writer), writer.close)
     if callable(getattr(to, "add_scalar", None)):
         return Sink(partial(_add_scalars, to))
     if isinstance(to, str | os.PathLike):

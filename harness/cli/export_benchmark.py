@@ -39,12 +39,17 @@ class Words:
 
     run: str = word("RUN", "a run's folder, Parquet file or id")
     output: Path | None = key("FILE.json to write; FILE.csv or FILE.parquet: every metric", short="-o")
+    to: str = key("send every metric to tensorboard, wandb or mlflow instead", "")
     results_dir: str = key("where run ids are looked up", "results")
 
 
 def main(argv: Sequence[str]) -> int:
     """Exports one run; returns 0, or 2 by way of UsageError."""
     if (options := options_of(Words, argv)) is None:
+        return 0
+    if options.to:
+        count = export_table.send(store.find_run(options.run, options.results_dir), options.to)
+        sys.stdout.write(f"sent {count} numbers to {options.to}\n")
         return 0
     if options.output is None:
         raise UsageError("export needs a file to write: -o FILE.json, .csv or .parquet")

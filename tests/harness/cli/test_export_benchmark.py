@@ -113,6 +113,17 @@ def test_a_table_holds_every_metric_and_every_sample(tmp_path: Path) -> None:
     assert export(run, tmp_path / "none" / "t.csv") == 2
 
 
+@pytest.mark.parametrize(("to", "says"), [("wand", "nearest: wandb"), ("mlflow", "pip install mlflow")])
+def test_a_tracker_that_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, to: str, says: str
+) -> None:
+    """What is sent: tests/clients/test_trackers.py."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert main(["export", str(run_of(tmp_path)), f"to={to}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
 def test_a_median_without_its_data_is_not_passed_off_as_data(tmp_path: Path) -> None:
     bare = {"fullname": "t.py::t", "group": None, "stats": {"median": 0.5, "iterations": 4}}
     (tmp_path / "a.json").write_text(json.dumps({"benchmarks": [bare]}))
