@@ -19,6 +19,7 @@ from harness.cli.config import command_line
 from harness.engine import arms, executor, places, run_folder, runlog
 from harness.engine.arms import Limits, silence_s
 from harness.engine.bench import Setting
+from harness.engine.plan import nothing_compared
 from harness.engine.progress import Progress
 from harness.engine.rows import is_trial
 from harness.engine.stages import Mark, Stage, Steps
@@ -289,6 +290,8 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
         out(f"  failed: {reason}\n")
     for names, reason in _unsupported(plan)[:TOLD]:
         out(f"  skipped: {', '.join(few(names))}: {reason}\n")
+    for line in nothing_compared(plan):
+        out(f"  {line}\n")
     try:
         kept = max(0, _tell(folder, config["train"].get("judge") is not False) - outcome.statuses["failed"])
     except (UsageError, OSError) as error:

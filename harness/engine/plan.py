@@ -387,6 +387,17 @@ def describe(plan: Plan) -> Iterator[str]:
     yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"
 
 
+def nothing_compared(plan: Plan) -> Iterator[str]:
+    """A line where no arm stands beside the one that it is compared with, though the suites have such arms."""
+    cases = (*plan.cases, *plan.elsewhere)
+    pairs = [(c.suite.ARMS[arm].baseline, c.runnable) for c in cases for arm in c.runnable]
+    if any(info.baseline for c in cases for info in c.suite.ARMS.values()) and not any(
+        baseline in beside for baseline, beside in pairs
+    ):
+        arms = ", ".join(dict.fromkeys(arm for c in cases for arm in c.runnable))
+        yield f"nothing is compared: {arms} without the arm that it is compared with; list arms SUITE names them"
+
+
 def _told(planned: PlannedCase) -> list[str]:
     """What is to be said of a case, in words that cases may share: its axes, its arms, and those that it leaves out."""
     axes = [f"{name}={value}" for name, value in planned.case.shared.items()]

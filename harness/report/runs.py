@@ -215,7 +215,7 @@ class Machine:
         """What was run, of which model, and on what, in a line."""
         sweeps = [*dict.fromkeys(run.sweep for run in self.runs)]
         cases = rows_of(self.frame[self.frame["axes"].str.contains('"model":')].drop_duplicates("axes"))
-        models = [*dict.fromkeys(title_of(row) for row in cases)]
+        models = [*dict.fromkeys(title_of(row).partition(", ")[0] for row in cases)]
         what = ", ".join(sweeps) if len(sweeps) < 4 else f"{len(sweeps)} sweeps"
         which = models[0] if len(models) == 1 else f"{len(models)} models" if models else ""
         return ", ".join(filter(None, (what, which, self.name)))

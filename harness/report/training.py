@@ -83,7 +83,7 @@ def losses(machine: Machine) -> Section:
     """The verdicts with their figures."""
     drawn = [*cost_charts(machine), *loss_charts(machine)]
     tables = [cost_table(machine), reach_table(machine), layers_table(machine)]
-    return section(machine, "divergence", first=[verdict_table(machine)], charts=drawn, tables=tables)
+    return section(machine, "divergence", charts=drawn, tables=[verdict_table(machine), *tables])
 
 
 def gates(machine: Machine) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import statistics
 from collections import defaultdict
@@ -256,6 +257,10 @@ class TrialResult:
         if self.doubt_of(arm, other):
             return "cannot tell"
         return "on" if self.between(arm, other).direction == "faster" else "off"
+
+    def _repr_html_(self) -> str:
+        lines = html.escape("\n".join(self.lines()))
+        return f"<pre>{lines}</pre>"
 
     def lines(self) -> list[str]:
         """The answer, in at most 20 lines."""

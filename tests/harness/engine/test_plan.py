@@ -11,7 +11,7 @@ import pytest
 from toy import ToySuite
 
 from harness.engine import plan as plans
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import Plan, make_plan, nothing_compared
 from harness.store.errors import UsageError
 from harness.suites import SUITES
 from harness.timing import compiling
@@ -45,6 +45,11 @@ def test_axes_points_and_arms_expand() -> None:
         (16, 1, "a"), (16, 2, "a"), (32, 1, "a"), (32, 2, "a"),
     ]  # fmt: skip
     assert made.products == {"toy": "2 x 2 x 1 = 4 cases x 2 arms"}
+
+
+@pytest.mark.parametrize(("arms", "said"), [(["base"], 1), (["other"], 1), (["base", "other"], 0)])
+def test_arms_without_the_one_they_are_compared_with_are_told(arms: list[str], said: int) -> None:
+    assert len(list(nothing_compared(plan(arms=arms)))) == said
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_no_decision_without_proof_rounds_control_or_direction(result: TrialResu
 def test_the_honest_twin_is_decided() -> None:
     assert good().decision == "on"
     assert not good().doubt
+    assert "for speed: on" in good()._repr_html_()
     assert simulated(quiet, 1.0, 0).decision == "off"  # shown to be a tie
 
 
