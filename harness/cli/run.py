@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.cli import seeds_needed
 from harness.engine import places, shards
-from harness.engine.plan import Plan, describe, make_plan, nothing_compared
+from harness.engine.plan import Plan, describe, make_plan
 from harness.machine import raw_output, torchrun
 from harness.store import extensions
 from harness.suites import SUITES
@@ -56,7 +56,6 @@ def run_request(request: Request) -> int:
             return measure.run_plan(request, plan, gpus, shard)
     left = measure.left_to_run(config, plan, gpus, shard) if config["resume"] else []
     said = [
-        *nothing_compared(plan),
         *describe(plan),
         *seeds_needed.lines(config, plan),
         *left,

@@ -383,6 +383,7 @@ def describe(plan: Plan) -> Iterator[str]:
             yield "  each: " + " ".join(word for word in next(iter(told.values())) if word in shared)
         for case, words in told.items():
             yield " ".join((f"  {case}", *(word for word in words if word not in shared)))
+    yield from nothing_compared(plan)
     others = f", {len(plan.elsewhere)} in other shards" if plan.elsewhere else ""
     yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"
 
