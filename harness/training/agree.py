@@ -103,7 +103,7 @@ class Agreement:
             f"log-probability of the {self.judged}; floor: each model with itself, run again and in halves"
         ]
         if not self.above_floor:
-            said.append("not further apart than a model from itself")
+            said.append("by the mean KL divergence not further apart than a model from itself")
         for cause in self.causes[:5]:
             part = 1 - cause.kl_left / self.kl_first
             said.append(f"{part:.0%} of the gap leaves with {', '.join(cause.layers)}")
@@ -224,7 +224,7 @@ class _Figures:
             raise UsageError(
                 f"logits {tuple(p.shape)} and {tuple(q.shape)}: expected two of one shape [B, T, V]"
             )
-        rows, others = p[kept], q[kept]
+        rows, others = p[kept], q.to(p.device)[kept]
         wanted = rows.argmax(-1) if targets is None else targets[kept]
         for i in range(0, len(rows), _ROWS):
             log_p, log_q = (x[i : i + _ROWS].double().log_softmax(-1) for x in (rows, others))
@@ -299,7 +299,9 @@ def _targets(batch: Any, logits: Tensor) -> tuple[Tensor | None, Tensor]:
 
 
 def _causes(a: nn.Module, b: nn.Module, first: Sequence[Any], passes: int) -> tuple[tuple[Cause, ...], str]:
-    batch, at_a, targets, kept, _ = first
+    batch, at_a, targets, kept, kl_first = first
+    if kl_first == 0:
+        return (), "no layer was looked into: the first batch shows no gap"
     of_a = dict(a.named_modules())
     names = [name for name, layer in b.named_modules() if _differ(of_a.get(name), layer)]
     if not (names and passes):

@@ -102,6 +102,16 @@ def test_models_are_left_as_they_were(model: nn.Module) -> None:
     assert not any(layer._forward_hooks for layer in other.modules())
 
 
+def test_where_the_first_batch_shows_no_gap_no_layer_is_blamed(model: nn.Module) -> None:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter("embedding.weight")[0].mul_(2.0)
+    found = harness.agree(model, other, [batches(1)[0].clamp(min=1), batches(1)[0].zero_()])
+    assert found.above_floor
+    assert found.causes == ()
+    assert "first batch" in str(found)
+
+
 def test_padding_and_last_tokens_do_not_count(model: nn.Module) -> None:
     class Hf(nn.Module):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
