@@ -93,7 +93,7 @@ COMMANDS = {
     "export": "harness.cli.export_benchmark",
     "doctor": "harness.cli.doctor",
     "advise": "harness.advise.command",
-    "diff": "harness.judge.diff",
+    "diff": "harness.cli.diff",
     "fleet": "harness.judge.fleet",
     "list": "harness.cli.catalogue",
 }  # word -> module whose `main` takes the words after it

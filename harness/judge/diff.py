@@ -1,4 +1,4 @@
-"""`python -m harness diff RUN RUN`: what changed between two runs: set-up, what ran, times and where they went.
+"""What changed between two runs: set-up, what ran, times and where they went (`python -m harness diff RUN RUN`).
 
 Two runs were not measured round by round, so that a drift of the machine between them is not cancelled. Their ratio is
 formed from the medians of rounds, with the interval of Welch's t on logarithms; a difference within the noise floor that
@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from harness import store
-from harness.machine.terminal import console, printable, row, say, table
+from harness.machine.terminal import row, say, table
 from harness.store import effect, stats
 from harness.store.arm import arm_of
 from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
 from harness.store.differences import differences
-from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.text import axes_of, case_label, constant_axes, number, some
-from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -148,46 +145,6 @@ class Changes:
     parts: tuple[Part, ...]
     figures: tuple[tuple[str, str, str, str, float, float], ...]
     cpu: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """python -m harness diff: what changed between two runs: the set-up, what ran, times and where they went
-    exit 0 compared; 2 the request could not be carried out
-    """
-
-    runs: list[str] = word("RUN RUN", "folders results/<sweep>/<run_id>, or their ids")
-    json: bool = key("as plain values", False)
-    results_dir: str = key("where run ids are looked up", "results")
-
-
-def main(words: Sequence[str]) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        UsageError: not two runs, an unknown word, or a run without a row.
-    """
-    if (options := options_of(Words, words)) is None:
-        return 0
-    runs = options.runs
-    if len(runs) != 2:
-        raise UsageError(
-            f"diff takes two runs, got {len(runs)}: folders results/<sweep>/<run_id>, or their ids"
-        )
-    frames = []
-    for run in runs:
-        frame, _ = store.read_quietly(store.find_run(run, options.results_dir))
-        if frame.attrs["problems"]:
-            raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
-        if not len(frame):
-            raise UsageError(f"{run} holds no row")
-        frames.append(frame)
-    found = changes(*frames)
-    if options.json:
-        print(json.dumps(as_dict(found), indent=1))  # noqa: T201  # asked for on standard output
-    else:
-        show(found, runs, console())
-    return 0
 
 
 def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:

@@ -224,3 +224,24 @@ def test_a_diff_of_cpu_runs_carries_the_caution(tmp_path: Path, capsys: pytest.C
     run = gpu_run(tmp_path / "g")
     assert main(["diff", str(run), str(run)]) == 0
     assert "CPU" not in capsys.readouterr().out
+
+
+def test_a_page_has_both_runs_over_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Oracle: the figures that were planted; text from outside is no markup."""
+    steps = tuple(range(5))
+    for name, ms, level in (("a", 10.0, 3.0), ("b", 12.0, 2.0)):
+        curve = replace(
+            timed("<b>base</b>", ms), metric="loss", regime="", timing={}, rounds=steps,
+            samples=tuple(level - 0.1 * i for i in steps),
+        )  # fmt: skip
+        write_run(tmp_path / name, [[timed("<b>base</b>", ms), curve]], env=CPU)
+    page = tmp_path / "page.html"
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert [each.split('"')[0] for each in text.split('<figure id="')[1:]] == ["f-ratios", "f-curve-loss"]
+    assert "slower" in text
+    assert "<b>base" not in text
+    assert str(tmp_path) not in text
+    capsys.readouterr()
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path)]) == 2
+    assert "cannot write" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""`python -m harness diff RUN RUN [-o FILE.html]`: what changed between two runs, on the terminal or as a page with both drawn together."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from harness import store
+from harness.judge.diff import as_dict, changes, show
+from harness.machine.terminal import console, printable
+from harness.store.errors import UsageError
+from harness.store.words import key, options_of, word
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness diff: what changed between two runs: the set-up, what ran, times and where they went
+    exit 0 compared; 2 the request could not be carried out
+    """
+
+    runs: list[str] = word("RUN RUN", "folders results/<sweep>/<run_id>, or their ids")
+    json: bool = key("as plain values", False)
+    output: Path | None = key("FILE.html: both runs in one page, curves over each other", short="-o")
+    results_dir: str = key("where run ids are looked up", "results")
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        UsageError: not two runs, an unknown word, a run without a row, or a page that can't be written.
+    """
+    if (options := options_of(Words, words)) is None:
+        return 0
+    runs = options.runs
+    if len(runs) != 2:
+        raise UsageError(
+            f"diff takes two runs, got {len(runs)}: folders results/<sweep>/<run_id>, or their ids"
+        )
+    frames = []
+    for run in runs:
+        frame, _ = store.read_quietly(store.find_run(run, options.results_dir))
+        if frame.attrs["problems"]:
+            raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
+        if not len(frame):
+            raise UsageError(f"{run} holds no row")
+        frames.append(frame)
+    found = changes(*frames)
+    if options.json:
+        print(json.dumps(as_dict(found), indent=1))  # noqa: T201  # asked for on standard output
+    else:
+        show(found, runs, console())
+    if options.output is not None:
+        from harness.report import side_by_side
+
+        names = [Path(run).name for run in runs]
+        told = Console(file=io.StringIO(), record=True, width=130, highlight=False)
+        show(found, names, told)
+        try:
+            options.output.write_text(side_by_side.page(found, frames, names, told), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
+        console().print(f"page     {options.output}", markup=False, soft_wrap=True)
+    return 0

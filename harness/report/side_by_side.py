@@ -1,0 +1,103 @@
+"""Two runs in one page, for `diff RUN RUN -o FILE.html`: what changed in words, ratios with their intervals, curves over each other."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from harness.report.drawing import INK, MUTED, SERIES, Chart, ratio_axis, ratio_limits, sheet, styled
+from harness.report.words import HERE
+from harness.store.measurement import METRICS
+from harness.store.text import axes_of, case_label, constant_axes, short
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    from rich.console import Console
+
+    from harness.judge.diff import Changes
+
+MOST_RATIOS, MOST_CURVES = 40, 8
+
+
+def page(found: Changes, frames: Sequence[pd.DataFrame], names: Sequence[str], told: Console) -> str:
+    """The page.
+
+    Args:
+        found: what changed.
+        frames: rows of both runs.
+        names: of both.
+        told: the words on it, recorded by a console.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    charts = [*_ratios(found, names), *_curves(frames, names)]
+    # rich escapes what it records
+    words = Markup(
+        told.export_html(inline_styles=True, code_format='<pre style="white-space: pre">{code}</pre>')
+    )
+    css = (HERE / "page.css").read_text(encoding="utf-8")
+    template = environment.get_template("side_by_side.html.j2")
+    return template.render(title=" and ".join(names), charts=charts, words=words, css=css)
+
+
+@styled
+def _ratios(found: Changes, names: Sequence[str]) -> list[Chart]:
+    ranked = sorted(found.times, key=lambda t: -abs(math.log(t.ratio)))[:MOST_RATIOS]
+    if not ranked:
+        return []
+    constant = constant_axes(t.axes for t in found.times)
+    rows = [f"{short(case_label(axes_of(t.axes), constant), 40)} {t.arm}" for t in ranked]
+    drawn = sheet("ratios", 1.0 + 0.26 * len(rows), grid="x", rows=rows)
+    axes = drawn.axes
+    axes.axvline(1, color=INK, linewidth=0.9)
+    for y, t in enumerate(ranked):
+        colour = SERIES[1] if t.verdict in ("slower", "faster") else MUTED
+        if t.low is not None and t.high is not None:
+            axes.hlines(y, t.low, t.high, color=colour, linewidth=1.3)
+        axes.plot([t.ratio], [y], "o", color=colour)
+    ratio_axis(axes.xaxis, axes.set_xscale)
+    axes.set_xlim(*ratio_limits(x for t in ranked for x in (t.ratio, t.low, t.high) if x is not None))
+    axes.set_xlabel(
+        f"time in {short(names[1], 40)} over {short(names[0], 40)}; above 1 is slower (log scale)"
+    )
+    left = (
+        f"The {len(ranked)} of {len(found.times)} that moved most. " if len(ranked) < len(found.times) else ""
+    )
+    return [drawn.chart("Times", f"{left}Lines: 95 % intervals. Grey: not shown to have changed.")]
+
+
+@styled
+def _curves(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> list[Chart]:
+    """A figure a metric whose samples are a curve: a colour an arm, the first run dashed; means over cases and seeds."""
+    made = []
+    series = [name for name, metric in METRICS.items() if metric.series]
+    curves = [
+        frame[frame["metric"].isin(series) & (frame["status"] == "ok") & (frame["rounds"].map(len) > 1)]
+        for frame in frames
+    ]
+    for metric in [m for m in series if all((frame["metric"] == m).any() for frame in curves)]:
+        first, second = (frame[(frame["metric"] == metric) & (frame["part"] == "")] for frame in curves)
+        arms = [arm for arm in dict.fromkeys(first["arm"]) if arm in set(second["arm"])]
+        if not arms:
+            continue
+        drawn = sheet(f"curve-{metric}", 3.6, grid="y")
+        for i, arm in enumerate(arms[:MOST_CURVES]):
+            for frame, style, label in ((first, "--", ""), (second, "-", short(arm, 24))):
+                own = frame[frame["arm"] == arm].explode(["rounds", "samples"])
+                mean = own.astype({"samples": float}).groupby("rounds")["samples"].mean()
+                drawn.axes.plot(
+                    np.asarray(mean.index, float), mean, style, color=SERIES[i], linewidth=1.0, label=label
+                )
+        drawn.axes.set(xlabel="step", ylabel=f"{metric} ({METRICS[metric].unit})")
+        left = f" The first {MOST_CURVES} of {len(arms)} arms." if len(arms) > MOST_CURVES else ""
+        made.append(
+            drawn.chart(metric, f"Means over cases and seeds; dashed: {names[0]}, drawn: {names[1]}.{left}")
+        )
+    return made
