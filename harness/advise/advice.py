@@ -81,7 +81,7 @@ class Advice:
         careful: the last of the evaluation loss counts more than speed.
         checks: predictions beside stored measurements of this GPU.
         library: whose kernels are assumed.
-        with_head: the step with the output head in FP8 too; None where no head is left out that FP8 makes faster.
+        with_head: the step with the output head in FP8 too; None where no head is left out, or it brings nothing.
         memory: what the step takes; None where it was not asked.
         made_up: batches that nobody named, and what stands for them; "" where none are.
         warnings: what a reader must know before believing it.

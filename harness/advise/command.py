@@ -11,7 +11,7 @@ from harness.advise import libraries, measured
 from harness.advise.advice import Advice
 from harness.advise.asked_model import model_of, sizes
 from harness.advise.casts import ENGINE, LIBRARIES, not_by_default
-from harness.advise.decide import POSITIVE, advise, best, gather_matters_from, pays_from
+from harness.advise.decide import OFF, POSITIVE, advise, best, gather_matters_from, pays_from
 from harness.advise.gpu import gpu_and_rows
 from harness.advise.model import head_in_fp8
 from harness.advise.plan import BYTES, CHECKPOINTING
@@ -226,7 +226,7 @@ def answer(question: Question) -> Advice:
         careful,
         tuple(checks),
         q.library,
-        more.step if head and head <= more.converted else None,
+        more.step if head and head <= more.converted and more.verdict != OFF else None,
         made_up=made_up,
         warnings=(said,) if said else (),
     )

@@ -14,6 +14,7 @@ from rich.console import Console
 from harness.__main__ import main
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
+from harness.advise.decide import OFF, verdict
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
 from harness.advise.views import lines, show
 
@@ -132,6 +133,14 @@ def test_a_lower_bound_never_fits(advice: dict[str, Advice]) -> None:
     assert memory.needed < memory.device
     assert memory.word == "not predicted"
     assert "fits" not in " ".join(lines(advice["experts"]))
+
+
+def test_a_head_that_brings_nothing_is_not_offered(advice: dict[str, Advice]) -> None:
+    """Oracle: the verdict of the step with it, and the step without it."""
+    for found in advice.values():
+        if found.with_head is not None:
+            assert verdict(found.with_head) != OFF
+            assert found.with_head.value >= found.chosen.step.value
 
 
 def test_between_the_prediction_and_the_margin_it_is_tight(advice: dict[str, Advice]) -> None:

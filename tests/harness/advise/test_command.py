@@ -65,6 +65,7 @@ def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
     odd = plain(capsys, "model=gpt2", "gpu=rtx_4090", "recipe=tensorwise", "mode=eager")
     reasons = {layer["fqn"]: layer["reason"] for layer in odd["layers"]}
     assert "not a multiple of 16" in reasons["head"]
+    assert odd["step_speedup_with_head"] is None
     assert odd["filter"]["code"] is None, "1.1x that may be 0.96x: nobody can tell"
 
 
@@ -88,9 +89,6 @@ def test_the_output_head_stays_in_high_precision_until_it_is_asked_for(
     module = resolve("llama3_8b").build(device="meta", dtype=torch.bfloat16)
     exec(found["filter"]["code"], {"model": module})
     assert [layer.fqn for layer in audit(module).not_converted] == ["head"]
-    odd = plain(capsys, "model=gpt2", "gpu=h200")
-    assert odd["step_speedup_with_head"] is None, "50257 outputs can't run in FP8"
-    assert "not a multiple" in {la["fqn"]: la["reason"] for la in odd["layers"]}["head"]
 
 
 def test_a_measured_throughput_dilutes_the_gain(capsys: pytest.CaptureFixture[str]) -> None:

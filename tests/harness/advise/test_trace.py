@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from language_models import gpt
-from models_to_advise import Chooses, Mlp, NoLoss, Peeks, pooled
+from models_to_advise import Chooses, Mlp, NoLoss, Peeks
 from torch import nn
 
 from harness.advise.trace import layers_alone, trace, trace_module
@@ -52,9 +52,8 @@ def test_layers_that_read_one_tensor_are_known() -> None:
         (nn.Sequential(nn.Embedding(50257, 768), nn.Linear(768, 768), nn.Linear(768, 50304)), ["2"]),
         (nn.Sequential(nn.Embedding(1024, 768), nn.Linear(768, 1024), nn.Linear(1024, 10)), []),
         (nn.Linear(32, 64), []),
-        (pooled(), []),
     ],
-    ids=["tied", "experts", "own", "padded", "classes", "no embedding", "pictures"],
+    ids=["tied", "experts", "own", "padded", "classes", "no embedding"],
 )
 def test_the_output_head_is_the_last_layer_if_its_outputs_are_a_vocabulary(
     module: nn.Module, head: list[str]
