@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.advise import decide
+from harness.advise import decide, fp8_break_even
 from harness.advise.casts import ENGINE, FP8CORE, provenance
 from harness.advise.fits import TOO_LARGE
 from harness.advise.rates import MEASURED
@@ -81,6 +81,7 @@ class Advice:
         careful: the last of the evaluation loss counts more than speed.
         checks: predictions beside stored measurements of this GPU.
         library: whose kernels are assumed.
+        with_head: the step with the output head in FP8 too; None where no head is left out, or it brings nothing.
         memory: what the step takes; None where it was not asked.
         made_up: batches that nobody named, and what stands for them; "" where none are.
         warnings: what a reader must know before believing it.
@@ -98,6 +99,7 @@ class Advice:
     careful: bool = False
     checks: tuple[Check, ...] = ()
     library: str = FP8CORE
+    with_head: Ratio | None = None
     memory: Memory | None = None
     made_up: str = ""
     warnings: tuple[str, ...] = ()
@@ -156,8 +158,12 @@ class Advice:
 
     @property
     def break_even(self) -> float:
-        """Width from which a layer pays for the mean bytes of its casts."""
-        return decide.break_even_width(self.rates, self.model.tokens, self.chosen.recipe.mean_bytes)
+        """Width K = N from which a layer pays for the mean bytes of its casts; inf if none does."""
+        at = self.rates
+        if not at.has_fp8:
+            return math.inf
+        machine = fp8_break_even.Rates(at["bf16"], at["fp8"], at["bandwidth"], at.name)
+        return machine.break_even(self.model.tokens, self.chosen.recipe.mean_bytes)
 
     @property
     def reasons(self) -> tuple[Reason, ...]:

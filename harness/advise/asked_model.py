@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fp8core.recipe import RECIPES
-from harness.advise.model import Linear, Model, Outside
+from harness.advise.model import Linear, Model, Outside, mark_head
 from harness.advise.trace import barred_layers, layers_alone, trace
 from harness.store.errors import UsageError
 from harness.training.models import MODELS, ModelSpec, UserModel, resolve
@@ -149,7 +149,7 @@ def _of_config(described: HfModel, batch: int, seq: int) -> Model:
     barred = barred_layers(module)
     reasons = {shape: barred.get(str(i), {}) for i, shape in enumerate(shapes)}
     places: dict[str, int] = {}
-    layers = [
+    unmarked = [
         Linear(
             part.name,
             part.K,
@@ -160,13 +160,14 @@ def _of_config(described: HfModel, batch: int, seq: int) -> Model:
         )
         for part in parts
     ]
+    layers = mark_head(unmarked, [described.vocabulary])
     inside = sum(p.elements for p in described.parts if any(w.isdigit() for w in p.name.split(".")))
     if described.like is not None:
         traced = trace(ModelSpec(described.name, "", "", described.like), batch, seq)
-        return replace(traced, layers=tuple(layers), whole=not described.left_out)
+        return replace(traced, layers=layers, whole=not described.left_out)
     return Model(
         described.name,
-        tuple(layers),
+        layers,
         tokens,
         other=2.0 * tokens * described.top_k * sum(part.K * part.N for part in experts),
         parameters=described.parameters,

@@ -11,8 +11,9 @@ from harness.advise import libraries, measured
 from harness.advise.advice import Advice
 from harness.advise.asked_model import model_of, sizes
 from harness.advise.casts import ENGINE, LIBRARIES, not_by_default
-from harness.advise.decide import POSITIVE, advise, best, gather_matters_from, pays_from
+from harness.advise.decide import OFF, POSITIVE, advise, best, gather_matters_from, pays_from
 from harness.advise.gpu import gpu_and_rows
+from harness.advise.model import head_in_fp8
 from harness.advise.plan import BYTES, CHECKPOINTING
 from harness.advise.rates import rates_of
 from harness.advise.scale.job import SCHEDULES, ClusterJob, layout
@@ -54,6 +55,7 @@ gpus=N              all GPUs; how they are split is printed, or named:
   dp=N tp=N pp=N schedule=1f1b|interleaved replicas=N node=N network_gb_s=X
 fp8_all_gather=auto|true|false      weights (FSDP), inputs (TP) gathered in
                     FP8; auto: if it gains
+head=bf16|fp8       the output head; its loss in FP8 was not judged
 bf16_tokens_per_s=X measured in bf16, of one GPU
 runs=RUN,RUN        stored runs of that GPU: measured rates for assumed ones
 full=true, --full   the tables behind the answer
@@ -88,6 +90,7 @@ class Question:
     weights: str = key(default=next(iter(BYTES)), choices=BYTES)
     reduce: str = key(default="", choices=BYTES)
     fp8_all_gather: str = key(default="auto", choices=GATHERS)
+    head: str = key(default="bf16", choices=("bf16", "fp8"))
     bf16_tokens_per_s: float | None = key(span=(1e-9, LIMIT), unit="tokens/s of one GPU")
     network_gb_s: float | None = key(span=(1e-9, LIMIT), unit="GB/s of one GPU")
     runs: str = key(default="")
@@ -164,6 +167,8 @@ def answer(question: Question) -> Advice:
     reached = ceilings(frame) if frame is not None else None
     rates = rates_of(device, reached, network_gb_s=q.network_gb_s)
     whole, made_up = model_of(q.model, q.tokens, q.batch, q.seq, q.tp or 1)
+    if q.head == "fp8":
+        whole = head_in_fp8(whole)
     split, said = layout(whole, q.gpus, q.dp, q.tp, q.pp, q.accumulation, q.schedule, q.node)
     batch, seq = 1, max(1, whole.tokens)  # all of a forward pass, however many sequences they are
     if isinstance(q.model, str) and q.model in MODELS:
@@ -203,6 +208,11 @@ def answer(question: Question) -> Advice:
     careful = q.priority == "loss"
     usual = [o for o in options if len(options) == 1 or not not_by_default(q.library, o.recipe.name)]
     chosen = best(usual, careful)
+    head = {la.fqn for la in model.layers if la.is_head and not chosen.unavailable}
+    if head:
+        more = advise(
+            head_in_fp8(model), rates, plan, chosen.recipe, fp8_all_gather=GATHERS[q.fp8_all_gather]
+        )
     found = Advice(
         model,
         device,
@@ -216,11 +226,14 @@ def answer(question: Question) -> Advice:
         careful,
         tuple(checks),
         q.library,
+        more.step if head and head <= more.converted and more.verdict != OFF else None,
         made_up=made_up,
         warnings=(said,) if said else (),
     )
     recipe_name = chosen.recipe.name if found.decision in POSITIVE else ""
-    asked = replace(job, recipe=recipe_name, gather_fp8=found.fp8_all_gather)
+    asked = replace(
+        job, recipe=recipe_name, gather_fp8=found.fp8_all_gather, left_out=found.left_out["words"]
+    )
     memory = memory_of(model, int(device.memory_gib * 2**30), asked, q.gpus is not None, q.reduce)
     return replace(found, memory=memory)
 

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.advise import fp8_break_even
 from harness.advise.layer import layer_cost
+from harness.advise.model import head_in_fp8
 from harness.advise.step import (
     Ratio,
     as_sent,
@@ -40,6 +40,8 @@ STEP_GAIN = 1.02
 ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"
 POSITIVE = (ON, SOME)
 EXPOSED = 0.05  # of the step: communication that matters
+# docs/advise.md has why, with its sources
+HEAD = "the output head, whose loss in FP8 was not judged"
 _COARSE = ("tensorwise", "delayed")
 _SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
@@ -207,15 +209,15 @@ def advise(
 
 
 def able(model: Model, recipe: RecipeCost) -> frozenset[str]:
-    """Names of the layers that can run a recipe."""
-    return frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
+    """Names of the layers that can run a recipe, the output head among them."""
+    return frozenset(layer.fqn for layer in head_in_fp8(model).layers if not barred(layer, recipe))
 
 
 def barred(layer: Linear, recipe: RecipeCost) -> str:
-    """Why a layer cannot run a recipe; "" if it can."""
+    """Why a layer stays in high precision whatever it would gain; "" if nothing bars it."""
     if layer.tokens == 0:
         return "not used in the forward pass"
-    return layer.barred.get(recipe.name, "")
+    return layer.barred.get(recipe.name, HEAD if layer.is_head else "")
 
 
 def choose(
@@ -326,14 +328,6 @@ def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
 def _doubled(holds: Callable[[int], bool], low: int, high: int) -> int | None:
     """The first of low, twice that, and so on to `high`, for which a condition holds."""
     return next((n for i in range((high // low).bit_length()) if holds(n := low * 2**i)), None)
-
-
-def break_even_width(rates: Rates, tokens: float, cast_bytes: float) -> float:
-    """Smallest K = N at which a layer wins with so many tokens and bytes an element, see `harness.advise.fp8_break_even`; inf if none."""
-    if not rates.has_fp8:
-        return math.inf
-    machine = fp8_break_even.Rates(rates["bf16"], rates["fp8"], rates["bandwidth"], rates.name)
-    return machine.break_even(tokens, cast_bytes)
 
 
 def module_filter(model: Model, converted: frozenset[str]) -> Mapping[str, tuple[str, ...]]:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 # By the last word of a layer's name: split along its output (columns) or along its input (rows).
 _HF_COLUMNS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "c_attn", "c_fc"}
 COLUMNS = frozenset({"q", "k", "v", "qkv", "gate", "up", "head"} | _HF_COLUMNS)
 ROWS = frozenset({"o", "down", "proj", "o_proj", "down_proj", "c_proj"})
+_PADDING = 128  # of a vocabulary, for its products
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Linear:
         tokens: rows of its input in one forward pass, over all its calls.
         input_id: the same for layers that read the same tensor.
         barred: the recipes that it cannot run whatever they cost, and why (its class, its shape).
+        is_head: the output head: it stays in high precision unless FP8 is asked for there.
     """
 
     fqn: str
@@ -41,6 +43,7 @@ class Linear:
     tokens: int
     input_id: int
     barred: Mapping[str, str] = field(default_factory=dict)
+    is_head: bool = False
 
     @property
     def flops(self) -> float:
@@ -143,6 +146,20 @@ class Model:
         factor = tokens / self.tokens
         layers = tuple(replace(layer, tokens=round(layer.tokens * factor)) for layer in self.layers)
         return replace(_scaled(self, factor, 1.0), layers=layers, tokens=tokens)
+
+
+def mark_head(layers: Sequence[Linear], vocabularies: Iterable[int | None]) -> tuple[Linear, ...]:
+    """The layers, the last of which is the output head if it has an output for each token of a vocabulary, padded or not."""
+    sizes = [size for size in vocabularies if size]
+    return tuple(
+        replace(layer, is_head=layer is layers[-1] and any(0 <= layer.N - n < _PADDING for n in sizes))
+        for layer in layers
+    )
+
+
+def head_in_fp8(model: Model) -> Model:
+    """The same model, whose output head may be converted as any other layer."""
+    return replace(model, layers=mark_head(model.layers, ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from harness.advise.layer import LayerCost, layer_cost
 from harness.advise.model import slowest_stage
-from harness.advise.plan import CHECKPOINTING, Plan, Recompute
 from harness.machine.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
 
     from harness.advise.casts import RecipeCost
     from harness.advise.model import Model
+    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
 
-__all__ = ["CHECKPOINTING", "Plan", "Recompute"]
 _CONFIDENCE = 1.96
 _BF16, _FP8 = 2.0, 1.0  # bytes of an element
 
@@ -93,10 +92,6 @@ class Ratio:
     value: float
     low: float
     high: float
-
-    def less(self, errors: float) -> float:
-        """The value so many of its standard errors lower."""
-        return self.value * (self.low / self.value) ** (errors / _CONFIDENCE)
 
 
 def step_cost(

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fp8core import audit, convert_to_float8_training
 from fp8core.recipe import RECIPES
-from harness.advise.model import Linear, Model, Outside, Traffic, weighted
+from harness.advise.model import Linear, Model, Outside, Traffic, mark_head, weighted
 from harness.store.errors import UsageError
 from harness.training.models import ModelSpec, UserModel
 from harness.training.models.common import replace_parameters
@@ -30,7 +30,7 @@ from harness.training.models.flops import register_flop_formulas
 from harness.training.models.tokens import common_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _BLOCKS = "layers"  # the list of blocks in the models of this project
 _ATTENTION = "scaled_dot_product"
@@ -130,7 +130,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Mode
                 "a step that looks at values (.item(), a branch on data) has no place in a forward pass that is traced"
             ) from error
     forward, backward = recorder.finish(p.grad for p in module.parameters() if p.grad is not None)
-    layers = tuple(calls.layers.values())
+    layers = mark_head(tuple(calls.layers.values()), _vocabularies(module))
     return Model(
         name,
         layers,
@@ -149,12 +149,18 @@ def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
     """Facts of a module without `model.batch`, which cannot be called: its Linear layers, each on all tokens."""
     barred = barred_layers(module)
     linears = ((fqn, m) for fqn, m in module.named_modules() if isinstance(m, nn.Linear))
-    layers = tuple(
+    layers = [
         Linear(fqn, m.in_features, m.out_features, tokens, i, barred.get(fqn, {}))
         for i, (fqn, m) in enumerate(linears)
-    )
+    ]
     parameters = sum(p.numel() for p in module.parameters())
-    return Model(name, layers, tokens, parameters=parameters, blocks=_blocks(module), whole=False)
+    marked = mark_head(layers, _vocabularies(module))
+    return Model(name, marked, tokens, parameters=parameters, blocks=_blocks(module), whole=False)
+
+
+def _vocabularies(module: nn.Module) -> Iterator[int | None]:
+    """Rows of the embeddings: of nn.Embedding, and of those of other libraries, which call them the same."""
+    return (getattr(part, "num_embeddings", None) for part in module.modules())
 
 
 def barred_layers(module: nn.Module) -> dict[str, dict[str, str]]:

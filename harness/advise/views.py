@@ -126,6 +126,7 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "not_measured": "; ".join(found.not_measured),
             "memory": memory and _picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
             "step_speedup": chosen.step,
+            "step_speedup_with_head": found.with_head,
             "step_ms": {n: _ms(parts.seconds) for n, parts in zip(("bf16", "fp8"), found.parts, strict=True)},
             "recipes": [
                 {

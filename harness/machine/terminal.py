@@ -9,13 +9,16 @@ from rich.text import Text
 
 from harness.machine.raw_output import printable as printable  # its public place
 
-WIDTH = 100
+WIDTH, NARROW = 100, 80
 
 
 def console(width: int = WIDTH) -> Console:
-    """Console as wide as the terminal, at most `width`; `width` without a terminal."""
+    """Console as wide as the terminal, at most `width`; `width` without a terminal.
+
+    Never narrower than `NARROW`, for which tables are made: a terminal wraps what is wider, and a table would cut it.
+    """
     here = Console(highlight=False)
-    return Console(width=min(width, here.width) if here.is_terminal else width, highlight=False)
+    return Console(width=min(width, max(here.width, NARROW)) if here.is_terminal else width, highlight=False)
 
 
 def table(title: str, *columns: str) -> Table:

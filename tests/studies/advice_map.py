@@ -27,7 +27,7 @@ MODE, SIZE = "compile", 8
 TITLE = f"PREDICTED, no GPU measured: FP8 over bf16, whole training step, compiled, {SIZE} GPUs"
 NOTE = (
     "Big: predicted speedup, small: its interval. Hatched: the interval contains 1, so nobody can tell without measuring. "
-    "off: less than 2 % predicted.\nDoes not fit: into the memory of a GPU. "
+    "off: less than 2 % predicted, small: how much.\nDoes not fit: into the memory of a GPU. "
     "From reports/published/advice.json; how far such predictions were off: docs/advise-accuracy.md."
 )
 NAMES = {
@@ -77,13 +77,12 @@ def _cell(axes: Axes, x: int, y: int, cell: Answered) -> None:
     )
     if cell.word == "does not fit":
         axes.text(x, y, "does not fit", ha="center", va="center", color=MUTED, fontsize=7.5)
-    elif cell.word == "off":
-        axes.text(x, y, "off", ha="center", va="center", color=INK)
     else:
-        more = " (some layers)" if cell.word == "partial" else ""
-        interval = cell.interval if cell.ratio else "no prediction"
+        off, more = cell.word == "off", " (some layers)" if cell.word == "partial" else ""
+        interval = (cell.ratio if off else cell.interval) or "no prediction"
         about: Any = {"ha": "center", "va": "center", "color": INK}
-        axes.text(x, y - 0.12, cell.ratio + more, fontweight="bold" if not hatch else "normal", **about)
+        bold = "normal" if hatch or off else "bold"
+        axes.text(x, y - 0.12, "off" if off else cell.ratio + more, fontweight=bold, **about)
         axes.text(x, y + 0.22, interval, fontsize=7, **about)
 
 

@@ -18,7 +18,7 @@ import jinja2
 import harness.report
 from harness.advise import decide
 from harness.advise.command import answer, parse
-from harness.advise.fits import TOO_LARGE
+from harness.advise.fits import GIB, TOO_LARGE
 from harness.store.errors import UsageError
 from harness.store.text import number
 
@@ -46,7 +46,7 @@ SIZES = (1, 8, 64, 512)
 WORDS = {  # word of a cell -> what it means
     "on": "FP8 is predicted to gain at least 2 %, with an interval above 1",
     "partial": "the same for some layers; the rest stay in bf16",
-    "off": "FP8 is predicted to gain less than 2 %, or nothing",
+    "off": "FP8 is predicted to gain less than 2 %; where no layer gains, the figure is that of all layers in FP8",
     "can't tell": "the interval of the step contains 1: measure on that GPU",
     "does not fit": "the step is predicted to take more than the memory of a GPU; of experts, of a config.json and of a pipeline "
     "only weights, gradients and AdamW's averages are counted, so that such a step may not fit where it is not marked",
@@ -58,12 +58,13 @@ Key = tuple[str, str, str, int]  # model, GPU, mode, GPUs
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One cell: a word of `WORDS`, the predicted ratio where FP8 would be on, and the command that gives it."""
+    """One cell: a word of `WORDS`, the predicted ratio, why FP8 is not on, and the command that gives it."""
 
     word: str
     ratio: str
     interval: str
     recipe: str
+    reason: str
     command: str
 
     @property
@@ -85,12 +86,19 @@ def answered(words: Sequence[str]) -> Answered:
     try:
         found = answer(parse(here))
     except UsageError as error:
-        return Answered("can't tell", "", str(error), "", command)
-    word, step = word_of(found), found.chosen.step
-    if word not in ("on", "partial", "can't tell"):
-        return Answered(word, "", "", "", command)
+        return Answered("can't tell", "", "", "", str(error), command)
+    word, chosen, memory = word_of(found), found.chosen, found.memory
+    if word == TOO_LARGE and memory is not None:
+        needed, device = memory.needed / GIB, memory.device / GIB
+        digits = int(round(needed) == round(device))
+        return Answered(word, "", "", "", f"{needed:,.{digits}f} of {device:.{digits}f} GiB", command)
+    if chosen.unavailable:
+        return Answered(word, "", "", "", chosen.unavailable.split(":")[0], command)
+    step, reason = chosen.step, "gains less than 2 %" if word == "off" else ""
+    if not chosen.converted:
+        step, reason = chosen.everything, "no layer gains"
     low, value, high = _shown(step)
-    return Answered(word, f"{value}x", f"{low} to {high}", found.chosen.recipe.name, command)
+    return Answered(word, f"{value}x", f"{low} to {high}", chosen.recipe.name, reason, command)
 
 
 def _shown(step: Ratio) -> tuple[str, str, str]:

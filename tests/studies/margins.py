@@ -22,9 +22,10 @@ from harness.advise import decide
 from harness.advise.advised_arms import FLOOR
 from harness.advise.layer import closed_form
 from harness.advise.model import Linear, Model, Traffic
+from harness.advise.plan import Plan
 from harness.advise.rates import LARGE, rates_of
 from harness.advise.recipes import candidates, unavailable
-from harness.advise.step import Plan, Ratio, speedup, step_ratio
+from harness.advise.step import Ratio, speedup, step_ratio
 from harness.advise.trace import trace
 from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, Product
 from harness.machine.hardware import DEVICES
@@ -66,7 +67,9 @@ class Margins:
     def allow(self, found: Outcome) -> bool:
         """Whether the advice is "on": so many standard errors below the prediction the step still gains."""
         predicted = found.predicted
-        return predicted is not None and predicted.value >= self.step_gain and predicted.less(self.sure) > 1
+        if predicted is None or predicted.value < self.step_gain:
+            return False
+        return predicted.value * (predicted.low / predicted.value) ** (self.sure / SURE) > 1
 
 
 COMPARED = (

@@ -19,8 +19,9 @@ from speedups.table import ROWS, Row
 from harness.advise.decide import ON, UNDECIDED, verdict
 from harness.advise.layer import layer_cost
 from harness.advise.model import Linear, Model, split
+from harness.advise.plan import Plan
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
-from harness.advise.step import Plan, Ratio, speedup, step_ratio, with_interval
+from harness.advise.step import Ratio, speedup, step_ratio, with_interval
 from harness.advise.trace import trace
 from harness.machine.hardware import named
 from harness.training.models import MODELS, ModelSpec

@@ -14,7 +14,7 @@ from fp8core.recipe import RECIPES
 from harness.advise.decide import able
 from harness.advise.recipes import candidates
 from harness.advise.scale.counts import Collective, exchanging, sharding
-from harness.advise.scale.held import MEMORY, memory, setup_of
+from harness.advise.scale.held import memory, setup_of
 from harness.advise.scale.weights import weights_of
 from harness.advise.step import Parts, speedup, step_cost
 from harness.advise.training import traced
@@ -24,8 +24,6 @@ from harness.store.errors import UsageError, unknown
 from harness.training import meta_estimate
 from harness.training.models import MODELS, ModelSpec
 from harness.training.models.llama_moe import MoeConfig
-
-__all__ = ["MEMORY", "memory"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -79,10 +79,12 @@ class Settled:
         outside = f"outside of it after {self.logged:,} steps{after} in {self.unsettled} of {seeds} seeds"
         low, high, coverage = self.interval
         end = f"{high:,.0f}" if math.isfinite(high) else f"beyond {self.logged:,} steps"
-        shown = f"{low:,.0f} to {end} with {100 * coverage:.0f} %, {seeds} seeds"
+        shown = f"median of {seeds} seeds; {100 * coverage:.0f} % interval: step {low:,.0f} to {end}"
         if math.isinf(self.step):
-            lower = f" (median: {shown})" if math.isfinite(low) else ""
+            lower = f" ({shown})" if math.isfinite(low) else ""
             return f"smoothed gap not within {what}: {outside}{lower}"
+        if not any(self.steps.values()):
+            return f"smoothed gap within {what} at every step{after} of all {seeds} seeds"
         tail = f"; {outside}" if self.unsettled else ""
         return f"smoothed gap within {what} from step {self.step:,.0f}{after} on ({shown}){tail}"
 

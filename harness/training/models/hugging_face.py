@@ -72,6 +72,7 @@ class HfModel:
         parts: in the order of use.
         parameters: all weights.
         blocks: repeated ones.
+        vocabulary: its tokens; None where the file doesn't say.
         top_k: experts that each token uses; 0 without experts.
         max_seq: longest sequence; None where the file doesn't say.
         like: our Llama of these sizes; None where the blocks are other ones.
@@ -82,6 +83,7 @@ class HfModel:
     parts: tuple[Part, ...]
     parameters: int
     blocks: int
+    vocabulary: int | None
     top_k: int = 0
     max_seq: int | None = None
     like: LlamaConfig | None = None
@@ -179,6 +181,7 @@ def _read_off(module: nn.Module, config: Any, name: str) -> HfModel:
         tuple(parts.values()),
         sum(p.numel() for p in module.parameters()),
         int(config.num_hidden_layers),
+        getattr(config, "vocab_size", None),
         int(config.num_experts_per_tok) if routed else 0,
         getattr(config, "max_position_embeddings", None),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,13 +14,16 @@ from rich.console import Console
 from harness.__main__ import main
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
+from harness.advise.decide import OFF, verdict
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
 from harness.advise.views import lines, show
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
     find_spec("transformers") is None, reason="the extra hf is not installed"
 )
-QWEN = Path(__file__).parents[3] / "docs" / "examples" / "Qwen3-8B"
+ROOT = Path(__file__).parents[3]
+QWEN = ROOT / "docs" / "examples" / "Qwen3-8B"
+FIGURE = re.compile(r"\d+\.\d+")
 QUESTIONS = {
     "a step that fits": "model=llama3_8b gpu=h100 dp=8 batch=1 seq=8192 checkpointing=selective",
     "a step that does not": "model=llama3_8b gpu=h100",
@@ -46,11 +50,32 @@ def rendered(found: Advice, width: int, full: bool) -> str:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_the_answer_is_twenty_lines_of_eighty_columns(name: str, advice: dict[str, Advice]) -> None:
+def test_the_answer_fits_a_terminal_of_24_lines_and_80_columns(name: str, advice: dict[str, Advice]) -> None:
     text = rendered(advice[name], 80, full=False).splitlines()
-    assert len(text) <= 20
+    assert len(text) <= 24
     assert max(map(len, text)) <= 80
     assert [line.rstrip() for line in text] == lines(advice[name])
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_figure_of_the_tables_is_cut_at_eighty_columns(name: str, advice: dict[str, Advice]) -> None:
+    wide, narrow = (set(rendered(advice[name], width, full=True).split()) for width in (400, 80))
+    assert {word for word in wide - narrow if set(word) != {"─"}} == set()
+
+
+def test_the_examples_of_the_readme_and_of_the_page_are_what_is_printed() -> None:
+    """Oracle: the first command of each, which prints code. Figures may differ with another torch."""
+    readme, page = (
+        (ROOT / name).read_text().split("harness advise ", 1) for name in ("README.md", "docs/advise.md")
+    )
+    (words, _), (same, rest) = readme[1].split("\n", 1), page[1].split("\n", 1)
+    assert words == same
+    example = rest.split("```")[2].strip("\n").splitlines()
+    printed, due = (
+        {FIGURE.sub("#", line) for line in shown} for shown in (example, lines(answer(parse(words.split()))))
+    )
+    assert printed <= due
+    assert "code:" in printed
 
 
 def test_a_step_that_does_not_fit_is_the_headline(
@@ -65,6 +90,7 @@ def test_a_step_that_does_not_fit_is_the_headline(
     plain = json.loads(capsys.readouterr().out)
     assert plain["decision"] == TOO_LARGE
     assert plain["decision_by_time"] == "on"
+    assert f"{plain['step_speedup']['value']:.2f}x" in " ".join(told), "what it would gain where it fits"
     states = 16 * 8_030_261_248
     assert sum(plain["memory"]["fp8"].values()) > states
 
@@ -107,6 +133,14 @@ def test_a_lower_bound_never_fits(advice: dict[str, Advice]) -> None:
     assert memory.needed < memory.device
     assert memory.word == "not predicted"
     assert "fits" not in " ".join(lines(advice["experts"]))
+
+
+def test_a_head_that_brings_nothing_is_not_offered(advice: dict[str, Advice]) -> None:
+    """Oracle: the verdict of the step with it, and the step without it."""
+    for found in advice.values():
+        if found.with_head is not None:
+            assert verdict(found.with_head) != OFF
+            assert found.with_head.value >= found.chosen.step.value
 
 
 def test_between_the_prediction_and_the_margin_it_is_tight(advice: dict[str, Advice]) -> None:

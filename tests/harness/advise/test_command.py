@@ -13,6 +13,7 @@ from report_cases import gpu_run
 from report_fixtures import H200, write_run
 
 from fp8core import audit
+from harness.advise.decide import HEAD
 from harness.store.case import Case
 from harness.store.measurement import Measurement
 from harness.training.models import resolve
@@ -64,7 +65,30 @@ def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
     odd = plain(capsys, "model=gpt2", "gpu=rtx_4090", "recipe=tensorwise", "mode=eager")
     reasons = {layer["fqn"]: layer["reason"] for layer in odd["layers"]}
     assert "not a multiple of 16" in reasons["head"]
+    assert odd["step_speedup_with_head"] is None
     assert odd["filter"]["code"] is None, "1.1x that may be 0.96x: nobody can tell"
+
+
+def test_the_output_head_stays_in_high_precision_until_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Oracle: the audit of a model that the printed code converted; the same question with head=fp8."""
+    words = ("model=llama3_8b", "gpu=h200", "gpus=8", "recipe=tensorwise")
+    found, asked = plain(capsys, *words), plain(capsys, *words, "head=fp8")
+    left, none = (
+        {layer["fqn"]: layer["reason"] for layer in one["layers"] if not layer["converted"]}
+        for one in (found, asked)
+    )
+    assert (left, none) == ({"head": HEAD}, {})
+    assert found["decision"] == asked["decision"] == "on"
+    assert found["step_speedup_with_head"] == asked["step_speedup"]
+    assert found["step_speedup"]["value"] < asked["step_speedup"]["value"]
+    assert found["recipes"][0]["step_speedup_all_layers"] == asked["recipes"][0]["step_speedup_all_layers"]
+    assert asked["step_speedup_with_head"] is None, "it is in already"
+    assert sum(found["memory"]["fp8"].values()) > sum(asked["memory"]["fp8"].values())
+    module = resolve("llama3_8b").build(device="meta", dtype=torch.bfloat16)
+    exec(found["filter"]["code"], {"model": module})
+    assert [layer.fqn for layer in audit(module).not_converted] == ["head"]
 
 
 def test_a_measured_throughput_dilutes_the_gain(capsys: pytest.CaptureFixture[str]) -> None:

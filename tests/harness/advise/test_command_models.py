@@ -8,6 +8,8 @@ import pytest
 from advice_asked import plain, refused, said
 from configs_for_tests import PUBLISHED, written
 
+from harness.advise.decide import HEAD
+
 OWN = "model._target_=models_to_advise."
 
 
@@ -53,6 +55,7 @@ def test_a_config_of_hugging_face(
     assert found["decision"] == "on"
     assert len(found["layers"]) == len(own["layers"]) == 32 * 7 + 1
     gains = {(la["K"], la["N"]): la["speedup"]["value"] for la in own["layers"] if la["fqn"] != "head"}
+    assert [layer["fqn"] for layer in found["layers"] if layer["reason"] == HEAD] == ["lm_head"]
     for layer in found["layers"]:
         assert layer["tokens"] == 16384
         assert layer["speedup"]["value"] == pytest.approx(

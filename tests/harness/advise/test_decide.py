@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from harness.advise import decide
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.model import Linear, Traffic
+from harness.advise.plan import Plan
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
-from harness.advise.step import Plan, Ratio, step_ratio
+from harness.advise.step import Ratio, step_ratio
 from harness.advise.trace import trace
 from harness.machine.hardware import named
 from harness.training.models import ModelSpec

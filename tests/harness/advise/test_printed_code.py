@@ -164,7 +164,7 @@ def test_the_code_for_two_gpus_gathers_in_fp8() -> None:
     for (found,) in ranks.run(code_on_ranks.trained, 2, printed(), True):
         assert found["ok"], found["line"]
         assert "gathered in FP8" in found["line"]
-        assert found["layers"] == 5
+        assert found["layers"] == 4, "the head stays in bf16"
 
 
 def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:

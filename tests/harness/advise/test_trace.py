@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from language_models import gpt
 from models_to_advise import Chooses, Mlp, NoLoss, Peeks
 from torch import nn
 
-from harness.advise.trace import trace, trace_module
+from harness.advise.trace import layers_alone, trace, trace_module
 from harness.store.errors import UsageError
 from harness.training.models import MODELS, build, resolve
 from harness.training.models.flops import step_flops
@@ -40,6 +41,25 @@ def test_layers_that_read_one_tensor_are_known() -> None:
     assert reads[first + "ffn.gate"] == reads[first + "ffn.up"] != reads[first + "attention.q"]
     assert reads[first + "ffn.gate"] != reads[second + "ffn.gate"], "blocks do not share"
     assert reads[first + "attention.o"] not in {reads[first + "attention.q"], reads[first + "ffn.down"]}
+
+
+@pytest.mark.parametrize(
+    ("module", "head"),
+    [
+        (build("gpt2", device="meta", layers=1), ["head"]),
+        (build("llama_moe", device="meta", layers=1), ["head"]),
+        (gpt(), ["lm_head"]),
+        (nn.Sequential(nn.Embedding(50257, 768), nn.Linear(768, 768), nn.Linear(768, 50304)), ["2"]),
+        (nn.Sequential(nn.Embedding(1024, 768), nn.Linear(768, 1024), nn.Linear(1024, 10)), []),
+        (nn.Linear(32, 64), []),
+    ],
+    ids=["tied", "experts", "own", "padded", "classes", "no embedding"],
+)
+def test_the_output_head_is_the_last_layer_if_its_outputs_are_a_vocabulary(
+    module: nn.Module, head: list[str]
+) -> None:
+    """Oracle: a reader's eye. A layer as wide as a table of positions is none, and neither are outputs that are classes."""
+    assert [layer.fqn for layer in layers_alone(module, 16, "").layers if layer.is_head] == head
 
 
 def test_what_cannot_run_in_fp8_is_known_by_recipe() -> None:

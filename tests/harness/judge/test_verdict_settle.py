@@ -69,6 +69,9 @@ def test_an_exponential_gap_settles_where_its_closed_form_crosses_the_margin(sig
     assert (found.step, found.interval) == (expected, (expected, expected, 0.9375))
     assert (found.noise_runs, found.limit) == (0, 0.0025)
     assert "the margin (0.250 % of the loss; no perturbed runs" in found.sentence
+    assert f"on (median of 5 seeds; 94 % interval: step {expected} to {expected})" in found.sentence
+    never = settle(base, base).sentence
+    assert never.endswith("at every step of all 5 seeds"), "no interval from 0 to 0"
 
 
 def test_the_limit_is_the_upper_bound_for_one_more_perturbed_run():

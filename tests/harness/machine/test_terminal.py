@@ -35,6 +35,15 @@ def test_without_a_terminal_it_is_a_hundred_columns_wide() -> None:
     assert console().width == 100
 
 
+@pytest.mark.parametrize(("columns", "width"), [(60, 80), (90, 90), (200, 100)])
+def test_no_terminal_is_so_narrow_that_a_table_is_cut(
+    columns: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert console().width == width
+
+
 def test_what_a_row_says_never_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     raw_output.tell("failed: \x1b]0;title\x07 \u202e\n")
     raw_output.say("failed: \x1b]0;title\x07 \u202e\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.advise.step import Recompute
+from harness.advise.plan import Recompute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

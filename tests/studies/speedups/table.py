@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.advise.step import Recompute
+from harness.advise.plan import Recompute
 from speedups import libraries
 from speedups.case import BY_OP, EVERY_SECOND, FULL, Case
 
