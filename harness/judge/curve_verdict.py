@@ -121,6 +121,7 @@ class CurveVerdict:
         notes: what decides nothing.
         gap, low, high: candidate over base - 1 at the ends, with its 95 % interval (90 % where paired), as shares; NaN where
             there is none.
+        sd: between runs, of both sides together or of `noise`, as a share.
         p: the larger one-sided p of equivalence within the margin.
         shows: the smallest margin that so many runs with this spread show in 80 % of cases, without a gap.
         needed: runs a side that would show the margin in 80 % of cases, without a gap and at half a margin; None: over `MOST`,
@@ -137,6 +138,7 @@ class CurveVerdict:
     gap: float = math.nan
     low: float = math.nan
     high: float = math.nan
+    sd: float = math.nan
     p: float = math.nan
     shows: float = math.nan
     needed: tuple[int | None, ...] = ()
@@ -215,6 +217,8 @@ def verdict(
         found.outcome, found.codes = "INCONCLUSIVE", [*refused]
         found.reasons = [*(f"{REFUSED[code]} ({what})" for code, what in refused.items()), *found.reasons]
     if found.codes in (["not_shown"], ["few_runs"]):
+        if found.sd > 0:
+            found.needed = tuple(seeds_for(found.sd, margin, gap, sides=2) for gap in (0.0, margin / 2))
         shown = " / ".join(str(n or f"over {MOST}") for n in found.needed)
         found.notes.append(
             f"runs a side that show it in {100 * POWER:.0f} % of cases, without a gap / at half a margin: "
@@ -235,9 +239,9 @@ def _unpaired(found: CurveVerdict, window: int, noise: Sequence[float]) -> None:
     found.gap = float(ends[1].mean()) / level - 1
     spreads = [side / level for side in ends if side.size > 1] or [np.array(noise) / np.mean(noise or 1)]
     freedom = sum(side.size - 1 for side in spreads)
-    sd = math.sqrt(sum(side.var() * side.size for side in spreads) / freedom) if freedom > 0 else math.nan
-    if sd > 0:
-        found.needed = tuple(seeds_for(sd, margin, gap, sides=2) for gap in (0.0, margin / 2))
+    found.sd = sd = (
+        math.sqrt(sum(side.var() * side.size for side in spreads) / freedom) if freedom > 0 else math.nan
+    )
     if sd > 0 and min(side.size for side in ends) > 1:
         welch, count = (
             Welch.of(*(side / level for side in ends)),
@@ -317,8 +321,9 @@ def _is_copy(one: Curve, other: Curve) -> bool:
     else:
         shared, mine, theirs = np.intersect1d(one.steps, other.steps, assume_unique=True, return_indices=True)
         mine, theirs = mine[shared > 0], theirs[shared > 0]
-    equal = np.isclose(one.values[mine], other.values[theirs], rtol=SAME, atol=0, equal_nan=True)
-    return mine.size >= MIN_VALUES and bool(equal.all())
+    with np.errstate(divide="ignore", invalid="ignore"):  # a loss of 0, NaN or infinity
+        apart = np.abs(one.values[mine] / other.values[theirs] - 1)
+    return mine.size >= MIN_VALUES and bool((apart < SAME).all())
 
 
 def _times(found: CurveVerdict, target: float | None) -> None:
@@ -339,20 +344,20 @@ def _runs(frames: Sequence[pd.DataFrame], side: str, value: str, step: str) -> l
     found = []
     for i, frame in enumerate(frames):
         table = tidy(frame, f"{side}[{i}]", value, step)
-        columns = table.attrs["value"], table.attrs["step"]
+        about, table.attrs = table.attrs, {}  # pandas copies them with every selection
         for name, rows in table.groupby("run", sort=False):
-            curve = Curve.of(rows["value"].to_numpy(), rows["step"].to_numpy())
-            settings = {k: text.short(str(rows[k].iloc[0]), 40) for k in SETTINGS if k in rows}
-            label = (
-                str(name)
-                if len(frames) == 1 or name == table.attrs["source"]
-                else f"{table.attrs['source']}:{name}"
-            )
+            is_alone = len(frames) == 1 or name == about["source"]
             seed = SEED.search(f"seed{rows['seed'].iloc[0]}" if "seed" in rows else str(name))
-            seconds = rows["time_s"].to_numpy(float) if "time_s" in rows else None
-            last = table.attrs["last"][name]
             found.append(
-                OneRun(label, curve, seconds, last, columns, settings, int(seed[1]) if seed else None)
+                OneRun(
+                    str(name) if is_alone else f"{about['source']}:{name}",
+                    Curve.of(rows["value"].to_numpy(), rows["step"].to_numpy()),
+                    rows["time_s"].to_numpy(float) if "time_s" in rows else None,
+                    about["last"][name],
+                    (about["value"], about["step"]),
+                    {key: text.short(str(rows[key].iloc[0]), 40) for key in SETTINGS if key in rows},
+                    int(seed[1]) if seed else None,
+                )
             )
     return found
 
