@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.gate.exit_code import Exit
 from harness.machine import terminal
@@ -54,24 +55,20 @@ def main(words: Sequence[str]) -> int:
     from harness.judge.curve_verdict import verdict
     from harness.store.curve_files import read_all
 
-    share = options.margin.removesuffix("%")
-    try:
-        margin = float(share) / 100
-    except ValueError:
-        share = options.margin
-    if share == options.margin:
+    if not re.fullmatch(r"\d*\.?\d+%", options.margin):
         raise UsageError(
-            f"margin={printable(share)}: expected a percentage of the base's loss, as in margin=0.25%"
+            f"margin={printable(options.margin)}: expected a percentage of the base's loss, as in margin=0.25%"
         )
     if not (options.base and options.candidate):
         raise UsageError("verdict needs base=GLOB and candidate=GLOB")
-    base, candidate, noise = (
-        read_all(getattr(options, side), side, options.format) for side in ("base", "candidate", "noise")
-    )
-    found = verdict(
-        base, candidate, value=options.value, step=options.step, paired=options.paired, margin=margin, window=options.window,
-        target=options.target, noise=noise, loss=options.loss,
-    )  # fmt: skip
+    asked: dict[str, Any] = {
+        side: read_all(getattr(options, side), side, options.format)
+        for side in ("base", "candidate", "noise")
+    }
+    asked |= {
+        name: getattr(options, name) for name in ("value", "step", "paired", "window", "target", "loss")
+    }
+    found = verdict(**asked, margin=float(options.margin[:-1]) / 100)
     where = terminal.console()
     for line in found.lines:
         terminal.say(where, line, STYLES[found.outcome] if line.startswith(found.outcome) else "")

@@ -13,7 +13,6 @@ import itertools
 import math
 import re
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +61,7 @@ SIDES = "base", "candidate"
 # What is no evidence -> why
 REFUSED: Mapping[str, str] = {
     "few_runs": f"fewer than {MIN_SEEDS} runs a side",
-    "few_values": f"fewer than {MIN_VALUES} values a run",
+    "few_values": f"fewer than {MIN_VALUES} values a run after step 0, or than two windows",
     "repeated": "runs are copies",
     "mixed_steps": "step axes differ",
     "unfinished": "a run ends without a loss",
@@ -71,7 +70,6 @@ REFUSED: Mapping[str, str] = {
     "other_start": "losses differ before any step",
     "base_broke": "the base met NaN too",
     "no_share": "the base's loss is not above 0",
-    "no_spread": "no run differs from another",
 }
 
 
@@ -213,7 +211,7 @@ def verdict(
     else:
         _unpaired(found, window, [run.end(window) for run in _runs(noise, "noise", value, step)])
         _times(found, target)
-    if refused := dict(_refused(base=sides[0], candidate=sides[1], margin=margin)):
+    if refused := dict(_refused(sides[0], sides[1], margin, window)):
         found.outcome, found.codes = "INCONCLUSIVE", [*refused]
         found.reasons = [*(f"{REFUSED[code]} ({what})" for code, what in refused.items()), *found.reasons]
     if found.codes in (["not_shown"], ["few_runs"]):
@@ -243,10 +241,8 @@ def _unpaired(found: CurveVerdict, window: int, noise: Sequence[float]) -> None:
         math.sqrt(sum(side.var() * side.size for side in spreads) / freedom) if freedom > 0 else math.nan
     )
     if sd > 0 and min(side.size for side in ends) > 1:
-        welch, count = (
-            Welch.of(*(side / level for side in ends)),
-            int(2 / sum(1 / side.size for side in ends)),
-        )
+        welch = Welch.of(*(side / level for side in ends))
+        count = int(2 / sum(1 / side.size for side in ends))
         found.low, found.high = welch.interval()
         low, high = welch.interval(FAIL_CONFIDENCE)
         found.p = welch.p_within(margin)
@@ -261,12 +257,11 @@ def _unpaired(found: CurveVerdict, window: int, noise: Sequence[float]) -> None:
             found.codes = ["stray"] * bool(stray) + ["idle"] * bool(not fall > LEAST_FALL * margin)
             if not found.codes:
                 found.outcome, found.codes = "PASS", ["equivalent"]
-        why = [WHY[code] for code in found.codes if code in WHY]
-        found.reasons += [
-            *why,
+        found.reasons += [WHY[code] for code in found.codes if code in WHY]
+        found.reasons.append(
             f"gap {percent(found.gap)} of the base's loss, {welch.difference * level:+.5f} (95 % {percent(found.low)} to "
-            f"{percent(found.high)}); one-sided p of a gap within {percent(margin)[1:]}: {found.p:.2g}",
-        ]
+            f"{percent(found.high)}); one-sided p of a gap within {percent(margin)[1:]}: {found.p:.2g}"
+        )
         shown = f"{percent(found.shows)[1:]} in {100 * POWER:.0f} % of cases"
         found.notes.append(f"{count} runs a side with this spread show a margin of {shown}")
     else:
@@ -276,22 +271,23 @@ def _unpaired(found: CurveVerdict, window: int, noise: Sequence[float]) -> None:
         found.notes.append(f"compared at their ends: steps {last[0]:g} and {last[1]:g}")
 
 
-def _refused(base: Sequence[OneRun], candidate: Sequence[OneRun], margin: float) -> Iterator[tuple[str, str]]:
+def _refused(
+    base: Sequence[OneRun], candidate: Sequence[OneRun], margin: float, window: int
+) -> Iterator[tuple[str, str]]:
     """Why the curves are no evidence: a code and what was found."""
     both = [*base, *candidate]
     whole = [[run for run in runs if run.is_finite] for runs in (base, candidate)]
-    ends = [[run.end(1) for run in runs] for runs in whole]
     if min(len(base), len(candidate)) < MIN_SEEDS:
         yield "few_runs", f"{len(base)} and {len(candidate)}"
     if broken := len(base) - len(whole[0]):
         yield "base_broke", f"{broken} of {len(base)} runs"
-    if not np.mean(ends[0] or 1) > 0:
-        yield "no_share", f"mean {np.mean(ends[0]):g}"
-    if len(both) > 2 and len(set(ends[0])) <= 1 and len(set(ends[1])) <= 1:
-        yield "no_spread", "their last losses are equal"
-    if short := [run.name for run in both if (run.curve.steps > 0).sum() < MIN_VALUES]:
+    if whole[0] and not (level := np.mean([run.end(window) for run in whole[0]])) > 0:
+        yield "no_share", f"mean {level:g}"
+    if short := [run.name for run in both if (run.curve.steps > 0).sum() < max(MIN_VALUES, 2 * window)]:
         yield "few_values", text.some(short)
-    if copies := [f"{a.name} and {b.name}" for a, b in combinations(both, 2) if _is_copy(a.curve, b.curve)]:
+    if copies := [
+        f"{a.name} and {b.name}" for a, b in itertools.combinations(both, 2) if _is_copy(a.curve, b.curve)
+    ]:
         yield "repeated", text.some(copies)
     last = [sorted({float(run.curve.steps[-1]) for run in runs}) for runs in whole]
     every = sorted(itertools.chain(*last))
@@ -345,6 +341,10 @@ def _runs(frames: Sequence[pd.DataFrame], side: str, value: str, step: str) -> l
     for i, frame in enumerate(frames):
         table = tidy(frame, f"{side}[{i}]", value, step)
         about, table.attrs = table.attrs, {}  # pandas copies them with every selection
+        if (count := table["run"].nunique()) > MOST:
+            raise UsageError(
+                f"{about['source']}: {count:,} runs; expected at most {MOST}: is `run` a column of runs?"
+            )
         for name, rows in table.groupby("run", sort=False):
             is_alone = len(frames) == 1 or name == about["source"]
             seed = SEED.search(f"seed{rows['seed'].iloc[0]}" if "seed" in rows else str(name))
@@ -394,7 +394,7 @@ def _described(runs: Sequence[OneRun], side: str) -> Iterator[str]:
     value, step = runs[0].columns
     clock = "" if any(run.seconds is None for run in runs) else ", with times"
     yield (
-        f"{side}: {text.plural(len(runs), 'run')}, {value} by {step}, {min(sizes)} to {max(sizes)} values a run, steps "
+        f"{side}: {text.plural(len(runs), 'run')}, {value} by {step}, {' to '.join(map(str, sorted({min(sizes), max(sizes)})))} values a run, steps "
         f"{steps.min():g} to {steps.max():g}{clock}"
     )
     every = np.unique(steps).size

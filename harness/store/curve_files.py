@@ -93,23 +93,17 @@ def read(path: Path, format: str = "") -> pd.DataFrame:
         UsageError: what cannot be read, by file and line.
     """
     source = printable(str(path))
-    try:
-        if format:
-            table = _text(path, format)
-        elif "tfevents" in path.name:
-            table = _tensorboard(path)
-        elif reader := READERS.get(path.suffix.lower()):
-            table = reader(path)
-        else:
-            raise UsageError(
-                f"{source}: expected {', '.join(READERS)} or tfevents; a text log needs format={'|'.join(PATTERNS)}|REGEX"
-            )
-    except UsageError:
-        raise
-    except ModuleNotFoundError as error:
+    reader = READERS.get("tfevents" if "tfevents" in path.name else path.suffix.lower())
+    if format:
+        reader = functools.partial(_text, pattern=_pattern(format))
+    if reader is None:
         raise UsageError(
-            f"{source}: TensorBoard's files need {error.name}: pip install tensorboard"
-        ) from error
+            f"{source}: expected {', '.join(READERS)}; a text log needs format={'|'.join(PATTERNS)}|REGEX"
+        )
+    try:
+        table = reader(path)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{source}: this needs {error.name}: pip install {error.name}") from error
     except (OSError, ValueError) as error:  # of pandas, pyarrow and JSON too
         raise UsageError(f"{source}: {short(str(error), 300)}") from error
     table.attrs["source"] = source
@@ -128,29 +122,29 @@ def _jsonl(path: Path) -> pd.DataFrame:
         records = from_json(f"[{','.join(lines.values())}]")
     except ValueError:
         records = []
-    if len(records) != len(lines) or not all(isinstance(each, dict) for each in records):
-        for i, line in lines.items():
-            try:
-                is_record = isinstance(from_json(line), dict)
-            except ValueError:
-                is_record = False
-            if not is_record:
-                raise ValueError(f"line {i} is no JSON object")
+    if len(records) != len(lines):
+        records = [_object(line, i) for i, line in lines.items()]
     return _records(records).set_axis(pd.Index([*lines], name="line"))
+
+
+def _object(line: str, i: int) -> Any:
+    try:
+        return from_json(line)
+    except ValueError as error:
+        raise ValueError(f"line {i}: {error}") from error
 
 
 def _json(path: Path) -> pd.DataFrame:
     document = from_json(read_text(path))
-    records = document.get("log_history") if isinstance(document, dict) else document
+    return _records(document.get("log_history") if isinstance(document, dict) else document)
+
+
+def _records(records: Any) -> pd.DataFrame:
+    """A row a record; NaN that was written as a text, so that it is not taken for a key that is missing."""
     if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
         raise ValueError(
-            "expected Hugging Face's trainer_state.json with its log_history, or a list of objects"
+            "expected objects: one a line, or a list, as log_history of Hugging Face's trainer_state.json"
         )
-    return _records(records)
-
-
-def _records(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row a record; NaN that was written as a text, so that it is not taken for a key that is missing."""
     written = [{key: "nan" if cell != cell else cell for key, cell in record.items()} for record in records]
     return pd.DataFrame(written, dtype=object)
 
@@ -171,25 +165,24 @@ def _tensorboard(path: Path) -> pd.DataFrame:
     return _records([*rows.values()])
 
 
-def _text(path: Path, format: str) -> pd.DataFrame:
-    shown = printable(format)
+def _pattern(format: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(PATTERNS.get(format, format))
-    except re.error as error:
-        raise UsageError(
-            f"format={shown} is no regular expression ({error}), nor one of {', '.join(PATTERNS)}"
-        ) from error
+    except re.error:
+        pattern = re.compile("")
     if not {"step", "value"} <= pattern.groupindex.keys():
+        names = ", ".join(PATTERNS)
         raise UsageError(
-            f"format={shown}: expected groups (?P<step>...) and (?P<value>...), or one of {', '.join(PATTERNS)}"
+            f"format={printable(format)}: expected {names}, or a regular expression with (?P<step>...) and (?P<value>...)"
         )
-    lines = {
-        i: found.groupdict()
-        for i, line in enumerate(read_text(path).splitlines(), 1)
-        if (found := pattern.search(line))
-    }
+    return pattern
+
+
+def _text(path: Path, pattern: re.Pattern[str]) -> pd.DataFrame:
+    found = {i: pattern.search(line) for i, line in enumerate(read_text(path).splitlines(), 1)}
+    lines = {i: match.groupdict() for i, match in found.items() if match}
     if not lines:
-        raise ValueError(f"no line matches format={shown}")
+        raise ValueError(f"no line matches format={pattern.pattern}")
     return pd.DataFrame([*lines.values()], dtype=object).set_axis(pd.Index([*lines], name="line"))
 
 
@@ -198,6 +191,7 @@ READERS: Mapping[str, Callable[[Path], pd.DataFrame]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".parquet": pd.read_parquet,
+    "tfevents": _tensorboard,
 }
 
 
@@ -252,7 +246,7 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     )
     made, before = made[~twice], before[~twice]
     for wrong, why in (
-        (~np.isfinite(made["step"]), f"{printable(at)} is no number"),
+        (~(made["step"].abs() < 1e15), f"{printable(at)} is no step"),
         (
             made["step"] <= before["step"],
             "the steps do not increase: one file is one run unless it has a column `run`",
@@ -260,16 +254,18 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     ):
         if wrong.any():
             raise UsageError(f"{source}, {_place(made, wrong)}: {why}")
-    made.attrs = {"source": source, "value": value, "step": at, "last": last, "empty": int(empty.sum())}
+    made.attrs = {"source": source, "value": value, "step": at, "last": last}
     return made
 
 
 def _column(table: pd.DataFrame, asked: str, usual: Sequence[str], what: str, source: str) -> str:
     """The column that is asked for, or the first usual one."""
     found = asked if asked in table else next((name for name in usual if name in table and not asked), "")
-    if not found:
+    if list(table).count(found) != 1:
         columns = some([printable(str(name)) for name in table], 12, ", ")
-        wanted = f"no column {printable(asked)}" if asked else f"no column of {', '.join(usual)}"
+        wanted = (
+            f"no single column {printable(asked)}" if asked else f"no single column of {', '.join(usual)}"
+        )
         raise UsageError(f"{source}: {wanted}; it has {columns}: name one by {what}=")
     return found
 

@@ -195,6 +195,21 @@ def test_options_that_are_none(options: dict[str, Any]) -> None:
         judged(runs(1), **options)
 
 
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [pd.DataFrame({"step": [], "val_loss": []})],
+        [pd.concat([runs(1)[0]] * 2, axis=1)],
+        [pd.DataFrame({"run": range(201), "step": 1, "val_loss": 2.0})],
+    ],
+    ids=["none", "empty", "two columns of one name", "a run a row"],
+)
+def test_frames_that_are_none(frames: list[pd.DataFrame]) -> None:
+    with pytest.raises(UsageError):
+        judged(frames)
+
+
 def test_a_million_rows_take_seconds_and_a_notebook_shows_no_markup() -> None:
     many = [
         pd.DataFrame(
