@@ -345,17 +345,20 @@ def _runs(frames: Sequence[pd.DataFrame], side: str, value: str, step: str) -> l
             raise UsageError(
                 f"{about['source']}: {count:,} runs; expected at most {MOST}: is `run` a column of runs?"
             )
-        for name, rows in table.groupby("run", sort=False):
+        steps, values = table["step"].to_numpy(float), table["value"].to_numpy(float)
+        clock = table["time_s"].to_numpy(float) if "time_s" in table else None
+        for name, at in table.groupby("run", sort=False).indices.items():
             is_alone = len(frames) == 1 or name == about["source"]
-            seed = SEED.search(f"seed{rows['seed'].iloc[0]}" if "seed" in rows else str(name))
+            first = table.iloc[at[0]]
+            seed = SEED.search(f"seed{first['seed']}" if "seed" in table else str(name))
             found.append(
                 OneRun(
                     str(name) if is_alone else f"{about['source']}:{name}",
-                    Curve.of(rows["value"].to_numpy(), rows["step"].to_numpy()),
-                    rows["time_s"].to_numpy(float) if "time_s" in rows else None,
+                    Curve(steps[at], values[at]),
+                    None if clock is None else clock[at],
                     about["last"][name],
                     (about["value"], about["step"]),
-                    {key: text.short(str(rows[key].iloc[0]), 40) for key in SETTINGS if key in rows},
+                    {key: text.short(str(first[key]), 40) for key in SETTINGS if key in table},
                     int(seed[1]) if seed else None,
                 )
             )
@@ -376,7 +379,7 @@ def _by_seed(
         if run.seed is None or run.seed in made:
             wrong = "two runs have this seed" if run.seed in made else "no seed"
             raise UsageError(
-                f"paired=seed, {run.name}: {wrong}; expected a column seed, or seedN in the name, of its own"
+                f"paired=seed, {text.printable(run.name)}: {wrong}; expected a column seed, or seedN in the name, of its own"
             )
         is_training = run.columns[0] == "loss" or "train" in run.columns[0]
         made[run.seed] = Run(
