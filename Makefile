@@ -120,6 +120,7 @@ wheels: $(READY)
 
 published: $(READY)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/published_page.py results/published reports/published/mfu.html
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/evidence.py
 	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
 	$(PY) tests/studies/advice_map.py reports/published/advice.json
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/compatibility_page.py results/published > docs/compatibility.md
@@ -128,6 +129,7 @@ published: $(READY)
 studies: $(READY)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/curve_verdict_rates.py reports/published/studies/curve-verdict-error-rates.md
 
 setup: $(READY)
 

@@ -1,7 +1,7 @@
 """harness: measures fp8core, its peers and bf16 in one run, and keeps every number with its conditions.
 
 In code of your own: `from harness import ab` (`harness.training.ab`) for a training loop, `harness.measure` for functions,
-`harness.agree` for two precisions of one model.
+`harness.agree` for two precisions of one model, `harness.verdict` for loss curves.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.judge.curve_verdict import verdict
     from harness.timing.closures import measure
     from harness.training import ab
     from harness.training.agree import agree
 
-__all__ = ["__version__", "ab", "agree", "measure"]
+__all__ = ["__version__", "ab", "agree", "measure", "verdict"]
 __version__ = "0.1.0"
+_FUNCTIONS = {"agree": "training.agree", "measure": "timing.closures", "verdict": "judge.curve_verdict"}
 
 
 def __getattr__(name: str) -> Any:
-    """These on use: they need torch, and what reads stored results does not."""
+    """These on use: they need torch or pandas, and what reads stored results does not."""
     if name == "ab":
         return importlib.import_module("harness.training.ab")
-    if name == "measure":
-        return importlib.import_module("harness.timing.closures").measure
-    if name == "agree":
-        return importlib.import_module("harness.training.agree").agree
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"harness.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module 'harness' has no attribute {name!r}")

@@ -25,6 +25,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate --against GIT_REV --command 'CMD {{out}}'  the same for the benchmarks of your own repository
+       python -m harness verdict base=GLOB candidate=GLOB  do loss curves that you have say that FP8 trains the same?
        python -m harness import FILE.json              store the results of a pytest-benchmark file
        python -m harness export RUN -o FILE.csv        every metric of a run, curves too; .parquet; FILE.json: times as pytest-benchmark JSON
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
@@ -89,6 +90,7 @@ COMMANDS = {
     "watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",
+    "verdict": "harness.cli.verdict",
     "import": "harness.cli.import_benchmark",
     "export": "harness.cli.export_benchmark",
     "doctor": "harness.cli.doctor",

@@ -98,6 +98,16 @@ def render(
     return Page(html, markdown, {f"{c.key}.svg": standalone(c, css) for c in charts})
 
 
+def render_sections(title: str, kicker: str, subtitle: str, shown: Sequence[Section]) -> str:
+    """A page of sections alone, about no machine, in HTML without JavaScript."""
+    empty = dict.fromkeys(
+        ("machines", "notices", "first", "definitions", "shared", "ledger", "runs", "problems"), ()
+    )
+    about = {"title": title, "kicker": kicker, "subtitle": subtitle, "last": shown, "overview": None}
+    css = (HERE / "page.css").read_text(encoding="utf-8")
+    return _jinja().get_template("page.html.j2").render(**empty, **about, css=css)
+
+
 def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> dict[str, Any]:
     """What the templates know about one machine."""
     answers = verdicts.answers(machine)

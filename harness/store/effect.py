@@ -141,12 +141,8 @@ def unpaired(first: Sequence[float], second: Sequence[float], floor: float = mat
     rounds = min(map(len, logs))
     if rounds < 2:
         return Effect(middle, -math.inf, math.inf, rounds, floor)
-    errors = [statistics.variance(side) / len(side) for side in logs]
-    total = sum(errors)
-    if total == 0:
-        return Effect(middle, middle, middle, rounds, floor)
-    degrees = total**2 / sum(e**2 / (len(side) - 1) for e, side in zip(errors, logs, strict=True))
-    half = stats.t_quantile(0.975, max(1, math.floor(degrees))) * math.sqrt(total)
+    welch = stats.Welch.of(*logs)
+    half = stats.t_quantile(0.975, max(1, math.floor(welch.degrees))) * welch.error
     return Effect(middle, middle - half, middle + half, rounds, floor)
 
 

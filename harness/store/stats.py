@@ -143,6 +143,46 @@ def paired_log_ratios(
     return np.array([math.log(b[r] / a[r]) for r in shared])
 
 
+@dataclass(frozen=True, slots=True)
+class Welch:
+    """The difference of two means, second minus first, of independent values whose spreads may differ (Welch's t).
+
+    Attributes:
+        difference: of the means.
+        error: its standard error; 0 where neither side varies.
+        degrees: of freedom.
+    """
+
+    difference: float
+    error: float
+    degrees: float
+
+    @classmethod
+    def of(cls, first: ArrayLike, second: ArrayLike) -> Welch:
+        """From at least two values a side.
+
+        >>> found = Welch.of([1.0, 2.0, 3.0], [3.0, 4.0, 5.0])
+        >>> found.difference, round(found.degrees, 6), [round(end, 3) for end in found.interval()]
+        (2.0, 4.0, [-0.267, 4.267])
+        """
+        sides = [_vector(values) for values in (first, second)]
+        errors = [float(x.var(ddof=1)) / x.size for x in sides]
+        spread = sum(e**2 / (x.size - 1) for e, x in zip(errors, sides, strict=True))
+        degrees = sum(errors) ** 2 / spread if spread else 1.0
+        return cls(float(sides[1].mean() - sides[0].mean()), math.sqrt(sum(errors)), degrees)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Of the true difference."""
+        half = t_quantile((1 + confidence) / 2, self.degrees) * self.error
+        return self.difference - half, self.difference + half
+
+    def p_within(self, margin: float) -> float:
+        """The larger p of two one-sided tests of "the true difference lies within -+margin"."""
+        from scipy.special import stdtr
+
+        return float(stdtr(self.degrees, (abs(self.difference) - margin) / self.error))
+
+
 def are_times(samples: ArrayLike) -> bool:
     """Whether all samples are finite and above 0, as `round_medians` needs them."""
     x = np.asarray(samples, dtype=np.float64)
@@ -195,7 +235,7 @@ def holm(p_values: ArrayLike) -> Vector:
 
 
 @lru_cache(maxsize=1024)
-def t_quantile(probability: float, degrees: int) -> float:
+def t_quantile(probability: float, degrees: float) -> float:
     """Quantile of Student's t distribution.
 
     >>> round(t_quantile(0.975, 7), 6)

@@ -50,9 +50,10 @@ def test_the_name_is_public(name: str) -> None:
 
 
 def test_the_names_of_the_users_own_loop_are_public() -> None:
-    from harness import ab, agree, measure
+    from harness import ab, agree, measure, verdict
 
     assert [*inspect.signature(agree).parameters] == ["a", "b", "batches", "passes"]
+    assert list(inspect.signature(verdict).parameters)[:2] == ["base", "candidate"]
     assert list(inspect.signature(ab.Trial).parameters)[:3] == ["model", "recipe", "steps"]
     assert next(iter(inspect.signature(measure).parameters)) == "closures"
     assert {"check", "rounds"} <= inspect.signature(measure).parameters.keys()

@@ -17,6 +17,7 @@ COMMANDS = (
     "watch",
     "report",
     "gate",
+    "verdict",
     "import",
     "doctor",
     "advise",
@@ -39,7 +40,7 @@ def test_help_names_every_command_every_sweep_and_every_key(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [["-h"], *([name, "--help"] for name in ("gate", "diff", "advise", "fleet"))]
+    "words", [["-h"], *([name, "--help"] for name in ("gate", "diff", "advise", "fleet", "verdict"))]
 )
 def test_each_help_is_exit_0(words: list[str], tmp_path: Path) -> None:
     ended = run(tmp_path, *words)

@@ -19,7 +19,7 @@ ANY = {"sitecustomize"}  # of the process that the gate records, whoever wrote i
 # Names of the package index for modules of another name
 NAMED = {"yaml": "pyyaml", "hydra": "hydra-core", "pynvml": "nvidia-ml-py"}
 # Measured beside our own code where somebody has installed them; no extra could bring them all.
-OPTIONAL = {"triton", "torchao", "transformers", "lightning"}
+OPTIONAL = {"triton", "torchao", "transformers", "lightning", "tensorboard"}
 PEERS = {
     "aiter",
     "deep_gemm",

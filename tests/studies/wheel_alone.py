@@ -30,6 +30,7 @@ FILES = {
     "arms: [eager, copy]\n",
     "steps.yaml": "# How long is a step?\nsuite: train\naxes: {model: [nano], compute: [fp32], batch: [2], seq: [16]}\n"
     "arms: [bf16_eager, tensorwise_eager]\n",
+    "curve.csv": "step,val_loss\n0,4\n10,3\n",
     "times.json": '{"machine_info": {}, "commit_info": {}, "version": "5.0.0", "datetime": "2026-11-23T00:00:00+00:00", "benchmarks": '
     '[{"name": "t", "fullname": "bench.py::t", "group": null, "params": null, "param": null, "extra_info": {}, "options": {}, '
     '"stats": {"data": [0.01, 0.011, 0.0105], "median": 0.0105, "rounds": 3}}]}',
@@ -56,6 +57,7 @@ COMMANDS = (
     ("diff results/mine/one results/mine/two", "", 0),
     ("fleet results/mine/one results/mine/two", "can't tell", 0),
     ("import times.json", "results", 0),
+    ("verdict base=curve.csv candidate=curve.csv", "INCONCLUSIVE", 6),
     ("export results/mine/one -o out.json", "out.json", 0),
     ("sweep=gpu dry_run=true device=cpu", "nothing was measured", 0),
     (f"-m sweep=./mine.yaml axes.M=16,32 {QUICK}", "results", 0),

@@ -133,7 +133,7 @@ def _compared(axes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in axes.items() if name not in (*LOCAL, "seed")}
 
 
-def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0) -> float:
+def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0, sides: int = 1) -> float:
     """Probability that two one-sided tests at `ALPHA` each pass.
 
     >>> round(tost_power(0.5, 1.0, 5), 2), round(tost_power(1.0, 1.0, 10), 2)
@@ -144,6 +144,7 @@ def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0) -> float:
         margin: of equivalence, in that unit.
         seeds: at least 2.
         gap: the true one, in that unit.
+        sides: 2 for the difference of two means of so many unpaired runs, each with that sd; `sd` is then of the runs.
 
     Raises:
         ValueError: an sd or margin that is not above 0, or fewer than 2 seeds.
@@ -154,8 +155,8 @@ def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0) -> float:
         raise ValueError(
             f"sd={sd}, margin={margin}, seeds={seeds}, gap={gap}: expected an sd and a margin above 0, 2 seeds, finite numbers"
         )
-    degrees = seeds - 1
-    scale = math.sqrt(seeds) / sd
+    degrees = sides * (seeds - 1)
+    scale = math.sqrt(seeds / sides) / sd
     nodes, weights = _NODES  # of the probability of a sample sd
     ratio = np.sqrt(2 * gammaincinv(degrees / 2, (1 + nodes) / 2) / degrees)  # of sample sd / sd
     room = (
@@ -166,7 +167,7 @@ def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0) -> float:
 
 
 def seeds_for(
-    sd: float, margin: float, gap: float = 0.0, power: float = POWER, most: int = MOST
+    sd: float, margin: float, gap: float = 0.0, power: float = POWER, most: int = MOST, sides: int = 1
 ) -> int | None:
     """Fewest seeds with which two one-sided tests at `ALPHA` pass with a probability of at least `power`.
 
@@ -179,6 +180,7 @@ def seeds_for(
         gap: the true one, in that unit.
         power: above 0 and below 1.
         most: seeds that are tried.
+        sides: as of `tost_power`.
 
     Returns:
         At least `MIN_SEEDS`, below which nothing is judged; None where `most` are too few.
@@ -189,4 +191,4 @@ def seeds_for(
     if not 0 < power < 1:
         raise ValueError(f"power={power}: expected a number between 0 and 1")
     counts = range(MIN_SEEDS, most + 1)
-    return next((n for n in counts if tost_power(sd, margin, n, gap) >= power), None)
+    return next((n for n in counts if tost_power(sd, margin, n, gap, sides) >= power), None)
