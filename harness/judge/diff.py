@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from harness import store
-from harness.machine.terminal import console, printable, row, say, table
+from harness.machine.terminal import console, row, say, table
 from harness.store import effect, stats
 from harness.store.arm import arm_of
 from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
@@ -178,7 +178,7 @@ def main(words: Sequence[str]) -> int:
     for run in runs:
         frame, _ = store.read_quietly(store.find_run(run, options.results_dir))
         if frame.attrs["problems"]:
-            raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
+            raise UsageError(f"cannot read {frame.attrs['problems'][0]}; measure it again")
         if not len(frame):
             raise UsageError(f"{run} holds no row")
         frames.append(frame)

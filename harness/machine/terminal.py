@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harness.machine.raw_output import printable as printable  # its public place
+from harness.machine.raw_output import unguarded
 
 WIDTH = 100
 
@@ -15,7 +18,9 @@ WIDTH = 100
 def console(width: int = WIDTH) -> Console:
     """Console as wide as the terminal, at most `width`; `width` without a terminal."""
     here = Console(highlight=False)
-    return Console(width=min(width, here.width) if here.is_terminal else width, highlight=False)
+    if not here.is_terminal:
+        return Console(width=width, highlight=False)
+    return Console(file=unguarded(sys.stdout), width=min(width, here.width), highlight=False)
 
 
 def table(title: str, *columns: str) -> Table:
@@ -26,7 +31,11 @@ def table(title: str, *columns: str) -> Table:
         columns: their names; ">name" stands to the right and "|name" to the left without breaking, others may break.
     """
     made = Table(
-        title=Text(title), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        title=Text(printable(title)),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for name in columns:
         right, whole = name.startswith(">"), name.startswith((">", "|"))

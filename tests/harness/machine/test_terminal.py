@@ -36,6 +36,7 @@ def test_without_a_terminal_it_is_a_hundred_columns_wide() -> None:
 
 
 def test_what_a_row_says_never_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    raw_output.tell("failed: \x1b]0;title\x07 \u202e\n")
+    with raw_output.guarded():
+        print("failed: \x1b]0;title\x07 \u202e")
     raw_output.say("failed: \x1b]0;title\x07 \u202e\n")
     assert [*capsys.readouterr()] == ["failed: \\x1b]0;title\\x07 \\u202e\n"] * 2
