@@ -51,6 +51,13 @@ exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried o
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command; returns the exit code. Nothing that it has started outlives an exception."""
+    from harness.machine import raw_output
+
+    with raw_output.guarded():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     from harness.cli import bare_machine
 
     command, *rest = argv or ["--help"]
@@ -81,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
         kill_children()
     from harness.machine import raw_output
 
-    raw_output.say(f"error: {message}\n")
+    raw_output.refuse(message)
     return 2
 
 

@@ -9,7 +9,6 @@ import torch
 from harness import store
 from harness.machine import environment
 from harness.machine.hardware import named, of_env
-from harness.machine.terminal import printable
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 
@@ -51,13 +50,13 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
         device = next((d for d in found.values() if d is not None), None)
         if device is None:
             raise UsageError(
-                f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {printable(names) or 'none'}); "
+                f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {names or 'none'}); "
                 "name one with gpu=, or add a literal to harness/machine/hardware/table.py"
             )
     frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
     if frame.empty:
         raise UsageError(
-            f"runs={','.join(runs)}: no row is of the {device.key} (found: {printable(names) or 'no row'}); "
+            f"runs={','.join(runs)}: no row is of the {device.key} (found: {names or 'no row'}); "
             "leave runs= out, or name a run of that GPU"
         )
     return device, frame
@@ -73,5 +72,5 @@ def rows_of_runs(runs: Sequence[str]) -> pd.DataFrame:
     """The rows of stored runs, of any machines."""
     frame, _ = store.read_quietly([store.find_run(run) for run in runs])
     if frame.attrs["problems"]:
-        raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
+        raise UsageError(f"cannot read {frame.attrs['problems'][0]}; measure it again")
     return frame

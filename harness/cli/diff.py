@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness import store
 from harness.judge.diff import as_dict, changes, show
-from harness.machine.terminal import console, printable
+from harness.machine.terminal import console
 from harness.store.errors import UsageError
 from harness.store.words import key, options_of, word
 
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
     for run in runs:
         frame, _ = store.read_quietly(store.find_run(run, options.results_dir))
         if frame.attrs["problems"]:
-            raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
+            raise UsageError(f"cannot read {frame.attrs['problems'][0]}; measure it again")
         if not len(frame):
             raise UsageError(f"{run} holds no row")
         frames.append(frame)

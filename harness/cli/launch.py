@@ -7,6 +7,7 @@ same command with `run_id=ID` measures what a lost job did not store.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -146,6 +147,8 @@ def _outcome(folder: Path, before: dict[shards.Shard, object], reports_dir: Path
         sys.stderr.write(
             f"error: shards {', '.join(missing)} did not finish{why}; the same command with run_id={folder.name} measures the rest\n"
         )
+    else:  # what the launcher wrote names folders and hosts
+        shutil.rmtree(folder / run_files.LAUNCH, ignore_errors=True)
     rows = store.read_quietly(folder)[0]
     if len(rows):
         sys.stdout.write(f"report   {write_report([folder], reports_dir / f'{folder.name}.html').html}\n")

@@ -30,6 +30,7 @@ from harness.judge.fleet.request import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
 from harness.store.errors import UsageError
+from harness.store.private import public
 from harness.training.batches import fetch
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _run(
             [w for w in request.overrides if w.partition("=")[0] not in ("shard", "run_id")]
         ),
         "config": config,
-        "mark": run_folder.mark(Path(config["results_dir"]), work.run_id, config),
+        "mark": run_folder.mark(Path(config["results_dir"]), work.run_id, public(config)),
         "question": config["question"],
         "resumed_despite": work.changed,
     }
@@ -121,7 +122,7 @@ def _run(
         )
     if outcome.message:
         again = f": resume={work.run_id} goes on" if outcome.state == "interrupted" else ""
-        raw_output.say(f"error: {outcome.message}{again}\n")
+        raw_output.refuse(f"{outcome.message}{again}")
         return 2
     return 1 if outcome.statuses["failed"] or kept else 0
 
@@ -284,7 +285,7 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
     """Prints what the rows say and where everything lies, writes the report where one is wanted; how many rows had failed
     before this command. The last lines name both paths.
     """
-    out, kept = raw_output.tell, 0
+    out, kept = sys.stdout.write, 0
     out(ended)
     for reason in list(outcome.reasons)[:TOLD]:
         out(f"  failed: {reason}\n")
@@ -327,9 +328,9 @@ def _tell(folder: Path, judged: bool = True) -> int:
     """
     frame, others = store.read_quietly(folder)
     problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
-    raw_output.tell("".join(f"warning: {problem}\n" for problem in (*problems, *others)))
+    sys.stdout.write("".join(f"warning: {problem}\n" for problem in (*problems, *others)))
     verdicts = verdict.judge(frame)
     said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
     found = diagnosis.lines(diagnosis.findings(frame, verdicts))
-    raw_output.tell("".join(f"{line}\n" for line in (*said, *found)))
+    sys.stdout.write("".join(f"{line}\n" for line in (*said, *found)))
     return int((frame["status"] == "failed").sum())

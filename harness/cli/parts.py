@@ -28,6 +28,7 @@ from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible
 from harness.report import summary
 from harness.store.errors import UsageError
+from harness.store.private import public
 from harness.training.data import extent
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
             "made_by": "sweep",
             "command": command_line(request.overrides),
             "config": config,
-            "mark": run_folder.mark(Path(config["results_dir"]), run_id, config),
+            "mark": run_folder.mark(Path(config["results_dir"]), run_id, public(config)),
             "question": config["question"],
             "resumed_despite": changed,
             "parts": store.read_about(folder).get("parts", {}),
@@ -301,7 +302,7 @@ def _slot(
             try:
                 part.exit = within(limit, lambda words=words: run_sweep(words))  # type: ignore[misc]
             except UsageError as error:
-                raw_output.say(f"error: {error}\n")
+                raw_output.refuse(error)
                 part.exit, part.tries = 2, part.tries - 1
             except Exception as error:  # noqa: BLE001 - the other parts go on
                 part.exit = process_end.internal_error(error)

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
+from harness.store.private import CUT, found_again, public
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,7 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
                 f"{folder} was not made in {home} (results_dir=DIR names another): read its {run_files.ABOUT}, whose settings "
                 "name code that is run and folders that are written to, then add trust=true"
             )
+        stored = {key: _found_again(key, value, given) for key, value in stored.items()}
         known = sweeps(given.get("config_dir", stored["config_dir"]))
         if stored["name"] not in known:
             raise UsageError(f"its sweep file is gone: {unknown('sweep', stored['name'], known)}")
@@ -75,7 +77,7 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     except UsageError as error:
         raise UsageError(f"resume={name}: {error}") from error
     config = {**now, **{key: value for key, value in stored.items() if key not in OF_ONE_COMMAND}}
-    config |= {key: now[key] for key in given if key in FREE and "." not in key}
+    config |= {key: now[key] for key in given if key in now and key not in OF_ONE_COMMAND}
     if "train.judge" in given:
         config["train"] = {**config["train"], "judge": now["train"]["judge"]}
     if not ours and "reports_dir" not in given:
@@ -176,11 +178,31 @@ def _refuse_changes(given: Mapping[str, str], stored: Mapping[str, Any], now: Ma
         if key in FREE | OF_ONE_COMMAND:
             continue
         was, asked = (functools.reduce(_below, key.split("."), config) for config in (stored, now))
-        if was != asked:
+        if public(was) != public(asked):
             raise UsageError(
                 f"{key}={value} would change what this run measures, which has {was}; leave it out, or start a "
                 f"new run with sweep={stored['name']}; free are {', '.join(sorted(FREE))}"
             )
+
+
+def _found_again(key: str, value: Any, given: Mapping[str, str]) -> Any:
+    """A stored setting with its paths as they are here.
+
+    Raises:
+        UsageError: a path lay elsewhere, so that its folder is not stored, and it is not given anew.
+    """
+    if isinstance(value, dict):
+        return {name: _found_again(key, each, given) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_found_again(key, each, given) for each in value]
+    if (
+        isinstance(value, str)
+        and value.partition("/")[0] == CUT
+        and key != "results_dir"
+        and key not in given
+    ):
+        raise UsageError(f"{key} was {value}, the folder of which no run names: add {key}=PATH")
+    return found_again(value) if isinstance(value, str) else value
 
 
 def _below(config: Any, name: str) -> Any:

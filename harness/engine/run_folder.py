@@ -5,9 +5,8 @@ from __future__ import annotations
 import hmac
 import json
 import re
-import secrets
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from harness.engine import run_lock
 from harness.machine import torchrun
 from harness.store import run_files, run_state
 from harness.store.errors import UsageError
+from harness.store.private import public, salt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,16 +96,9 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
 
 
 def mark(results_dir: Path, run_id: str, config: dict[str, Any]) -> str:
-    """What only this results folder can say of a run and its settings; a folder that lacks its salt gets one."""
-    if (results_dir / run_files.ABOUT).exists():  # of a sweep of sweeps, whose parts are made within it
-        results_dir = results_dir.parent.parent
-    path = results_dir / run_files.SALT
-    with suppress(FileExistsError):
-        results_dir.mkdir(parents=True, exist_ok=True)
-        with path.open("xb", buffering=0) as file:
-            file.write(secrets.token_bytes(32))
+    """What only this results folder can say of a run and its settings as they are stored."""
     said = json.dumps([run_id, config], sort_keys=True, default=str)
-    return hmac.new(path.read_bytes(), said.encode(), "sha256").hexdigest()
+    return hmac.new(salt(results_dir), said.encode(), "sha256").hexdigest()
 
 
 def refuse_stranger(folder: Path) -> None:
@@ -176,7 +169,7 @@ _SETTINGS_OF_A_PART = ("sweep", "overrides", "small", "suite", "axes", "shapes",
 
 def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
     """A run holds one experiment, and its command must stay the one that made it."""
-    stored, now = about.get("config", {}), json.loads(json.dumps({key: config[key] for key in _SETTINGS}))
+    stored, now = public(about.get("config", {})), public({key: config[key] for key in _SETTINGS})
     pairs = [
         (key, _decisive(key, stored[key]), _decisive(key, now[key])) for key in _SETTINGS if key in stored
     ]

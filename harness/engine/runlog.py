@@ -19,6 +19,7 @@ from harness.machine.processes import began, this_host
 from harness.machine.terminal import printable
 from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
+from harness.store.private import public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -89,7 +90,7 @@ class ProgressFile:
         target = self._writer.folder / run_files.PROGRESS
         temporary = target.with_suffix(f".{os.getpid()}.tmp")
         with suppress(OSError):
-            temporary.write_text(json.dumps(about | self._state) + "\n")
+            temporary.write_text(json.dumps(public(about | self._state)) + "\n")
             temporary.replace(target)
 
 
@@ -126,7 +127,11 @@ class RawOutput:
 
 
 class _File(logging.FileHandler):
-    """A log file; what can't be written to it is left out."""
+    """A log file; what can't be written to it is left out, and so is what may not be stored."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines of a record."""
+        return str(public(super().format(record)))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's name
         """Nothing: a full disk ends the run by its rows, not by its log."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.options import SWEEP, Options
+from harness.machine import raw_output
 from harness.store.errors import UsageError
 from harness.store.text import some
 from harness.store.words import options_of
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         return int(answer.code if answer is not None else Exit.OK)
     except UsageError as error:
         code = error.code if isinstance(error, GateError) else Exit.USAGE
-        sys.stderr.write(f"error: {error}\n")
+        raw_output.refuse(error)
         tell(Answer(code, f"no verdict (exit {int(code)})", str(error)), options)
         return int(code)
     except Exception as error:

@@ -21,6 +21,7 @@ from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
 from harness.store.outside import from_json, read_text
+from harness.store.private import hashed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,7 +173,7 @@ def environment_of(document: dict[str, Any]) -> dict[str, Any]:
         "cpu_threads": cpu.get("count"),
         "python": machine.get("python_version"),
         "os": f"{machine.get('system')} {machine.get('release')}",
-        "host_hash": hashlib.sha256(str(node).encode()).hexdigest()[:12] if node else None,
+        "host_hash": hashed(str(node)) if node else None,
         "git_commit": commit.get("id"),
         "git_dirty": commit.get("dirty"),
         "imported_from": SUITE,

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.machine import raw_output
 from harness.store import run_files
 from harness.store.errors import UsageError
 from harness.store.parquet import find_run
@@ -83,7 +82,7 @@ def tell(answer: Answer, options: Options) -> None:
     if options.annotations:
         sys.stdout.write(render.github_lines(answer))
     if judged or not answer.code:
-        raw_output.tell(render.terminal(answer))
+        sys.stdout.write(render.terminal(answer))
         sys.stdout.flush()
     for path, form in (
         (os.environ.get("GITHUB_STEP_SUMMARY"), render.markdown),

@@ -22,6 +22,7 @@ from harness.gate.decide import Verdict
 from harness.gate.exit_code import Exit, Loud
 from harness.gate.sides import differing_fields
 from harness.gate.unit import RATIO, State
+from harness.store import text
 from harness.store.measurement import to_json
 
 if TYPE_CHECKING:
@@ -115,12 +116,12 @@ def terminal(answer: Answer) -> str:
     if answer.judgement is None:
         return last + "\n"
     rows, hidden = _table(answer)
-    rows = [_HEAD, *rows]
+    rows = [_HEAD, *(tuple(map(_flat, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
     if hidden:
         lines.append(f"... and {hidden} (--json FILE holds them)")
-    return "\n".join([*lines, "", *_conditions(answer.judgement), last]) + "\n"
+    return "\n".join([*lines, "", *map(_flat, [*_conditions(answer.judgement), last])]) + "\n"
 
 
 def markdown(answer: Answer) -> str:
@@ -306,13 +307,17 @@ def _forms() -> Any:
         loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     env.filters |= {
-        "flat": lambda text: " ".join(text.split()),
-        "cell": lambda text: " ".join(text.replace("|", "\\|").split()),
+        "cell": text.markdown,
         "xml": lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
         "data": lambda text: _escaped(text, "%\r\n"),
         "property": lambda text: _escaped(text, "%\r\n:,"),
     }
     return env.get_template("forms.j2").module
+
+
+def _flat(text: str) -> str:
+    """In one line: what a row holds begins none of its own, which GitHub might take for a command."""
+    return " ".join(text.split())
 
 
 def _escaped(text: str, characters: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ import psutil
 from harness.machine.gpu_monitor import GpuMonitor, Monitor, NullMonitor, monitor_for
 from harness.store.differences import ENV_ID_FIELDS, LATER
 from harness.store.errors import UsageError
+from harness.store.private import hashed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -242,8 +243,3 @@ def _git_output(root: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit yet, or a hung disk
         return None
     return done.stdout.strip()
-
-
-def hashed(text: str) -> str:
-    """Twelve hexadecimal digits for a name that is not stored."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

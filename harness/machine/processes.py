@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import multiprocessing
 import os
 import resource
 import secrets
 import signal
-import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -88,15 +86,12 @@ def began(pid: int) -> int | None:
 
 
 def this_host() -> str:
-    """Hash of the host's name: a process number means something only to processes with the same one.
-
-    A container may have the name of its host and still number its processes by itself: its namespace is part of it.
-    """
+    """Number of this boot and of the namespace of processes: a process number means something only within both."""
     try:
-        numbers = str(Path("/proc/self/ns/pid").readlink())
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
-        numbers = ""
-    return hashlib.sha256(f"{socket.gethostname()} {numbers}".encode()).hexdigest()[:12]
+        return ""
 
 
 def end_with_parent() -> None:
@@ -149,13 +144,12 @@ def marked() -> Iterator[None]:
     """
     before, mark = os.environ.get(MARK), secrets.token_hex(8)
     there = descendants(os.getpid())
-    os.environ[MARK] = f"{before}.{mark}" if before else mark
+    os.environ[MARK] = own = f"{before}.{mark}" if before else mark
     try:
         yield
     finally:
-        own = os.environ[MARK]
         if before is None:
-            del os.environ[MARK]
+            os.environ.pop(MARK, None)  # an arm of this process may have cleared it
         else:
             os.environ[MARK] = before
         below = descendants(os.getpid())

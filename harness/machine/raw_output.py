@@ -42,7 +42,7 @@ _left: list[int] = []  # descriptors whose reader has left
 
 def stream() -> TextIO:
     """Standard error as people see it."""
-    return _now[0].people if _now else sys.stderr
+    return unguarded(_now[0].people if _now else sys.stderr)
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -61,9 +61,38 @@ def say(text: str) -> None:
         stream().flush()
 
 
-def tell(text: str) -> None:
-    """Writes to standard output what may hold text from outside."""
-    sys.stdout.write(printable(text, keep="\n"))
+class _Printable:
+    """A stream that is given text from outside: no character of it reaches a terminal as a command."""
+
+    def __init__(self, to: TextIO) -> None:
+        self.to = to
+
+    def write(self, text: str) -> int:
+        return self.to.write(printable(text, keep="\n\t"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.to, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """All that is printed within goes through the one printer for text from outside."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_Printable, before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream below, for one that draws with codes of its own."""
+    return stream.to if isinstance(stream, _Printable) else stream
+
+
+def refuse(error: object) -> None:
+    """Says in one line why a command was not carried out: what an error quotes begins none of its own."""
+    say(f"error: {' '.join(str(error).split())}\n")
 
 
 def lines() -> list[str]:

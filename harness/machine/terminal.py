@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harness.machine.raw_output import printable as printable  # its public place
+from harness.machine.raw_output import unguarded
 
 WIDTH, NARROW = 100, 80
 
@@ -18,7 +21,10 @@ def console(width: int = WIDTH) -> Console:
     Never narrower than `NARROW`, for which tables are made: a terminal wraps what is wider, and a table would cut it.
     """
     here = Console(highlight=False)
-    return Console(width=min(width, max(here.width, NARROW)) if here.is_terminal else width, highlight=False)
+    if not here.is_terminal:
+        return Console(width=width, highlight=False)
+    wide = min(width, max(here.width, NARROW))
+    return Console(file=unguarded(sys.stdout), width=wide, highlight=False)
 
 
 def table(title: str, *columns: str) -> Table:
@@ -29,7 +35,11 @@ def table(title: str, *columns: str) -> Table:
         columns: their names; ">name" stands to the right and "|name" to the left without breaking, others may break.
     """
     made = Table(
-        title=Text(title), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        title=Text(printable(title)),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for name in columns:
         right, whole = name.startswith(">"), name.startswith((">", "|"))

@@ -153,8 +153,13 @@ def group(
         raise error(_lost, world)
     number = next(_numbers)
     meeting = f"{_master()}|{_prefix()}/group/{number}"
-    others = [FarRank(rank, known.host) for rank, known in enumerate(_ranks) if rank]
-    far = [known.address for known in set(_ranks) - {_ranks[0]}]
+    places = list(dict.fromkeys(_ranks))  # a row may name no host
+    others = [
+        FarRank(rank, f"host {places.index(known) + 1} of {len(places)}")
+        for rank, known in enumerate(_ranks)
+        if rank
+    ]
+    far = [known.address for known in places[1:]]
     own = Group(world, device, meeting, _interface(far[0] if far else ""), _local_rank())
     extra = {name: value for name, value in env.items() if os.environ.get(name) != value}
     for other in others:
@@ -167,7 +172,7 @@ class FarRank:
 
     Args:
         rank: its number.
-        host: its name.
+        host: which one.
         store: to tell it by; None: one of its own, whose answers it waits for.
     """
 

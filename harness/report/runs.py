@@ -35,6 +35,7 @@ from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
+from harness.store.private import public
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -293,7 +294,7 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
         why = f" ({problems[0]})" if problems else ": measure first, sweep=NAME"
         raise UsageError(f"no rows in {', '.join(map(str, paths))}{why}")
     parts.sort(key=lambda part: (str(part[1]["created_at"].min()), part[0].run_id))
-    return Material(_machines(parts), tuple(problems))
+    return Material(_machines(parts), tuple(public(problems)))
 
 
 def _sound(frame: pd.DataFrame) -> pd.DataFrame:
@@ -342,7 +343,9 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
     files = []
     for path in map(Path, frame.attrs["files"]):
         content, href = path.read_bytes(), Path(os.path.relpath(path, out_folder)).as_posix()
-        files.append(DataFile(path.name, quote(href), len(content), hashlib.sha256(content).hexdigest()))
+        files.append(
+            DataFile(path.name, quote(public(href)), len(content), hashlib.sha256(content).hexdigest())
+        )
     first = frame.iloc[0]
     return Run(str(first["run_id"]), str(first["sweep"]), run_state.about(folder), tuple(files))
 

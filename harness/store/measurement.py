@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.store.arm import Arm, parse
 from harness.store.cause import DEFAULT, RETRYABLE, Cause
+from harness.store.private import public
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 SCHEMA_VERSION = 4  # the one that is read and written
 
@@ -343,7 +346,7 @@ class Measurement:
             "arm": self.arm,
             "arm_fields": (self.arm_fields or parse(self.arm)).as_json,
             "baseline": self.baseline,
-            "axes": self.axes,
+            "axes": public(self.axes),
             "seed": self.seed,
             "resolved": to_json(self.resolved),
             "metric": self.metric,
@@ -356,7 +359,7 @@ class Measurement:
             "sample_clock_mhz": list(self.sample_clock_mhz),
             "value": self.value,
             "status": self.status,
-            "reason": self.reason,
+            "reason": public(self.reason),
             "cause": str(self.cause or DEFAULT[self.status]),
             "retryable": self.retryable,
             "flops": to_json(self.flops),
@@ -367,15 +370,5 @@ class Measurement:
 
 
 def to_json(value: object) -> str:
-    """Canonical JSON. Infinities and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan"."""
-    return json.dumps(_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
+    """Canonical JSON of what may be stored of a value (`harness.store.private`)."""
+    return json.dumps(public(value), sort_keys=True, separators=(",", ":"), allow_nan=False)

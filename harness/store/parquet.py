@@ -39,6 +39,7 @@ from harness.store.attempts import next_attempt
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement, to_json
 from harness.store.outside import from_json, read_text
+from harness.store.private import of_run, public
 from harness.store.reading import REPLACES, read_part, read_parts
 from harness.store.reading import read as read  # its public place
 from harness.store.reading import read_quietly as read_quietly
@@ -84,7 +85,7 @@ class RunWriter:
         made_at: str = "",
     ) -> None:
         self.folder, self._made_at = folder, made_at
-        self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
+        self._constant = {"run_id": run_id, "sweep": sweep}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "state": "running"}
         self._about["started_at"] = made_at or _now()
         self._parts: list[str] = []
@@ -92,6 +93,7 @@ class RunWriter:
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._constant |= self._env(env_id, env)
             held, *_ = read_parts([run_folder(folder / run_files.ABOUT)], ("attempt",))
             self._attempt = next_attempt(
                 max((n for part in held for n in part.rows["attempt"].to_pylist()), default=0)
@@ -130,7 +132,7 @@ class RunWriter:
         """Writes a part in the place of the snapshots of its cases; its name, "" where there are no rows."""
         own = {**self._constant, "attempt": self._attempt, "created_at": self._made_at or _now()}
         if env is not None:
-            own |= {"env_id": env[0], "env": to_json(env[1])}
+            own |= self._env(*env)
         if not measurements:
             return ""
         table = pa.Table.from_pylist([{**m.as_row(), **own} for m in measurements], schema=SCHEMA)
@@ -152,6 +154,9 @@ class RunWriter:
         if len(self._parts) >= GATHERED:
             self._compact()
         return name
+
+    def _env(self, env_id: str, env: Mapping[str, object]) -> dict[str, str]:
+        return {"env_id": env_id, "env": to_json(of_run(env, run_folder(self.folder / run_files.ABOUT)))}
 
     def record(self, **about: object) -> None:
         """Adds to what `_run.json` says; OSError where the disk refuses."""
@@ -194,7 +199,7 @@ class RunWriter:
         # Not by the process's number: two containers on one folder may have the same.
         temporary = target.with_suffix(f".{secrets.token_hex(4)}.tmp")
         try:
-            temporary.write_text(json.dumps(self._about, indent=1, default=str) + "\n")
+            temporary.write_text(json.dumps(public(self._about), indent=1, default=str) + "\n")
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)

@@ -234,8 +234,10 @@ def markdown(value: object) -> str:
 
 
 def code(value: object) -> str:
-    """Text between backticks: as many as it takes."""
+    """Text between backticks: as many as it takes; what looks like HTML escaped, for readers that know no backticks."""
     line = " ".join(printable(str(value)).split())
+    if "<" in line:
+        return f"<code>{markdown(line)}</code>"
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.store.errors import UsageError, unknown
-from harness.store.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -101,7 +100,7 @@ def options_of(
             continue
         of = short.get(name, name.lstrip("-").replace("-", "_")) if is_flag else name
         if of not in keys:
-            raise UsageError(f"{unknown('key', printable(name), keys)}; {first}")
+            raise UsageError(f"{unknown('key', name, keys)}; {first}")
         kind = _kind(keys[of])
         several = kind.startswith("list")
         if of in values and not several:
@@ -124,7 +123,7 @@ def options_of(
             made = [_value(name, text, each) for text in mine]
             values[name] = made if several else made[0]
     if plain:
-        raise UsageError(f"unknown word {printable(plain[0])!r}; {first}")
+        raise UsageError(f"unknown word {plain[0]!r}; {first}")
     return command(**values)
 
 
@@ -139,9 +138,9 @@ def _kind(of: Field[Any]) -> str:
 
 def _value(name: str, text: str, of: Field[Any]) -> Any:
     """A value of the kind that its field has, within what it takes."""
-    kind, rules, shown = _kind(of).removeprefix("list[").rstrip("]"), of.metadata, printable(text)
+    kind, rules = _kind(of).removeprefix("list[").rstrip("]"), of.metadata
     if rules.get("choices") and text not in rules["choices"]:
-        raise unknown(name, shown, rules["choices"])
+        raise unknown(name, text, rules["choices"])
     if kind == "Path":
         return Path(text)
     if kind not in _EXPECTED:
@@ -160,7 +159,7 @@ def _value(name: str, text: str, of: Field[Any]) -> Any:
     limits = " above 0" if 0 < low < 1e-6 else f" from {low:,g} to {high:,.12g}"
     within = "" if math.isinf(low) else limits
     unit = f": {rules['unit']}" if rules.get("unit") else ""
-    raise UsageError(f"{name}={shown}: expected {_EXPECTED[kind]}{within}{unit}")
+    raise UsageError(f"{name}={text}: expected {_EXPECTED[kind]}{within}{unit}")
 
 
 def _help(command: type, known: dict[str, Field[Any]]) -> str:

@@ -72,7 +72,14 @@ class Checkpoints:
             optimizer: of its parameters.
             run: what else there is to the run, alike on all ranks.
         """
-        from torch.distributed.checkpoint.state_dict_saver import save  # dear
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter  # dear
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        class Unnamed(FileSystemWriter):
+            """Without the name of its folder, which tells whose machine this is."""
+
+            def storage_meta(self) -> None:
+                return None
 
         place, state = self._folder / f"writing-step-{step:08d}", dict[str, Any]()
         if not self._rank:
@@ -85,7 +92,7 @@ class Checkpoints:
 
         def write() -> tuple[dict[str, str], Any]:
             with _quiet():
-                save(state, checkpoint_id=place, no_dist=self._ranks == 1)
+                save(state, storage_writer=Unnamed(place), no_dist=self._ranks == 1)
             own = {path.name: _digest(path) for path in place.glob(f"__{self._rank}_*")}
             return own, (torch.get_rng_state(), _cuda_rng())
 

@@ -116,7 +116,7 @@ def begin_and_wait_for_an_arm(hosts: Hosts) -> list[Command]:
 def ends_with_the_lost_rank_named(hosts: Hosts, command: Command, why: str) -> None:
     code, out, err = command.said(120)  # it writes a report, on a machine that may be busy
     assert code == 1, (out, err)
-    named = f"rank 1 of 2 (h2): {why}; start all ranks again"
+    named = f"rank 1 of 2 (host 2 of 2): {why}; start all ranks again"
     assert [named in line for line in out.splitlines() if line.startswith("  failed:")] == [True, True]
     assert of_arm(ARMS[0]) == {"ok"}
     assert of_arm(ARMS[1]) == of_arm(ARMS[2]) == {"failed"}

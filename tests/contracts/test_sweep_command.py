@@ -288,6 +288,7 @@ def test_a_multirun_measures_every_shard_and_reports_them_as_one(tmp_path: Path)
     assert frame["run_id"].nunique() == 1
     assert frame["case_id"].nunique() == 2
     assert ended.path("report").exists()
+    assert not list(ended.path("results").glob("_launch"))  # it names the user's folders
 
 
 def test_shards_that_were_refused_did_not_finish_though_an_earlier_command_did(tmp_path: Path) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.judge.fleet.judge import Group, judge
 from harness.machine import raw_output, terminal
 from harness.store.errors import UsageError
+from harness.store.private import hashed, of_run, salt_file
 from harness.store.text import markdown, percent, plural, ratio, some
 from harness.store.words import key, options_of, word
 
@@ -61,11 +62,12 @@ def main(words: Sequence[str]) -> int:
     frame, _ = store.read_quietly(folders, all_attempts=True)
     unread = frame.attrs["problems"]
     for problem in unread:
-        raw_output.say(f"warning: {terminal.printable(problem)}\n")
+        raw_output.say(f"warning: {problem}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(options.runs)}")
     found = judge(frame, options.tolerance / 100)
-    missing = _missing({card for group in found for card in group.cards}, options.expect)
+    runs = {store.run_folder(Path(file)) for file in frame.attrs["files"]}
+    missing = _missing({card for group in found for card in group.cards}, options.expect, runs)
     is_out = bool(missing) or any(group.outliers for group in found)
     if options.json:
         said = as_dict(found, unread) | {"missing": missing}
@@ -84,14 +86,20 @@ def as_dict(found: Sequence[Group], unread: Sequence[str]) -> dict[str, Any]:
     return {"unread": list(unread), "outliers": outliers, "groups": groups}
 
 
-def _missing(cards: Collection[str], expect: str) -> list[str]:
-    """Cards that were expected and have no row, by name where names were given; rows hold the hash of a host's."""
+def _missing(cards: Collection[str], expect: str, runs: Collection[Path]) -> list[str]:
+    """Cards that were expected and have no row, by name where names were given; rows hold the hash of a host's, by a salt."""
     known = {name for card in cards for name in (card, *card.replace("host ", "@").split("@"))}
     if expect.isdigit() and expect not in known:  # a hash may be of digits alone
         lack = int(expect) - len(cards)
         return [f"{plural(lack, 'card')} of {expect}"] if lack > 0 else []
     named = filter(None, (name.strip() for name in expect.split(",")))
-    return [name for name in named if not known & {name, hashlib.sha256(name.encode()).hexdigest()[:8]}]
+    salted = [run for run in runs if salt_file(run.parent.parent).exists()]
+
+    def names(name: str) -> set[str]:
+        host = {"host_hash": hashed(name)}
+        return {name, *(env["host_hash"][:8] for env in (host, *(of_run(host, run) for run in salted)))}
+
+    return [name for name in named if not known & names(name)]
 
 
 def _as_markdown(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str]) -> Iterator[str]:

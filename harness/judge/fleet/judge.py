@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge.fleet.request import CHECKSUM, card_name
+from harness.judge.fleet.request import CHECKSUM, card_id, card_name
 from harness.machine.hardware import of_env
 from harness.machine.mfu import floor_seconds, is_fp8
 from harness.store.arm import without_controls
@@ -161,7 +161,8 @@ def judge(frame: pd.DataFrame, tolerance: float) -> list[Group]:
     rows = without_controls(frame).sort_values("attempt", kind="stable", ignore_index=True)
     rows = rows.fillna({"regime": "", "attempt": 0})
     envs = {text: parse(text) for text in rows["env"].unique()}
-    rows["card"] = rows["env"].map({text: card_name(env) for text, env in envs.items()})
+    names = {card_id(env): card_name(env) for env in envs.values()}
+    rows["card"] = rows["env"].map({text: names[card_id(env)] for text, env in envs.items()})
     alike = rows["env"].map({text: _alike(env) for text, env in envs.items()})
     found = [_group(own, tolerance) for _, own in rows.groupby(alike)]
     return sorted(found, key=lambda group: (-len(group.cards), group.cards[0]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import store
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
+from harness.store.private import of_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,11 @@ def card_name(env: Mapping[str, Any]) -> str:
     """The short name of the GPU of an environment, or of its host where there is none."""
     host = str(env.get("host_hash") or "unknown")[:8]
     return f"{str(env['gpu_uuid_hash'])[:8]}@{host}" if env.get("gpu_uuid_hash") else f"host {host}"
+
+
+def card_id(env: Mapping[str, Any]) -> str:
+    """What is equal in all runs of a GPU, in any results folder; of a CPU in one."""
+    return str(env.get("gpu_uuid_hash") or card_name(env))
 
 
 def refuse_shares(config: Mapping[str, Any], places: int) -> None:
@@ -59,7 +65,9 @@ def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[st
     if not _compares_cards(config):
         return
     rows, _ = store.read_quietly(folder)
-    others = sorted({card_name(parse(text)) for text in rows["env"].unique()} - {card_name(env)})
+    own = {card_id(env), card_id(of_run(env, folder))}  # the first in older rows
+    cards = {card_id(stored): card_name(stored) for stored in map(parse, rows["env"].unique())}
+    others = sorted(name for card, name in cards.items() if card not in own)
     if others:
         raise UsageError(
             f"{folder.name} holds what card {others[0]} measured and this is {card_name(env)}: sweep={config['name']} "

@@ -45,6 +45,7 @@ def test_no_terminal_is_so_narrow_that_a_table_is_cut(
 
 
 def test_what_a_row_says_never_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    raw_output.tell("failed: \x1b]0;title\x07 \u202e\n")
+    with raw_output.guarded():
+        print("failed: \x1b]0;title\x07 \u202e")
     raw_output.say("failed: \x1b]0;title\x07 \u202e\n")
     assert [*capsys.readouterr()] == ["failed: \\x1b]0;title\\x07 \\u202e\n"] * 2

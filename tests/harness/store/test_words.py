@@ -82,7 +82,7 @@ def test_words_keys_and_flags_are_one_grammar(words: list[str], given: dict[str,
         (["a", "rate=nan"], "rate=nan: expected a number above 0: GB/s"),
         (["a", "json=perhaps"], "json=perhaps: expected true or false"),
         (["a", "mode=quick"], "unknown mode 'quick'"),
-        (["a", "\x1b[2J=1", "--\x1b[2J"], "unknown key '-- [2J'"),
+        (["a", "\x1b[2J=1", "--\x1b[2J"], "unknown key '--\\x1b[2J'"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else None,
 )
