@@ -209,14 +209,20 @@ def verdict(
         if late := judged.gate("L4"):
             found.gap, found.low, found.high = late.effect, late.low, late.high
     else:
-        _unpaired(found, window, [run.end(window) for run in _runs(noise, "noise", value, step)])
+        unpaired(found, window, [run.end(window) for run in _runs(noise, "noise", value, step)])
         _times(found, target)
-    if refused := dict(_refused(sides[0], sides[1], margin, window)):
+    return conclude(found, window)
+
+
+def conclude(found: CurveVerdict, window: int) -> CurveVerdict:
+    """The verdict once it is known whether the curves are evidence, and what would decide where nothing does."""
+    if refused := dict(_refused(found.sides[0], found.sides[1], found.margin, window)):
         found.outcome, found.codes = "INCONCLUSIVE", [*refused]
         found.reasons = [*(f"{REFUSED[code]} ({what})" for code, what in refused.items()), *found.reasons]
     if found.codes in (["not_shown"], ["few_runs"]):
         if found.sd > 0:
-            found.needed = tuple(seeds_for(found.sd, margin, gap, sides=2) for gap in (0.0, margin / 2))
+            gaps = 0.0, found.margin / 2
+            found.needed = tuple(seeds_for(found.sd, found.margin, gap, sides=2) for gap in gaps)
         shown = " / ".join(str(n or f"over {MOST}") for n in found.needed)
         found.notes.append(
             f"runs a side that show it in {100 * POWER:.0f} % of cases, without a gap / at half a margin: "
@@ -225,7 +231,7 @@ def verdict(
     return found
 
 
-def _unpaired(found: CurveVerdict, window: int, noise: Sequence[float]) -> None:
+def unpaired(found: CurveVerdict, window: int, noise: Sequence[float] = ()) -> None:
     """Welch's two one-sided tests on the ends of the runs, and the power of so many runs."""
     margin, sides = found.margin, found.sides
     ends = [np.array([end for run in runs if math.isfinite(end := run.end(window))]) for runs in sides]

@@ -63,7 +63,9 @@ def test_every_import_is_declared() -> None:
 
 def test_what_is_optional_is_in_an_extra() -> None:
     extras = PROJECT["optional-dependencies"]
-    lines = [line for name in ("interpreter", "peers", "clients", "slurm") for line in extras[name]]
+    lines = [
+        line for name in ("interpreter", "peers", "clients", "slurm", "tensorboard") for line in extras[name]
+    ]
     assert _declared(lines) >= OPTIONAL
 
 

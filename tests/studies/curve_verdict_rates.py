@@ -1,4 +1,4 @@
-"""How often the verdict on anyone's curves is wrong: simulated runs that share no seed, judged by `harness.verdict`.
+"""How often the verdict on anyone's curves is wrong: simulated runs that share no seed, judged as `harness.verdict` does.
 
     python tests/studies/curve_verdict_rates.py [--draws N] [PAGE ...]
 
@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from documented_table import fill
 from scipy.optimize import brentq
 from verdict_error_rates import FEWEST, OUTCOMES, Bound
 
-import harness
+from harness.judge.curve_verdict import CurveVerdict, OneRun, conclude, unpaired
+from harness.judge.verdict import Curve
 from harness.judge.verdict.result import MARGIN
 from harness.judge.verdict.stored_noise import POWER, tost_power
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.random import Generator
 
-STEPS = np.arange(10) * 100
+STEPS = np.arange(10) * 100.0
 FALL = 2 + 2 * np.exp(-STEPS / 50.0)
 LATE = 3  # values of the window of drifting runs
 NOISES = "normal", "heavy-tailed", "drifting", "unequal"
@@ -55,36 +55,32 @@ class Row:
     rates: Counter[str] | None = None
 
 
-def draw(row: Row, generator: Generator) -> list[pd.DataFrame]:
-    """Base and candidate, a frame each."""
-    frames = []
+def draw(row: Row, generator: Generator) -> list[list[OneRun]]:
+    """Runs of the base and of the candidate."""
+    sides = []
     for side in (0, 1):
         noise = generator.normal(0, 1, (row.runs, STEPS.size))
         if row.noise == "heavy-tailed":
             noise = generator.standard_t(3, noise.shape) / math.sqrt(3)
-        if row.noise == "drifting":
-            weights = (
-                np.minimum(np.arange(STEPS.size)[::-1] + 1, LATE) / LATE
-            )  # of each step in the mean of the last walks
+        if row.noise == "drifting":  # weights of each step in the mean of the last values of the walk
+            weights = np.minimum(np.arange(STEPS.size)[::-1] + 1, LATE) / LATE
             noise = noise.cumsum(axis=1) / math.sqrt((weights**2).sum())
         if row.noise == "unequal":
             noise *= math.sqrt((0.2, 1.8)[side])
         losses = FALL + 2 * MARGIN * (row.sd * noise + side * row.gap) * (STEPS > 0)
-        runs = np.repeat(np.arange(row.runs), STEPS.size)
-        frames.append(
-            pd.DataFrame({"run": runs, "step": np.tile(STEPS, row.runs), "val_loss": losses.ravel()})
-        )
-    return frames
+        sides.append([OneRun("", Curve(STEPS, own), None, STEPS[-1], ("", ""), {}, None) for own in losses])
+    return sides
 
 
 def measure(row: Row, draws: int) -> Row:
     """The row with its rates."""
     generator, window = np.random.default_rng(0), LATE if row.noise == "drifting" else 1
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _ in range(draws):
-        base, candidate = draw(row, generator)
-        found[harness.verdict([base], [candidate], window=window).outcome] += 1
-    return replace(row, draws=draws, rates=Counter({outcome: n / draws for outcome, n in found.items()}))
+        found = CurveVerdict(MARGIN, draw(row, generator))
+        unpaired(found, window)
+        counts[conclude(found, window).outcome] += 1
+    return replace(row, draws=draws, rates=Counter({outcome: n / draws for outcome, n in counts.items()}))
 
 
 def sd_at_power(runs: int, gap: float) -> float:

@@ -9,6 +9,7 @@ sample sd. K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -191,4 +192,5 @@ def seeds_for(
     if not 0 < power < 1:
         raise ValueError(f"power={power}: expected a number between 0 and 1")
     counts = range(MIN_SEEDS, most + 1)
-    return next((n for n in counts if tost_power(sd, margin, n, gap, sides) >= power), None)
+    at = bisect_left(counts, power, key=lambda n: tost_power(sd, margin, n, gap, sides))
+    return counts[at] if at < len(counts) else None
