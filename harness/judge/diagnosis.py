@@ -83,21 +83,11 @@ class Record:
     """One stored row with its JSON columns parsed."""
 
     def __init__(self, row: dict[str, Any]) -> None:
-        (
-            self.run_id,
-            self.suite,
-            self.case_id,
-            self.arm,
-            self.metric,
-            self.baseline,
-            self.part,
-            self.reason,
-        ) = (
-            str(row.get(column) or "")
-            for column in ("run_id", "suite", "case_id", "arm", "metric", "baseline", "part", "reason")
-        )
+        self.run_id, self.suite, self.case_id = row["run_id"], row["suite"], row["case_id"]
+        self.arm, self.metric, self.baseline = row["arm"], row["metric"], row["baseline"]
+        self.part, self.reason = row["part"], row["reason"]
         self.status, self.cause, self.samples = row["status"], known(row["cause"]), row["samples"]
-        self.axes, self.resolved, self.env = (parse(row[column]) for column in ("axes", "resolved", "env"))
+        self.axes, self.resolved, self.env = parse(row["axes"]), parse(row["resolved"]), parse(row["env"])
         name = str(self.resolved.get("recipe") or "")
         self.recipe = "" if name in ("none", "None") else name  # empty for an arm without FP8
 

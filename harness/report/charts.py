@@ -78,8 +78,11 @@ def _forest(machine: Machine, suite: str, regime: str, every: Sequence[Record]) 
         floors = {row[r["case_id"]]: r["floor"] for r in shown if known(r["floor"])}
         widths, lows = [f - 1 / f for f in floors.values()], [1 / f for f in floors.values()]
         axes.barh(list(floors), widths, left=lows, height=0.84, color=BAND, linewidth=0)
+        of_arm: dict[str, list[Record]] = {}
+        for r in shown:
+            of_arm.setdefault(str(arm_of(r).modeless), []).append(r)
         for i, (arm, style) in enumerate(styles.items()):
-            own = [r for r in shown if str(arm_of(r).modeless) == arm]
+            own = of_arm.get(arm, [])
             at = [row[r["case_id"]] + (i - (len(styles) - 1) / 2) * 0.62 / max(len(styles), 2) for r in own]
             lines = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if known(r["low"])]
             if lines:

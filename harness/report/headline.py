@@ -18,7 +18,7 @@ from harness.judge.model_title import title_of
 from harness.judge.verdict.result import percent
 from harness.machine import mfu
 from harness.report.compared import names
-from harness.report.records import SQNR, arm_records, fp8_rows, newest, numerics_by_arm
+from harness.report.records import SQNR, arm_records, newest, newest_fp8, numerics_by_arm
 from harness.report.standings import recipe, standings
 from harness.report.table import STYLES, Cell, Column, Table, columns, filled, known, make_table, resolved_of
 from harness.report.verdicts import counted, what_of
@@ -159,7 +159,7 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
 
 def proof(machine: Machine, standing: Standing) -> Shown:
     """FP8 GEMMs that a profiler saw of those expected; "" where nothing counted them."""
-    rows = newest(fp8_rows(machine))
+    rows = newest_fp8(machine)
     own = [r for r in rows if arm_of(r) == standing.fields != standing.computes]
     own = own or [r for r in rows if recipe(arm_of(r)) == standing.computes]
     counts = [r for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]

@@ -122,6 +122,12 @@ def fp8_rows(machine: Machine) -> list[Row]:
 
 
 @once
+def newest_fp8(machine: Machine) -> list[Row]:
+    """The newest of `fp8_rows` for each case, arm and regime."""
+    return newest(fp8_rows(machine))
+
+
+@once
 def compilations(machine: Machine) -> dict[Key, Row]:
     """What each compiled arm cost and gains, by (run, case, arm).
 
@@ -219,8 +225,13 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
 
 
 def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
+    numbers: dict[str, list[float]] = {}
+    for r in rows:
+        if known(r["value"]):
+            numbers.setdefault(r["metric"], []).append(r["value"])
+
     def values(*metrics: str) -> list[float]:
-        return [r["value"] for r in rows if r["metric"] in metrics and known(r["value"])]
+        return [value for metric in metrics for value in numbers.get(metric, ())]
 
     codes = values("mismatches")
     # Every case has a bound of its own: that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3. Smallest margin first.
@@ -255,7 +266,7 @@ def unchecked(machine: Machine, suite: str) -> list[Row]:
     checked = {key_of(r) for r in machine.pick(suite=suite, metric=(*SQNR, "mismatches"), status="ok")}
     return [
         r
-        for r in newest(fp8_rows(machine))
+        for r in newest_fp8(machine)
         if r["suite"] == suite and key_of(r) not in checked and "first_loss" not in resolved_of(r)
     ]
 

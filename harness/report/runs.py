@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
+import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
@@ -39,6 +40,8 @@ from harness.store.private import public
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from harness.judge.diagnosis import Finding
     from harness.judge.verdict import ArmVerdict
@@ -97,7 +100,7 @@ class Machine:
         envs: distinct ones, the first rows' first: they differ in what no time depends on, such as the commit.
         runs: whose rows they are.
         frame: rows of the store, with `tflops`, `gb_per_s` and `commit` added.
-        memo: of `once`.
+        memo: of `once`, and of `pick`.
     """
 
     env_id: str
@@ -118,16 +121,24 @@ class Machine:
 
     def pick(self, **wanted: str | Container[str]) -> list[Row]:
         """The rows with these values, to be read only; where several are given for a field, with any of them."""
-        rows = self.rows
+        fits = np.ones(len(self.frame), bool)
         for name, value in wanted.items():
             values = (value,) if isinstance(value, str) else value
-            rows = [r for r in rows if r[name] in values]
-        return rows
+            codes, words = self._codes(name)
+            fits &= np.array([word in values for word in words], bool)[codes]
+        return [self.rows[i] for i in np.flatnonzero(fits)]
+
+    def _codes(self, name: str) -> tuple[NDArray[np.intp], list[Any]]:
+        """A column as places in the list of its distinct values."""
+        if name not in self.memo:
+            codes, words = pd.factorize(self.frame[name], use_na_sentinel=False)
+            self.memo[name] = codes, list(words)
+        return cast("tuple[NDArray[np.intp], list[Any]]", self.memo[name])
 
     @cached_property
     def every_ratio(self) -> pd.DataFrame:
         """Paired ratios of all runs of this machine."""
-        return paired_ratios(self.frame)
+        return _plain(paired_ratios(self.frame))
 
     @cached_property
     def ratios(self) -> pd.DataFrame:
@@ -198,7 +209,7 @@ class Machine:
     @property
     def commits(self) -> tuple[str, ...]:
         """The commits whose code was measured, seven digits each, a "+" where the tree had other changes."""
-        return tuple(dict.fromkeys(c for c in self.frame["commit"] if c))
+        return tuple(dict.fromkeys(c for c in self.frame["commit"].unique() if c))
 
     @property
     def is_gpu(self) -> bool:
@@ -224,7 +235,7 @@ class Machine:
     @property
     def days(self) -> list[str]:
         """The first and the last day on which rows were measured (UTC), or the only one."""
-        days = sorted({str(t)[:10] for t in self.frame["created_at"] if t})
+        days = sorted({str(t)[:10] for t in self.frame["created_at"].unique() if t})
         return list(dict.fromkeys((*days[:1], *days[-1:])))
 
 
@@ -303,11 +314,10 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     A row whose samples are not finite and positive becomes a failed one that says so; it stays visible.
     """
     attributes = frame.attrs
-    # Text as objects: pandas takes ten times as long to hand out a string of its own type.
-    frame = frame.astype({name: object for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)})
+    frame = _plain(frame)
     frame["commit"] = frame["env"].map({env: _commit(parse(env)) for env in frame["env"].unique()})
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
-    impossible = timed & ~frame["samples"].map(stats.are_times)
+    impossible = timed[timed].index[[not stats.are_times(x) for x in frame.loc[timed, "samples"]]]
     why = "a stored sample is no time: not finite, or not above 0"
     instead: Row = {
         "reason": why,
@@ -319,6 +329,11 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
         frame.loc[impossible, column] = value
     frame.attrs = attributes
     return frame
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Text as objects: pandas takes ten times as long to hand out a string of its own type."""
+    return frame.astype({name: object for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)})
 
 
 def _commit(env: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.judge.verdict.rows import is_candidate, unshown
-from harness.report.records import first_steps, fp8_rows, newest, numerics_by_arm, unchecked
+from harness.report.records import first_steps, newest_fp8, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import resolved_of
 from harness.report.verdicts import STUDIES, WHAT, by_arm, deciding, fp8_pairs, rank, what_of
@@ -174,7 +174,7 @@ def _results(machine: Machine, standing: Standing) -> str:
 
 def _gemms(machine: Machine, standing: Standing) -> str:
     """Case by case: what one case ran too often makes up for no other."""
-    rows = [r for r in newest(fp8_rows(machine)) if (r["suite"], r["arm"]) == (standing.suite, standing.arm)]
+    rows = [r for r in newest_fp8(machine) if (r["suite"], r["arm"]) == (standing.suite, standing.arm)]
     every = [resolved_of(r) for r in rows]
     counts = [
         (a["fp8_gemms"], a.get("fp8_gemms_expected", a["fp8_gemms"])) for a in every if "fp8_gemms" in a

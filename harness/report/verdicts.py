@@ -186,6 +186,7 @@ class Part(NamedTuple):
     pairs: pd.DataFrame
 
 
+@once
 def deciding(machine: Machine) -> Part | None:
     """The part that `is_faster` decides on; None where there is no ratio."""
     return next(iter(_by_part(fp8_pairs(machine))), None)
@@ -193,7 +194,7 @@ def deciding(machine: Machine) -> Part | None:
 
 def _by_part(pairs: pd.DataFrame) -> list[Part]:
     """The parts that have a ratio, the one that decides the question first."""
-    modes = [baseline_of(r).mode for r in rows_of(pairs)]
+    modes = [baseline_of(r).mode for r in rows_of(pairs[["baseline", "baseline_fields"]])]
     grouped = pairs.assign(mode=[m if m in (*MODES, "graph") else "" for m in modes])
     parts = []
     for (suite, mode, regime), group in grouped.groupby(["suite", "mode", "regime"]):
@@ -227,7 +228,7 @@ def _together(verdicts: Collection[Verdict]) -> Verdict:
 def _slower_under_load(pairs: pd.DataFrame, arms: Collection[str]) -> list[str]:
     """Arms that are slower than bf16 under sustained load in a case in which they are not slower alone."""
     alone, loaded = set(), set()
-    for p in rows_of(pairs):
+    for p in rows_of(pairs[["arm", "case_id", "regime", "verdict"]]):
         if p["regime"] == "sustained" and p["verdict"] == "slower":
             loaded.add((p["arm"], p["case_id"]))
         elif p["regime"] != "sustained" and p["verdict"] in ("faster", "same", "unclear"):

@@ -43,7 +43,9 @@ DEFAULT = {
 }
 
 
+_KNOWN = {str(cause): cause for cause in Cause}
+
+
 def known(word: object) -> Cause:
     """A cause that another commit's harness wrote; ERROR for a word that this one lacks."""
-    text = str(word or "")
-    return Cause(text) if text in set(Cause) else Cause.ERROR
+    return _KNOWN.get(str(word or ""), Cause.ERROR)

@@ -13,7 +13,6 @@ pandas is imported on use: it starts a thread, and suites import this page in th
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from harness.store import effect, measurement, stats
@@ -23,7 +22,7 @@ from harness.store.effect import MIN_ROUNDS, Effect
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     import pandas as pd
 
@@ -95,22 +94,25 @@ def paired_ratios(
 
         Figures are NaN where there is nothing to compare.
     """
-    # Grouped here and not by pandas: a group of a frame costs a millisecond, and a sweep has thousands of cases.
-    cases: dict[tuple[str, str, str], list[_Row]] = {}
-    for record in rows_of(frame[frame["metric"].isin(list(metrics))]):
-        key = record["run_id"], record["case_id"], record["metric"]
-        cases.setdefault(key, []).append(_Row(record, partial))
-    out: list[dict[str, object]] = []
-    for rows in cases.values():
-        for regime, arms in _by_regime(rows):
-            floors = _noise_floors(arms)
-            # A run whose first baseline alone has a control: its floor stands for the case.
-            floor = max(floors.values(), default=math.nan)
-            out += [
-                _compare(arm, arms.get(arm.baseline), regime, floors.get(arm.baseline, floor))
-                for arm in arms.values()
-                if arm.baseline and not arm.is_control
-            ]
+    cases = _cases(frame[frame["metric"].isin(list(metrics))], partial)
+    grouped = [group for rows in cases.values() for group in _by_regime(rows)]
+    pairs: list[tuple[_Row, _Row | None, str, float]] = []
+    for (regime, arms), floors in zip(grouped, _noise_floors([arms for _, arms in grouped]), strict=True):
+        # A run whose first baseline alone has a control: its floor stands for the case.
+        floor = max(floors.values(), default=math.nan)
+        pairs += [
+            (arm, arms.get(arm.baseline), regime, floors.get(arm.baseline, floor))
+            for arm in arms.values()
+            if arm.baseline and not arm.is_control
+        ]
+    logs = [
+        [-log for log in base.log_ratios(arm)] if base is not None and base.ok and arm.ok else []
+        for arm, base, *_ in pairs
+    ]
+    found = effect.all_paired(logs, [floor for *_, floor in pairs])
+    out = [
+        _compare(arm, base, regime, each) for (arm, base, regime, _), each in zip(pairs, found, strict=True)
+    ]
     import pandas as pd
 
     return pd.DataFrame(out, columns=_COLUMNS)
@@ -129,14 +131,12 @@ def noise_floors(frame: pd.DataFrame) -> dict[str, float]:
     """The noise floor of each case that has an A/A control, as a ratio >= 1: the widest of its baselines and regimes."""
     times = frame[frame["metric"].isin(TIMES)]
     with_control = times["case_id"].isin(times.loc[controls(times), "case_id"])
-    cases: dict[tuple[str, str, str], list[_Row]] = {}
-    for record in rows_of(times[with_control]):
-        cases.setdefault((record["run_id"], record["case_id"], record["metric"]), []).append(_Row(record))
+    cases = _cases(times[with_control])
     found: dict[str, float] = {}
-    for (_, case_id, _), rows in cases.items():
-        for _, arms in _by_regime(rows):
-            for floor in _noise_floors(arms).values():
-                found[case_id] = max(floor, found.get(case_id, 1.0))
+    groups = [(case_id, arms) for (_, case_id, _), rows in cases.items() for _, arms in _by_regime(rows)]
+    for (case_id, _), floors in zip(groups, _noise_floors([arms for _, arms in groups]), strict=True):
+        for floor in floors.values():
+            found[case_id] = max(floor, found.get(case_id, 1.0))
     return found
 
 
@@ -220,7 +220,11 @@ def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
     """
     seconds = frame["value"] * frame["unit"].map(SECONDS).astype(float)
     seconds = seconds.where(frame["metric"].isin(TIMES) & (frame["status"] == "ok"))
-    work = frame["flops"].map(lambda text: sum(parse(text).values())).astype(float)
+    work = (
+        frame["flops"]
+        .map({text: sum(parse(text).values()) for text in frame["flops"].unique()})
+        .astype(float)
+    )
     return frame.assign(
         tflops=(work / seconds / 1e12).where(work > 0), gb_per_s=frame["bytes_moved"] / seconds / 1e9
     )
@@ -231,6 +235,20 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     names = [str(name) for name in frame.columns]
     columns = [frame[name].tolist() for name in frame.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _cases(frame: pd.DataFrame, partial: bool = False) -> dict[tuple[str, str, str], list[_Row]]:
+    """Rows of times by (run, case, metric), the samples of all of them gathered by round at once."""
+    # Grouped here and not by pandas: a group of a frame costs a millisecond, and a sweep has thousands of cases.
+    cases: dict[tuple[str, str, str], list[_Row]] = {}
+    rows = [_Row(record, partial) for record in rows_of(frame)]
+    timed = [row for row in rows if len(row.record["rounds"])]
+    medians = stats.all_round_medians([(row.record["samples"], row.record["rounds"]) for row in timed])
+    for row, own in zip(timed, medians, strict=True):
+        row.medians = own
+    for row in rows:
+        cases.setdefault((row.record["run_id"], row.record["case_id"], row.record["metric"]), []).append(row)
+    return cases
 
 
 class _Row:
@@ -245,6 +263,8 @@ class _Row:
         self.axes: str = record["axes"]
         self.env_id: str = record["env_id"]
         self.value: float = record["value"]
+        self.timing = parse(record["timing"])
+        self.medians: dict[int, float] = {}  # of the samples of each round; none where one of them is no time
         self.partial = partial and record["status"] == "partial"
         self.ok: bool = record["status"] == "ok" or self.partial
 
@@ -264,10 +284,6 @@ class _Row:
         return ", ".join(str(self.timing[key]) for key in ("method", "l2") if self.timing.get(key))
 
     @property
-    def timing(self) -> Mapping[str, Any]:
-        return parse(self.record["timing"])
-
-    @property
     def ran_fp8(self) -> bool:
         return any(str(dtype).startswith(FP8_DTYPES) for dtype in parse(self.record["flops"]))
 
@@ -275,13 +291,6 @@ class _Row:
     def tokens(self) -> float:
         """Tokens of one training step; 0 where the row is of no such step."""
         return float(parse(self.record["resolved"]).get("tokens_per_step") or 0)
-
-    @cached_property
-    def medians(self) -> dict[int, float]:
-        """Median of the samples of each round; none where one of them is no time."""
-        if not (len(self.record["rounds"]) and stats.are_times(self.record["samples"])):
-            return {}
-        return stats.round_medians(self.record["samples"], self.record["rounds"])
 
     def log_ratios(self, arm: _Row) -> list[float]:
         """log(median of this one / median of `arm`), a value a shared round; none where they share no round."""
@@ -298,21 +307,23 @@ def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:
     return [(name, never_ran | {r.arm: r for r in rows if r.regime == name}) for name in regimes or [""]]
 
 
-def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
-    """The noise floor of each baseline that was timed twice."""
-    floors = {}
-    for again in arms.values():
-        original = arms.get(again.baseline)
-        if not (again.is_control and again.ok and original is not None and original.ok):
-            continue
-        ratios = original.log_ratios(again)
-        if again.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
-            control = effect.paired(ratios)
-            floors[original.arm] = math.exp(max(abs(control.log_low), abs(control.log_high)))
+def _noise_floors(groups: Sequence[Mapping[str, _Row]]) -> list[dict[str, float]]:
+    """The noise floor of each baseline that was timed twice, of each group of arms."""
+    pairs = [
+        (place, original.arm, original.log_ratios(again))
+        for place, arms in enumerate(groups)
+        for again in arms.values()
+        if again.is_control and again.ok and (original := arms.get(again.baseline)) is not None
+        if original.ok and again.env_id == original.env_id
+    ]
+    floors: list[dict[str, float]] = [{} for _ in groups]
+    for (place, arm, _), control in zip(pairs, effect.all_paired([logs for *_, logs in pairs]), strict=True):
+        if control.has_interval:
+            floors[place][arm] = math.exp(max(abs(control.log_low), abs(control.log_high)))
     return floors
 
 
-def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[str, object]:
+def _compare(arm: _Row, base: _Row | None, regime: str, found_effect: Effect) -> dict[str, object]:
     speedup = low = high = math.nan
     rounds, condition = 0, _condition(arm, base)
     if not arm.ok:
@@ -328,7 +339,6 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
     elif arm.method != base.method:
         verdict, reason = "unclear", f"timed by different methods: {base.method} and {arm.method}"
     else:
-        found_effect = effect.paired([-log for log in base.log_ratios(arm)], floor)
         rounds, speedup = found_effect.rounds, found_effect.speedup
         if not found_effect.has_interval:
             verdict, reason = "unclear", f"{rounds} paired rounds; an interval needs at least {MIN_ROUNDS}"
@@ -351,7 +361,7 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
         "low": low,
         "high": high,
         "rounds": rounds,
-        "floor": floor,
+        "floor": found_effect.floor,
         "fp8": arm.ran_fp8 and base is not None and not base.ran_fp8,
         "verdict": verdict,
         "reason": reason,

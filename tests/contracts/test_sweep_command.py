@@ -278,9 +278,10 @@ def test_a_multirun_lists_the_cases_of_each_shard(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_a_multirun_measures_every_shard_and_reports_them_as_one(tmp_path: Path) -> None:
+def test_a_multirun_measures_every_shard_reports_them_as_one_and_refuses_other_arms(tmp_path: Path) -> None:
     """Hydra's own launcher: one command after the other; the rest differ in where they start it."""
-    with start(tmp_path, ["-m", *CAST, *QUICKLY, "shard=0/2,1/2", "hydra/launcher=basic"]) as process:
+    spread = ["-m", *CAST, *QUICKLY, "run_id=twice", "shard=0/2,1/2", "hydra/launcher=basic", HERE]
+    with start(tmp_path, [*spread, "arms=[eager]"]) as process:
         out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     ended = Ended(0, out.splitlines(), err.splitlines(), tmp_path)
@@ -289,11 +290,7 @@ def test_a_multirun_measures_every_shard_and_reports_them_as_one(tmp_path: Path)
     assert frame["case_id"].nunique() == 2
     assert ended.path("report").exists()
     assert not list(ended.path("results").glob("_launch"))  # it names the user's folders
-
-
-def test_shards_that_were_refused_did_not_finish_though_an_earlier_command_did(tmp_path: Path) -> None:
-    spread = ["-m", *CAST, *QUICKLY, "run_id=twice", "shard=0/2,1/2", "hydra/launcher=basic", HERE]
-    assert run(tmp_path, *spread, "arms=[eager]").code == 0
+    # Shards that are refused did not finish, though those of the command before did
     again = run(tmp_path, *spread, "arms=[eager,copy]")
     assert again.code == 2
     assert "shards 0/2" in again.err[-1]
