@@ -19,7 +19,7 @@ from harness.__main__ import main
 
 BAD = "\x1b[2Jzz\x1b]0;owned\x07 \u202egnp\r\x9b2J\v\u2028\n::error::zz"
 STYLES = re.compile(
-    r"\x1b\[(?:[\d;]*m|\?25[hl]|1A|2K)|\r(?=\x1b\[2K)"
+    r"\x1b\[(?:[\d;]*m|\?25[hl]|1A|2K)|\r(?=\x1b\[(?:2K|1A))"
 )  # rich's, where a terminal is asked for
 MEANT = {
     "status",

@@ -35,6 +35,7 @@ from harness.__main__ import main
 from harness.gate import command as command_module
 from harness.gate.runner import Request
 from harness.gate.shell import run_shell
+from harness.store.private import public
 
 SOURCE = "src/pkg/__init__.py"
 SLOWER = {SOURCE: package(a=0.012, b=0.02)}
@@ -229,7 +230,7 @@ def test_a_candidate_that_fails_is_a_finding(root: Path, source: str, reason: st
     code, said, document = run(root)
     assert (code, document["verdict"], document["mode"]) == (1, "BROKEN", "broken"), said
     assert reason in said
-    assert [f["case"] for f in document["findings"]] == [FAKE]
+    assert [f["case"] for f in document["findings"]] == [public(FAKE)]
 
 
 def test_a_candidate_that_was_killed_is_not_judged(root: Path) -> None:
