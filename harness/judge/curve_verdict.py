@@ -149,7 +149,7 @@ class CurveVerdict:
 
     @property
     def lines(self) -> list[str]:
-        """As text: what was read, the verdict, what to know beside it."""
+        """What was read, the verdict, what to know beside it; a text each."""
         return [*self.read, f"{self.outcome}: {'; '.join(self.reasons)}", *self.notes]
 
     def _repr_html_(self) -> str:

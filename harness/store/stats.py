@@ -175,7 +175,7 @@ class Welch:
         return cls(float(sides[1].mean() - sides[0].mean()), math.sqrt(sum(errors)), degrees)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Of the true difference."""
+        """Interval of the true difference."""
         half = t_quantile((1 + confidence) / 2, self.degrees) * self.error
         return self.difference - half, self.difference + half
 

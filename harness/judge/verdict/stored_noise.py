@@ -156,7 +156,8 @@ def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0, sides: in
         raise ValueError(
             f"sd={sd}, margin={margin}, seeds={seeds}, gap={gap}: expected an sd and a margin above 0, 2 seeds, finite numbers"
         )
-    degrees = sides * (seeds - 1)
+    # Of Welch's test on two sides with one spread: (v1 + v2)^2 / (v1^2 + v2^2) is 2 n / (n + 1) in the mean.
+    degrees = (seeds - 1) * (1 if sides == 1 else 2 * seeds / (seeds + 1))
     scale = math.sqrt(seeds / sides) / sd
     nodes, weights = _NODES  # of the probability of a sample sd
     ratio = np.sqrt(2 * gammaincinv(degrees / 2, (1 + nodes) / 2) / degrees)  # of sample sd / sd

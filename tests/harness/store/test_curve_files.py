@@ -25,7 +25,7 @@ def csv(path: Path) -> None:
 
 
 def wandb_csv(path: Path) -> None:
-    """As W&B's page exports a chart: no library writes it."""
+    """A chart as W&B's page exports it: no library writes it."""
     cells = ["4.0", "3.0", "Infinity", "NaN"]
     rows = [f'"{s}","{v}","{v}","{v}",""' for s, v in zip(STEPS, cells, strict=True)]
     head = '"Step","a - val_loss","a - val_loss__MIN","a - val_loss__MAX","b - val_loss"'
