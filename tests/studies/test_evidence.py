@@ -13,6 +13,7 @@ from documented_table import documented
 from verdict_error_rates import Bound
 
 FEW = 12
+RATES = evidence.ROOT / "reports" / "published" / "studies" / "curve-verdict-error-rates.md"
 
 
 def test_the_ledger_is_what_the_rule_says() -> None:
@@ -45,8 +46,11 @@ def test_the_promises_hold_in_a_few_draws(noise: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_promises_hold() -> None:
-    assert rates.broken_promises([rates.measure(row, 100) for row in rates.ROWS]) == []
+def test_the_published_rates_are_measured_again() -> None:
+    """The page's draws: with fewer, one of its many rates may lie beyond the scatter that a bound allows for."""
+    rows = [rates.measure(row, 200) for row in rates.ROWS]
+    for name, table in rates.tables(rows).items():
+        assert documented(RATES, name) == table.splitlines()
 
 
 def test_a_broken_promise_is_named() -> None:
