@@ -74,7 +74,7 @@ def write_report(
         static: leave out the JavaScript.
         focus: "mfu" puts MFU first, or the reason why there is none.
         figures: write each figure into `<name>_figures/` too, where the markdown twin shows it from.
-        others: sections about what others measured; they follow what was measured here, or precede it where there is no MFU.
+        others: sections about what others measured, before what was measured here.
 
     Raises:
         UsageError: a path is missing or is no run, there is no row to show, or out_path can't be written.

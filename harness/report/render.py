@@ -80,9 +80,7 @@ def render(
         "subtitle": views[0]["conditions"] if len(views) == 1 else dates(days),
         "machines": views,
         "notices": [*notices, *material.problems],
-        # Without a figure of its own a page about MFU has those of others first.
-        "first": others if missing else (),
-        "last": () if missing else others,
+        "first": others,
         "definitions": definitions,
         "overview": overview(rows) if len(rows) > 1 else None,
         "shared": together,
@@ -100,10 +98,8 @@ def render(
 
 def render_sections(title: str, kicker: str, subtitle: str, shown: Sequence[Section]) -> str:
     """A page of sections alone, about no machine, in HTML without JavaScript."""
-    empty = dict.fromkeys(
-        ("machines", "notices", "first", "definitions", "shared", "ledger", "runs", "problems"), ()
-    )
-    about = {"title": title, "kicker": kicker, "subtitle": subtitle, "last": shown, "overview": None}
+    empty = dict.fromkeys(("machines", "notices", "definitions", "shared", "ledger", "runs", "problems"), ())
+    about = {"title": title, "kicker": kicker, "subtitle": subtitle, "first": shown, "overview": None}
     css = (HERE / "page.css").read_text(encoding="utf-8")
     return _jinja().get_template("page.html.j2").render(**empty, **about, css=css)
 
