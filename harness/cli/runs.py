@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-import jinja2
 
 from harness.engine import watch
 from harness.engine.run_folder import newest_first
 from harness.machine import terminal
 from harness.report import standings, verdicts
+from harness.report.render import render_sections
 from harness.report.runs import load
-from harness.report.words import HERE
+from harness.report.section import Section
+from harness.report.table import Cell, Column, make_table
 from harness.store import run_state
 from harness.store.errors import UsageError
 from harness.store.words import key, options_of
@@ -66,11 +66,13 @@ def main(argv: Sequence[str]) -> int:
             terminal.say(out, f"    {line}")
     if older:
         terminal.say(out, f"{older} older: last={len(folders)} shows them")
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
+    columns = (
+        Column("run", lambda r: Cell(r.subject, href=f"{quote(r.run_id)}.html" if r.page else "")),
+        *(Column(name, name) for name in ("says", "state", "began", "run_id")),
     )
-    css = (HERE / "page.css").read_text(encoding="utf-8")
-    page = environment.get_template("index.html.j2").render(runs=runs, older=older, css=css, link=quote)
+    listed = replace(make_table("runs", columns, runs, sortable=False), as_cards=True)
+    left = f"{older} older ones are not shown." if older else ""
+    page = render_sections("Runs, newest first", "", "", [Section("runs", "", left, first=[listed])])
     try:
         reports.mkdir(parents=True, exist_ok=True)
         index.write_text(page, encoding="utf-8")
