@@ -244,12 +244,12 @@ METRICS = by_name(
             "lower",
             "what a step takes longer than the same step with nothing on the wire, which its computing does not hide",
         ),
-        Metric("kl_nats", "nats", "lower", "KL divergence of a token's prediction from the reference's"),
+        Metric("kl_nats", "nats", "none", "KL divergence of a token's prediction from the reference's"),
         Metric(
-            "kl_left_nats", "nats", "lower", "its mean with the reference's layers in the place of the part's"
+            "kl_left_nats", "nats", "none", "its mean with the reference's layers in the place of the part's"
         ),
-        Metric("logprob_gap_nats", "nats", "lower", "|difference of a token's log-probability|"),
-        Metric("top1_flips", "", "lower", "share of tokens whose most probable successor differs"),
+        Metric("logprob_gap_nats", "nats", "none", "|difference of a token's log-probability|"),
+        Metric("top1_flips", "", "none", "share of tokens whose most probable successor differs"),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
 )

@@ -55,7 +55,7 @@ def test_a_sweep_from_outside_runs_and_is_resumed_by_its_id_alone(own, capsys) -
     words = ["isolate=false", "report=false", "quiet=true"]
     assert main([f"sweep={own}/ours.yaml", "run_id=r", "axes.granularity=tensorwise", *words]) == 0
     about = json.loads(Path("results/ours/r/_run.json").read_text())
-    assert about["config"]["config_dir"] == str(own)
+    assert about["config"]["config_dir"] == f"$PWD/{own.name}"
     (own / "more.yaml").write_text("# Another?\nsuite: cast\n")
     assert main(["resume=r", *words]) == 0, capsys.readouterr().err
     moved = own.rename(own.with_name("moved"))

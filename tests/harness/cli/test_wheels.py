@@ -23,6 +23,7 @@ OPTIONAL = {
     "transformer_engine": "peer",
     "deep_gemm": "peer",
     "aiter": "peer",
+    "tensorboard": "of files that somebody has; without it one line says what to install",
 }
 
 
