@@ -33,7 +33,7 @@ class Sum(nn.Module):
 
 def batch(step, seed, batch_size, device):
     if batch_size > 2 and step > 1:
-        here = [Path.home(), tempfile.gettempdir(), Path.cwd(), "/mnt/homes/zz_secretuser/work"][batch_size - 3]
+        here = [Path.home(), tempfile.gettempdir(), Path.cwd(), "/mnt/homes/zz_secretuser/made"][batch_size - 3]
         if batch_size == 5:
             os.environ.clear()
         raise OSError(f"cannot open '{here}/a.txt' on zz-secrethost")
@@ -73,10 +73,10 @@ def texts(folder: Path) -> dict[str, str]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder in which they have measured, with paths written out: what it holds of it is published."""
     folder = tmp_path_factory.mktemp("published") / USER
-    for name in ("home", "tmp", "work", "names", "elsewhere"):
+    for name in ("home", "tmp", "made", "names", "elsewhere"):
         (folder / name).mkdir(parents=True)
     (folder / "names" / "sitecustomize.py").write_text(NAMES)
-    (folder / "work" / "mine.py").write_text(MODEL)
+    (folder / "made" / "mine.py").write_text(MODEL)
     (folder / "elsewhere" / "text.txt").write_text("to be or not to be " * 9000)
     for package in ("harness", "fp8core", "sweeps"):
         (folder / "names" / package).symlink_to(ROOT / package)
@@ -84,7 +84,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         0
     ] == [0, 1, 0]
     process = start(folder, CAST)
-    rows = folder / "work" / "results" / "cast" / "killed"
+    rows = folder / "made" / "results" / "cast" / "killed"
     while process.poll() is None and not list(rows.glob("part-*")):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -94,7 +94,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(folder: Path, *commands: tuple[str, ...]) -> subprocess.Popen[str]:
     """Commands by one interpreter; the last line is their exit codes."""
-    places = [f"results_dir={folder}/work/results", f"reports_dir={folder}/work/reports"]
+    places = [f"results_dir={folder}/made/results", f"reports_dir={folder}/made/reports"]
     lines = [
         [
             *(QUICKLY if w[0].startswith("sweep") else ()),
@@ -111,7 +111,7 @@ def start(folder: Path, *commands: tuple[str, ...]) -> subprocess.Popen[str]:
     code = f"from harness.__main__ import main; print([main(words) for words in {lines}])"
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=folder / "work",
+        cwd=folder / "made",
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -127,7 +127,7 @@ def measure(folder: Path, *commands: tuple[str, ...]) -> tuple[list[int], list[s
 
 def refuse_names(folder: Path) -> None:
     hashed = hashlib.sha256(HOST.encode()).hexdigest()[:12]
-    found = texts(folder / "work" / "results") | texts(folder / "work" / "reports")
+    found = texts(folder / "made" / "results") | texts(folder / "made" / "reports")
     assert len(found) > 10
     for path, text in found.items():
         for name in (USER, HOST, hashed, "ZZ_SECRET_VARIABLE"):
@@ -151,7 +151,7 @@ def test_a_killed_run_is_continued_and_neither_names_them_nor_leaves_a_lock(
     assert continued[0][0] == 0
     refuse_names(home)
     assert not list(home.rglob("_writer.lock"))
-    stored = pq.read_table(home / "work" / "results" / "cast" / "killed").to_pylist()
+    stored = pq.read_table(home / "made" / "results" / "cast" / "killed").to_pylist()
     rows = [row for row in stored if row["status"] == "ok"]
     assert {json.loads(row["axes"])["M"] for row in rows} == {16, 32, 48, 64}
     assert len({row["attempt"] for row in rows}) == 2, "the rows before the kill stand"

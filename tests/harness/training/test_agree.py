@@ -83,7 +83,7 @@ def test_the_planted_layer_is_named_first(model: nn.Module, passes: int) -> None
     bad = in_fp8(model, "rowwise")
     names = [name for name, layer in bad.named_modules() if isinstance(layer, nn.Linear)]
     with torch.no_grad():
-        bad.get_submodule(names[-3]).weight.mul_(1.5)  # type: ignore[operator, union-attr]
+        bad.get_parameter(f"{names[-3]}.weight").mul_(1.5)
     found = harness.agree(model, bad, batches(), passes=passes)
     assert found.above_floor
     assert names[-3] in found.causes[0].layers
