@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
 
 from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm
 from fp8core.extensions import installed
@@ -80,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
     if (options := options_of(Words, argv)) is None:
         return 0
     kind = environment.device_kind(options.device)
-    with Console().status("trying ...") as status:
+    out = terminal.console()
+    with out.status("trying ...") as status:
         findings = []
         for area, name, run in _probes(kind):
             status.update(f"trying {area}: {name} ...")
@@ -89,7 +89,6 @@ def main(argv: Sequence[str]) -> int:
     for each in findings:
         works, style = ("yes", "") if each.works else ("no", "red")
         terminal.row(shown, each.area, each.name, works, each.detail, style=style)
-    out = terminal.console()
     out.print(shown)
     terminal.say(out, conclusion(kind, findings))
     return 0

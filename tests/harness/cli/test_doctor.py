@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from fakes import FakeNvml
 
 from fp8core import BACKENDS, FORMATS, RECIPES
+from harness.__main__ import main as harness_main
 from harness.cli import doctor
 from harness.cli.doctor import Finding, Unavailable, conclusion, main, probe
 from harness.machine import environment
@@ -190,3 +193,19 @@ def test_the_last_line_claims_no_more_than_what_ran(
 ) -> None:
     findings = [Finding("gemm", name, name in backends, "") for name in BACKENDS]
     assert answers in conclusion(device, findings)
+
+
+def test_on_a_terminal_its_progress_is_drawn_and_not_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is printed goes through the printer of text from outside, which spells out codes of a terminal."""
+
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Tty()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(doctor, "_probes", lambda device: iter([("area", "name", lambda: "seen")]))
+    assert harness_main(["doctor", "device=cpu"]) == 0
+    assert "trying area" in shown.getvalue()
+    assert "\\x1b" not in shown.getvalue()
