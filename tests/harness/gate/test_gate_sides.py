@@ -224,6 +224,16 @@ def test_one_file_a_side_decides_nothing_and_says_how_many_would(tmp_path: Path)
     assert any("8 files a side would decide 6 tests" in note for note in document["notes"])
 
 
+def test_files_leave_nothing_beside_the_folder_for_what_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The salt of a results folder would lie two folders above a run: here "/" for a user whose TMPDIR is /tmp."""
+    (tmp_path / "root/tmp").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "root/tmp"))
+    judged(tmp_path, files(tmp_path, "a", 2), files(tmp_path, "b", 2))
+    assert [*(tmp_path / "root").rglob("*")] == [tmp_path / "root/tmp"]
+
+
 def test_files_that_are_no_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One file named eight times, or copied, had eight rounds that agree to the last bit."""
     a, b, other = files(tmp_path, "a", 1), files(tmp_path, "b", 8), files(tmp_path, "other", 1, cpu="Another")
