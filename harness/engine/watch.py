@@ -100,7 +100,7 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
 def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part | None:
     try:
         note = from_json(read_text(folder / run_files.PROGRESS))
-        state, here = str(note["state"]), note["host"] == this_host()
+        state, here = str(note["state"]), note["host"] == this_host() != ""
         if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
         if not 0 <= (share := float(note["share"])) <= 1:
