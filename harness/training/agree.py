@@ -250,15 +250,12 @@ def _spread(x: Tensor) -> tuple[float, float, float]:
 @contextmanager
 def _evaluated(model: nn.Module) -> Iterator[None]:
     training = {module: module.training for module in model.modules()}
-    buffers = {name: each.clone() for name, each in model.named_buffers()}  # amax histories among them
     model.eval()
     try:
         yield
     finally:
         for module, was in training.items():
             module.training = was
-        for name, each in model.named_buffers():
-            each.copy_(buffers[name])
 
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -240,6 +241,14 @@ def test_a_page_has_both_runs_over_each_other(tmp_path: Path, capsys: pytest.Cap
     text = page.read_text()
     assert [each.split('"')[0] for each in text.split('<figure id="')[1:]] == ["f-ratios", "f-curve-loss"]
     assert "slower" in text
+    curve = text[text.index('id="f-curve-loss"') :]
+    lines = re.findall(r'<path d="M [\d.]+ ([\d.]+)[^"]*"[^>]*style="([^"]*--series-0[^"]*)"', curve)
+    dashed, solid = (
+        {float(y) for y, style in lines if ("dasharray" in style) is wanted} for wanted in (True, False)
+    )
+    assert max(solid) > max(
+        dashed
+    )  # beside the legend: the first run is dashed and its losses are higher: SVG counts downwards
     assert "<b>base" not in text
     assert str(tmp_path) not in text
     capsys.readouterr()

@@ -112,6 +112,13 @@ def test_where_the_first_batch_shows_no_gap_no_layer_is_blamed(model: nn.Module)
     assert "first batch" in str(found)
 
 
+def test_the_floor_is_what_another_split_of_the_batch_does(model: nn.Module) -> None:
+    """A scale a tensor is that of the whole batch; equal calls are equal on a CPU."""
+    other, (ids,) = in_fp8(model, "tensorwise"), batches(1)
+    assert harness.agree(model, other, [ids], passes=0).floor.kl_mean > 1e-6
+    assert harness.agree(model, other, [ids[:1]], passes=0).floor.kl_max == 0
+
+
 def test_padding_and_last_tokens_do_not_count(model: nn.Module) -> None:
     class Hf(nn.Module):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
