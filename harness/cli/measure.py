@@ -287,10 +287,13 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
     """
     out, kept = sys.stdout.write, 0
     out(ended)
-    for reason in list(outcome.reasons)[:TOLD]:
-        out(f"  failed: {reason}\n")
-    for names, reason in _unsupported(plan)[:TOLD]:
-        out(f"  skipped: {', '.join(few(names))}: {reason}\n")
+    for status in ("failed", "skipped"):
+        told = [(reason, of) for (what, reason), of in outcome.reasons.items() if what == status]
+        told.sort(key=lambda told: -len(told[1]))
+        for reason, of in told[:TOLD]:
+            out(f"  {len(of)} {status}: {', '.join(few(of))}: {reason}\n")
+        if left := sum(len(of) for _, of in told[TOLD:]):
+            out(f"  {left} {status} for other reasons, which the report names\n")
     for line in nothing_compared(plan):
         out(f"  {line}\n")
     try:
@@ -311,15 +314,6 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
     except KeyboardInterrupt:
         outcome.message = f"interrupted; python -m harness report {folder} makes the report"
     return kept
-
-
-def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
-    """Arms that this device or these shapes leave out, by reason."""
-    arms: dict[str, dict[str, None]] = {}
-    for planned in plan.cases:
-        for arm, why in ((a, w) for a, w in planned.unsupported.items() if w.status == "skipped"):
-            arms.setdefault(why.reason, {})[arm] = None
-    return [(list(names), reason) for reason, names in arms.items()]
 
 
 def _tell(folder: Path, judged: bool = True) -> int:

@@ -59,7 +59,8 @@ class Outcome:
     state: str
     statuses: Counter[str] = field(default_factory=Counter)
     message: str = ""
-    reasons: dict[str, None] = field(default_factory=dict)  # distinct reasons of the failed rows, in order
+    # (status, reason) of the rows that are failed or skipped, in order -> what they are rows of
+    reasons: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +316,10 @@ class _Run:
             except OSError as error:
                 raise _DiskError(error.strerror) from error
             self.outcome.statuses.update(r.status for r in rows)
-            failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
-            self.outcome.reasons.update(dict.fromkeys(failed))
+            for r in rows:
+                if r.status in {"failed", "skipped"}:
+                    what = f"{planned.case}, {r.arm}" if r.status == "failed" else r.arm
+                    self.outcome.reasons.setdefault((r.status, r.reason), []).append(what)
 
 
 def _trial(task: Task, crew: Crew, device: str, tell: Callable[[What], None]) -> list[Measurement]:

@@ -74,6 +74,16 @@ def test_an_arm_that_this_device_lacks_is_a_skipped_row_and_exit_0(partly_skippe
     assert set(frame["arm"]) >= {"bf16_eager", "tensorwise_eager", "tensorwise_fast_eager"}
 
 
+def test_each_row_that_was_left_out_is_counted_beside_its_reason(tmp_path: Path) -> None:
+    ended = run(tmp_path, "sweep=gemm", "axes.M=128", "axes.K=[128,192]", "axes.N=128", *QUICKLY, "budget_s=0")
+    counted = re.search(r"(\d+) skipped", "\n".join(ended.out))
+    told = [int(line.split()[0]) for line in ended.out if re.match(r"  \d+ skipped", line)]
+    frame = rows(ended.path("results"))
+    assert counted
+    assert int(counted[1]) == sum(told) == (frame["status"] == "skipped").sum()
+    assert any("time budget of 0 s" in line for line in ended.out)
+
+
 def test_a_dry_run_lists_the_cases_that_are_then_measured_and_writes_nothing(
     tmp_path: Path, measured: Ended
 ) -> None:
