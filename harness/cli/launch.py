@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
             sys.stdout.write(f"shard {shard}\n")
             run_sweep([*own, f"shard={shard}"])
         return 0
-    folder = run_folder.of_run(request.config, commit_here()).resolve()
+    folder = run_folder.of_run(request.config, {"git_commit": commit_here()}).resolve()
     run_folder.refuse_stranger(folder)
     if not (request.config["resume"] and folder.exists()):  # of resume=last there may be none
         own = [word for word in own if word.lstrip("+").partition("=")[0] not in ("resume", "run_id")]

@@ -160,7 +160,7 @@ class _Work:
         own = environment.env_id(facts), facts
         conditions: list[tuple[str, Mapping[str, Any]]]
         conditions = [(p.env_id, p.env) for p in where if p.env_id is not None] or [own]
-        run_id, folder, kept = run_folder.chosen(config, facts.get("git_commit"), shard)
+        run_id, folder, kept = run_folder.chosen(config, facts, shard)
         if kept is None:
             return cls(run_id, folder, where, lanes, conditions, [], set(), set())
         from harness.engine.resume import changes, refuse, stored_arms, stored_cases  # models, FP8: a second

@@ -226,7 +226,7 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
 
     facts = environment.fingerprint(config["device"])
     conditions = environment.env_id(facts), facts
-    run_id, folder, kept = run_folder.chosen(config, facts.get("git_commit"), None)
+    run_id, folder, kept = run_folder.chosen(config, facts, None)
     changed = changes(kept, [conditions]) if kept is not None and any(kept.rglob("*.parquet")) else []
     if not config["resume_anyway"]:
         refuse(run_id, changed)

@@ -18,7 +18,7 @@ from harness.store.errors import UsageError
 from harness.store.private import public, salt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from harness.engine.shards import Shard
 
@@ -33,18 +33,20 @@ def opening(run_id: str) -> str:
     return f"run {run_id}: resume={run_id} continues it if it is ended early"
 
 
-def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> tuple[str, Path, Path | None]:
+def chosen(
+    config: dict[str, Any], env: Mapping[str, Any], shard: Shard | None
+) -> tuple[str, Path, Path | None]:
     """Run id, the folder to write to (that of a shard lies within the run's), and the folder that a resumed run has.
 
     Args:
         config: of the command line.
-        commit: of the code, for a new run id.
+        env: facts of the machine, for a new run id.
         shard: whose folder it is; None: that of a whole run.
 
     Raises:
         UsageError: there is no such run, it is another experiment, or the folder holds something else.
     """
-    whole = of_run(config, commit)
+    whole = of_run(config, env)
     for about in map(
         store.read_about,
         sorted({whole, *(p.parent for p in run_files.below(whole, run_files.ABOUT, _SHARDS))}),
@@ -71,7 +73,7 @@ def newest_first(folder: Path, pattern: str = "*/*") -> list[Path]:
     return sorted(began, key=began.__getitem__, reverse=True)
 
 
-def of_run(config: dict[str, Any], commit: str | None) -> Path:
+def of_run(config: dict[str, Any], env: Mapping[str, Any]) -> Path:
     """The folder of the run of a command line, new or to be continued.
 
     Raises:
@@ -91,7 +93,8 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
                 "expected a run id, or a folder results/<sweep>/<run_id>"
             )
         return folder
-    run_id = checked_run_id(config["run_id"] or store.new_run_id(commit))
+    model = config.get("model") or (config.get("axes") or {}).get("model")
+    run_id = checked_run_id(config["run_id"] or store.new_run_id(env, config["name"], model))
     return Path(config["results_dir"]) / config["name"] / run_id
 
 

@@ -52,10 +52,21 @@ if TYPE_CHECKING:
 GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
 
 
-def new_run_id(git_sha: str | None) -> str:
-    """`<UTC time>-<commit>-<random>`: sorts by time, says which code ran, never collides."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return f"{stamp}-{(git_sha or 'nogit')[:7]}-{secrets.token_hex(4)}"
+def new_run_id(env: Mapping[str, Any], *of: object) -> str:
+    """`<UTC time>-<of>-<device>-<commit>-<random>`: sorts by time, says what ran where, as folders and pages are named by it.
+
+    Args:
+        env: facts of the machine; absent ones leave their word out.
+        of: the sweep, and its model where it is one; what is no text is left out.
+    """
+    device = str(env.get("gpu") or env.get("device") or "").removeprefix("NVIDIA ")
+    words = [
+        re.sub(r"[^a-z0-9]+", "_", word.lower())[:24].strip("_")
+        for word in (*of, device)
+        if isinstance(word, str)
+    ]
+    stamp, commit = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), (env.get("git_commit") or "nogit")[:7]
+    return "-".join([stamp, *filter(None, words), commit, secrets.token_hex(4)])
 
 
 class RunWriter:

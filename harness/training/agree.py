@@ -119,7 +119,7 @@ class Agreement:
     def save(self, model: str, results_dir: str | Path = "results") -> Path:
         """Writes the figures as a run, which `report` shows; returns its folder."""
         facts = environment.fingerprint(self.device)
-        run_id = new_run_id(facts.get("git_commit"))
+        run_id = new_run_id(facts, SUITE, model)
         case = Case.of(SUITE, {"model": model, "tokens": self.gap.tokens, "judged": self.judged})
         writer = RunWriter(
             Path(results_dir) / SUITE / run_id, run_id=run_id, sweep=SUITE,

@@ -75,7 +75,9 @@ def test_an_arm_that_this_device_lacks_is_a_skipped_row_and_exit_0(partly_skippe
 
 
 def test_each_row_that_was_left_out_is_counted_beside_its_reason(tmp_path: Path) -> None:
-    ended = run(tmp_path, "sweep=gemm", "axes.M=128", "axes.K=[128,192]", "axes.N=128", *QUICKLY, "budget_s=0")
+    ended = run(
+        tmp_path, "sweep=gemm", "axes.M=128", "axes.K=[128,192]", "axes.N=128", *QUICKLY, "budget_s=0"
+    )
     counted = re.search(r"(\d+) skipped", "\n".join(ended.out))
     told = [int(line.split()[0]) for line in ended.out if re.match(r"  \d+ skipped", line)]
     frame = rows(ended.path("results"))

@@ -96,7 +96,7 @@ def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
 def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path) -> Path:
     """Writes the rows of a trial as a run; returns its folder."""
     facts = environment.fingerprint(result.device)
-    run_id = new_run_id(facts.get("git_commit"))
+    run_id = new_run_id(facts, SUITE, model)
     folder = Path(results_dir) / SUITE / run_id
     about = {
         "made_by": "trial",

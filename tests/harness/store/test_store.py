@@ -347,11 +347,16 @@ def test_a_run_is_found_by_its_id_or_its_path(tmp_path: Path) -> None:
         store.find_run("r2", tmp_path)
 
 
-def test_run_ids_sort_by_time_and_name_the_commit() -> None:
-    made = store.new_run_id("abcdef0123456789")
-    assert made.split("-")[1] == "abcdef0"
-    assert store.new_run_id(None).split("-")[1] == "nogit"
-    assert len({store.new_run_id("a") for _ in range(50)}) == 50
+def test_run_ids_sort_by_time_and_name_sweep_model_device_and_commit() -> None:
+    facts = {"git_commit": "abcdef0123456789", "device": "cuda", "gpu": "NVIDIA H200"}
+    assert store.new_run_id(facts, "train", "my/model").split("-")[1:5] == [
+        "train",
+        "my_model",
+        "h200",
+        "abcdef0",
+    ]
+    assert store.new_run_id({"device": "cpu"}, "cast", None).split("-")[1:4] == ["cast", "cpu", "nogit"]
+    assert len({store.new_run_id({}) for _ in range(50)}) == 50
 
 
 def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
