@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import statistics
 from dataclasses import dataclass
@@ -182,6 +183,11 @@ class Advice:
         }
         words = {True: "on", False: "off", None: ""}
         return tuple(Reason(name, sentence(name, self), words[side]) for name, side in speaks.items())
+
+    def _repr_html_(self) -> str:
+        from harness.advise.views import lines
+
+        return f"<pre>{html.escape(chr(10).join(lines(self)))}</pre>"
 
     def finding(self, question: str) -> str:
         """What is found of one of the questions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
@@ -55,6 +56,8 @@ def test_the_answer_fits_a_terminal_of_24_lines_and_80_columns(name: str, advice
     assert len(text) <= 24
     assert max(map(len, text)) <= 80
     assert [line.rstrip() for line in text] == lines(advice[name])
+    shown = html.unescape(advice[name]._repr_html_().removeprefix("<pre>").removesuffix("</pre>"))
+    assert shown.splitlines() == lines(advice[name]), "a notebook shows the same"
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
