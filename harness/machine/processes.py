@@ -286,18 +286,21 @@ def watch_stops() -> None:
 
 def waited_s() -> float:
     """Seconds in which this thread was ready and had no core (kernel documentation, sched-stats)."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except OSError:
-        return 0.0
+    return sum(map(int, _of_this_thread("schedstat")[1:2])) / 1e9
 
 
 def children() -> set[int]:
     """Processes that this thread has started and nobody has waited for."""
+    return set(map(int, _of_this_thread("children")))
+
+
+def _of_this_thread(what: str) -> list[bytes]:
     try:
-        return set(map(int, Path("/proc/thread-self/children").read_text().split()))
+        # Around each sample: pathlib would take three times as long
+        with open(f"/proc/thread-self/{what}", "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read().split()
     except OSError:
-        return set()
+        return []
 
 
 def end_children(but: set[int]) -> None:
