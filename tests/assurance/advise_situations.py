@@ -81,6 +81,14 @@ def odd_widths(place: Place, planted: bool) -> object:
     return says_yes(place, *words, "gpu=h200", "recipe=tensorwise", "tokens=16384")
 
 
+@of_advise(what="all that would gain is the output head, whose loss in FP8 was not judged")
+def head_alone(place: Place, planted: bool) -> object:
+    # As many rows as the layer has outputs make it the head
+    embedding = f"type('E', (nn.Identity,), dict(num_embeddings={8192 if planted else 64}))()"
+    layer = f"(nn.Linear(width, width) if _ == 3 else {embedding})"
+    return says_yes(place, *own_model(place, layer, 8192), "gpu=h200", "recipe=tensorwise", "tokens=16384")
+
+
 @of_advise(what="the model has no Linear layer")
 def no_linear_layer(place: Place, planted: bool) -> object:
     words = own_model(place, f"nn.{'LayerNorm(width)' if planted else 'Linear(width, width)'}", 8192)

@@ -13,6 +13,7 @@ if __name__ == "__main__":  # pytest gets these from pyproject.toml
     ]
 
 import advise_situations  # noqa: E402, F401
+import curve_situations  # noqa: E402, F401
 import fleet_situations  # noqa: E402, F401
 import gate_situations  # noqa: E402, F401
 import report_situations  # noqa: E402, F401
