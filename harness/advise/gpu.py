@@ -39,7 +39,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
             if device is None:
                 raise UsageError(
                     f"the peak of {name!r} is not known; name the nearest relative with gpu=, or add a literal to "
-                    "harness/machine/hardware/table.py"
+                    "harness/machine/hardware/devices.yaml"
                 )
         return device, None
     frame = rows_of_runs(runs)
@@ -51,7 +51,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
         if device is None:
             raise UsageError(
                 f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {names or 'none'}); "
-                "name one with gpu=, or add a literal to harness/machine/hardware/table.py"
+                "name one with gpu=, or add an entry to harness/machine/hardware/devices.yaml"
             )
     frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
     if frame.empty:

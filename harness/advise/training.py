@@ -82,7 +82,7 @@ def machine_here(device: str, run: str) -> Machine | str:
         return f"convert=advised is of the rates of the GPU here, and there is none; {_ALL}"
     name, known = here()
     if known is None:
-        return f"convert=advised: no peak of {name} is known; add a literal to harness/machine/hardware/table.py, or {_ALL}"
+        return f"convert=advised: no peak of {name} is known; add an entry to harness/machine/hardware/devices.yaml, or {_ALL}"
     reached, sha256 = None, ""
     if run:
         _, frame = gpu_and_rows(known.key, [run])

@@ -179,7 +179,7 @@ def _peak() -> str:
     device = of_env(facts)
     if device is None:
         raise Unavailable(
-            f"no entry for {facts['gpu']!r} in harness/machine/hardware/table.py: shares of peak will read N/A"
+            f"no entry for {facts['gpu']!r} in harness/machine/hardware/devices.yaml: shares of peak will read N/A"
         )
     peaks = ", ".join(f"{rate} {value:g} TFLOP/s" for rate, value in device.tflops.items())
     return f"{device.key}: {peaks}, {device.bandwidth_tb_s:g} TB/s (dense)"

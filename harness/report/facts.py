@@ -73,7 +73,9 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
     if not machine.is_gpu:
         return []
     if device is None:
-        return [("published peak", f"{text.NONE}: this device is not in harness/machine/hardware/table.py")]
+        return [
+            ("published peak", f"{text.NONE}: this device is not in harness/machine/hardware/devices.yaml")
+        ]
     rates = [f"{dtype} {rate:g} TFLOP/s" for dtype, rate in device.tflops.items()]
     dense = ", ".join([*rates, f"{device.bandwidth_tb_s:g} TB/s"])
     return [("published peak, dense", dense), ("source of the peak", device.source)]

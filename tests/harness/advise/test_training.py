@@ -95,7 +95,7 @@ def test_a_user_s_model_is_traced_by_its_own_batches() -> None:
         (
             "NVIDIA H2000",
             139.8,
-            "no peak of NVIDIA H2000 is known; add a literal to harness/machine/hardware/table.py, or",
+            "no peak of NVIDIA H2000 is known; add an entry to harness/machine/hardware/devices.yaml, or",
         ),
         ("NVIDIA H200", 17.0, "no peak of NVIDIA H200 is known"),
         ("NVIDIA A100-SXM4-80GB", 79.2, "A100 SXM 80GB has no FP8 matrix units"),
