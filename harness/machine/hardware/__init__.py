@@ -13,14 +13,12 @@ the public repositories that quote them (ml-engineering, torchtitan, torchao).
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from harness.machine.hardware.device import Device, Other, Reached
 from harness.store.errors import UsageError, unknown
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,10 +34,7 @@ def _device(entry: dict[str, Any]) -> Device:
     return Device(**entry | {"names": tuple(entry["names"])})
 
 
-# By libyaml, where it is built in: a tenth of a second less
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_TABLE = Path(__file__).with_name("devices.yaml").read_text(encoding="utf-8")
-DEVICES: tuple[Device, ...] = tuple(map(_device, yaml.load(_TABLE, _LOADER)["devices"]))
+DEVICES: tuple[Device, ...] = tuple(map(_device, beside(__file__, "devices.yaml")["devices"]))
 # Memory that CUDA reports differs by a few percent from the table's, by driver, ECC and reserved pages.
 _MEMORY_TOLERANCE = 0.08
 # A limit in force may be set some watts above the nominal one by the board maker.

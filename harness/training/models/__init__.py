@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 
 from fp8core.extensions import Table, of_type
 from harness.store.errors import UsageError, unknown
+from harness.store.tables import beside
 from harness.training.models.common import (
     CHECKPOINTING,
     Weights,
@@ -47,7 +46,6 @@ __all__ = [
 ]
 
 Config = GptConfig | LlamaConfig
-_TABLE = Path(__file__).with_name("models.yaml")
 _KINDS: Mapping[str, tuple[type[Config], Callable[[Any, str], Gpt | Llama]]] = {
     "gpt": (GptConfig, Gpt),
     "llama": (LlamaConfig, Llama),
@@ -126,7 +124,7 @@ class ModelSpec:
 
 
 _BY_NAME: dict[str, ModelSpec] = {}
-for _name, _fields in yaml.safe_load(_TABLE.read_text(encoding="utf-8")).items():
+for _name, _fields in beside(__file__, "models.yaml").items():
     ((_kind, _sizes),) = ((key, _fields.pop(key)) for key in _KINDS.keys() & _fields.keys())
     if "rope_scaling" in _sizes:
         _sizes["rope_scaling"] = RopeScaling(**_sizes["rope_scaling"])
