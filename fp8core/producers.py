@@ -11,7 +11,6 @@ that uses them is a fair baseline. With layers, the result is cast by their reci
     tensorwise          the amax comes with the result; the cast reads it once instead of twice. Backward, the amax
                         of what SwiGLU or `norm.add` hands back goes to the Float8Linear that made its input
     delayed, static     both write codes of both directions and no high-precision result at all
-    rowwise             RMSNorm writes codes where no gradients are asked for
     others              cast as any input
 
     x, h = norm.add(x, delta, q, k, v)     x + delta, and its norm: one kernel, forward and backward
@@ -41,7 +40,6 @@ from fp8core.inputs.shared_input import (
     after_autocast,
     cast_input,
     cast_known,
-    reads_for_grad_weight,
     share_amax,
     shared_casts,
     without_values,
@@ -119,11 +117,7 @@ class RMSNorm(nn.Module):
             y, rstd = ops.rms_norm(flat, weight, self.eps)
             return _RMSNorm.apply(x, self.weight, rstd, y.view(x.shape))
         casts = shared_casts(*layers)
-        if not self._trains(x, *layers):
-            shared = self._codes(x, flat, casts, *layers)
-            if shared is not None:
-                return shared
-        elif (delayed := _Delayed.of(x, casts, *layers)) is not None:
+        if (delayed := _Delayed.of(x, casts, *layers)) is not None:
             codes, codes_t, rstd, scale_inv, seen = ops.rms_norm_cast_delayed_both(
                 flat, weight, self.eps, *delayed.arguments
             )
@@ -131,11 +125,6 @@ class RMSNorm(nn.Module):
             return delayed.input(hp, codes, codes_t, scale_inv, seen)
         y, rstd, seen = ops.rms_norm_amax(flat, weight, self.eps)
         return _cast(_RMSNorm.apply(x, self.weight, rstd, y.view(x.shape)), seen, casts, *layers)
-
-    def _trains(self, x: torch.Tensor, *layers: Float8Linear) -> bool:
-        """Whether a backward pass through the norm or its readers can follow."""
-        grads = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-        return grads or reads_for_grad_weight(*layers)
 
     @overload
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -169,7 +158,7 @@ class RMSNorm(nn.Module):
                 f"x is {list(x.shape)} {x.dtype} and delta {list(delta.shape)} {delta.dtype}; expected the same"
             )
         matches = x.dim() > 0 and x.shape[-1] == self.weight.shape[0]
-        if not matches or not _runs_fused(x) or not self._trains(x, *layers):
+        if not matches or not _runs_fused(x):
             total = x + delta
             return total, self(total, *layers)
         casts = shared_casts(*layers) if layers else (None, None)
@@ -187,30 +176,6 @@ class RMSNorm(nn.Module):
             total, y, rstd, seen = ops.add_rms_norm_amax(left, right, weight, self.eps)
         total, y = _AddRMSNorm.apply(x, delta, self.weight, rstd, total.view(x.shape), y.view(x.shape))
         return total, _cast(y, seen, casts, *layers) if layers else y
-
-    def _codes(
-        self, x: torch.Tensor, flat: torch.Tensor, casts: Casts, *layers: Float8Linear
-    ) -> CastInput | None:
-        """Without a backward pass: codes for the output GEMM alone, where one kernel makes them."""
-        gradients = torch.is_grad_enabled()
-        cast, memory = casts[0], amaxes_of_pass(layers[0].amaxes, gradients)
-        if cast is None or _autocast_converts(x):
-            return None
-        dtype, pow2, weight = cast.format.dtype, cast.power_of_two, self.weight.detach()
-        if cast.granularity == "rowwise":
-            codes, _, scale_inv = ops.rms_norm_cast_rowwise(flat, weight, self.eps, dtype, pow2)
-        elif (expected := expected_amax(cast, memory, "input")) is not None and memory is not None:
-            margin = memory.settings.margin
-            codes, _, scale_inv, seen = ops.rms_norm_cast_delayed(
-                flat, weight, self.eps, expected, dtype, pow2, margin
-            )
-            memory.record("input", seen)
-            if gradients:
-                share_amax(*layers)
-        else:
-            return None
-        lp = Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
-        return CastInput(without_values(x), lp, None, casts, codes_only=True)
 
     def extra_repr(self) -> str:
         """Size and eps."""

@@ -27,8 +27,6 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
         mx.cast_mx_both,
         norm.rms_norm,
         norm.rms_norm_amax,
-        norm.rms_norm_cast_delayed,
-        norm.rms_norm_cast_rowwise,
         norm.rms_norm_backward,
         norm.add_rms_norm,
         norm.add_rms_norm_amax,

@@ -16,6 +16,8 @@ Holding the rows in registers instead (16 x 4096 in one program) needs no second
 # Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -128,32 +130,17 @@ def _rms_norm_cast_both_kernel(
     leave_amax(tl.max(largest, 0), seen_bits_ptr, scale_inv_bits_ptr)
 
 
-def rms_norm_cast_delayed_both(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    amax: torch.Tensor,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def rms_norm_cast_delayed_both(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
     """Triton version of `reference.rms_norm_cast_delayed_both`; x [M, K] row-major."""
-    return _cast_both(x, None, x, weight, eps, amax, dtype, power_of_two, margin)
+    return _cast_both(x, None, x, *given)
 
 
 def add_rms_norm_cast_delayed_both(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    amax: torch.Tensor,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, delta: torch.Tensor, *given: Any
+) -> tuple[torch.Tensor, ...]:
     """Triton version of `reference.add_rms_norm_cast_delayed_both`; x and delta [M, K] row-major."""
     total = torch.empty_like(x)
-    return total, *_cast_both(x, delta, total, weight, eps, amax, dtype, power_of_two, margin)
+    return total, *_cast_both(x, delta, total, *given)
 
 
 def _cast_both(
@@ -166,7 +153,7 @@ def _cast_both(
     dtype: torch.dtype,
     power_of_two: bool,
     margin: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     M, K = x.shape
     codes = torch.empty((M, K), dtype=dtype, device=x.device)
     codes_t = torch.empty((K, M), dtype=dtype, device=x.device)

@@ -51,8 +51,6 @@ TRAFFIC: dict[str, Traffic] = {
     "cast_mx_both": Traffic(read=1, codes=2, scales=2 / 32),
     "rms_norm": Traffic(read=1, written=1),
     "rms_norm_amax": Traffic(read=1, written=1),
-    "rms_norm_cast_delayed": Traffic(read=1, codes=1),
-    "rms_norm_cast_rowwise": Traffic(read=1, codes=1),
     "rms_norm_backward": Traffic(read=2, written=1),
     "add_rms_norm": Traffic(read=2, written=2),
     "add_rms_norm_amax": Traffic(read=2, written=2),

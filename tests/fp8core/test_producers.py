@@ -132,11 +132,6 @@ def test_no_amax_is_found_twice(name: str) -> None:
     assert hidden.codes_only == (name == "delayed")
     if name == "delayed":
         assert hidden.hp.untyped_storage().nbytes() == hidden.hp.element_size()
-    with torch.no_grad():
-        shared = block.norm(x, block.gate, block.up)
-    if shared.codes_only:
-        with pytest.raises(ValueError, match="without gradients"):
-            block.gate(shared)
 
 
 def test_an_infinity_of_the_producer_stays_loud() -> None:

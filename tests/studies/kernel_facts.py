@@ -140,8 +140,6 @@ def calls(x: torch.Tensor, dtype: torch.dtype = E4M3, grouped: bool = True) -> d
         "rms_norm": (x, row, 1e-5),
         "rms_norm_amax": (x, row, 1e-5),
         "rms_norm_backward": (x, x, row, rstd),
-        "rms_norm_cast_delayed": (x, row, 1e-5, *delayed),
-        "rms_norm_cast_rowwise": (x, row, 1e-5, dtype, grouped),
         "rms_norm_cast_delayed_both": (x, row, 1e-5, *delayed),
         "add_rms_norm": (x, x, row, 1e-5),
         "add_rms_norm_amax": (x, x, row, 1e-5),

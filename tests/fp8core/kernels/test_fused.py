@@ -42,14 +42,13 @@ def norm_inputs(
 def test_rms_norm(
     shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
 ) -> None:
-    """Oracle: the formula in float64; then the reference's cast of what the formula gives with the kernel's own rstd.
+    """Oracle: the formula in float64, and what it gives with the kernel's own rstd.
 
     A kernel that is tuned for itself sums a row in its own order, so rstd differs from its neighbours' in the last bits.
     """
     x, weight, _ = norm_inputs(shape, dtype)
     on = (x.to(device), weight.to(device), EPS)
     exact = torch.rsqrt(x.double().square().mean(1, keepdim=True) + EPS)
-    amax = torch.tensor(4.48)
 
     def result(rstd: torch.Tensor) -> torch.Tensor:
         close(rstd, exact, roundings=shape[1])
@@ -59,11 +58,6 @@ def test_rms_norm(
     same_bytes(y, result(rstd))
     y, rstd, seen = ops.rms_norm_amax(*on)
     same_bytes((y, seen), (result(rstd), reference.amax(result(rstd))))
-    codes, rstd, scale_inv, seen = ops.rms_norm_cast_delayed(*on, amax.to(device), E4M3, True, 1)
-    same_bytes((codes, scale_inv, seen), reference.cast_delayed(result(rstd), amax, E4M3, True, 1))
-    for power_of_two in (False, True):
-        codes, rstd, scale_inv = ops.rms_norm_cast_rowwise(*on, E4M3, power_of_two)
-        same_bytes((codes, scale_inv), reference.cast_rowwise(result(rstd), E4M3, power_of_two))
 
 
 @DTYPES

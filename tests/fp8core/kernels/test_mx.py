@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fp8core.kernels import ops, reference
-from fp8core.kernels.reference import MX_MODES
+from fp8core.scaling import MX_MODES
 
 Compare = Callable[[Any, Any], None]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
