@@ -8,8 +8,7 @@
 In eager mode both forms run the same fused kernels (`fp8core.kernels.norm`, `.swiglu`), so that a bfloat16 model
 that uses them is a fair baseline. With layers, the result is cast by their recipe, and a pass over it is saved:
 
-    tensorwise          the amax comes with the result; the cast reads it once instead of twice. Backward, the amax
-                        of what SwiGLU or `norm.add` hands back goes to the Float8Linear that made its input
+    tensorwise          the amax comes with the result; the cast reads it once instead of twice
     delayed, static     both write codes of both directions and no high-precision result at all
     others              cast as any input
 
@@ -32,7 +31,6 @@ import torch
 from torch import nn
 
 from fp8core.arguments import check_type
-from fp8core.grad_amax import note_amax
 from fp8core.history import amaxes_of_pass
 from fp8core.inputs.operands import expected_amax
 from fp8core.inputs.shared_input import (
@@ -45,7 +43,6 @@ from fp8core.inputs.shared_input import (
     without_values,
 )
 from fp8core.kernels import ops, reference
-from fp8core.linear import reads_grad_amax
 from fp8core.scaling import check_hp
 from fp8core.tensor import Float8Tensor
 
@@ -286,7 +283,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         x, weight, rstd = ctx.saved_tensors
         matrices = (t.reshape(-1, x.shape[-1]) for t in (grad_y, x))
-        grad_x, grad_weight, _ = ops.rms_norm_backward(*matrices, weight, rstd)
+        grad_x, grad_weight = ops.rms_norm_backward(*matrices, weight, rstd)
         return grad_x.view(x.shape), grad_weight, None, None
 
 
@@ -304,7 +301,6 @@ class _AddRMSNorm(torch.autograd.Function):
         y: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.save_for_backward(total, weight, rstd)
-        ctx.hands_on = reads_grad_amax(x) or reads_grad_amax(delta)
         return total.detach(), y.detach()  # as in _RMSNorm
 
     @staticmethod
@@ -312,9 +308,7 @@ class _AddRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_total: torch.Tensor, grad_y: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         total, weight, rstd = ctx.saved_tensors
         matrices = (t.reshape(-1, total.shape[-1]) for t in (grad_y, grad_total, total))
-        grad, grad_weight, amax = ops.add_rms_norm_backward(*matrices, weight, rstd)
-        if ctx.hands_on:
-            note_amax(grad, amax)
+        grad, grad_weight = ops.add_rms_norm_backward(*matrices, weight, rstd)
         grad = grad.view(total.shape)
         return grad, grad, grad_weight, None, None, None
 
@@ -325,18 +319,12 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        ctx.hands_on = reads_grad_amax(gate) or reads_grad_amax(up)
         return h.detach()  # as in _RMSNorm
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        if not ctx.hands_on:
-            return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
-        grad_gate, grad_up, gate_amax, up_amax = ops.swiglu_backward_amax(grad_h, *ctx.saved_tensors)
-        note_amax(grad_gate, gate_amax)
-        note_amax(grad_up, up_amax)
-        return grad_gate, grad_up, None
+        return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
 
 
 def _runs_fused(x: torch.Tensor) -> bool:

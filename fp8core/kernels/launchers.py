@@ -37,7 +37,6 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
         swiglu.swiglu_amax,
         swiglu.swiglu_cast_delayed_both,
         swiglu.swiglu_backward,
-        swiglu.swiglu_backward_amax,
         matmul.matmul,
     )
 }

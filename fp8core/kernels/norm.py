@@ -73,7 +73,6 @@ def _rms_norm_backward_kernel(
     rstd_ptr,
     grad_x_ptr,
     partial_ptr,  # float32 [programs, K]: each program's sum of grad_weight
-    amax_bits_ptr,
     M,
     K,
     ADD: tl.constexpr,
@@ -83,7 +82,6 @@ def _rms_norm_backward_kernel(
     k = tl.arange(0, BLOCK_K)
     weight = widen(tl.load(weight_ptr + k, mask=k < K, other=0.0))
     grad_weight = tl.zeros((BLOCK_K,), tl.float32)
-    largest = tl.zeros((BLOCK_K,), tl.int32)
     for row in range(tl.program_id(0), M, tl.num_programs(0)):
         at = tl.cast(row, tl.int64) * K + k
         rstd = tl.load(rstd_ptr + row)
@@ -95,10 +93,8 @@ def _rms_norm_backward_kernel(
             exact += widen(tl.load(grad_sum_ptr + at, mask=k < K, other=0.0))
         grad_x = narrow(exact, grad_x_ptr.dtype.element_ty, NATIVE)
         tl.store(grad_x_ptr + at, grad_x, mask=k < K)
-        largest = tl.maximum(largest, tl.where(k < K, magnitude_bits(grad_x), 0))
         grad_weight += grad_y * n
     tl.store(partial_ptr + tl.program_id(0) * K + k, grad_weight, mask=k < K)
-    tl.atomic_max(amax_bits_ptr, tl.max(largest, 0), sem="relaxed")
 
 
 def _norm_block(K: int) -> dict[str, int]:
@@ -181,17 +177,16 @@ def add_rms_norm_backward(
 ) -> tuple[torch.Tensor, ...]:
     """Triton version of `reference.add_rms_norm_backward`; grad_y, grad_sum and total [M, K] row-major."""
     M, K = total.shape
-    grad, amax = torch.empty_like(total), launch.zero(total.device)
+    grad = torch.empty_like(total)
     grid = launch.persistent_grid(M, total.device)
     partial = torch.empty((grid[0], K), dtype=torch.float32, device=total.device)
     launch.launch(
         _rms_norm_backward_kernel,
         grid,
-        *(grad_y, grad_y if grad_sum is None else grad_sum, total, weight, rstd, grad, partial),
-        *(amax.view(torch.int32), M, K),
+        *(grad_y, grad_y if grad_sum is None else grad_sum, total, weight, rstd, grad, partial, M, K),
         device=total.device,
         ADD=grad_sum is not None,
         NATIVE=launch.target_of(total.device).native_cast,
         **_norm_block(K),
     )
-    return grad, partial.sum(0).to(weight.dtype), amax
+    return grad, partial.sum(0).to(weight.dtype)

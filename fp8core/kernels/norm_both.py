@@ -106,12 +106,7 @@ def _rms_norm_cast_both_kernel(
                 squares[2] + _sum_of_squares(x[2]),
                 squares[3] + _sum_of_squares(x[3]),
             )
-        rstd = (
-            tl.rsqrt(squares[0] / K + eps),
-            tl.rsqrt(squares[1] / K + eps),
-            tl.rsqrt(squares[2] / K + eps),
-            tl.rsqrt(squares[3] / K + eps),
-        )
+        rstd = [tl.rsqrt(of_row / K + eps) for of_row in squares]
         store_of_quads(rstd_ptr, rstd, q, M)
         if ADD:
             tl.debug_barrier()  # a thread may read what another one of this program has stored

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_ANY_SHAPE = frozenset(
-    {"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward", "swiglu_backward_amax"}
-)
+_ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})
 _KERNEL_FORMATS = (E4M3FN, E5M2)
 _KERNEL_DTYPES = tuple(fmt.dtype for fmt in _KERNEL_FORMATS)
 
@@ -201,7 +199,7 @@ rms_norm_cast_delayed_both = _register(
     "rms_norm_cast_delayed_both", f"Tensor x, {_NORM}, {_DELAYED}", "codes codes_t rows number number"
 )
 rms_norm_backward = _register(
-    "rms_norm_backward", "Tensor grad_y, Tensor x, Tensor weight, Tensor rstd", "like weight number"
+    "rms_norm_backward", "Tensor grad_y, Tensor x, Tensor weight, Tensor rstd", "like weight"
 )
 add_rms_norm = _register("add_rms_norm", "Tensor x, Tensor delta, " + _NORM, "like like rows")
 add_rms_norm_amax = _register(
@@ -215,7 +213,7 @@ add_rms_norm_cast_delayed_both = _register(
 add_rms_norm_backward = _register(
     "add_rms_norm_backward",
     "Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, Tensor rstd",
-    "like weight number",
+    "like weight",
 )
 swiglu = _register("swiglu", "Tensor gate, Tensor up", "like")
 swiglu_amax = _register("swiglu_amax", "Tensor gate, Tensor up", "like number")
@@ -223,9 +221,6 @@ swiglu_cast_delayed_both = _register(
     "swiglu_cast_delayed_both", "Tensor gate, Tensor up, " + _DELAYED, "codes codes_t number number"
 )
 swiglu_backward = _register("swiglu_backward", "Tensor grad_h, Tensor gate, Tensor up", "like like")
-swiglu_backward_amax = _register(
-    "swiglu_backward_amax", "Tensor grad_h, Tensor gate, Tensor up", "like like number number"
-)
 
 
 def _matmul(

@@ -124,14 +124,13 @@ def rms_norm_cast_delayed_both(
 
 def rms_norm_backward(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
-) -> Triple:
-    """(grad_x, grad_weight, amax of grad_x); with g = grad_y * weight and n = x * rstd,
+) -> Pair:
+    """(grad_x, grad_weight); with g = grad_y * weight and n = x * rstd,
 
     grad_x = rstd * (g - n * mean(g * n))    grad_weight = sum over rows of grad_y * n
     """
-    exact, grad_weight = _rms_norm_gradients(grad_y, x, weight, rstd)
-    grad_x = exact.to(x.dtype)
-    return grad_x, grad_weight, amax(grad_x)
+    grad_x, grad_weight = _rms_norm_gradients(grad_y, x, weight, rstd)
+    return grad_x.to(x.dtype), grad_weight
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, *norm: Any) -> tuple[torch.Tensor, ...]:
@@ -160,11 +159,10 @@ def add_rms_norm_backward(
     total: torch.Tensor,
     weight: torch.Tensor,
     rstd: torch.Tensor,
-) -> Triple:
-    """(grad of x and of delta, grad_weight, amax of the first): grad_sum + the norm's gradient, rounded once."""
+) -> Pair:
+    """(grad of x and of delta, grad_weight): grad_sum + the norm's gradient, rounded once."""
     exact, grad_weight = _rms_norm_gradients(grad_y, total, weight, rstd)
-    grad = (exact + grad_sum.float()).to(total.dtype)
-    return grad, grad_weight, amax(grad)
+    return (exact + grad_sum.float()).to(total.dtype), grad_weight
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -191,12 +189,6 @@ def swiglu_backward(grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) 
     g, u, h = gate.float(), up.float(), grad_h.float()
     s = torch.sigmoid(g)
     return (h * u * s * (1 + g * (1 - s))).to(gate.dtype), (h * (g * s)).to(up.dtype)
-
-
-def swiglu_backward_amax(grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Four:
-    """(grad_gate, grad_up, amax of grad_gate, amax of grad_up)."""
-    grad_gate, grad_up = swiglu_backward(grad_h, gate, up)
-    return grad_gate, grad_up, amax(grad_gate), amax(grad_up)
 
 
 def matmul(

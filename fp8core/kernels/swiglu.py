@@ -117,16 +117,11 @@ def _swiglu_backward_kernel(
     up_ptr,
     grad_gate_ptr,
     grad_up_ptr,
-    gate_amax_bits_ptr,
-    up_amax_bits_ptr,
     numel,
-    WITH_AMAX: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     offsets = tl.arange(0, BLOCK)
-    largest_gate = tl.zeros((BLOCK,), tl.int32)
-    largest_up = tl.zeros((BLOCK,), tl.int32)
     for block in range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
         start = tl.cast(block, tl.int64) * BLOCK
         keep = offsets < numel - start
@@ -138,12 +133,6 @@ def _swiglu_backward_kernel(
         grad_up = narrow(grad_h * (gate * s), grad_up_ptr.dtype.element_ty, NATIVE)
         tl.store(grad_gate_ptr + start + offsets, grad_gate, mask=keep)
         tl.store(grad_up_ptr + start + offsets, grad_up, mask=keep)
-        if WITH_AMAX:
-            largest_gate = tl.maximum(largest_gate, magnitude_bits(grad_gate))
-            largest_up = tl.maximum(largest_up, magnitude_bits(grad_up))
-    if WITH_AMAX:
-        tl.atomic_max(gate_amax_bits_ptr, tl.max(largest_gate, 0), sem="relaxed")
-        tl.atomic_max(up_amax_bits_ptr, tl.max(largest_up, 0), sem="relaxed")
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -207,32 +196,13 @@ def swiglu_backward(
     grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Triton version of `reference.swiglu_backward`; all contiguous."""
-    return _swiglu_backward(grad_h, gate, up, None)
-
-
-def swiglu_backward_amax(
-    grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Triton version of `reference.swiglu_backward_amax`; all contiguous."""
-    seen = launch.zero(gate.device), launch.zero(gate.device)
-    return *_swiglu_backward(grad_h, gate, up, seen), *seen
-
-
-def _swiglu_backward(
-    grad_h: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    seen: tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
     grads = torch.empty_like(gate), torch.empty_like(up)
     block = 1024
-    bits = grads if seen is None else tuple(s.view(torch.int32) for s in seen)  # grads: never touched
     launch.launch(
         _swiglu_backward_kernel,
         launch.walking(launch.ceil_div(gate.numel(), block)),
-        *(grad_h, gate, up, *grads, *bits, gate.numel()),
+        *(grad_h, gate, up, *grads, gate.numel()),
         device=gate.device,
-        WITH_AMAX=seen is not None,
         NATIVE=launch.target_of(gate.device).native_cast,
         BLOCK=block,
         num_warps=4,

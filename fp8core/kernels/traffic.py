@@ -61,7 +61,6 @@ TRAFFIC: dict[str, Traffic] = {
     "swiglu_amax": Traffic(read=2, written=1),
     "swiglu_cast_delayed_both": Traffic(read=2, codes=2),
     "swiglu_backward": Traffic(read=3, written=2),
-    "swiglu_backward_amax": Traffic(read=3, written=2),
 }
 
 # A cast of a tensor from nothing, as the operators that it takes.

@@ -235,20 +235,3 @@ def test_an_addition_in_the_norm(name: str, dtype: torch.dtype) -> None:
     assert (got.double() - want.double()).norm() < (
         2e-2 if dtype == torch.bfloat16 else 1e-3
     ) * want.double().norm()
-
-
-def test_gradients_of_producers_bring_their_amaxes() -> None:
-    """Oracle: the operators by hand: no `amax` pass over a gradient that a producer of ours makes."""
-    block = Block("tensorwise", True, "always")
-    before = Float8Linear(32, 32, bias=False, config=block.gate.recipe)
-    x = torch.randn(16, 32, requires_grad=True)
-    total, h = block.norm.add(x, before(x), block.gate, block.up)
-    losses = {  # of whose gradients an `amax` is taken: those of other layers' results
-        2: block.gate(h).square().sum() + block.up(h).sum() + total.sum(),  # gate's and up's
-        1: block(x).square().mean(),  # down's
-    }
-    for amaxes, loss in losses.items():
-        with Names() as backward:
-            loss.backward()
-        assert backward.seen.count("amax") == amaxes
-        assert backward.seen.count("cast_both") == 3

@@ -148,7 +148,6 @@ def calls(x: torch.Tensor, dtype: torch.dtype = E4M3, grouped: bool = True) -> d
         "swiglu": (x, x),
         "swiglu_amax": (x, x),
         "swiglu_backward": (x, x, x),
-        "swiglu_backward_amax": (x, x, x),
         "swiglu_cast_delayed_both": (x, x, *delayed),
     }
 

@@ -62,9 +62,7 @@ def test_rms_norm(
 
 @DTYPES
 @SHAPES
-def test_rms_norm_backward(
-    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
-) -> None:
+def test_rms_norm_backward(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     """Oracle: autograd through the formula in float64."""
     x, weight, grad_y = norm_inputs(shape, dtype)
     x64, weight64 = x.double().requires_grad_(), weight.double().requires_grad_()
@@ -74,11 +72,10 @@ def test_rms_norm_backward(
     assert weight64.grad is not None
     rstd = rstd.detach()
     args = (grad_y, x, weight, rstd.float())
-    grad_x, grad_weight, amax = ops.rms_norm_backward(*(t.to(device) for t in args))
+    grad_x, grad_weight = ops.rms_norm_backward(*(t.to(device) for t in args))
     g, n = (grad_y.double() * weight.double()).abs(), (x.double() * rstd).abs()
     close(grad_x, x64.grad, rstd * (g + n * (g * n).mean(1, keepdim=True)), roundings=shape[1] + 16)
     close(grad_weight, weight64.grad, (grad_y.double().abs() * n).sum(0), roundings=shape[0] + 16)
-    same_bytes(amax, reference.amax(grad_x.cpu()))
 
 
 @DTYPES
@@ -135,13 +132,12 @@ def test_add_rms_norm_backward(
     assert x64.grad is not None
     rstd = rstd.detach()
     args = (grad_y, grad_sum, total, weight, rstd.float())
-    grad, grad_weight, amax = ops.add_rms_norm_backward(*(t.to(device) for t in args))
+    grad, grad_weight = ops.add_rms_norm_backward(*(t.to(device) for t in args))
     g, n = (grad_y.double() * weight.double()).abs(), (total.double() * rstd).abs()
     before_cancellation = grad_sum.double().abs() + rstd * (g + n * (g * n).mean(1, keepdim=True))
     close(grad, x64.grad, before_cancellation, roundings=shape[1] + 16)
     alone = ops.rms_norm_backward(*(t.to(device) for t in (grad_y, total, weight, rstd.float())))
     same_bytes(grad_weight, alone[1].cpu())
-    same_bytes(amax, reference.amax(grad.cpu()))
 
 
 def test_norm_of_rows_that_are_too_long(device: torch.device) -> None:
@@ -178,9 +174,6 @@ def test_swiglu(
     before_cancellation = (grad_h.double() * up.double() * s).abs() * (1 + (gate.double() * (1 - s)).abs())
     close(grads[0], gate64.grad, before_cancellation, roundings=32)
     close(grads[1], up64.grad)
-    own = tuple(g.cpu() for g in grads)
-    amax = tuple(reference.amax(g) for g in own)
-    same_bytes(ops.swiglu_backward_amax(grad_h.to(device), *on), own + amax)
 
 
 def test_swiglu_of_large_magnitudes(device: torch.device) -> None:
