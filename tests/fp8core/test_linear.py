@@ -69,12 +69,7 @@ def problem(
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [
-        (name, backend)
-        for name in RECIPES
-        for backend in BACKENDS
-        if multiplies(backend, name) and backend != "fastest"  # whose bits are another's: test_fastest
-    ],
+    [(name, backend) for name in RECIPES for backend in BACKENDS if multiplies(backend, name)],
 )
 @pytest.mark.parametrize(
     "shape", [(256, 256, 256), (256, 4096, 256), (256, 256, 4096), (4096, 256, 256)], ids=str
