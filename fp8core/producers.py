@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU that know who reads their result: they leave an amax, or codes, behind.
+"""RMSNorm and SwiGLU that know who reads their result: they leave an amax behind.
 
     norm, act = RMSNorm(dim), SwiGLU()
     h = norm(x)                        high precision: what a bfloat16 model calls
@@ -8,9 +8,8 @@
 In eager mode both forms run the same fused kernels (`fp8core.kernels.norm`, `.swiglu`), so that a bfloat16 model
 that uses them is a fair baseline. With layers, the result is cast by their recipe, and a pass over it is saved:
 
-    tensorwise          the amax comes with the result; the cast reads it once instead of twice
-    delayed, static     both write codes of both directions and no high-precision result at all
-    others              cast as any input
+    tensorwise   the amax comes with the result; the cast reads it once instead of twice
+    others       cast as any input
 
     x, h = norm.add(x, delta, q, k, v)     x + delta, and its norm: one kernel, forward and backward
 
@@ -25,26 +24,21 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import nn
 
 from fp8core.arguments import check_type
-from fp8core.history import amaxes_of_pass
-from fp8core.inputs.operands import expected_amax
 from fp8core.inputs.shared_input import (
     CastInput,
     after_autocast,
     cast_input,
     cast_known,
-    share_amax,
     shared_casts,
-    without_values,
 )
 from fp8core.kernels import ops, reference
 from fp8core.scaling import check_hp
-from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.inputs.shared_input import Casts
@@ -114,12 +108,6 @@ class RMSNorm(nn.Module):
             y, rstd = ops.rms_norm(flat, weight, self.eps)
             return _RMSNorm.apply(x, self.weight, rstd, y.view(x.shape))
         casts = shared_casts(*layers)
-        if (delayed := _Delayed.of(x, casts, *layers)) is not None:
-            codes, codes_t, rstd, scale_inv, seen = ops.rms_norm_cast_delayed_both(
-                flat, weight, self.eps, *delayed.arguments
-            )
-            hp = _RMSNorm.apply(x, self.weight, rstd, without_values(x))
-            return delayed.input(hp, codes, codes_t, scale_inv, seen)
         y, rstd, seen = ops.rms_norm_amax(flat, weight, self.eps)
         return _cast(_RMSNorm.apply(x, self.weight, rstd, y.view(x.shape)), seen, casts, *layers)
 
@@ -161,12 +149,6 @@ class RMSNorm(nn.Module):
         casts = shared_casts(*layers) if layers else (None, None)
         left, right = (t.detach().reshape(-1, t.shape[-1]) for t in (x, delta))
         weight = self.weight.detach()
-        if (delayed := _Delayed.of(x, casts, *layers)) is not None:
-            total, codes, codes_t, rstd, scale_inv, seen = ops.add_rms_norm_cast_delayed_both(
-                left, right, weight, self.eps, *delayed.arguments
-            )
-            total, hp = _AddRMSNorm.apply(x, delta, self.weight, rstd, total.view(x.shape), without_values(x))
-            return total, delayed.input(hp, codes, codes_t, scale_inv, seen)
         if not layers:
             total, y, rstd = ops.add_rms_norm(left, right, weight, self.eps)
         else:
@@ -216,56 +198,8 @@ class SwiGLU(nn.Module):
         if not layers:
             return _SwiGLU.apply(gate, up, ops.swiglu(left, right))
         casts = shared_casts(*layers)
-        if (delayed := _Delayed.of(gate, casts, *layers)) is not None:
-            matrices = (t.reshape(-1, t.shape[-1]) for t in (left, right))
-            codes, codes_t, scale_inv, seen = ops.swiglu_cast_delayed_both(*matrices, *delayed.arguments)
-            hp = _SwiGLU.apply(gate, up, without_values(gate))
-            return delayed.input(hp, codes, codes_t, scale_inv, seen)
         h, seen = ops.swiglu_amax(left, right)
         return _cast(_SwiGLU.apply(gate, up, h), seen, casts, *layers)
-
-
-class _Delayed(NamedTuple):
-    """How a producer writes codes both ways by the amax of an earlier step.
-
-    Attributes:
-        arguments: amax, dtype, power_of_two and margin of its kernel.
-        casts: of the layers' input.
-        layers: that read it.
-    """
-
-    arguments: tuple[torch.Tensor, torch.dtype, bool, int]
-    casts: Casts
-    layers: tuple[Float8Linear, ...]
-
-    @classmethod
-    def of(cls, x: torch.Tensor, casts: Casts, *layers: Float8Linear) -> _Delayed | None:
-        """None where a cast differs between the two GEMMs, goes by this step's amax, or where autocast rounds first."""
-        cast = casts[0]
-        if cast is None or cast != casts[1] or _autocast_converts(x):
-            return None
-        memory = amaxes_of_pass(layers[0].amaxes, torch.is_grad_enabled())
-        expected = expected_amax(cast, memory, "input")
-        if expected is None or memory is None:
-            return None
-        return cls((expected, cast.format.dtype, cast.power_of_two, memory.settings.margin), casts, layers)
-
-    def input(
-        self,
-        hp: torch.Tensor,
-        codes: torch.Tensor,
-        codes_t: torch.Tensor,
-        scale_inv: torch.Tensor,
-        seen: torch.Tensor,
-    ) -> CastInput:
-        """What the layers read; with gradients all of them record the amax that was seen."""
-        if torch.is_grad_enabled():
-            memory = self.layers[0].amaxes
-            assert memory is not None
-            memory.record("input", seen)
-            share_amax(*self.layers)
-        lp, lp_gw = (Float8Tensor(c, scale_inv, hp.dtype) for c in (codes, codes_t.t()))
-        return CastInput(hp, lp, lp_gw, self.casts, codes_only=True)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -336,7 +270,3 @@ def _cast(y: torch.Tensor, seen: torch.Tensor, casts: Casts, *layers: Float8Line
     """The result's casts by its amax, unless autocast rounds it first."""
     converted = after_autocast(y)
     return cast_known(converted, seen if converted is y else None, casts, *layers)
-
-
-def _autocast_converts(x: torch.Tensor) -> bool:
-    return after_autocast(x.new_empty(0)).dtype != x.dtype

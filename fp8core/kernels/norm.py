@@ -7,7 +7,7 @@ In two forms with the same arithmetic: plain, for the bfloat16 arm of a comparis
 which spares a dynamic cast its first pass (6 bytes an element become 4). Sums are float32.
 
 A whole row is held in one program, up to `MAX_COLUMNS`; programs walk over rows, so that there is one atomic for
-each program. `norm_both` writes codes in place of the result.
+each program.
 
 Source: Zhang and Sennrich 2019, arXiv 1910.07467.
 """

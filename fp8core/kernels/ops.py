@@ -195,20 +195,12 @@ cast_mx = _register("cast_mx", _MX, "codes 1x32")
 cast_mx_both = _register("cast_mx_both", _MX, "codes 1x32 codes_t 1x32_t")
 rms_norm = _register("rms_norm", "Tensor x, " + _NORM, "like rows")
 rms_norm_amax = _register("rms_norm_amax", "Tensor x, " + _NORM, "like rows number")
-rms_norm_cast_delayed_both = _register(
-    "rms_norm_cast_delayed_both", f"Tensor x, {_NORM}, {_DELAYED}", "codes codes_t rows number number"
-)
 rms_norm_backward = _register(
     "rms_norm_backward", "Tensor grad_y, Tensor x, Tensor weight, Tensor rstd", "like weight"
 )
 add_rms_norm = _register("add_rms_norm", "Tensor x, Tensor delta, " + _NORM, "like like rows")
 add_rms_norm_amax = _register(
     "add_rms_norm_amax", "Tensor x, Tensor delta, " + _NORM, "like like rows number"
-)
-add_rms_norm_cast_delayed_both = _register(
-    "add_rms_norm_cast_delayed_both",
-    f"Tensor x, Tensor delta, {_NORM}, {_DELAYED}",
-    "like codes codes_t rows number number",
 )
 add_rms_norm_backward = _register(
     "add_rms_norm_backward",
@@ -217,9 +209,6 @@ add_rms_norm_backward = _register(
 )
 swiglu = _register("swiglu", "Tensor gate, Tensor up", "like")
 swiglu_amax = _register("swiglu_amax", "Tensor gate, Tensor up", "like number")
-swiglu_cast_delayed_both = _register(
-    "swiglu_cast_delayed_both", "Tensor gate, Tensor up, " + _DELAYED, "codes codes_t number number"
-)
 swiglu_backward = _register("swiglu_backward", "Tensor grad_h, Tensor gate, Tensor up", "like like")
 
 

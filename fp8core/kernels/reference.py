@@ -113,15 +113,6 @@ def rms_norm_amax(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Triple:
     return y, rstd, amax(y)
 
 
-def rms_norm_cast_delayed_both(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *delayed: Any
-) -> tuple[torch.Tensor, ...]:
-    """(codes of y [M, K], codes_t [K, M], rstd, scale_inv, amax of y) by an earlier step's amax."""
-    y, rstd = rms_norm(x, weight, eps)
-    codes, codes_t, scale_inv, seen = cast_delayed_both(y, *delayed)
-    return codes, codes_t, rstd, scale_inv, seen
-
-
 def rms_norm_backward(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
 ) -> Pair:
@@ -145,14 +136,6 @@ def add_rms_norm_amax(x: torch.Tensor, delta: torch.Tensor, *norm: Any) -> tuple
     return total, *rms_norm_amax(total, *norm)
 
 
-def add_rms_norm_cast_delayed_both(
-    x: torch.Tensor, delta: torch.Tensor, *norm: Any
-) -> tuple[torch.Tensor, ...]:
-    """(sum, then as `rms_norm_cast_delayed_both` of it)."""
-    total = x + delta
-    return total, *rms_norm_cast_delayed_both(total, *norm)
-
-
 def add_rms_norm_backward(
     grad_y: torch.Tensor,
     grad_sum: torch.Tensor,
@@ -174,11 +157,6 @@ def swiglu_amax(gate: torch.Tensor, up: torch.Tensor) -> Pair:
     """(h = silu(gate) * up, amax of h)."""
     h = swiglu(gate, up)
     return h, amax(h)
-
-
-def swiglu_cast_delayed_both(gate: torch.Tensor, up: torch.Tensor, *delayed: Any) -> Four:
-    """(codes of h [M, K], codes_t [K, M], scale_inv, amax of h) by an earlier step's amax."""
-    return cast_delayed_both(swiglu(gate, up), *delayed)
 
 
 def swiglu_backward(grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Pair:

@@ -54,12 +54,9 @@ TRAFFIC: dict[str, Traffic] = {
     "rms_norm_backward": Traffic(read=2, written=1),
     "add_rms_norm": Traffic(read=2, written=2),
     "add_rms_norm_amax": Traffic(read=2, written=2),
-    "rms_norm_cast_delayed_both": Traffic(read=2, codes=2),  # the second read is from cache, see `norm_both`
-    "add_rms_norm_cast_delayed_both": Traffic(read=3, written=1, codes=2),  # the third
     "add_rms_norm_backward": Traffic(read=3, written=1),
     "swiglu": Traffic(read=2, written=1),
     "swiglu_amax": Traffic(read=2, written=1),
-    "swiglu_cast_delayed_both": Traffic(read=2, codes=2),
     "swiglu_backward": Traffic(read=3, written=2),
 }
 

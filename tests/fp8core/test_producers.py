@@ -108,7 +108,7 @@ class Names(TorchDispatchMode):
 
 AFTER = {  # operators after the name of the producer: of itself and the cast of its result, training
     "tensorwise": ["_amax", "cast_both"],
-    "delayed": ["_cast_delayed_both"],
+    "delayed": ["_amax", "cast_delayed_both"],
     "rowwise": ["_amax", "cast_rowwise_both"],
 }
 
@@ -120,22 +120,19 @@ def expected(name: str, producer: str) -> list[str]:
 
 @pytest.mark.parametrize("name", AFTER)
 def test_no_amax_is_found_twice(name: str) -> None:
-    """Oracle: the operators by hand; no `amax` pass, and no high-precision activation under delayed scaling."""
+    """Oracle: the operators by hand; no `amax` pass."""
     block = Block(name, True, "always")
     trained(block, torch.float32)
     x, gate = torch.randn(16, 32, requires_grad=True), torch.randn(16, 48, requires_grad=True)
     with Names() as norm:
         block.norm(x, block.gate, block.up)
     with Names() as act:
-        hidden = block.act(gate, gate, block.down)
+        block.act(gate, gate, block.down)
     assert (norm.seen, act.seen) == (expected(name, "rms_norm"), expected(name, "swiglu"))
-    assert hidden.codes_only == (name == "delayed")
-    if name == "delayed":
-        assert hidden.hp.untyped_storage().nbytes() == hidden.hp.element_size()
 
 
 def test_an_infinity_of_the_producer_stays_loud() -> None:
-    """Oracle: the definition: it turns up as NaN, also where codes hide the values."""
+    """Oracle: the definition: it turns up as NaN, also where a stale scale would saturate it."""
     for name in ("tensorwise", "delayed"):
         block = Block(name, True, "always")
         trained(block, torch.float32)
