@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)  # by exact type: no subclass of its own
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def check_known(what: str, value: object, known: Collection[str]) -> None:
@@ -53,26 +50,6 @@ def check_type(what: str, value: object, kind: type, hint: str = "") -> None:
         raise TypeError(
             f"{what} is a {type(value).__name__}; expected {kind.__name__}{'; ' if hint else ''}{hint}"
         )
-
-
-def eager_cache(rule: Callable[P, R]) -> Callable[P, R]:
-    """The rule, asked once for the same arguments; each time where a compiler or a tracer of shapes would see the cache.
-
-    Its arguments must be hashable and stand for all that it reads. What raises is not kept.
-    """
-    cached = lru_cache(maxsize=4096)(rule)
-
-    @wraps(rule)
-    def ask(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
-            return rule(*args, **kwargs)
-        try:
-            # A symbolic size can't be hashed, and says so
-            return cached(*args, **kwargs)  # type: ignore[arg-type]
-        except TypeError:
-            return rule(*args, **kwargs)
-
-    return ask
 
 
 # Whether autocast is on for some device; asked in eager mode only

@@ -30,7 +30,7 @@ from fp8core.scaling import BLOCK, MX_BLOCK
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable
 
     from torch import nn
 
@@ -44,7 +44,6 @@ READS = {  # role -> the operands of GEMMs that it is
 }
 CAST, HIGH_PRECISION, CODES_ONLY, NOT_SEEN = "cast", "high precision", "codes only", "not seen"
 MAXIMA = 3  # the first figures of a row are maxima: amax, scale_inv, -scale_inv; the others are sums
-_ROWS_KEPT = 32  # of a slot, until they are merged
 _HELD = 1 << 15  # samples that wait: in a small model an operator costs more than what it does to one cast
 _LARGEST = torch.finfo(torch.float32).max  # of all dtypes that are cast
 
@@ -130,7 +129,7 @@ class OperandStats:
     Attributes:
         slot, cast: which operand, and its cast; None in high precision.
         status: one of CAST, HIGH_PRECISION, CODES_ONLY.
-        rows: of the calls; all merged by `merge`.
+        rows: of the calls.
         elements, sampled, calls: of the whole step.
     """
 
@@ -141,10 +140,8 @@ class OperandStats:
 
     def merge(self) -> torch.Tensor:
         """One row of all calls, which must have been counted."""
-        if len(self.rows) > 1:
-            together = torch.stack([row.counted for row in self.rows])
-            self.rows = [Row(torch.cat((together[:, :MAXIMA].amax(0), together[:, MAXIMA:].sum(0))))]
-        return self.rows[0].counted
+        together = torch.stack([row.counted for row in self.rows])
+        return torch.cat((together[:, :MAXIMA].amax(0), together[:, MAXIMA:].sum(0)))
 
     def add(self, row: Row | None, elements: int, sampled: int) -> None:
         """One more call."""
@@ -309,20 +306,6 @@ class CallStats:
             seen[key].add(row, elements, sampled)
         self._pending.clear()
         self._extremes.clear()
-        self._keep_few(seen.values())
-
-    def _keep_few(self, all_seen: Iterable[OperandStats]) -> None:
-        """Merges the rows of many calls."""
-        many = [seen for seen in all_seen if len(seen.rows) >= _ROWS_KEPT]
-        if not many or self.step.failure:
-            return
-        try:
-            with torch.no_grad(), _disable_current_modes():
-                self.step.count()
-                for seen in many:
-                    seen.merge()
-        except Exception as error:  # noqa: BLE001  # as in `saw`
-            self.step.failure = f"{self.name}: {type(error).__name__}: {error}"
 
     def _row(
         self,

@@ -42,7 +42,7 @@ def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: 
         if not will_run or gemm.a is None or gemm.b is None:
             continue
         formats = gemm.a.format, gemm.b.format
-        out_dtype = backend.result_dtype(gemm.granularity, flat.dtype)
+        out_dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else flat.dtype
         lacking = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
         reason = lacking or backend.shape_reason(*size, *formats, gemm.granularity, out_dtype)
         if reason is not None:

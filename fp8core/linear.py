@@ -34,7 +34,7 @@ from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.layer_rules import check_cast_input, check_weight, gemms_reason
 from fp8core.replace import take_over
-from fp8core.scaled_linear import Plan, _ScaledLinear, reads_grad_amax
+from fp8core.scaled_linear import Plan, _ScaledLinear
 from fp8core.scaling import check_hp
 from fp8core.tensor import Float8Tensor
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from fp8core.recipe import Recipe
 
 _SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
-__all__ = ["NEVER_OFFERED", "WHY_NOT", "Float8Linear", "reads_grad_amax"]
 
 WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
 NEVER_OFFERED = "never offered to convert_to_float8_training"

@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU that know who reads their result: they leave an amax, or codes, behind.
+"""RMSNorm and SwiGLU that know who reads their result: they leave an amax behind.
 
     norm, act = RMSNorm(dim), SwiGLU()
     h = norm(x)                        high precision: what a bfloat16 model calls
@@ -8,11 +8,8 @@
 In eager mode both forms run the same fused kernels (`fp8core.kernels.norm`, `.swiglu`), so that a bfloat16 model
 that uses them is a fair baseline. With layers, the result is cast by their recipe, and a pass over it is saved:
 
-    tensorwise          the amax comes with the result; the cast reads it once instead of twice. Backward, the amax
-                        of what SwiGLU or `norm.add` hands back goes to the Float8Linear that made its input
-    delayed, static     both write codes of both directions and no high-precision result at all
-    rowwise             RMSNorm writes codes where no gradients are asked for
-    others              cast as any input
+    tensorwise   the amax comes with the result; the cast reads it once instead of twice
+    others       cast as any input
 
     x, h = norm.add(x, delta, q, k, v)     x + delta, and its norm: one kernel, forward and backward
 
@@ -27,29 +24,21 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import nn
 
 from fp8core.arguments import check_type
-from fp8core.grad_amax import note_amax
-from fp8core.history import amaxes_of_pass
-from fp8core.inputs.operands import expected_amax
 from fp8core.inputs.shared_input import (
     CastInput,
     after_autocast,
     cast_input,
     cast_known,
-    reads_for_grad_weight,
-    share_amax,
     shared_casts,
-    without_values,
 )
 from fp8core.kernels import ops, reference
-from fp8core.linear import reads_grad_amax
 from fp8core.scaling import check_hp
-from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.inputs.shared_input import Casts
@@ -119,23 +108,8 @@ class RMSNorm(nn.Module):
             y, rstd = ops.rms_norm(flat, weight, self.eps)
             return _RMSNorm.apply(x, self.weight, rstd, y.view(x.shape))
         casts = shared_casts(*layers)
-        if not self._trains(x, *layers):
-            shared = self._codes(x, flat, casts, *layers)
-            if shared is not None:
-                return shared
-        elif (delayed := _Delayed.of(x, casts, *layers)) is not None:
-            codes, codes_t, rstd, scale_inv, seen = ops.rms_norm_cast_delayed_both(
-                flat, weight, self.eps, *delayed.arguments
-            )
-            hp = _RMSNorm.apply(x, self.weight, rstd, without_values(x))
-            return delayed.input(hp, codes, codes_t, scale_inv, seen)
         y, rstd, seen = ops.rms_norm_amax(flat, weight, self.eps)
         return _cast(_RMSNorm.apply(x, self.weight, rstd, y.view(x.shape)), seen, casts, *layers)
-
-    def _trains(self, x: torch.Tensor, *layers: Float8Linear) -> bool:
-        """Whether a backward pass through the norm or its readers can follow."""
-        grads = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-        return grads or reads_for_grad_weight(*layers)
 
     @overload
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -169,48 +143,18 @@ class RMSNorm(nn.Module):
                 f"x is {list(x.shape)} {x.dtype} and delta {list(delta.shape)} {delta.dtype}; expected the same"
             )
         matches = x.dim() > 0 and x.shape[-1] == self.weight.shape[0]
-        if not matches or not _runs_fused(x) or not self._trains(x, *layers):
+        if not matches or not _runs_fused(x):
             total = x + delta
             return total, self(total, *layers)
         casts = shared_casts(*layers) if layers else (None, None)
         left, right = (t.detach().reshape(-1, t.shape[-1]) for t in (x, delta))
         weight = self.weight.detach()
-        if (delayed := _Delayed.of(x, casts, *layers)) is not None:
-            total, codes, codes_t, rstd, scale_inv, seen = ops.add_rms_norm_cast_delayed_both(
-                left, right, weight, self.eps, *delayed.arguments
-            )
-            total, hp = _AddRMSNorm.apply(x, delta, self.weight, rstd, total.view(x.shape), without_values(x))
-            return total, delayed.input(hp, codes, codes_t, scale_inv, seen)
         if not layers:
             total, y, rstd = ops.add_rms_norm(left, right, weight, self.eps)
         else:
             total, y, rstd, seen = ops.add_rms_norm_amax(left, right, weight, self.eps)
         total, y = _AddRMSNorm.apply(x, delta, self.weight, rstd, total.view(x.shape), y.view(x.shape))
         return total, _cast(y, seen, casts, *layers) if layers else y
-
-    def _codes(
-        self, x: torch.Tensor, flat: torch.Tensor, casts: Casts, *layers: Float8Linear
-    ) -> CastInput | None:
-        """Without a backward pass: codes for the output GEMM alone, where one kernel makes them."""
-        gradients = torch.is_grad_enabled()
-        cast, memory = casts[0], amaxes_of_pass(layers[0].amaxes, gradients)
-        if cast is None or _autocast_converts(x):
-            return None
-        dtype, pow2, weight = cast.format.dtype, cast.power_of_two, self.weight.detach()
-        if cast.granularity == "rowwise":
-            codes, _, scale_inv = ops.rms_norm_cast_rowwise(flat, weight, self.eps, dtype, pow2)
-        elif (expected := expected_amax(cast, memory, "input")) is not None and memory is not None:
-            margin = memory.settings.margin
-            codes, _, scale_inv, seen = ops.rms_norm_cast_delayed(
-                flat, weight, self.eps, expected, dtype, pow2, margin
-            )
-            memory.record("input", seen)
-            if gradients:
-                share_amax(*layers)
-        else:
-            return None
-        lp = Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
-        return CastInput(without_values(x), lp, None, casts, codes_only=True)
 
     def extra_repr(self) -> str:
         """Size and eps."""
@@ -254,56 +198,8 @@ class SwiGLU(nn.Module):
         if not layers:
             return _SwiGLU.apply(gate, up, ops.swiglu(left, right))
         casts = shared_casts(*layers)
-        if (delayed := _Delayed.of(gate, casts, *layers)) is not None:
-            matrices = (t.reshape(-1, t.shape[-1]) for t in (left, right))
-            codes, codes_t, scale_inv, seen = ops.swiglu_cast_delayed_both(*matrices, *delayed.arguments)
-            hp = _SwiGLU.apply(gate, up, without_values(gate))
-            return delayed.input(hp, codes, codes_t, scale_inv, seen)
         h, seen = ops.swiglu_amax(left, right)
         return _cast(_SwiGLU.apply(gate, up, h), seen, casts, *layers)
-
-
-class _Delayed(NamedTuple):
-    """How a producer writes codes both ways by the amax of an earlier step.
-
-    Attributes:
-        arguments: amax, dtype, power_of_two and margin of its kernel.
-        casts: of the layers' input.
-        layers: that read it.
-    """
-
-    arguments: tuple[torch.Tensor, torch.dtype, bool, int]
-    casts: Casts
-    layers: tuple[Float8Linear, ...]
-
-    @classmethod
-    def of(cls, x: torch.Tensor, casts: Casts, *layers: Float8Linear) -> _Delayed | None:
-        """None where a cast differs between the two GEMMs, goes by this step's amax, or where autocast rounds first."""
-        cast = casts[0]
-        if cast is None or cast != casts[1] or _autocast_converts(x):
-            return None
-        memory = amaxes_of_pass(layers[0].amaxes, torch.is_grad_enabled())
-        expected = expected_amax(cast, memory, "input")
-        if expected is None or memory is None:
-            return None
-        return cls((expected, cast.format.dtype, cast.power_of_two, memory.settings.margin), casts, layers)
-
-    def input(
-        self,
-        hp: torch.Tensor,
-        codes: torch.Tensor,
-        codes_t: torch.Tensor,
-        scale_inv: torch.Tensor,
-        seen: torch.Tensor,
-    ) -> CastInput:
-        """What the layers read; with gradients all of them record the amax that was seen."""
-        if torch.is_grad_enabled():
-            memory = self.layers[0].amaxes
-            assert memory is not None
-            memory.record("input", seen)
-            share_amax(*self.layers)
-        lp, lp_gw = (Float8Tensor(c, scale_inv, hp.dtype) for c in (codes, codes_t.t()))
-        return CastInput(hp, lp, lp_gw, self.casts, codes_only=True)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -321,7 +217,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         x, weight, rstd = ctx.saved_tensors
         matrices = (t.reshape(-1, x.shape[-1]) for t in (grad_y, x))
-        grad_x, grad_weight, _ = ops.rms_norm_backward(*matrices, weight, rstd)
+        grad_x, grad_weight = ops.rms_norm_backward(*matrices, weight, rstd)
         return grad_x.view(x.shape), grad_weight, None, None
 
 
@@ -339,7 +235,6 @@ class _AddRMSNorm(torch.autograd.Function):
         y: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.save_for_backward(total, weight, rstd)
-        ctx.hands_on = reads_grad_amax(x) or reads_grad_amax(delta)
         return total.detach(), y.detach()  # as in _RMSNorm
 
     @staticmethod
@@ -347,9 +242,7 @@ class _AddRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_total: torch.Tensor, grad_y: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         total, weight, rstd = ctx.saved_tensors
         matrices = (t.reshape(-1, total.shape[-1]) for t in (grad_y, grad_total, total))
-        grad, grad_weight, amax = ops.add_rms_norm_backward(*matrices, weight, rstd)
-        if ctx.hands_on:
-            note_amax(grad, amax)
+        grad, grad_weight = ops.add_rms_norm_backward(*matrices, weight, rstd)
         grad = grad.view(total.shape)
         return grad, grad, grad_weight, None, None, None
 
@@ -360,18 +253,12 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        ctx.hands_on = reads_grad_amax(gate) or reads_grad_amax(up)
         return h.detach()  # as in _RMSNorm
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        if not ctx.hands_on:
-            return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
-        grad_gate, grad_up, gate_amax, up_amax = ops.swiglu_backward_amax(grad_h, *ctx.saved_tensors)
-        note_amax(grad_gate, gate_amax)
-        note_amax(grad_up, up_amax)
-        return grad_gate, grad_up, None
+        return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
 
 
 def _runs_fused(x: torch.Tensor) -> bool:
@@ -383,7 +270,3 @@ def _cast(y: torch.Tensor, seen: torch.Tensor, casts: Casts, *layers: Float8Line
     """The result's casts by its amax, unless autocast rounds it first."""
     converted = after_autocast(y)
     return cast_known(converted, seen if converted is y else None, casts, *layers)
-
-
-def _autocast_converts(x: torch.Tensor) -> bool:
-    return after_autocast(x.new_empty(0)).dtype != x.dtype

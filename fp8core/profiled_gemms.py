@@ -16,8 +16,6 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
-from fp8core.gemm.fastest import MEASURING
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -85,11 +83,9 @@ def fp8_gemms(events: Iterable[Any]) -> list[Any]:
     """Calls of `FP8_GEMM_OPS` among a profiler's `function_events`; a call within such a call is the same one.
 
     A dispatch mode, such as that of selective activation checkpointing, shows an operator above it and again below.
-    Calls that `fp8core.gemm.fastest` times are none of the step's.
     """
-    none_of_the_steps = {*FP8_GEMM_OPS, MEASURING}
     calls = [event for event in events if event.name in FP8_GEMM_OPS]
-    return [call for call in calls if not any(caller.name in none_of_the_steps for caller in callers(call))]
+    return [call for call in calls if not any(caller.name in FP8_GEMM_OPS for caller in callers(call))]
 
 
 def callers(event: Any) -> Iterator[Any]:

@@ -24,7 +24,7 @@ recipe, add a literal to `RECIPES`; from outside the tree, an entry point of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from fp8core.arguments import check_known
@@ -84,6 +84,7 @@ class Cast:
             are powers of two whatever it says.
         scaling: where the scale comes from; only tensorwise scales can be delayed or static.
         mx_mode: how a "1x32" scale is rounded to a power of two; see `fp8core.scaling.mx_scale_code`.
+        axis_free: codes and scale are the same whichever axis is contracted, so one cast serves two GEMMs.
     """
 
     format: Format
@@ -91,21 +92,18 @@ class Cast:
     power_of_two: bool = False
     scaling: Scaling = "dynamic"
     mx_mode: MxMode = "rceil"
+    axis_free: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_known("granularity", self.granularity, GRANULARITIES)
         check_known("scaling", self.scaling, SCALINGS)
         check_known("MX rounding mode", self.mx_mode, MX_MODES)
+        object.__setattr__(self, "axis_free", self.granularity in ("tensorwise", "128x128"))
         if self.scaling != "dynamic" and self.granularity != "tensorwise":
             raise ValueError(
                 f"{self.scaling} scaling is defined for tensorwise scales, not {self.granularity}: the history of "
                 "a row or a block says nothing about the next batch's; use granularity='tensorwise'"
             )
-
-    @property
-    def axis_free(self) -> bool:
-        """True when codes and scale are the same whichever axis is contracted, so one cast serves two GEMMs."""
-        return self.granularity in ("tensorwise", "128x128")
 
     def __str__(self) -> str:
         scaling = "" if self.scaling == "dynamic" else f"_{self.scaling}"
@@ -116,13 +114,24 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """One of the three GEMMs: its operands' casts, and whether the hardware may accumulate with fewer bits."""
+    """One of the three GEMMs.
+
+    Attributes:
+        a, b: its operands' casts; None of a GEMM in high precision.
+        fast_accum: the hardware may accumulate with fewer bits.
+        granularity: the finer of the two operands', since no kernel mixes rowwise and tensorwise.
+    """
 
     a: Cast | None
     b: Cast | None
     fast_accum: bool = False
+    granularity: Granularity = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        kinds = {cast.granularity for cast in (self.a, self.b) if cast is not None}
+        finest: tuple[Granularity, ...] = ("1x32", "1x128", "128x128", "rowwise")
+        finer = next((granularity for granularity in finest if granularity in kinds), "tensorwise")
+        object.__setattr__(self, "granularity", finer)
         if self.a is None or self.b is None:
             if self.a is not self.b:
                 raise ValueError(
@@ -130,8 +139,7 @@ class Gemm:
                     "cast both operands or neither"
                 )
             return
-        mixed = {self.a.granularity, self.b.granularity}
-        if not any(mixed <= family for family in _FAMILIES):
+        if not any(kinds <= family for family in _FAMILIES):
             known = "; ".join(" with ".join(sorted(family, reverse=True)) for family in _FAMILIES)
             raise ValueError(
                 f"operand a is {self.a}, operand b is {self.b}: no kernel mixes these; pairs that exist: {known}"
@@ -141,17 +149,6 @@ class Gemm:
     def is_fp8(self) -> bool:
         """False for a GEMM left in high precision."""
         return self.a is not None
-
-    @property
-    def granularity(self) -> Granularity:
-        """The finer of the two operands' granularities, since no kernel mixes rowwise and tensorwise."""
-        if self.a is None or self.b is None:
-            return "tensorwise"
-        if self.a.granularity == self.b.granularity:
-            return self.a.granularity
-        both = {self.a.granularity, self.b.granularity}
-        finest: tuple[Granularity, ...] = ("1x32", "1x128", "128x128", "rowwise")
-        return next((granularity for granularity in finest if granularity in both), "tensorwise")
 
     def __str__(self) -> str:
         return f"{self.a} @ {self.b}" if self.is_fp8 else "high precision"

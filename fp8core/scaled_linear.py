@@ -20,7 +20,6 @@ import torch
 
 from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
-from fp8core.grad_amax import amax_of
 from fp8core.history import AmaxMemory
 from fp8core.inputs.operands import (
     cast_operand,
@@ -29,7 +28,7 @@ from fp8core.inputs.operands import (
     resolve_kernels,
     serves_both,
 )
-from fp8core.inputs.sharded import AmaxRequest, by_own_amax, shared_amaxes
+from fp8core.inputs.sharded import AmaxRequest, shared_amaxes
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
     from fp8core.inputs.microbatch import WeightCache
     from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Gemm, Kernels, Recipe
-
-_VIEWS = (
-    "ViewBackward0",
-    "UnsafeViewBackward0",
-    "ReshapeAliasBackward0",
-)  # autograd nodes whose gradient is a view of the gradient that they receive
 
 
 class Plan(NamedTuple):
@@ -88,12 +81,6 @@ class Plan(NamedTuple):
     def shared(self, *tensors: AmaxRequest) -> tuple[torch.Tensor | None, ...]:
         """The amaxes of tensors that are parts of larger ones, see `fp8core.inputs.sharded.shared_amaxes`."""
         return shared_amaxes(self.tp, self.recipe, self.amaxes, *tensors)
-
-    @property
-    def reads_grad_amax(self) -> bool:
-        """The cast of grad_output goes by its own amax, which takes a pass over it unless its producer has it."""
-        casts = self.recipe.grad_input.a, self.recipe.grad_weight.a
-        return any(c is not None and by_own_amax(c, self.amaxes, "grad_output") for c in casts)
 
 
 _Saved = tuple[torch.Tensor | None, torch.Tensor | None]  # see `_saved`
@@ -169,9 +156,9 @@ class _ScaledLinear(torch.autograd.Function):
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         to_input, to_weight = recipe.grad_input, recipe.grad_weight
         grad_input = grad_weight = None
-        amax = amax_of(grad_output)
+        amax = None
         if plan.tp is not None:
-            (amax,) = plan.shared(AmaxRequest(grad_output, "grad_output", (to_input.a, to_weight.a), amax))
+            (amax,) = plan.shared(AmaxRequest(grad_output, "grad_output", (to_input.a, to_weight.a)))
         kernels = plan.kernels[2] if type(grad_output) is torch.Tensor else recipe.kernels
         if needs_input and needs_weight:
             lines, lines_0 = cast_operand_pair(
@@ -215,15 +202,6 @@ class _ScaledLinear(torch.autograd.Function):
 
 
 _gradients_once = torch.autograd.function.once_differentiable(_ScaledLinear.gradients)
-
-
-def reads_grad_amax(output: torch.Tensor) -> bool:
-    """Whether a Float8Linear made this tensor, maybe reshaped, and its backward pass goes by the gradient's amax."""
-    node = output.grad_fn
-    while node is not None and type(node).__name__ in _VIEWS:
-        node = node.next_functions[0][0]
-    plan = getattr(node, "plan", None)
-    return isinstance(plan, Plan) and plan.reads_grad_amax
 
 
 def _saved(lines: Operand | torch.Tensor, x: torch.Tensor) -> _Saved:
@@ -302,9 +280,7 @@ def _product(
     left, right = a, Operand(codes.t(), scale_inv)
     if backend.is_fp8:
         left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
-    dtype = out_dtype
-    if out_dtype != torch.bfloat16 and backend.bf16_only:
-        dtype = backend.result_dtype(gemm.granularity, out_dtype)
+    dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
     product = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
     if recipe.pad_inner_dim:
         product = product[:, : codes.shape[0]]

@@ -220,8 +220,7 @@ def recipe_reason(recipe: Recipe, N: int, K: int, device: torch.device) -> str |
         if gemm.a is None or gemm.b is None:
             continue
         formats = gemm.a.format, gemm.b.format
-        # Where some device multiplies in one call, that call's sizes hold on every device
-        rules = backend_named(recipe.backend).for_groups(gemm.granularity)
+        rules = backend_named(recipe.backend)
         where = "cpu" if device.type == "meta" else device
         reason = rules.unsupported(
             *sizes[name], *formats, gemm.granularity, device=where, nearest=recipe.nearest

@@ -3,8 +3,7 @@
     D [M, N] = (A_codes * A_scale_inv) [M, K] @ (B_codes * B_scale_inv) [K, N]
 
 A backend is a class in a module of its own and one entry in `BACKENDS`, or an entry point of another package in the group
-`fp8_harness.backends` (`fp8core.extensions`). Backends do not know each other; "fastest" is given
-two of them and chooses.
+`fp8_harness.backends` (`fp8core.extensions`). Backends do not know each other.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8core.arguments import autocast_enabled, check_known, eager_cache
+from fp8core.arguments import any_autocast, autocast_enabled, check_known
 from fp8core.extensions import Table, of_type
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import reference, torch_mm, triton_mm
 from fp8core.gemm.backend import Backend
-from fp8core.gemm.fastest import Fastest
+from fp8core.gemm.layout import eager_cache
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
@@ -27,13 +26,11 @@ if TYPE_CHECKING:
 
 
 _TORCH, _TRITON = torch_mm.Torch(), triton_mm.Triton()
-FASTEST = Fastest((_TORCH, _TRITON))
 _BY_NAME: dict[str, Backend] = {  # a plain dict, which the compiler can read
     backend.name: backend
     for backend in (
         _TORCH,
         _TRITON,
-        FASTEST,
         reference.Reference("reference"),
         reference.Reference("reference_bf16", _TORCH.bf16_only),
     )
@@ -89,7 +86,7 @@ def scaled_mm(
         TypeError: codes that are not FP8, or scales that are not float32.
     """
     a_codes, b_codes, scale_inv_a, scale_inv_b = a.qdata, b.qdata, a.scale_inv, b.scale_inv
-    if autocast_enabled(a_codes):
+    if (torch.compiler.is_compiling() or any_autocast()) and autocast_enabled(a_codes):
         # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
         with torch.autocast(a_codes.device.type, enabled=False):
             return scaled_mm(a, b, out_dtype, use_fast_accum, backend, accumulation)

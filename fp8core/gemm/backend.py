@@ -110,10 +110,6 @@ class Backend(ABC):
         reason = reason or self.device_reason(device, a_fmt, b_fmt)
         return reason or self.granularity_reason(device, granularity, nearest)
 
-    def result_dtype(self, granularity: str, wanted: torch.dtype) -> torch.dtype:
-        """The dtype in which this backend yields a product that is then converted to `wanted`."""
-        return torch.bfloat16 if granularity in self.bf16_only else wanted
-
     def grouped_reason(
         self, device: torch.device, granularity: str, a_dtype: torch.dtype, b_dtype: torch.dtype
     ) -> str | None:
@@ -125,7 +121,3 @@ class Backend(ABC):
     ) -> torch.Tensor:
         """All groups in one call: see `fp8core.gemm.grouped.scaled_grouped_mm`."""
         raise NotImplementedError(self.grouped_reason(a.qdata.device, "", a.qdata.dtype, b.qdata.dtype))
-
-    def for_groups(self, granularity: str) -> Backend:
-        """The backend whose rules of shapes hold for groups on every device: its own, or that of its grouped kernel."""
-        return self

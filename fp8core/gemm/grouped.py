@@ -9,8 +9,6 @@ so that `torch.compile` meets no size that depends on data:
 
     one call   the backend's own, where its `grouped_reason` says nothing against it: no wait for the device
     a loop     `fp8core.gemm.scaled_mm` for each group that has rows, on any device and backend; reads the offsets
-
-Backend "fastest" takes the one call where backend "torch" does, unmeasured, and chooses for each group in the loop.
 """
 
 from __future__ import annotations

@@ -19,13 +19,17 @@ Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_a
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
 from fp8core.formats import E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # On a CPU torch 2.11 asserts internally where scales are of rows; 2.12 was not tried
 CPU_TAKES_ONE_SCALE = TorchVersion(torch.__version__) < "2.13"
@@ -34,6 +38,8 @@ MIN_CAPABILITY = (8, 9)
 OUT_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
 _FNUZ = (E4M3FNUZ, E5M2FNUZ)
 _ROCM_ARCHS = ("gfx942", "gfx950", "gfx1200", "gfx1201")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Scaled(Protocol):
@@ -55,6 +61,26 @@ class Operand(NamedTuple):
 
     qdata: torch.Tensor
     scale_inv: torch.Tensor
+
+
+def eager_cache(rule: Callable[P, R]) -> Callable[P, R]:
+    """The rule, asked once for the same arguments; each time where a compiler or a tracer of shapes would see the cache.
+
+    Its arguments must be hashable and stand for all that it reads. What raises is not kept.
+    """
+    cached = lru_cache(maxsize=4096)(rule)
+
+    @wraps(rule)
+    def ask(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return rule(*args, **kwargs)
+        try:
+            # A symbolic size can't be hashed, and says so
+            return cached(*args, **kwargs)  # type: ignore[arg-type]
+        except TypeError:
+            return rule(*args, **kwargs)
+
+    return ask
 
 
 def transposed(x: Scaled) -> Operand:

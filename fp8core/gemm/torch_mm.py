@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fp8core.arguments import eager_cache
 from fp8core.formats import E4M3FN
 from fp8core.gemm import layout
 from fp8core.gemm.backend import Backend
@@ -63,7 +62,7 @@ class _Form(NamedTuple):
     flatten_b: bool
 
 
-@eager_cache
+@layout.eager_cache
 def _form(
     a: torch.Size,
     b: torch.Size,

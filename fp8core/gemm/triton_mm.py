@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8core.arguments import eager_cache
 from fp8core.formats import as_element_format
 from fp8core.gemm import layout
 from fp8core.gemm.backend import Backend
@@ -102,7 +101,7 @@ class Triton(Backend):
         return f"backend 'triton' has no kernel for 1x32 scales; {layout.way_out(nearest)}"
 
 
-@eager_cache
+@layout.eager_cache
 def _reason(
     backend: Triton,
     M: int,

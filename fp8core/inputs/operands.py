@@ -106,9 +106,8 @@ def cast_operand(
     if cast is None:
         return x if dim == 1 else x.t()
     if kernels == "always" or why_unfused(x, kernels, cast) is None:
-        if dim == 0:
-            return _both_by_kernel(x, cast, memory, role, amax)[1]
-        return _one_by_kernel(x, cast, memory, role, amax)
+        lines, lines_0 = _by_kernel(x, cast, memory, role, amax, both=dim == 0)
+        return lines if lines_0 is None or dim == 1 else lines_0
     codes = _plain(x, cast, dim, memory, role, amax)
     return codes if dim == 1 else transposed(codes)
 
@@ -134,7 +133,9 @@ def cast_operand_pair(
     if same and not isinstance(x, Float8Tensor):
         assert along_1 is not None
         if kernels == "always" or why_unfused(x, kernels, along_1) is None:
-            return _both_by_kernel(x, along_1, memory, role, amax)
+            lines, lines_0 = _by_kernel(x, along_1, memory, role, amax, both=True)
+            assert lines_0 is not None
+            return lines, lines_0
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
             return rows_and_columns(x, along_1, role)
     first = cast_operand(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
@@ -234,7 +235,17 @@ def _plain(
     x: torch.Tensor, cast: Cast, dim: int, memory: Amaxes | None, role: str, amax: torch.Tensor | None
 ) -> Operand:
     """Cast by PyTorch operators: dozens of reads and writes in eager mode. Codes [M, K] lie in memory as x does."""
-    if cast.scaling == "dynamic" or memory is None:
+    remembers = memory if cast.scaling != "dynamic" else None
+    expected = None if remembers is None else remembers.of(role)
+    if expected is not None and remembers is not None:
+        codes, scale_inv, amax = casts.cast_with_amax(
+            x, cast.format, expected, margin=remembers.settings.margin, power_of_two=cast.power_of_two
+        )
+    else:
+        if cast.granularity != "tensorwise":
+            amax = None
+        elif remembers is not None and amax is None:
+            amax = plain_amax(x)
         codes, scale_inv = casts.scale_and_cast(
             x,
             cast.format,
@@ -242,20 +253,11 @@ def _plain(
             dim=dim,
             power_of_two=cast.power_of_two,
             mx_mode=cast.mx_mode,
-            known_amax=amax if cast.granularity == "tensorwise" else None,
+            known_amax=amax,
         )
-        return Operand(codes, scale_inv)
-    expected = memory.of(role)
-    if expected is None:
-        seen = plain_amax(x) if amax is None else amax
-        codes, scale_inv = casts.scale_and_cast(
-            x, cast.format, power_of_two=cast.power_of_two, known_amax=seen
-        )
-    else:
-        codes, scale_inv, seen = casts.cast_with_amax(
-            x, cast.format, expected, margin=memory.settings.margin, power_of_two=cast.power_of_two
-        )
-    memory.record(role, seen)
+    if remembers is not None:
+        assert amax is not None
+        remembers.record(role, amax)
     return Operand(codes, scale_inv)
 
 
@@ -268,59 +270,38 @@ def rows_and_columns(x: torch.Tensor, cast: Cast, role: str) -> tuple[Operand, O
     return Operand(*rows), transposed(Operand(*columns))
 
 
-def _one_by_kernel(
-    x: torch.Tensor, cast: Cast, memory: Amaxes | None, role: str, amax: torch.Tensor | None
-) -> Operand:
-    """Cast x [M, K] for a contraction of K, by a kernel."""
-    dtype, pow2 = cast.format.dtype, cast.power_of_two
-    if cast.granularity == "128x128":
-        return _both_by_kernel(x, cast, memory, role, amax)[0]
-    if cast.granularity == "1x32":
-        codes, scale_inv = ops.cast_mx(x, dtype, cast.mx_mode)
-    elif cast.granularity == "1x128":
-        codes, scale_inv = ops.cast_1x128(x, dtype, pow2)
-    elif cast.granularity == "rowwise":
-        codes, scale_inv = ops.cast_rowwise(x, dtype, pow2)
-    elif cast.scaling == "dynamic" or memory is None:
-        codes, scale_inv = ops.cast(x, ops.amax(x) if amax is None else amax, dtype, pow2)
-    elif (expected := memory.of(role)) is not None:
-        codes, scale_inv, seen = ops.cast_delayed(x, expected, dtype, pow2, memory.settings.margin)
-        memory.record(role, seen)
-    else:
-        seen = ops.amax(x) if amax is None else amax
-        codes, scale_inv = ops.cast(x, seen, dtype, pow2)
-        memory.record(role, seen)
-    return Operand(codes, scale_inv)
+_GROUPED = {"rowwise": "cast_rowwise", "1x128": "cast_1x128", "1x32": "cast_mx"}
 
 
-def _both_by_kernel(
-    x: torch.Tensor, cast: Cast, memory: Amaxes | None, role: str, amax: torch.Tensor | None
-) -> tuple[Operand, Operand]:
-    """Cast x [M, K] for a contraction of K and for one of M: lines [M, K] and lines [K, M], both row-major."""
-    dtype, pow2 = cast.format.dtype, cast.power_of_two
+def _by_kernel(
+    x: torch.Tensor,
+    cast: Cast,
+    memory: Amaxes | None,
+    role: str,
+    amax: torch.Tensor | None,
+    *,
+    both: bool,
+) -> tuple[Operand, Operand | None]:
+    """Cast x [M, K] by a kernel: lines [M, K] for a contraction of K, and with `both` lines [K, M], row-major, for one of M."""
+    dtype, pow2, suffix = cast.format.dtype, cast.power_of_two, "_both" if both else ""
     if cast.granularity == "128x128":
         codes, codes_t, scale_inv = ops.cast_128x128_both(x, dtype, pow2)
-        scale_inv_t = scale_inv.t()
-    elif cast.granularity == "1x32":
-        codes, scale_inv, codes_t, scale_inv_t = ops.cast_mx_both(x, dtype, cast.mx_mode)
-    elif cast.granularity == "1x128":
-        codes, scale_inv, codes_t, scale_inv_t = ops.cast_1x128_both(x, dtype, pow2)
-    elif cast.granularity == "rowwise":
-        codes, scale_inv, codes_t, scale_inv_t = ops.cast_rowwise_both(x, dtype, pow2)
+        return Operand(codes, scale_inv), Operand(codes_t, scale_inv.t())
+    if cast.granularity in _GROUPED:
+        how = cast.mx_mode if cast.granularity == "1x32" else pow2
+        made = getattr(ops, _GROUPED[cast.granularity] + suffix)(x, dtype, how)
+        return Operand(*made[:2]), Operand(*made[2:]) if both else None
+    remembers = memory if cast.scaling != "dynamic" else None
+    expected = None if remembers is None else remembers.of(role)
+    if expected is None or remembers is None:
+        seen = ops.amax(x) if amax is None else amax
+        *codes, scale_inv = getattr(ops, "cast" + suffix)(x, seen, dtype, pow2)
     else:
-        if cast.scaling == "dynamic" or memory is None:
-            codes, codes_t, scale_inv = ops.cast_both(x, ops.amax(x) if amax is None else amax, dtype, pow2)
-        elif (expected := memory.of(role)) is not None:
-            codes, codes_t, scale_inv, seen = ops.cast_delayed_both(
-                x, expected, dtype, pow2, memory.settings.margin
-            )
-            memory.record(role, seen)
-        else:
-            seen = ops.amax(x) if amax is None else amax
-            codes, codes_t, scale_inv = ops.cast_both(x, seen, dtype, pow2)
-            memory.record(role, seen)
-        scale_inv_t = scale_inv
-    return Operand(codes, scale_inv), Operand(codes_t, scale_inv_t)
+        made = getattr(ops, "cast_delayed" + suffix)(x, expected, dtype, pow2, remembers.settings.margin)
+        *codes, scale_inv, seen = made
+    if remembers is not None:
+        remembers.record(role, seen)
+    return Operand(codes[0], scale_inv), Operand(codes[1], scale_inv) if both else None
 
 
 def expected_amax(cast: Cast, memory: Amaxes | None, role: str) -> torch.Tensor | None:

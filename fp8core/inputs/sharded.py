@@ -197,7 +197,12 @@ def shared_amaxes(
         and seen.x is not None
         and seen.role in tp.roles
         and not isinstance(seen.x, Float8Tensor)
-        and any(c is not None and by_own_amax(c, memory, seen.role) for c in seen.casts)
+        and any(
+            cast is not None
+            and cast.granularity == "tensorwise"
+            and expected_amax(cast, memory, seen.role) is None
+            for cast in seen.casts
+        )
         for seen in tensors
     ]
     if tp is None or not any(needed):
@@ -210,11 +215,6 @@ def shared_amaxes(
         ]
         together = iter(max_over_ranks(torch.stack(parts), tp.group).unbind())
     return tuple(next(together) if need else seen.amax for seen, need in zip(tensors, needed, strict=True))
-
-
-def by_own_amax(cast: Cast, memory: Amaxes | None, role: str) -> bool:
-    """Whether this cast of `role` needs the tensor's own amax before its first code."""
-    return cast.granularity == "tensorwise" and expected_amax(cast, memory, role) is None
 
 
 def _casts(recipe: Recipe) -> list[Any]:

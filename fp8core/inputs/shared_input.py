@@ -47,7 +47,7 @@ class CastInput(NamedTuple):
         for_output: its tokens [M, K] as operand of the output GEMM.
         for_grad_weight: as operand of grad_weight; None if no layer needs it.
         casts: what the two were cast with.
-        codes_only: hp has shape, dtype and a place in the graph of autograd, but no values: its producer wrote codes.
+        codes_only: hp has shape, dtype and a place in the graph of autograd, but no values: codes are what was gathered.
     """
 
     hp: torch.Tensor

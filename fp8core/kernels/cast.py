@@ -104,99 +104,63 @@ def _cast_both_kernel(
         leave_amax(tl.max(tl.max(largest, 1), 0), seen_bits_ptr, scale_inv_bits_ptr)
 
 
-def cast(
-    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Triton version of `reference.cast`; x contiguous, of any shape."""
-    scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
-    return _cast(x, amax, scale_inv, None, dtype, power_of_two), scale_inv
+def cast(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    """Triton version of `reference.cast`, and of `cast_delayed` with a margin; x contiguous, of any shape."""
+    return _cast(x, *given, both=False)
 
 
-def cast_both(
-    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Triton version of `reference.cast_both`; x [M, K] row-major."""
-    scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
-    return *_cast_both(x, amax, scale_inv, None, dtype, power_of_two), scale_inv
-
-
-def cast_delayed(
-    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Triton version of `reference.cast_delayed`; x contiguous, of any shape."""
-    scale_inv, seen = launch.zero(x.device), launch.zero(x.device)
-    return _cast(x, amax, scale_inv, seen, dtype, power_of_two, margin), scale_inv, seen
-
-
-def cast_delayed_both(
-    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Triton version of `reference.cast_delayed_both`; x [M, K] row-major."""
-    scale_inv, seen = launch.zero(x.device), launch.zero(x.device)
-    return *_cast_both(x, amax, scale_inv, seen, dtype, power_of_two, margin), scale_inv, seen
+def cast_both(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    """Triton version of `reference.cast_both`, and of `cast_delayed_both` with a margin; x [M, K] row-major."""
+    return _cast(x, *given, both=True)
 
 
 def _cast(
     x: torch.Tensor,
     amax: torch.Tensor,
-    scale_inv: torch.Tensor,
-    seen: torch.Tensor | None,
     dtype: torch.dtype,
     power_of_two: bool,
-    margin: int = 0,
-) -> torch.Tensor:
-    codes = torch.empty(x.shape, dtype=dtype, device=x.device)
-    block = 8192
-    launch.launch(
-        _cast_kernel,
-        launch.walking(launch.ceil_div(x.numel(), block)),
-        *(x, codes.view(torch.uint8), amax, *_bits(scale_inv, seen), x.numel()),
-        device=x.device,
-        **_constants(x.device, seen, dtype, power_of_two, margin),
-        BLOCK=block,
-    )
-    return codes
-
-
-def _cast_both(
-    x: torch.Tensor,
-    amax: torch.Tensor,
-    scale_inv: torch.Tensor,
-    seen: torch.Tensor | None,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    M, K = x.shape
-    codes = torch.empty((M, K), dtype=dtype, device=x.device)
-    codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
-    pointers = (x, codes.view(torch.uint8), codes_t.view(torch.uint8), amax, *_bits(scale_inv, seen))
-    constants = _constants(x.device, seen, dtype, power_of_two, margin) | {"WORDS": M % 4 == 0}
-
-    def run(tile: tuning.Candidate) -> None:
-        tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
-        launch.launch(
-            _cast_both_kernel, launch.walking(tiles), *pointers, M, K, device=x.device, **constants, **tile
-        )
-
-    name = "cast_both" if seen is None else "cast_delayed_both"
-    run(tuning.choose(name, (M, K), x.dtype, launch.target_of(x.device).name, TILES, run))
-    return codes, codes_t
-
-
-def _bits(scale_inv: torch.Tensor, seen: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both results as int32; of a cast that is not delayed, the second is never touched."""
-    bits = scale_inv.view(torch.int32)
-    return bits, bits if seen is None else seen.view(torch.int32)
-
-
-def _constants(
-    device: torch.device, seen: torch.Tensor | None, dtype: torch.dtype, power_of_two: bool, margin: int
-) -> dict[str, Any]:
-    return {
-        "FACTOR": 2.0**margin,
-        "DELAYED": seen is not None,
+    margin: int | None = None,
+    *,
+    both: bool,
+) -> tuple[torch.Tensor, ...]:
+    """With a margin by an earlier step's amax, and then this one's is found."""
+    delayed, target = margin is not None, launch.target_of(x.device)
+    scale_inv = launch.zero(x.device) if delayed else torch.empty((), dtype=torch.float32, device=x.device)
+    seen = launch.zero(x.device) if delayed else scale_inv  # else never touched
+    bits = scale_inv.view(torch.int32), seen.view(torch.int32)
+    constants: dict[str, Any] = {
+        "FACTOR": 2.0 ** (margin or 0),
+        "DELAYED": delayed,
         "E5M2": dtype == torch.float8_e5m2,
         "POWER_OF_TWO": power_of_two,
-        "NATIVE": launch.target_of(device).native_cast,
+        "NATIVE": target.native_cast,
     }
+    scales = (scale_inv, seen) if delayed else (scale_inv,)
+    if not both:
+        codes, block = torch.empty(x.shape, dtype=dtype, device=x.device), 8192
+        launch.launch(
+            _cast_kernel,
+            launch.walking(launch.ceil_div(x.numel(), block)),
+            *(x, codes.view(torch.uint8), amax, *bits, x.numel()),
+            device=x.device,
+            **constants,
+            BLOCK=block,
+        )
+        return codes, *scales
+    M, K = x.shape
+    codes, codes_t = launch.both_codes(x, dtype)
+
+    def run(tile: tuning.Candidate) -> None:
+        launch.launch(
+            _cast_both_kernel,
+            launch.walking(launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])),
+            *(x, codes.view(torch.uint8), codes_t.view(torch.uint8), amax, *bits, M, K),
+            device=x.device,
+            **constants,
+            WORDS=M % 4 == 0,
+            **tile,
+        )
+
+    name = "cast_delayed_both" if delayed else "cast_both"
+    run(tuning.choose(name, (M, K), x.dtype, target.name, TILES, run))
+    return codes, codes_t, *scales

@@ -138,6 +138,13 @@ def _at_once(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any], devic
     return _AT_ONCE[key]
 
 
+def both_codes(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for the codes of x [M, K], as they are and transposed."""
+    M, K = x.shape
+    codes = torch.empty((M, K), dtype=dtype, device=x.device)
+    return codes, torch.empty((K, M), dtype=dtype, device=x.device)
+
+
 def zero(device: torch.device) -> torch.Tensor:
     """A float32 number that programs raise by atomic maxima."""
     return torch.zeros((), dtype=torch.float32, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fp8core.kernels import amax, blockwise, cast, matmul, mx, norm, norm_both, rowwise, swiglu
+from fp8core.kernels import amax, blockwise, cast, matmul, mx, norm, rowwise, swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +16,6 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
         amax.amax_rows_cols,
         cast.cast,
         cast.cast_both,
-        cast.cast_delayed,
-        cast.cast_delayed_both,
         rowwise.cast_rowwise,
         rowwise.cast_rowwise_both,
         blockwise.cast_1x128,
@@ -27,19 +25,13 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
         mx.cast_mx_both,
         norm.rms_norm,
         norm.rms_norm_amax,
-        norm.rms_norm_cast_delayed,
-        norm.rms_norm_cast_rowwise,
         norm.rms_norm_backward,
         norm.add_rms_norm,
         norm.add_rms_norm_amax,
         norm.add_rms_norm_backward,
-        norm_both.rms_norm_cast_delayed_both,
-        norm_both.add_rms_norm_cast_delayed_both,
         swiglu.swiglu,
         swiglu.swiglu_amax,
-        swiglu.swiglu_cast_delayed_both,
         swiglu.swiglu_backward,
-        swiglu.swiglu_backward_amax,
         matmul.matmul,
     )
-}
+} | {"cast_delayed": cast.cast, "cast_delayed_both": cast.cast_both}

@@ -30,7 +30,7 @@ import triton.language as tl
 from fp8core.formats import E4M3FN, E5M2
 from fp8core.kernels import launch
 from fp8core.kernels.encode import INFINITE_BITS, encode, magnitude_bits, widen
-from fp8core.kernels.reference import MX_BLOCK, MX_MODES
+from fp8core.scaling import MX_BLOCK, MX_MODES
 
 TILE_M, TILE_K = 64, 128
 MODES: dict[str, int] = {name: number for number, name in enumerate(MX_MODES)}

@@ -27,10 +27,9 @@ import torch
 from torch.library import custom_op
 
 from fp8core.arguments import PLAIN_TENSORS
-from fp8core.formats import E4M3FN, E5M2, as_element_format
+from fp8core.formats import E4M3FN, E5M2, E8M0FNU, as_element_format
 from fp8core.kernels import reference
-from fp8core.kernels.reference import BLOCK, MX_BLOCK
-from fp8core.scaling import HP_DTYPES, check_hp
+from fp8core.scaling import BLOCK, HP_DTYPES, MX_BLOCK, check_hp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_ANY_SHAPE = frozenset(
-    {"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward", "swiglu_backward_amax"}
-)
+_ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})
 _KERNEL_FORMATS = (E4M3FN, E5M2)
 _KERNEL_DTYPES = tuple(fmt.dtype for fmt in _KERNEL_FORMATS)
 
@@ -80,14 +77,21 @@ def implementation(name: str, x: torch.Tensor, *dtypes: torch.dtype) -> Callable
     return launchers.LAUNCHERS[name]
 
 
-def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Defines `fp8core::name`; the first argument decides device and code."""
+def _register(name: str, takes: str, gives: str) -> Callable[..., Any]:
+    """Defines `fp8core::name`; the first argument decides device and code.
 
-    takes_matrix = name not in _ANY_SHAPE
-    kinds = [argument.split()[0] for argument in schema[1 : schema.index(")")].split(", ")[1:]]
+    Args:
+        name: of the function in `reference` and in the launchers.
+        takes: arguments, as a schema has them.
+        gives: results, as names of `_RESULTS`; "_t" after one: of the first argument transposed.
+    """
+    _, *others = (argument.split() for argument in takes.split(", "))
+    kinds, names = [kind for kind, _ in others], [called for _, called in others]
     tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
     dtype = kinds.index("ScalarType") if "ScalarType" in kinds else len(kinds)
     dtypes = slice(dtype, dtype + 1)  # the one of the codes, or none
+    results = gives.split()
+    takes_matrix = name not in _ANY_SHAPE
 
     def run(x: torch.Tensor, *args: Any) -> Any:
         if type(x) not in PLAIN_TENSORS or x.dtype not in HP_DTYPES:
@@ -107,6 +111,16 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
         with on_device_of(x):
             return found(x.contiguous(), *args)
 
+    def fake(*args: Any) -> Any:
+        x, given = args[0], dict(zip(names, args[1:], strict=True))
+        made = tuple(
+            _RESULTS[result.removesuffix("_t")](x.t() if result.endswith("_t") else x, given)
+            for result in results
+        )
+        return made if len(made) > 1 else made[0]
+
+    returned = ", ".join(["Tensor"] * len(results))
+    schema = f"({takes}) -> " + (f"({returned})" if len(results) > 1 else returned)
     return _define(name, schema, run, fake)
 
 
@@ -144,170 +158,58 @@ def _f32(x: torch.Tensor, *shape: Any) -> torch.Tensor:
     return x.new_empty(shape, dtype=torch.float32)
 
 
-def _codes(x: torch.Tensor, dtype: torch.dtype, shape: tuple[Any, Any] | None = None) -> torch.Tensor:
-    return x.new_empty(x.shape if shape is None else shape, dtype=dtype)
-
-
-def _like(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-def _both(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return _codes(x, dtype), _codes(x, dtype, (x.shape[1], x.shape[0]))
-
-
 def _up(size: Any, group: int) -> Any:
     return (size + group - 1) // group
 
 
-def _per_row(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    return _f32(x, codes.shape[0], 1)
+# What operators return, of a first argument x (a matrix [M, K] where rows are meant) and of the other arguments by name
+_RESULTS: dict[str, Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]] = {
+    "like": lambda x, _: x.new_empty(x.shape),
+    "weight": lambda _, given: given["weight"].new_empty(given["weight"].shape),
+    "number": lambda x, _: _f32(x),
+    "rows": lambda x, _: _f32(x, x.shape[0], 1),
+    "columns": lambda x, _: _f32(x, 1, x.shape[1]),
+    "codes": lambda x, given: x.new_empty(x.shape, dtype=given["dtype"]),
+    "1x128": lambda x, _: _f32(x, _up(x.shape[1], BLOCK), x.shape[0]).t(),
+    "128x128": lambda x, _: _f32(x, _up(x.shape[0], BLOCK), _up(x.shape[1], BLOCK)),
+    "1x32": lambda x, _: x.new_empty((x.shape[0], _up(x.shape[1], MX_BLOCK)), dtype=E8M0FNU.dtype),
+}
+_CAST = "Tensor amax, ScalarType dtype, bool power_of_two"
+_DELAYED = _CAST + ", int margin"
+_GROUPED = "Tensor x, ScalarType dtype, bool power_of_two"
+_MX = "Tensor x, ScalarType dtype, str mode"
+_NORM = "Tensor weight, float eps"
 
-
-def _per_1x128(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    return _f32(x, _up(codes.shape[1], BLOCK), codes.shape[0]).t()
-
-
-def _per_1x32(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((codes.shape[0], _up(codes.shape[1], MX_BLOCK)), dtype=torch.float8_e8m0fnu)
-
-
-def _grouped(scales: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], both: bool) -> Callable[..., Any]:
-    """The shape-only twin of a cast with a scale for each group of a row: codes and scales, once or both ways."""
-
-    def fake(x: torch.Tensor, dtype: torch.dtype, _: object) -> tuple[torch.Tensor, ...]:
-        codes = _both(x, dtype) if both else (_codes(x, dtype),)
-        return tuple(t for each in codes for t in (each, scales(x, each)))
-
-    return fake
-
-
-amax = _register("amax", "(Tensor x) -> Tensor", lambda x: _f32(x))
-amax_rows_cols = _register(
-    "amax_rows_cols",
-    "(Tensor x) -> (Tensor, Tensor)",
-    lambda x: (_f32(x, x.shape[0], 1), _f32(x, 1, x.shape[1])),
-)
-cast = _register(
-    "cast",
-    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)",
-    lambda x, amax, dtype, power_of_two: (_codes(x, dtype), _f32(x)),
-)
-cast_both = _register(
-    "cast_both",
-    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
-    lambda x, amax, dtype, power_of_two: (*_both(x, dtype), _f32(x)),
-)
-cast_delayed = _register(
-    "cast_delayed",
-    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two, int margin) -> (Tensor, Tensor, Tensor)",
-    lambda x, amax, dtype, *_: (_codes(x, dtype), _f32(x), _f32(x)),
-)
-cast_delayed_both = _register(
-    "cast_delayed_both",
-    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two, int margin)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda x, amax, dtype, *_: (*_both(x, dtype), _f32(x), _f32(x)),
-)
-_GROUPED = "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)"
-_GROUPED_BOTH = "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor, Tensor)"
-cast_rowwise = _register("cast_rowwise", _GROUPED, _grouped(_per_row, both=False))
-cast_rowwise_both = _register("cast_rowwise_both", _GROUPED_BOTH, _grouped(_per_row, both=True))
-cast_1x128 = _register("cast_1x128", _GROUPED, _grouped(_per_1x128, both=False))
-cast_1x128_both = _register("cast_1x128_both", _GROUPED_BOTH, _grouped(_per_1x128, both=True))
-cast_128x128_both = _register(
-    "cast_128x128_both",
-    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
-    lambda x, dtype, power_of_two: (
-        *_both(x, dtype),
-        _f32(x, _up(x.shape[0], BLOCK), _up(x.shape[1], BLOCK)),
-    ),
-)
-_MX, _MX_BOTH = (schema.replace("bool power_of_two", "str mode") for schema in (_GROUPED, _GROUPED_BOTH))
-cast_mx = _register("cast_mx", _MX, _grouped(_per_1x32, both=False))
-cast_mx_both = _register("cast_mx_both", _MX_BOTH, _grouped(_per_1x32, both=True))
-rms_norm = _register(
-    "rms_norm",
-    "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    lambda x, weight, eps: (_like(x), _f32(x, x.shape[0], 1)),
-)
-rms_norm_amax = _register(
-    "rms_norm_amax",
-    "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
-    lambda x, weight, eps: (_like(x), _f32(x, x.shape[0], 1), _f32(x)),
-)
-rms_norm_cast_delayed = _register(
-    "rms_norm_cast_delayed",
-    "(Tensor x, Tensor weight, float eps, Tensor amax, ScalarType dtype, bool power_of_two, int margin)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda x, weight, eps, amax, dtype, *_: (_codes(x, dtype), _f32(x, x.shape[0], 1), _f32(x), _f32(x)),
-)
-rms_norm_cast_rowwise = _register(
-    "rms_norm_cast_rowwise",
-    "(Tensor x, Tensor weight, float eps, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
-    lambda x, weight, eps, dtype, power_of_two: (
-        _codes(x, dtype),
-        _f32(x, x.shape[0], 1),
-        _f32(x, x.shape[0], 1),
-    ),
-)
+amax = _register("amax", "Tensor x", "number")
+amax_rows_cols = _register("amax_rows_cols", "Tensor x", "rows columns")
+cast = _register("cast", "Tensor x, " + _CAST, "codes number")
+cast_both = _register("cast_both", "Tensor x, " + _CAST, "codes codes_t number")
+cast_delayed = _register("cast_delayed", "Tensor x, " + _DELAYED, "codes number number")
+cast_delayed_both = _register("cast_delayed_both", "Tensor x, " + _DELAYED, "codes codes_t number number")
+cast_rowwise = _register("cast_rowwise", _GROUPED, "codes rows")
+cast_rowwise_both = _register("cast_rowwise_both", _GROUPED, "codes rows codes_t rows_t")
+cast_1x128 = _register("cast_1x128", _GROUPED, "codes 1x128")
+cast_1x128_both = _register("cast_1x128_both", _GROUPED, "codes 1x128 codes_t 1x128_t")
+cast_128x128_both = _register("cast_128x128_both", _GROUPED, "codes codes_t 128x128")
+cast_mx = _register("cast_mx", _MX, "codes 1x32")
+cast_mx_both = _register("cast_mx_both", _MX, "codes 1x32 codes_t 1x32_t")
+rms_norm = _register("rms_norm", "Tensor x, " + _NORM, "like rows")
+rms_norm_amax = _register("rms_norm_amax", "Tensor x, " + _NORM, "like rows number")
 rms_norm_backward = _register(
-    "rms_norm_backward",
-    "(Tensor grad_y, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor, Tensor)",
-    lambda grad_y, x, weight, rstd: (_like(x), _like(weight), _f32(x)),
+    "rms_norm_backward", "Tensor grad_y, Tensor x, Tensor weight, Tensor rstd", "like weight"
 )
-add_rms_norm = _register(
-    "add_rms_norm",
-    "(Tensor x, Tensor delta, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
-    lambda x, delta, weight, eps: (_like(x), _like(x), _f32(x, x.shape[0], 1)),
-)
+add_rms_norm = _register("add_rms_norm", "Tensor x, Tensor delta, " + _NORM, "like like rows")
 add_rms_norm_amax = _register(
-    "add_rms_norm_amax",
-    "(Tensor x, Tensor delta, Tensor weight, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda x, delta, weight, eps: (_like(x), _like(x), _f32(x, x.shape[0], 1), _f32(x)),
-)
-_DELAYED = "Tensor weight, float eps, Tensor amax, ScalarType dtype, bool power_of_two, int margin"
-rms_norm_cast_delayed_both = _register(
-    "rms_norm_cast_delayed_both",
-    f"(Tensor x, {_DELAYED}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda x, weight, eps, amax, dtype, *_: (*_both(x, dtype), _f32(x, x.shape[0], 1), _f32(x), _f32(x)),
-)
-add_rms_norm_cast_delayed_both = _register(
-    "add_rms_norm_cast_delayed_both",
-    f"(Tensor x, Tensor delta, {_DELAYED}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda x, delta, weight, eps, amax, dtype, *_: (
-        _like(x),
-        *_both(x, dtype),
-        _f32(x, x.shape[0], 1),
-        _f32(x),
-        _f32(x),
-    ),
+    "add_rms_norm_amax", "Tensor x, Tensor delta, " + _NORM, "like like rows number"
 )
 add_rms_norm_backward = _register(
     "add_rms_norm_backward",
-    "(Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, Tensor rstd) -> (Tensor, Tensor, Tensor)",
-    lambda grad_y, grad_sum, total, weight, rstd: (_like(total), _like(weight), _f32(total)),
+    "Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, Tensor rstd",
+    "like weight",
 )
-swiglu = _register("swiglu", "(Tensor gate, Tensor up) -> Tensor", lambda gate, up: _like(gate))
-swiglu_amax = _register(
-    "swiglu_amax", "(Tensor gate, Tensor up) -> (Tensor, Tensor)", lambda gate, up: (_like(gate), _f32(gate))
-)
-swiglu_cast_delayed_both = _register(
-    "swiglu_cast_delayed_both",
-    "(Tensor gate, Tensor up, Tensor amax, ScalarType dtype, bool power_of_two, int margin)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda gate, up, amax, dtype, *_: (*_both(gate, dtype), _f32(gate), _f32(gate)),
-)
-swiglu_backward = _register(
-    "swiglu_backward",
-    "(Tensor grad_h, Tensor gate, Tensor up) -> (Tensor, Tensor)",
-    lambda grad_h, gate, up: (_like(gate), _like(up)),
-)
-swiglu_backward_amax = _register(
-    "swiglu_backward_amax",
-    "(Tensor grad_h, Tensor gate, Tensor up) -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda grad_h, gate, up: (_like(gate), _like(up), _f32(gate), _f32(gate)),
-)
+swiglu = _register("swiglu", "Tensor gate, Tensor up", "like")
+swiglu_amax = _register("swiglu_amax", "Tensor gate, Tensor up", "like number")
+swiglu_backward = _register("swiglu_backward", "Tensor grad_h, Tensor gate, Tensor up", "like like")
 
 
 def _matmul(

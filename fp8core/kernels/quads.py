@@ -80,9 +80,7 @@ def largest_of(bits):
 @triton.jit
 def largest_magnitude(x):
     """The elementwise maximum of the magnitudes of four blocks, as bits."""
-    return largest_of(
-        (magnitude_bits(x[0]), magnitude_bits(x[1]), magnitude_bits(x[2]), magnitude_bits(x[3]))
-    )
+    return largest_of([magnitude_bits(rows) for rows in x])
 
 
 @triton.jit
@@ -100,12 +98,7 @@ def store_both_ways(
     NATIVE: tl.constexpr,
 ):
     """Encodes four blocks by one scale, each element once, and stores the codes as they are and transposed."""
-    codes = (
-        encode(widen(x[0]) * scale, E5M2, NATIVE),
-        encode(widen(x[1]) * scale, E5M2, NATIVE),
-        encode(widen(x[2]) * scale, E5M2, NATIVE),
-        encode(widen(x[3]) * scale, E5M2, NATIVE),
-    )
+    codes = [encode(widen(rows) * scale, E5M2, NATIVE) for rows in x]
     store_quads(codes_ptr, codes, q, k, M, K)
     store_transposed(codes_t_ptr, codes, q, k, M, K, WORDS, NATIVE)
 
@@ -145,12 +138,7 @@ def encode_transposed(
         words = tl.inline_asm_elementwise(ASM, "=r,f,f,f,f", v, dtype=tl.uint32, is_pure=True, pack=1)
         _store_words(codes_t_ptr, words, q, k, M, K)
     else:
-        codes = (
-            encode(v[0], E5M2, NATIVE),
-            encode(v[1], E5M2, NATIVE),
-            encode(v[2], E5M2, NATIVE),
-            encode(v[3], E5M2, NATIVE),
-        )
+        codes = [encode(rows, E5M2, NATIVE) for rows in v]
         store_transposed(codes_t_ptr, codes, q, k, M, K, WORDS, NATIVE)
 
 

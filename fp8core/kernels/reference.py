@@ -2,7 +2,8 @@
 
 Matrices are [M, K] row-major; "both" means the codes once as they are and once transposed, [K, M] row-major,
 each scaled along its own last dimension, so that both are left operands of a matmul without a copy. Ragged
-edges are as if x were filled up with zeros, which change no amax.
+edges are as if x were filled up with zeros, which change no amax. `*delayed` and `*norm` are the further arguments of
+`cast_delayed` and of the norm, as the schemas in `ops` name them.
 
 Casts are bit for bit what the kernels give. Norm and activation are not: their exponential and reciprocal
 square root are a device's own, so those agree within one rounding of the output dtype.
@@ -10,16 +11,16 @@ square root are a device's own, so those agree within one rounding of the output
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 
-from fp8core.cast import cast_saturating, cast_with_amax, scaled_f32
-from fp8core.formats import as_element_format
+from fp8core.cast import cast_with_amax, scale_and_cast
 from fp8core.scaling import amax as compute_amax
-from fp8core.scaling import compute_scale
+from fp8core.scaling import broadcast_block_scales
 
-BLOCK = 128  # of the blockwise recipe
-MX_BLOCK = 32  # of OCP Microscaling Formats (MX) 1.0, section 5.1
-MX_MODES: tuple[str, ...] = ("floor", "ceil", "rceil", "even")
+if TYPE_CHECKING:
+    from fp8core.scaling import Granularity, MxMode
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -38,8 +39,8 @@ def amax_rows_cols(x: torch.Tensor) -> Pair:
 
 def cast(x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pair:
     """(codes, scale_inv) with the scale that `amax` (float32, 0-dimensional) asks for."""
-    scale, scale_inv = compute_scale(amax, dtype, power_of_two)
-    return _times(x, scale, dtype), scale_inv
+    codes, scale_inv = scale_and_cast(x, dtype, power_of_two=power_of_two, known_amax=amax)
+    return _row_major(codes), scale_inv
 
 
 def cast_both(x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Triple:
@@ -56,18 +57,15 @@ def cast_delayed(
     return _row_major(codes), scale_inv, seen
 
 
-def cast_delayed_both(
-    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
-) -> Four:
+def cast_delayed_both(x: torch.Tensor, *delayed: Any) -> Four:
     """(codes [M, K], codes_t [K, M], scale_inv, amax of x)."""
-    codes, scale_inv, seen = cast_delayed(x, amax, dtype, power_of_two, margin)
+    codes, scale_inv, seen = cast_delayed(x, *delayed)
     return codes, _transposed(codes), scale_inv, seen
 
 
 def cast_rowwise(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pair:
     """(codes [M, K], scale_inv [M, 1])."""
-    scale, scale_inv = compute_scale(compute_amax(x, "rowwise", 1), dtype, power_of_two)
-    return _times(x, scale, dtype), scale_inv
+    return _grouped(x, dtype, "rowwise", power_of_two=power_of_two)
 
 
 def cast_rowwise_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Four:
@@ -77,8 +75,7 @@ def cast_rowwise_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -
 
 def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pair:
     """(codes [M, K], scale_inv [M, ceil(K / 128)] with strides (1, M), as cuBLAS wants it)."""
-    scale, scale_inv = compute_scale(_group_amax(x, BLOCK), dtype, power_of_two)
-    codes = _times(x, scale.repeat_interleave(BLOCK, 1)[:, : x.shape[1]], dtype)
+    codes, scale_inv = _grouped(x, dtype, "1x128", power_of_two=power_of_two)
     return codes, _row_major(scale_inv.t()).t()
 
 
@@ -89,40 +86,16 @@ def cast_1x128_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> 
 
 def cast_128x128_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Triple:
     """(codes [M, K], codes_t [K, M], scale_inv [ceil(M / 128), ceil(K / 128)])."""
-    amax = _group_amax(_group_amax(x, BLOCK).t(), BLOCK).t()
-    scale, scale_inv = compute_scale(amax, dtype, power_of_two)
-    scale = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-    codes = _times(x, scale[: x.shape[0], : x.shape[1]], dtype)
-    return codes, _transposed(codes), _row_major(scale_inv)
+    codes, scale_inv = _grouped(x, dtype, "128x128", power_of_two=power_of_two)
+    return codes, _transposed(codes), scale_inv
 
 
-def cast_mx(x: torch.Tensor, dtype: torch.dtype, mode: str) -> Pair:
-    """(codes [M, K], scale_inv e8m0 [M, ceil(K / 32)]); see `fp8core.kernels.mx` for the modes.
-
-    Exponents are taken from float64 by `frexp` here and from the bits of float32 in the kernel.
-    """
-    fmt = as_element_format(dtype)
-    amax = _group_amax(x, MX_BLOCK)
-    mantissa, exponent = torch.frexp(amax.double())  # amax = mantissa * 2**exponent, mantissa in [0.5, 1)
-    if mode == "floor":
-        exponent = exponent - 1
-    elif mode == "ceil":
-        exponent = exponent - (mantissa == 0.5).int()
-    elif mode == "rceil":
-        exponent = exponent - (mantissa <= fmt.max / 2.0 ** (fmt.emax + 1)).int()
-    elif mode == "even":
-        exponent = exponent - (mantissa < 1 - fmt.eps / 4).int()
-    else:
-        raise ValueError(f"MX scale mode {mode!r} is unknown; expected one of {', '.join(MX_MODES)}")
-    code = (exponent - fmt.emax + 127).clamp(0, 254)
-    code = torch.where(amax == 0, 0, torch.where(amax.isfinite(), code, 255)).to(torch.uint8)
-    scale = torch.ldexp(torch.ones_like(amax), 127 - code.int())
-    scale = torch.where(code == 255, torch.nan, scale)
-    codes = _times(x, scale.repeat_interleave(MX_BLOCK, 1)[:, : x.shape[1]], dtype)
-    return codes, code.view(torch.float8_e8m0fnu)
+def cast_mx(x: torch.Tensor, dtype: torch.dtype, mode: MxMode) -> Pair:
+    """(codes [M, K], scale_inv e8m0 [M, ceil(K / 32)]); see `fp8core.scaling.mx_scale_code` for the modes."""
+    return _grouped(x, dtype, "1x32", mx_mode=mode)
 
 
-def cast_mx_both(x: torch.Tensor, dtype: torch.dtype, mode: str) -> Four:
+def cast_mx_both(x: torch.Tensor, dtype: torch.dtype, mode: MxMode) -> Four:
     """`cast_mx` of x, then of its transpose."""
     return cast_mx(x, dtype, mode) + cast_mx(x.t(), dtype, mode)
 
@@ -140,82 +113,27 @@ def rms_norm_amax(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Triple:
     return y, rstd, amax(y)
 
 
-def rms_norm_cast_delayed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    amax: torch.Tensor,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int,
-) -> Four:
-    """(codes of y, rstd, scale_inv, amax of y) by an earlier step's amax."""
-    y, rstd = rms_norm(x, weight, eps)
-    codes, scale_inv, seen = cast_delayed(y, amax, dtype, power_of_two, margin)
-    return codes, rstd, scale_inv, seen
-
-
-def rms_norm_cast_rowwise(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype, power_of_two: bool
-) -> Triple:
-    """(codes of y, rstd, scale_inv [M, 1])."""
-    y, rstd = rms_norm(x, weight, eps)
-    codes, scale_inv = cast_rowwise(y, dtype, power_of_two)
-    return codes, rstd, scale_inv
-
-
 def rms_norm_backward(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
-) -> Triple:
-    """(grad_x, grad_weight, amax of grad_x); with g = grad_y * weight and n = x * rstd,
+) -> Pair:
+    """(grad_x, grad_weight); with g = grad_y * weight and n = x * rstd,
 
     grad_x = rstd * (g - n * mean(g * n))    grad_weight = sum over rows of grad_y * n
     """
-    exact, grad_weight = _rms_norm_gradients(grad_y, x, weight, rstd)
-    grad_x = exact.to(x.dtype)
-    return grad_x, grad_weight, amax(grad_x)
+    grad_x, grad_weight = _rms_norm_gradients(grad_y, x, weight, rstd)
+    return grad_x.to(x.dtype), grad_weight
 
 
-def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> Triple:
-    """(sum = x + delta in x's dtype, y of the rounded sum, rstd)."""
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, *norm: Any) -> tuple[torch.Tensor, ...]:
+    """(sum = x + delta in x's dtype, then as `rms_norm` of the rounded sum)."""
     total = x + delta
-    return total, *rms_norm(total, weight, eps)
+    return total, *rms_norm(total, *norm)
 
 
-def add_rms_norm_amax(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> Four:
-    """(sum, y, rstd, amax of y)."""
-    total, y, rstd = add_rms_norm(x, delta, weight, eps)
-    return total, y, rstd, amax(y)
-
-
-def rms_norm_cast_delayed_both(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    amax: torch.Tensor,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int,
-) -> tuple[torch.Tensor, ...]:
-    """(codes of y [M, K], codes_t [K, M], rstd, scale_inv, amax of y) by an earlier step's amax."""
-    y, rstd = rms_norm(x, weight, eps)
-    codes, codes_t, scale_inv, seen = cast_delayed_both(y, amax, dtype, power_of_two, margin)
-    return codes, codes_t, rstd, scale_inv, seen
-
-
-def add_rms_norm_cast_delayed_both(
-    x: torch.Tensor,
-    delta: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    amax: torch.Tensor,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int,
-) -> tuple[torch.Tensor, ...]:
-    """(sum = x + delta in x's dtype, then as `rms_norm_cast_delayed_both` of the rounded sum)."""
+def add_rms_norm_amax(x: torch.Tensor, delta: torch.Tensor, *norm: Any) -> tuple[torch.Tensor, ...]:
+    """(sum, then as `rms_norm_amax` of it)."""
     total = x + delta
-    return total, *rms_norm_cast_delayed_both(total, weight, eps, amax, dtype, power_of_two, margin)
+    return total, *rms_norm_amax(total, *norm)
 
 
 def add_rms_norm_backward(
@@ -224,11 +142,10 @@ def add_rms_norm_backward(
     total: torch.Tensor,
     weight: torch.Tensor,
     rstd: torch.Tensor,
-) -> Triple:
-    """(grad of x and of delta, grad_weight, amax of the first): grad_sum + the norm's gradient, rounded once."""
+) -> Pair:
+    """(grad of x and of delta, grad_weight): grad_sum + the norm's gradient, rounded once."""
     exact, grad_weight = _rms_norm_gradients(grad_y, total, weight, rstd)
-    grad = (exact + grad_sum.float()).to(total.dtype)
-    return grad, grad_weight, amax(grad)
+    return (exact + grad_sum.float()).to(total.dtype), grad_weight
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -242,18 +159,6 @@ def swiglu_amax(gate: torch.Tensor, up: torch.Tensor) -> Pair:
     return h, amax(h)
 
 
-def swiglu_cast_delayed_both(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    amax: torch.Tensor,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int,
-) -> Four:
-    """(codes of h [M, K], codes_t [K, M], scale_inv, amax of h) by an earlier step's amax."""
-    return cast_delayed_both(swiglu(gate, up), amax, dtype, power_of_two, margin)
-
-
 def swiglu_backward(grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Pair:
     """(grad_gate, grad_up); with s = sigmoid(gate),
 
@@ -262,12 +167,6 @@ def swiglu_backward(grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) 
     g, u, h = gate.float(), up.float(), grad_h.float()
     s = torch.sigmoid(g)
     return (h * u * s * (1 + g * (1 - s))).to(gate.dtype), (h * (g * s)).to(up.dtype)
-
-
-def swiglu_backward_amax(grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Four:
-    """(grad_gate, grad_up, amax of grad_gate, amax of grad_up)."""
-    grad_gate, grad_up = swiglu_backward(grad_h, gate, up)
-    return grad_gate, grad_up, amax(grad_gate), amax(grad_up)
 
 
 def matmul(
@@ -287,7 +186,8 @@ def matmul(
         return (torch.mm(left, right.t()) * scale_inv_a * scale_inv_b).to(out_dtype)
     if scale_inv_a.shape[1] == 1 and scale_inv_b.shape[0] == b_t.shape[0]:
         return (torch.mm(left, right.t()) * scale_inv_a * scale_inv_b.t()).to(out_dtype)
-    return torch.mm(left * _spread(scale_inv_a, a), (right * _spread(scale_inv_b, b_t)).t()).to(out_dtype)
+    left = left * broadcast_block_scales(scale_inv_a, a.shape)
+    return torch.mm(left, (right * broadcast_block_scales(scale_inv_b, b_t.shape)).t()).to(out_dtype)
 
 
 def _rms_norm_gradients(
@@ -299,19 +199,10 @@ def _rms_norm_gradients(
     return grad_x, (grad_y.float() * n).sum(0).to(weight.dtype)
 
 
-def _spread(scale_inv: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Block scales repeated to the shape of the codes."""
-    rows, columns = codes.shape
-    if scale_inv.shape[0] != rows:
-        scale_inv = scale_inv.repeat_interleave(BLOCK, 0)[:rows]
-    if scale_inv.shape[1] == 1:
-        return scale_inv
-    return scale_inv.repeat_interleave(BLOCK, 1)[:, :columns]
-
-
-def _times(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Codes of x * scale, row-major."""
-    return _row_major(cast_saturating(scaled_f32(x, scale), dtype, overwrite=True))
+def _grouped(x: torch.Tensor, dtype: torch.dtype, granularity: Granularity, **how: Any) -> Pair:
+    """Codes and scales along each row, row-major."""
+    codes, scale_inv = scale_and_cast(x, dtype, granularity, dim=1, **how)
+    return _row_major(codes), _row_major(scale_inv)
 
 
 def _transposed(codes: torch.Tensor) -> torch.Tensor:
@@ -323,12 +214,3 @@ def _row_major(x: torch.Tensor) -> torch.Tensor:
     if x.stride() == torch.empty(x.shape, device="meta").stride():
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def _group_amax(x: torch.Tensor, group: int) -> torch.Tensor:
-    """float32 [rows, ceil(columns / group)]."""
-    rows, columns = x.shape
-    filled = torch.nn.functional.pad(x.abs(), (0, -columns % group))
-    if filled.numel() == 0:
-        return x.new_zeros((rows, filled.shape[1] // group), dtype=torch.float32)
-    return filled.view(rows, -1, group).amax(2).float()

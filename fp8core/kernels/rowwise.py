@@ -153,8 +153,7 @@ def cast_rowwise_both(
     """Triton version of `reference.cast_rowwise_both`; x [M, K] row-major."""
     M, K = x.shape
     rows_amax, cols_amax = amax_rows_cols(x)
-    codes = torch.empty((M, K), dtype=dtype, device=x.device)
-    codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
+    codes, codes_t = launch.both_codes(x, dtype)
     scale_inv = torch.empty((M, 1), dtype=torch.float32, device=x.device)
     scale_inv_t = torch.empty((K, 1), dtype=torch.float32, device=x.device)
     pointers = (

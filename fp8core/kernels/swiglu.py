@@ -1,8 +1,7 @@
-"""SwiGLU, forward and backward, that leaves an amax, or codes, behind: it reads and writes anyway.
+"""SwiGLU, forward and backward, that leaves an amax behind: it reads and writes anyway.
 
-In three forms with the same arithmetic: plain, for the bfloat16 arm of a comparison; with the amax of its result,
-which spares a dynamic cast its first pass; and with both layouts of codes instead of the result, by the amax of an
-earlier step. Codes are those of the result *rounded to the input's dtype*; exponentials are float32.
+In two forms with the same arithmetic: plain, for the bfloat16 arm of a comparison; and with the amax of its result,
+which spares a dynamic cast its first pass. Exponentials are float32.
 
 Source: Shazeer 2020, arXiv 2002.05202.
 """
@@ -16,11 +15,7 @@ import triton
 import triton.language as tl
 
 from fp8core.kernels import launch
-from fp8core.kernels.encode import leave_amax, magnitude_bits, narrow, tensor_scale, widen
-from fp8core.kernels.quads import largest_magnitude, load_quads, quads_of, store_both_ways
-
-TILE = {"BLOCK_M": 64, "BLOCK_K": 64, "num_warps": 4}
-
+from fp8core.kernels.encode import magnitude_bits, narrow, widen
 
 # 1 / (1 + 2**(-log2(e) x)): four instructions, where Triton's own `sigmoid` takes about fifteen for the exponential's and
 # the quotient's subnormal results. Those become 0: below x = -87.3, where the sigmoid is less than 2**-126.
@@ -72,61 +67,17 @@ def _swiglu_kernel(
 
 
 @triton.jit
-def _swiglu_cast_kernel(
-    gate_ptr,
-    up_ptr,
-    codes_ptr,
-    codes_t_ptr,
-    amax_ptr,
-    scale_inv_bits_ptr,
-    seen_bits_ptr,
-    M,
-    K,
-    FACTOR: tl.constexpr,
-    E5M2: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
-    NATIVE: tl.constexpr,
-    WORDS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    scale = tensor_scale(amax_ptr, scale_inv_bits_ptr, FACTOR, True, E5M2, POWER_OF_TWO)
-    tiles_k = tl.cdiv(K, BLOCK_K)
-    tiles = tl.cdiv(M, BLOCK_M) * tiles_k
-    largest = tl.zeros((BLOCK_M // 4, BLOCK_K), tl.int32)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=2):
-        q = quads_of(tile // tiles_k, BLOCK_M)
-        k = (tile % tiles_k) * BLOCK_K + tl.arange(0, BLOCK_K)
-        gate = load_quads(gate_ptr, q, k, M, K)
-        up = load_quads(up_ptr, q, k, M, K)
-        h = (
-            _gated(gate[0], up[0], NATIVE),
-            _gated(gate[1], up[1], NATIVE),
-            _gated(gate[2], up[2], NATIVE),
-            _gated(gate[3], up[3], NATIVE),
-        )
-        largest = tl.maximum(largest, largest_magnitude(h))
-        store_both_ways(codes_ptr, codes_t_ptr, h, scale, q, k, M, K, E5M2, WORDS, NATIVE)
-    leave_amax(tl.max(tl.max(largest, 1), 0), seen_bits_ptr, scale_inv_bits_ptr)
-
-
-@triton.jit
 def _swiglu_backward_kernel(
     grad_h_ptr,
     gate_ptr,
     up_ptr,
     grad_gate_ptr,
     grad_up_ptr,
-    gate_amax_bits_ptr,
-    up_amax_bits_ptr,
     numel,
-    WITH_AMAX: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     offsets = tl.arange(0, BLOCK)
-    largest_gate = tl.zeros((BLOCK,), tl.int32)
-    largest_up = tl.zeros((BLOCK,), tl.int32)
     for block in range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
         start = tl.cast(block, tl.int64) * BLOCK
         keep = offsets < numel - start
@@ -138,12 +89,6 @@ def _swiglu_backward_kernel(
         grad_up = narrow(grad_h * (gate * s), grad_up_ptr.dtype.element_ty, NATIVE)
         tl.store(grad_gate_ptr + start + offsets, grad_gate, mask=keep)
         tl.store(grad_up_ptr + start + offsets, grad_up, mask=keep)
-        if WITH_AMAX:
-            largest_gate = tl.maximum(largest_gate, magnitude_bits(grad_gate))
-            largest_up = tl.maximum(largest_up, magnitude_bits(grad_up))
-    if WITH_AMAX:
-        tl.atomic_max(gate_amax_bits_ptr, tl.max(largest_gate, 0), sem="relaxed")
-        tl.atomic_max(up_amax_bits_ptr, tl.max(largest_up, 0), sem="relaxed")
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -174,65 +119,17 @@ def _swiglu(gate: torch.Tensor, up: torch.Tensor, seen: torch.Tensor | None) -> 
     return h
 
 
-def swiglu_cast_delayed_both(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    amax: torch.Tensor,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    margin: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Triton version of `reference.swiglu_cast_delayed_both`; both [M, K] row-major."""
-    M, K = gate.shape
-    codes = torch.empty((M, K), dtype=dtype, device=gate.device)
-    codes_t = torch.empty((K, M), dtype=dtype, device=gate.device)
-    scale_inv, seen = launch.zero(gate.device), launch.zero(gate.device)
-    launch.launch(
-        _swiglu_cast_kernel,
-        launch.walking(launch.ceil_div(M, TILE["BLOCK_M"]) * launch.ceil_div(K, TILE["BLOCK_K"])),
-        *(gate, up, codes.view(torch.uint8), codes_t.view(torch.uint8), amax),
-        *(scale_inv.view(torch.int32), seen.view(torch.int32), M, K),
-        device=gate.device,
-        FACTOR=2.0**margin,
-        E5M2=dtype == torch.float8_e5m2,
-        POWER_OF_TWO=power_of_two,
-        NATIVE=launch.target_of(gate.device).native_cast,
-        WORDS=M % 4 == 0,
-        **TILE,
-    )
-    return codes, codes_t, scale_inv, seen
-
-
 def swiglu_backward(
     grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Triton version of `reference.swiglu_backward`; all contiguous."""
-    return _swiglu_backward(grad_h, gate, up, None)
-
-
-def swiglu_backward_amax(
-    grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Triton version of `reference.swiglu_backward_amax`; all contiguous."""
-    seen = launch.zero(gate.device), launch.zero(gate.device)
-    return *_swiglu_backward(grad_h, gate, up, seen), *seen
-
-
-def _swiglu_backward(
-    grad_h: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    seen: tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
     grads = torch.empty_like(gate), torch.empty_like(up)
     block = 1024
-    bits = grads if seen is None else tuple(s.view(torch.int32) for s in seen)  # grads: never touched
     launch.launch(
         _swiglu_backward_kernel,
         launch.walking(launch.ceil_div(gate.numel(), block)),
-        *(grad_h, gate, up, *grads, *bits, gate.numel()),
+        *(grad_h, gate, up, *grads, gate.numel()),
         device=gate.device,
-        WITH_AMAX=seen is not None,
         NATIVE=launch.target_of(gate.device).native_cast,
         BLOCK=block,
         num_warps=4,

@@ -51,19 +51,13 @@ TRAFFIC: dict[str, Traffic] = {
     "cast_mx_both": Traffic(read=1, codes=2, scales=2 / 32),
     "rms_norm": Traffic(read=1, written=1),
     "rms_norm_amax": Traffic(read=1, written=1),
-    "rms_norm_cast_delayed": Traffic(read=1, codes=1),
-    "rms_norm_cast_rowwise": Traffic(read=1, codes=1),
     "rms_norm_backward": Traffic(read=2, written=1),
     "add_rms_norm": Traffic(read=2, written=2),
     "add_rms_norm_amax": Traffic(read=2, written=2),
-    "rms_norm_cast_delayed_both": Traffic(read=2, codes=2),  # the second read is from cache, see `norm_both`
-    "add_rms_norm_cast_delayed_both": Traffic(read=3, written=1, codes=2),  # the third
     "add_rms_norm_backward": Traffic(read=3, written=1),
     "swiglu": Traffic(read=2, written=1),
     "swiglu_amax": Traffic(read=2, written=1),
-    "swiglu_cast_delayed_both": Traffic(read=2, codes=2),
     "swiglu_backward": Traffic(read=3, written=2),
-    "swiglu_backward_amax": Traffic(read=3, written=2),
 }
 
 # A cast of a tensor from nothing, as the operators that it takes.

@@ -1,11 +1,11 @@
-"""Which of several ways to compute the same is fastest here: measured once, stored on disk. Tiles of kernels, and libraries.
+"""Which tile of a kernel is fastest here: measured once, stored on disk.
 
 The first of the choices is the default. All are run once, which compiles them, and then timed in turn for `ROUNDS` rounds:
 the median over rounds of time / default's time decides, and must be `MARGIN` below 1 to replace the default.
 
     FP8CORE_TUNE=0, no GPU, Triton's interpreter   nothing is measured or recalled: the default
     a CUDA graph records, or memory is short       what is stored, else the default, for this call
-    past the time limit, or someone failed         the fastest of the others, for this process
+    past the time limit                            the fastest of the others, for this process
     else                                           stored under `key`: what, sizes, dtypes, device, versions of torch, CUDA and
                                                    Triton, and a digest of the kernels' sources
 
@@ -17,7 +17,6 @@ Tuned are the matmul and the casts that write a transposed copy: there the shape
 against registers, and the best differs with the shape. The others - amax, casts in one layout, norms, SwiGLU - stream
 memory in blocks of 16-byte accesses with several in flight, which saturates it at any sensible block, and MX holds
 whole groups of 32 both ways, for which one tile is right; a choice would cost launches and change nothing.
-`fp8core.gemm.fastest` chooses by the same means which library multiplies a shape.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 Candidate = dict[str, int]  # launch parameters
-C = TypeVar("C", Candidate, str)
 FILE_NAME = "tuning.json"
 LIMIT_S = 20.0  # of one choice, compilation included: after it no further candidate is begun
 ROUNDS = 5
@@ -58,7 +56,10 @@ def choose(
     device_name: str,
     candidates: Sequence[Candidate],
     run: Callable[[Candidate], None],
-    **measuring: Any,
+    *,
+    time_ms: Callable[[Callable[[], object]], float] | None = None,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Candidate:
     """The fastest launch parameters for this kind of call.
 
@@ -67,9 +68,11 @@ def choose(
         shape: sizes in elements; shapes that round up to the same powers of two differ by less than the parameters do.
         dtype: of the operands.
         device_name: as the driver reports it.
-        candidates: launch parameters; the first is the default.
+        candidates: launch parameters; the first is the default. One that the device lacks resources for is skipped.
         run: launches with the given parameters; called several times, so it must be idempotent.
-        **measuring: `time_ms`, `limit_s` and `clock` of `fastest`.
+        time_ms: measures a closure in milliseconds; default CUDA events over an emptied cache.
+        limit_s: once this many seconds are spent and one candidate has run, the others are not tried.
+        clock: seconds.
 
     Raises:
         ValueError: no candidates.
@@ -77,18 +80,46 @@ def choose(
     """
     if not candidates:
         raise ValueError(f"no candidates to choose from for {kernel}")
-    if _launching_all:
-        from triton.runtime.errors import OutOfResources, PTXASError
+    if not _launching_all and (len(candidates) == 1 or (time_ms is None and off())):
+        return candidates[0]
+    from triton.runtime.errors import OutOfResources, PTXASError  # not on every platform
 
+    if _launching_all:
         for candidate in candidates:
             with suppress(OutOfResources, PTXASError):
                 run(candidate)
         return candidates[0]
-    if len(candidates) == 1 or (measuring.get("time_ms") is None and off()):
+    name = key(kernel, shape, dtype, device_name)
+    table = _table(cache_file())
+    for stored in (table.get(name), _unfinished.get(name)):
+        if stored in candidates:
+            return stored  # type: ignore[return-value]
+    if time_ms is None and capturing():
         return candidates[0]
-    name = key(kernel, [rounded(size, 1) for size in shape], (dtype,), device_name)
-    best = fastest(name, candidates, lambda candidate: functools.partial(run, candidate), **measuring)
-    return candidates[0] if best is None else best
+    begin = clock()
+    able: list[Candidate] = []
+    refusals: list[str] = []
+    try:
+        for candidate in candidates:
+            if able and clock() - begin > limit_s:
+                break
+            try:
+                run(candidate)
+                able.append(candidate)
+            except (OutOfResources, PTXASError) as error:
+                refusals.append(f"{candidate}: {error}")
+        if not able:
+            what = " ".join(name.split("|")[:4])
+            raise RuntimeError(f"no candidate of {what} runs on this device; " + "; ".join(refusals))
+        best = able[race([functools.partial(run, candidate) for candidate in able], time_ms or cuda_ms)]
+    except torch.OutOfMemoryError:  # measuring takes memory of its own; a later call may find some
+        return candidates[0]
+    if len(able) + len(refusals) < len(candidates):
+        _unfinished[name] = best
+    else:
+        table[name] = best
+        _write(cache_file(), table)
+    return best
 
 
 @contextmanager
@@ -100,72 +131,6 @@ def every_candidate() -> Iterator[None]:
         yield
     finally:
         _launching_all = outer
-
-
-def fastest(
-    name: str,
-    choices: Sequence[C],
-    closure: Callable[[C], Callable[[], object]],
-    *,
-    time_ms: Callable[[Callable[[], object]], float] | None = None,
-    tolerates: tuple[type[Exception], ...] = (),
-    limit_s: float = LIMIT_S,
-    clock: Callable[[], float] = time.monotonic,
-) -> C | None:
-    """The choice stored under a name, else the fastest.
-
-    Args:
-        name: see `key`.
-        choices: the first is the default, at least one.
-        closure: what runs a choice; one that the device lacks resources for is skipped.
-        time_ms: measures a closure in milliseconds; default CUDA events over an emptied cache.
-        tolerates: errors by which a choice is skipped too, but which may pass: the result is not stored.
-        limit_s: once this many seconds are spent and one choice has run, the others are not tried.
-        clock: seconds.
-
-    Returns:
-        One of `choices`; None where nothing can be measured now.
-
-    Raises:
-        RuntimeError: every choice was refused by the device.
-    """
-    stored = recall(name, choices)
-    if stored is None and _unfinished.get(name) in choices:
-        stored = _unfinished[name]
-    if stored is not None or (time_ms is None and capturing()):
-        return stored
-    from triton.runtime.errors import OutOfResources, PTXASError  # not on every platform
-
-    begin = clock()
-    able: list[C] = []
-    refusals: list[str] = []
-    is_final = True
-    try:
-        for choice in choices:
-            if able and clock() - begin > limit_s:
-                is_final = False
-                break
-            try:
-                closure(choice)()
-                able.append(choice)
-            except torch.OutOfMemoryError:
-                raise
-            except (OutOfResources, PTXASError, *tolerates) as error:
-                refusals.append(f"{choice}: {error}")
-                is_final = is_final and isinstance(error, OutOfResources | PTXASError)
-        if not able:
-            what = " ".join(name.split("|")[:4])
-            raise RuntimeError(f"no candidate of {what} runs on this device; " + "; ".join(refusals))
-        best = able[race([closure(choice) for choice in able], time_ms or cuda_ms)]
-    except torch.OutOfMemoryError:  # measuring takes memory of its own; a later call may find some
-        return None
-    for refusal in refusals if not is_final else ():
-        _log.warning("%s: left out of the choice, which another process makes again: %s", name, refusal)
-    if is_final:
-        remember(name, best)
-    else:
-        _unfinished[name] = best
-    return best
 
 
 def race(
@@ -189,41 +154,19 @@ def race(
     return best if medians[best] < 1 - MARGIN else 0
 
 
-def recall(name: str, choices: Sequence[C]) -> C | None:
-    """What is stored under this name, if it is one of `choices`."""
-    stored = _table(cache_file()).get(name)
-    return stored if stored in choices else None
-
-
-def remember(name: str, best: Candidate | str) -> None:
-    """Keeps a result in memory, and on disk where that can be written."""
-    path = cache_file()
-    table = _table(path)
-    table[name] = best
-    _write(path, table)
-
-
-def key(what: str, sizes: Sequence[int], dtypes: Sequence[torch.dtype], device_name: str) -> str:
+def key(kernel: str, shape: Sequence[int], dtype: torch.dtype, device_name: str) -> str:
     """The name that a result is stored under: all that its validity depends on.
 
-    >>> key("cast", (1024, 4096), [torch.bfloat16], "H200").rsplit("|", 4)[0]
+    >>> key("cast", (1000, 4096), torch.bfloat16, "H200").rsplit("|", 4)[0]
     'cast|1024x4096|bfloat16|H200'
     """
     import triton
 
-    types = " ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    sizes = "x".join(str(1 << max(size - 1, 0).bit_length()) for size in shape)
     versions = f"torch {torch.__version__}|cuda {torch.version.cuda}|triton {triton.__version__}"
-    return f"{what}|{'x'.join(map(str, sizes))}|{types}|{device_name}|{versions}|kernels {sources()}"
-
-
-def rounded(size: int, leading_bits: int) -> int:
-    """The size rounded up to so many binary digits; one digit leaves powers of two.
-
-    >>> [rounded(n, 5) for n in (31, 33, 4096, 4100, 14336, 16384)]
-    [31, 34, 4096, 4352, 14336, 16384]
-    """
-    step = 1 << max(size.bit_length() - leading_bits, 0)
-    return -(-size // step) * step
+    return (
+        f"{kernel}|{sizes}|{str(dtype).removeprefix('torch.')}|{device_name}|{versions}|kernels {sources()}"
+    )
 
 
 @functools.cache
@@ -298,9 +241,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _well_formed(entry: object) -> bool:
-    if isinstance(entry, dict):
-        return all(type(value) is int for value in entry.values())
-    return isinstance(entry, str)
+    return isinstance(entry, dict) and all(type(value) is int for value in entry.values())
 
 
 def _write(path: Path, table: dict[str, Any]) -> None:

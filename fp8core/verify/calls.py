@@ -34,7 +34,7 @@ from fp8core.layer_rules import gemms_reason
 from fp8core.linear import Float8Linear
 from fp8core.recipe import GEMMS
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.codes_from_elsewhere import Arrived
+from fp8core.verify.gathered_codes import GatheredCodes
 from fp8core.verify.operands import cast_as, input_of, matrix, plain, quietly
 from fp8core.verify.oracle import TiledOperand
 from fp8core.verify.products import Sketch, difference
@@ -113,11 +113,13 @@ class Call:
             self.tp = tp_layout_of(self.weight)
             self.x, again = input_of(self.module, given)
             self.again = self.x if again is None else again
-            if any(isinstance(x, Float8Tensor) and x not in self.watch.arrived for x in (self.x, self.again)):
+            if any(
+                isinstance(x, Float8Tensor) and x not in self.watch.gathered for x in (self.x, self.again)
+            ):
                 self.proof.unchecked("cast of the input: it came in codes")
             weight = plain(self.module.linear_weight)
             if isinstance(weight, Float8Tensor):
-                self.watch.arrived.check_weight(self.module, weight, self.proof)
+                self.watch.gathered.check_weight(self.module, weight, self.proof)
             if not self.in_backward:
                 self.watch.shared.look(self.proof.fqn, self.module, weight, self.proof)
         self.expect("output")
@@ -248,7 +250,7 @@ class Call:
         self.watch.stack.append(self)
         with quietly():
             self.grad = matrix(plain(grads[0]) if self.grad is None else self.grad)
-            if isinstance(self.grad, Float8Tensor) and self.grad not in self.watch.arrived:
+            if isinstance(self.grad, Float8Tensor) and self.grad not in self.watch.gathered:
                 self.proof.unchecked("cast of grad_output: it came in codes")
             if self.bias is not None:
                 self.bias.expect(self.grad.dequantize() if isinstance(self.grad, Float8Tensor) else self.grad)
@@ -306,7 +308,7 @@ class Watch(TorchDispatchMode):
     Attributes:
         modules: what is watched, by name.
         stray: FP8 GEMMs that ran outside of all layers.
-        arrived: codes of inputs, weights and gradients that were made outside of the layers.
+        gathered: codes of inputs, weights and gradients that a collective brought.
         sums: of gradients, by weight.
         on_write: called with each tensor that an operator is about to write.
     """
@@ -325,10 +327,10 @@ class Watch(TorchDispatchMode):
         for fqn, module in self.modules:
             proof = self.found.setdefault(fqn, LayerProof(fqn, str(module.recipe), "", of_experts=True))
             proof.gemms = {name: GemmProof(module.recipe.gemms[name].is_fp8) for name in GEMMS}
-        self.model, self.on_write = model, on_write
+        self.on_write = on_write
         self.stray = 0
         self.stack: list[Call] = []
-        self.arrived = Arrived({module: self.found[fqn] for fqn, module in self.modules})
+        self.gathered = GatheredCodes(module for _, module in self.modules)
         self.sums: dict[int, Sums] = {}
         self.biases: dict[int, BiasSum] = {}
         self.shared = SharedWeights(model)
@@ -364,7 +366,7 @@ class Watch(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
     def __enter__(self) -> Watch:
-        self._end.enter_context(self.arrived.watching(self.model))
+        self._end.enter_context(self.gathered.watched())
         for fqn, module in self.modules:
             # Before the call, since a recomputation stops inside of it once it has what it needs; after a Linear before
             # hooks of tensor parallelism, which lay the output out anew

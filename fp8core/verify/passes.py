@@ -172,7 +172,7 @@ def _problems(
         found += proof.problems()
     unexplained = [text for text, is_so in counts.items() if is_so]
     found = unexplained + found if predicted and not counted else found + unexplained
-    found += [*seen.watch.arrived.faults, *seen.problems]
+    found += [*seen.watch.gathered.faults, *seen.problems]
     found += [
         f"{fqn}: delayed scales never moved; call fp8core.update_scales(model) in each step"
         for fqn in seen.still

@@ -1,7 +1,7 @@
 """Weights that ranks share: whether all of them computed with the same one, and FSDP2's whole is made of their parts.
 
 DDP     each rank holds the weight
-FSDP2   each holds a part, which must lie in its place in what was gathered (of codes: `.codes_from_elsewhere`)
+FSDP2   each holds a part, which must lie in its place in what was gathered (of codes: `.gathered_codes`)
 
 A checksum of what the first forward pass of a layer read goes to the other ranks with the verdict (`.ranks`). Of ranks that share
 in other ways nothing is known.

@@ -3,9 +3,8 @@
 D [M, N] = A [M, K] @ B [K, N] with A row-major and B column-major, D in bfloat16. The role of the GEMM in a
 training step chooses the formats as the recipes `tensorwise` and `rowwise` do; it is `output` for sizes given by
 number. Arms `_triton` are fp8core's own kernel beside the library's on the same operands, and blocks, which only it
-multiplies; arms `_fastest` are backend "fastest", whose choice is made before anything is timed and written into the
-row (`chosen`), so that it can be judged by the other two. Arms of peers (`harness.peers`) are compared with ours on
-the same operands: what our call costs beside theirs, its checks of sizes and layouts included.
+multiplies. Arms of peers (`harness.peers`) are compared with ours on the same operands: what our call costs beside theirs, its
+checks of sizes and layouts included.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fp8core.cast import scale_and_cast
-from fp8core.gemm import FASTEST, scaled_mm
+from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast, Gemm
 from harness.peers import PEERS, Peer, peer_of
@@ -65,7 +64,6 @@ PRODUCTS = {
     "fast": (True, "torch", None, "the same with fast accumulation"),
     "triton": (False, "triton", "", "{twin} by fp8core's own kernel"),
     "fast_triton": (True, "triton", "fast", "{twin} by fp8core's own kernel"),
-    "fastest": (False, "fastest", "", "{twin} by the faster of the two"),
 }
 
 
@@ -183,15 +181,12 @@ def build(case: Case, arm: str, device: str) -> Workload:
             )
         return judgement.verdict(resolved)
 
-    ran = backend
-    if backend == "fastest":
-        resolved["chosen"] = ran = FASTEST.choice(*_flat(qa, qb), torch.bfloat16, fast)
     resolved |= {
         "a_dtype": str(qa.qdata.dtype).removeprefix("torch."),
         "b_dtype": str(qb.qdata.dtype).removeprefix("torch."),
         "a_cast": str(gemm.a),
         "b_cast": str(gemm.b),
-        "backend": peer.doc if peer else OPERATORS[ran],
+        "backend": peer.doc if peer else OPERATORS[backend],
         "use_fast_accum": fast,
         **peer_facts(peer),
     }

@@ -73,8 +73,7 @@ def test_compiled_casts_are_bit_equal_to_eager(
         scaled = [
             part
             for fmt in formats[1::2]
-            for granularity in ("tensorwise", "rowwise")
-            for pow2 in (False, True)
+            for granularity, pow2 in (("tensorwise", False), ("rowwise", True))
             for part in cast.scale_and_cast(matrix, fmt, granularity, dim=1, power_of_two=pow2)
         ]
         return plain + scaled

@@ -108,7 +108,7 @@ class Names(TorchDispatchMode):
 
 AFTER = {  # operators after the name of the producer: of itself and the cast of its result, training
     "tensorwise": ["_amax", "cast_both"],
-    "delayed": ["_cast_delayed_both"],
+    "delayed": ["_amax", "cast_delayed_both"],
     "rowwise": ["_amax", "cast_rowwise_both"],
 }
 
@@ -120,27 +120,19 @@ def expected(name: str, producer: str) -> list[str]:
 
 @pytest.mark.parametrize("name", AFTER)
 def test_no_amax_is_found_twice(name: str) -> None:
-    """Oracle: the operators by hand; no `amax` pass, and no high-precision activation under delayed scaling."""
+    """Oracle: the operators by hand; no `amax` pass."""
     block = Block(name, True, "always")
     trained(block, torch.float32)
     x, gate = torch.randn(16, 32, requires_grad=True), torch.randn(16, 48, requires_grad=True)
     with Names() as norm:
         block.norm(x, block.gate, block.up)
     with Names() as act:
-        hidden = block.act(gate, gate, block.down)
+        block.act(gate, gate, block.down)
     assert (norm.seen, act.seen) == (expected(name, "rms_norm"), expected(name, "swiglu"))
-    assert hidden.codes_only == (name == "delayed")
-    if name == "delayed":
-        assert hidden.hp.untyped_storage().nbytes() == hidden.hp.element_size()
-    with torch.no_grad():
-        shared = block.norm(x, block.gate, block.up)
-    if shared.codes_only:
-        with pytest.raises(ValueError, match="without gradients"):
-            block.gate(shared)
 
 
 def test_an_infinity_of_the_producer_stays_loud() -> None:
-    """Oracle: the definition: it turns up as NaN, also where codes hide the values."""
+    """Oracle: the definition: it turns up as NaN, also where a stale scale would saturate it."""
     for name in ("tensorwise", "delayed"):
         block = Block(name, True, "always")
         trained(block, torch.float32)
@@ -240,20 +232,3 @@ def test_an_addition_in_the_norm(name: str, dtype: torch.dtype) -> None:
     assert (got.double() - want.double()).norm() < (
         2e-2 if dtype == torch.bfloat16 else 1e-3
     ) * want.double().norm()
-
-
-def test_gradients_of_producers_bring_their_amaxes() -> None:
-    """Oracle: the operators by hand: no `amax` pass over a gradient that a producer of ours makes."""
-    block = Block("tensorwise", True, "always")
-    before = Float8Linear(32, 32, bias=False, config=block.gate.recipe)
-    x = torch.randn(16, 32, requires_grad=True)
-    total, h = block.norm.add(x, before(x), block.gate, block.up)
-    losses = {  # of whose gradients an `amax` is taken: those of other layers' results
-        2: block.gate(h).square().sum() + block.up(h).sum() + total.sum(),  # gate's and up's
-        1: block(x).square().mean(),  # down's
-    }
-    for amaxes, loss in losses.items():
-        with Names() as backward:
-            loss.backward()
-        assert backward.seen.count("amax") == amaxes
-        assert backward.seen.count("cast_both") == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fp8core import BACKENDS, RECIPES, Cast, Float8Linear, Gemm
+from fp8core import BACKENDS, RECIPES, AmaxHistory, Cast, Float8Linear, Gemm
 from fp8core.formats import E4M3FN
 from fp8core.gemm.reference import Reference
 
@@ -22,6 +22,8 @@ def test_bad_parts_are_refused_when_the_recipe_is_made() -> None:
         ("kernels 'on' is unknown", lambda: rowwise.with_kernels("on")),
         ("nearest: rowwise", lambda: Cast(E4M3FN, "row")),
         ("both operands or neither", lambda: Gemm(Cast(E4M3FN), None)),
+        ("length 0 remembers nothing", lambda: AmaxHistory(length=0)),
+        ("nearest: max", lambda: AmaxHistory(algorithm="mex")),
     ):
         with pytest.raises(ValueError, match=said):
             make()

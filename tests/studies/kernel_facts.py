@@ -140,18 +140,12 @@ def calls(x: torch.Tensor, dtype: torch.dtype = E4M3, grouped: bool = True) -> d
         "rms_norm": (x, row, 1e-5),
         "rms_norm_amax": (x, row, 1e-5),
         "rms_norm_backward": (x, x, row, rstd),
-        "rms_norm_cast_delayed": (x, row, 1e-5, *delayed),
-        "rms_norm_cast_rowwise": (x, row, 1e-5, dtype, grouped),
-        "rms_norm_cast_delayed_both": (x, row, 1e-5, *delayed),
         "add_rms_norm": (x, x, row, 1e-5),
         "add_rms_norm_amax": (x, x, row, 1e-5),
         "add_rms_norm_backward": (x, x, x, row, rstd),
-        "add_rms_norm_cast_delayed_both": (x, x, row, 1e-5, *delayed),
         "swiglu": (x, x),
         "swiglu_amax": (x, x),
         "swiglu_backward": (x, x, x),
-        "swiglu_backward_amax": (x, x, x),
-        "swiglu_cast_delayed_both": (x, x, *delayed),
     }
 
 

@@ -47,13 +47,8 @@ BARS: dict[str, Bar] = {
     "cast_128x128_both": Bar(12, 9.9),
     "cast_rowwise_both": Bar(24, 11.9, scales=2),
     "cast_1x128_both": Bar(24, 19.1, scales=2),
-    # Producers that write codes both ways compute more for each byte: no promise, and limits that a second conversion or
-    # Triton's own sigmoid would break. The norms' two walks over a row are counted once each.
-    "rms_norm_cast_delayed_both": Bar(math.inf, 24.3),
-    "add_rms_norm_cast_delayed_both": Bar(math.inf, 30.4),
-    "swiglu_cast_delayed_both": Bar(math.inf, 22.5),
 }
-QUICK = ("cast_both", "cast_rowwise_both", "cast_1x128_both", "swiglu_cast_delayed_both")
+QUICK = ("cast_both", "cast_rowwise_both", "cast_1x128_both")
 
 
 @cache

@@ -21,7 +21,7 @@ GROUPED = (
     "cast_1x128_both",
     "cast_128x128_both",
 )
-SHAPES = [(1, 1), (16, 48), (17, 63), (63, 17), (1, 130), (252, 507)]
+SHAPES = [(1, 1), (16, 48), (17, 63), (1, 130), (132, 131)]  # the last: two tiles each way, one ragged
 
 
 def check(name: str, compare: Compare, device: torch.device, x: torch.Tensor, *args: Any) -> None:
@@ -67,25 +67,26 @@ def test_tensorwise(
 
 @DTYPES
 @POWERS
-@pytest.mark.parametrize("shape", [(17, 63), (252, 507)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES[2::2], ids=str)
 def test_delayed(
     shape: tuple[int, int], power_of_two: bool, dtype: torch.dtype, device: torch.device, same_bytes: Compare
 ) -> None:
     """Oracle: reference. The amax is an earlier step's, and this one's is found in passing."""
     x = torch.randn(shape).bfloat16()
-    for amax, margin in ((1.0, 0), (300.0, 2), (3.0, -1), (0.0, 0), (float("inf"), 0), (float("nan"), 0)):
+    settings = (300.0, 2), (3.0, -1), (1.0, 0), (0.0, 0), (float("inf"), 0), (float("nan"), 0)
+    for amax, margin in settings if shape == SHAPES[2] else settings[:2]:
         args = (torch.tensor(amax), dtype, power_of_two, margin)
         check("cast_delayed", same_bytes, device, x, *args)
         check("cast_delayed_both", same_bytes, device, x, *args)
 
 
 @pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("where", [(0, 0), (251, 506)], ids=str)
+@pytest.mark.parametrize("where", [(0, 0), (131, 130)], ids=str)
 def test_delayed_hides_no_infinity(
     where: tuple[int, int], special: float, device: torch.device, same_bytes: Compare
 ) -> None:
     """Oracle: reference: scale_inv is NaN, whichever program met the value."""
-    x = torch.randn(252, 507)
+    x = torch.randn(132, 131)
     x[where] = special
     for name in ("cast_delayed", "cast_delayed_both"):
         check(name, same_bytes, device, x, torch.tensor(2.0), E4M3, False, 0)
@@ -109,8 +110,7 @@ def test_grouped(
     check(name, same_bytes, device, x, dtype, power_of_two)
 
 
-@DTYPES
-@POWERS
+@pytest.mark.parametrize(("dtype", "power_of_two"), [(E4M3, False), (E5M2, True)], ids=["e4m3", "e5m2"])
 def test_every_bfloat16(
     power_of_two: bool,
     dtype: torch.dtype,
@@ -121,7 +121,7 @@ def test_every_bfloat16(
 ) -> None:
     """Oracle: reference. All 65,536 patterns, with groups that hold NaN or Inf and with finite ones only."""
     one = torch.tensor(1.0)
-    for x in (all_bf16, finite_bf16, finite_bf16.t().contiguous()):
+    for x in (all_bf16, finite_bf16):
         check("cast_both", same_bytes, device, x, one, dtype, power_of_two)
         for name in ("cast_rowwise_both", "cast_1x128_both", "cast_128x128_both"):
             check(name, same_bytes, device, x, dtype, power_of_two)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fp8core.gemm import BACKENDS
-from fp8core.gemm.fastest import Fastest
 from fp8core.gemm.reference import matmul as reference_matmul
-from fp8core.gemm.triton_mm import Triton
 from fp8core.kernels import ops, reference
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -100,20 +96,6 @@ def test_several_tiles_for_one_program(device: torch.device) -> None:
     got = ops.matmul(*(t.to(device) for t in args), torch.float32, 128).cpu()
     want = reference.matmul(*args, torch.float32, 128)
     assert ((got - want).abs() / want).max() < (2.0**-12 if device.type == "cuda" else 2.0**-18)
-
-
-def test_as_the_faster_of_two_libraries(device: torch.device, cache: Path) -> None:
-    """Oracle: the operator, byte for byte. By a clock that prefers this kernel, which so runs in the interpreter too."""
-    libraries = [BACKENDS[name] for name in ("torch", "triton")]
-
-    def time_ms(run: Any) -> float:
-        return 1.0 if isinstance(getattr(getattr(run, "func", None), "__self__", None), Triton) else 2.0
-
-    ours = Fastest(libraries, time_ms)
-    a, b_t, scale_a, scale_b = (t.to(device) for t in operands("rowwise", 48, 80, 64))
-    product = ours.matmul(a, b_t.t(), scale_a, scale_b.t(), torch.bfloat16, False)
-    assert list(ours.choices.values()) == ["triton"]
-    assert torch.equal(product, ops.matmul(a, b_t, scale_a, scale_b, torch.bfloat16, 128))
 
 
 def test_refusals(device: torch.device) -> None:

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from fp8core.kernels import ops, reference
-from fp8core.kernels.reference import MX_MODES
+from fp8core.scaling import MX_MODES
 
 Compare = Callable[[Any, Any], None]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-@pytest.mark.parametrize("mode", MX_MODES)
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("rceil", E4M3), ("even", E5M2)], ids=["rceil-e4m3", "even-e5m2"]
+)
 def test_bytes(
     mode: str,
     dtype: torch.dtype,
@@ -25,8 +26,8 @@ def test_bytes(
     device: torch.device,
     same_bytes: Compare,
 ) -> None:
-    """Oracle: reference, whose exponents come from `frexp` in float64. All bfloat16, odd shapes, float32."""
-    shapes = [torch.randn(shape) for shape in ((1, 1), (17, 63), (63, 170), (252, 507))]
+    """Oracle: reference. All bfloat16, odd shapes, float32; the modes differ in a scale alone, see below."""
+    shapes = [torch.randn(shape) for shape in ((1, 1), (17, 63), (63, 170))]
     for x in (all_bf16, finite_bf16, *(s.bfloat16() for s in shapes), shapes[1]):
         for name in ("cast_mx", "cast_mx_both"):
             got = getattr(ops, name)(x.to(device), dtype, mode)
@@ -38,7 +39,7 @@ def test_bytes(
 def test_scale_of_every_significand(
     mode: str, dtype: torch.dtype, device: torch.device, same_bytes: Compare
 ) -> None:
-    """Oracle: reference. One block for each boundary of a mode (1, 1.75, 1.875, 1.9375) and its float32 neighbours, at
+    """Oracle: reference, which test_blocks.py holds to `frexp` in float64. One block for each boundary of a mode (1, 1.75, 1.875, 1.9375) and its float32 neighbours, at
     each exponent of float32, subnormals and the largest included."""
     edges = torch.tensor([1.0, 1.5, 1.75, 1.875, 1.9375, 1.9999999])
     edges = torch.cat([edges, *(torch.nextafter(edges, torch.tensor(v)) for v in (0.0, 9.0))])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from kernel_facts import calls
 
-from fp8core.kernels import launch, norm_both, ops
+from fp8core.kernels import launch, ops
 from fp8core.kernels.traffic import SCHEMES, TRAFFIC, bytes_per_element
 
 M, K = 128, 512
@@ -73,8 +73,6 @@ def test_declared_is_moved(name: str, device: torch.device, monkeypatch: pytest.
     declared, elements = TRAFFIC[name], M * K
     # A norm's weight is read, and its gradient's partial sum written, once by each program: no tensors of x's size.
     programs = launch.INTERPRETER.processors * launch.PROGRAMS_PER_PROCESSOR
-    if name.endswith("rms_norm_cast_delayed_both"):
-        programs = -(-M // norm_both.TILE["BLOCK_M"])  # once for each block of rows
     weight_reads = programs * K * 2 if "rms_norm" in name else 0
     one_byte = declared.codes + (declared.scales if "mx" in name else 0)
     assert moved["load", 2] - weight_reads == declared.read * 2 * elements

@@ -83,7 +83,7 @@ def test_other_buckets_and_devices_are_measured(change: dict[str, object]) -> No
     assert clock.launched == MEASURED * 2
 
 
-KEY = tuning.key("cast", (1024, 64), [torch.bfloat16], "H200")
+KEY = tuning.key("cast", (1024, 64), torch.bfloat16, "H200")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1, 2]", '"x"', "null", "\x00\xff", '{"cast": 3}',

@@ -44,7 +44,7 @@ NAMES = {
         "triton_red_fused_abs_amax_0",
         "void at::native::unrolled_elementwise_kernel<at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)>",
         "void at::native::vectorized_elementwise_kernel<4, direct_copy(c10::Float8_e4m3fn)>",
-        "_cast_kernel", "_cast_both_kernel", "_cast_rows_cols_kernel", "_amax_kernel", "_swiglu_cast_kernel",
+        "_cast_kernel", "_cast_both_kernel", "_cast_rows_cols_kernel", "_amax_kernel",
         "fp8core::cast_tensorwise", "aten::amax", "aten::abs", "aten::clamp",
     ],
     "attention": [

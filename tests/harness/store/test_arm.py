@@ -54,6 +54,8 @@ def test_published_names_read_back_and_say_what_their_rows_say() -> None:
         record = arm_of(row)
         assert str(record) == name
         assert parse(name) == record
+        if record.variant == "fastest":  # an arm that left (docs/LOG.md); its rows stay
+            continue
         assert SUITES[suite].ARMS[original_name(name)].record(original_name(name)) == replace(
             record, control=False
         )

@@ -63,7 +63,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("gemm", {"K": 100}, "rowwise_eager", "shape", r"K=100.*pad_inner_dim.*96 or 112; arms=\[bf16_eager\]"),
         ("gemm", {"N": 8}, "tensorwise_fast_eager", "shape", "nearest: N=16"),
         ("gemm", {}, "rowwise_fast_eager", "device", "use_fast_accum"),
-        ("gemm", {}, "rowwise_fastest_eager", "device", "here this arm would repeat rowwise_eager"),
         ("linear", {"M": 33}, "tensorwise_eager", "shape", "GEMM grad_weight: K=33"),
         ("linear", {"M": 33}, "rowwise_with_gw_hp_eager", "", ""),
         ("linear", {}, "tensorwise_plain_eager", "device", "here this arm would repeat tensorwise_eager"),

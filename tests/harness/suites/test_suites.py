@@ -6,14 +6,11 @@ What is wrong is refused: `test_suites_wrong.py`. A check is what stands between
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from suite_checks import CAST, GEMM, LINEAR, assert_right, case, checked, runnable
-from torch import Tensor
 
-from fp8core.gemm import scaled_mm
 from fp8core.recipe import RECIPES
 from harness.store.case import Case
 from harness.suites import SUITES, cast, ceilings, common, gemm, linear
@@ -68,26 +65,6 @@ def test_own_gemms(arm: str, role: str) -> None:
     workload, numerics = checked(gemm, which, arm, twins=True)
     assert numerics.ok, numerics.reason
     assert workload.resolved["backend"] == "fp8core::matmul"
-
-
-@pytest.mark.parametrize("chosen", ["torch", "triton"])
-@pytest.mark.parametrize("arm", ["tensorwise_fastest_eager", "rowwise_fastest_eager"])
-def test_the_faster_gemm_is_right_and_says_which_it_is(
-    arm: str, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: a choice settled beforehand; what is timed asks for backend "fastest". A CPU has no choice to make."""
-    asked: list[str] = []
-
-    def product(*args: Any, backend: str, **kwargs: Any) -> Tensor:
-        asked.append(backend)
-        return scaled_mm(*args, backend=backend, **kwargs)
-
-    monkeypatch.setattr(gemm, "scaled_mm", product)
-    monkeypatch.setattr(gemm.FASTEST, "choice", lambda *_: chosen)
-    workload, numerics = checked(gemm, case("gemm", GEMM), arm, twins=True)
-    assert numerics.ok, numerics.reason
-    assert (workload.resolved["chosen"], workload.resolved["backend"]) == (chosen, gemm.OPERATORS[chosen])
-    assert set(asked) == {"fastest"}
 
 
 def test_arms_that_move_the_casts_elsewhere() -> None:

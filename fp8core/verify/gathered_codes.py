@@ -1,44 +1,39 @@
-"""Codes that a layer gets from elsewhere: checked where they are made, and recognised where they are read.
+"""Codes that a layer gets from a collective: checked where they are made, and recognised where they are read.
 
-producers   RMSNorm, with an addition or without, and SwiGLU that write codes and no high precision: `.producer_codes`
-gathers     sequence parallelism in FP8, FSDP2's weights: each rank checks the codes of its own part, and of sequence
-            parallelism that those of all ranks arrive as they were sent
+Sequence parallelism in FP8 and FSDP2's weights: each rank checks the codes of its own part, and of sequence parallelism that
+those of all ranks arrive as they were sent.
 """
 
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from fp8core.distributed import gather_records
 from fp8core.dtensors import is_dtensor
-from fp8core.inputs.sharded import tp_layout_of
-from fp8core.inputs.shared_input import CastInput
-from fp8core.linear import Float8Linear
-from fp8core.producers import RMSNorm, SwiGLU
-from fp8core.tensor import Float8Tensor
-from fp8core.verify.operands import cast_as, held_amax, matrix, max_over, plain, quietly
+from fp8core.verify.operands import held_amax, matrix, max_over, plain, quietly
 from fp8core.verify.oracle import BLOCKS, Digest, TiledOperand, block_amax, scales_of
-from fp8core.verify.producer_codes import produced_fault, result_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
 
     from fp8core.distributed.gather_records import Gathered
+    from fp8core.linear import Float8Linear
+    from fp8core.tensor import Float8Tensor
     from fp8core.verify.records import LayerProof
 
 
-class Arrived:
+class GatheredCodes:
     """Codes that were found right, by their memory, for as long as that lives; `faults` of those that no layer owns."""
 
-    def __init__(self, proofs: dict[nn.Module, LayerProof]) -> None:
-        self.proofs = proofs
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        self.layers = tuple(layers)
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.faults: list[str] = []
         self.shards: dict[nn.Module, tuple[Any, torch.Tensor]] = {}
@@ -47,69 +42,17 @@ class Arrived:
         return codes.qdata.untyped_storage() in self.known
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Sees producers and gathers while the block runs; weights that are sharded along their rows as it begins."""
-        for layer in self.proofs:
+    def watched(self) -> Iterator[None]:
+        """Sees gathers while the block runs; weights that are sharded along their rows as it begins."""
+        for layer in self.layers:
             weight = getattr(layer, "weight", None)
             if is_dtensor(weight) and all(not p.is_shard() or p.is_shard(0) for p in weight.placements):
                 self.shards[layer] = weight, plain(weight)
-        with ExitStack() as stack:
-            for module in model.modules():
-                if isinstance(module, RMSNorm | SwiGLU):
-                    stack.callback(module.register_forward_hook(self._produced).remove)
-                if isinstance(module, RMSNorm):  # a method that is no call of the module has no hooks
-                    vars(module)["add"] = partial(self._add, module, module.add)
-                    stack.callback(vars(module).pop, "add")
-            gather_records.observers.append(self._gathered)
-            stack.callback(gather_records.observers.remove, self._gathered)
+        gather_records.observers.append(self._gathered)
+        try:
             yield
-
-    def _note(self, what: str, fault: str, layer: nn.Module | None = None) -> None:
-        proof = None if layer is None else self.proofs.get(layer)
-        if fault and proof is not None:
-            proof.fault(f"{what}: {fault}")
-        elif fault:
-            self.faults.append(f"{what}: {fault}")
-
-    def _produced(self, module: Any, args: tuple[Any, ...], output: torch.Tensor | CastInput) -> None:
-        if not (isinstance(output, CastInput) and output.codes_only):
-            return
-        layer = next(arg for arg in args if isinstance(arg, Float8Linear))
-        with quietly():
-            ends = result_bounds(module, *(arg for arg in args if not isinstance(arg, Float8Linear)))
-            for codes, cast, turned in zip(output[1:3], output.casts, (False, True), strict=True):
-                if isinstance(codes, Float8Tensor) and cast is not None:
-                    got = TiledOperand.given(codes.qdata, codes.scale_inv)
-                    near, far = (
-                        cast_as(
-                            end.t() if turned else end,
-                            cast,
-                            layer.amaxes,
-                            "input",
-                            tp_layout_of(layer.weight),
-                        )
-                        for end in ends
-                    )
-                    fault = produced_fault(got.t() if turned else got, near, far)
-                    self._note(f"codes of {type(module).__name__}", fault, layer)
-                    self.known.add(codes.qdata.untyped_storage())
-
-    def _add(
-        self,
-        module: RMSNorm,
-        add: Callable[..., tuple[torch.Tensor, Any]],
-        x: torch.Tensor,
-        delta: torch.Tensor,
-        *layers: Float8Linear,
-    ) -> tuple[torch.Tensor, Any]:
-        total, output = add(x, delta, *layers)
-        if isinstance(output, CastInput) and output.codes_only:
-            with quietly():  # float64 holds the sum of two such numbers to below a float32 rounding
-                wanted = (x.detach().double() + delta.detach().double()).float().to(x.dtype)
-                if not torch.allclose(total.detach(), wanted, 0, 0, equal_nan=True):
-                    self._note("sum of RMSNorm.add", "it is not x + delta", layers[0])
-            self._produced(module, (wanted, *layers), output)
-        return total, output
+        finally:
+            gather_records.observers.remove(self._gathered)
 
     def _gathered(self, gather: Gathered) -> None:
         with quietly():
@@ -121,7 +64,8 @@ class Arrived:
                 amax = max_over(block_amax(part, BLOCKS[cast.granularity]), group)
             local = TiledOperand.given(gather.local.qdata, gather.local.scale_inv)
             wanted = Digest.of(TiledOperand.of(part, cast, amax, held))
-            self._note(what, wanted.fault(local.t() if gather.dim == 0 else local))
+            if fault := wanted.fault(local.t() if gather.dim == 0 else local):
+                self.faults.append(f"{what}: {fault}")
             self._exchange(gather, group, what)
             self.known.add(gather.whole.qdata.untyped_storage())
 
@@ -143,7 +87,7 @@ class Arrived:
         for rank, (part, own, want) in enumerate(zip(codes, scales, of_ranks, strict=True)):
             for name, came, right in zip(("codes", "scales"), self._sums(part, own), want, strict=True):
                 if not torch.equal(came, right):
-                    self._note(what, f"{name} of rank {rank} did not arrive as they were sent")
+                    self.faults.append(f"{what}: {name} of rank {rank} did not arrive as they were sent")
 
     @staticmethod
     def _sums(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
