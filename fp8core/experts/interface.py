@@ -24,6 +24,8 @@ _SAYS_HOW = ("has_gate", "has_bias", "is_transposed", "num_experts", "config")
 
 def is_experts_interface(module: nn.Module) -> bool:
     """Whether a module has the parameters and attributes of the module docstring."""
+    if _has_equal_groups(type(module)):
+        return True
     activation = "_apply_gate" if getattr(module, "has_gate", True) else "act_fn"
     return all(hasattr(module, name) for name in (*_SAYS_HOW, activation)) and all(
         isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in _weights(module)
@@ -57,12 +59,19 @@ def experts_per_token(module: nn.Module, most: int) -> int | None:
         module: of experts.
         most: how many there are.
     """
+    if _has_equal_groups(type(module)):
+        return most
     for holder in (module, getattr(module, "config", None)):
         for name in _TOP_K:
             value = getattr(holder, name, None)
             if isinstance(value, int) and 0 < value <= most:
                 return value
     return None
+
+
+def _has_equal_groups(kind: type[nn.Module]) -> bool:
+    """Llama 4's: known by its name; called with as many rows for each expert, in the order of experts."""
+    return any(base.__name__ == "Llama4TextExperts" for base in kind.__mro__)
 
 
 def _weights(module: nn.Module) -> tuple[Any, Any]:
@@ -72,7 +81,8 @@ def _weights(module: nn.Module) -> tuple[Any, Any]:
 
 def _with_products(kind: type[nn.Module]) -> type[nn.Module]:
     if kind not in _CLASSES:
-        _CLASSES[kind] = type(f"Float8{kind.__name__}", (_MultipliedExperts, kind), {})
+        base = _EqualGroups if _has_equal_groups(kind) else _MultipliedExperts
+        _CLASSES[kind] = type(f"Float8{kind.__name__}", (base, kind), {})
     return _CLASSES[kind]
 
 
@@ -129,3 +139,20 @@ class _MultipliedExperts(nn.Module):
         result = result * top_k_weights.reshape(-1)[order][:, None]
         mixed = torch.empty_like(result).index_copy(0, order, result)
         return mixed.view(-1, k, mixed.shape[-1]).sum(1).to(hidden_states.dtype)
+
+
+class _EqualGroups(_MultipliedExperts):
+    """Llama 4's forward pass: every expert is given every token, those that were not sent to it as zeros."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # another interface
+        """[E T, H], the rows of expert 0 first -> the same."""
+        experts: Any = self
+        x = hidden_states.reshape(-1, experts.hidden_size)
+        each = x.shape[0] // experts.num_experts
+        ends = torch.arange(1, experts.num_experts + 1, device=x.device, dtype=torch.int32) * each
+        multiply = getattr(experts, PRODUCT)
+        rows = multiply.pad(x, ends)
+        gate, up = multiply(rows.x, experts.gate_up_proj.transpose(1, 2), rows.offsets).chunk(2, -1)
+        down = multiply(up * experts.act_fn(gate), experts.down_proj.transpose(1, 2), rows.offsets)
+        restored: torch.Tensor = rows.restore(down)
+        return restored

@@ -28,6 +28,7 @@ from fp8core import (
     Recipe,
     amax_state_dict,
     audit,
+    convert_experts_to_float8,
     convert_to_float8_training,
     convert_to_high_precision,
     count_matmuls,
@@ -361,3 +362,42 @@ def test_a_parametrized_weight_is_its_layers() -> None:
         assert [row.fqn for row in (*report.layers, *report.weights)] == ["0", "1.weight"]
     assert report.share_of("0.weight") == pytest.approx(2 / 3, abs=0.1)
     assert "ParametrizationList" not in str(report)
+
+
+class Llama4TextExperts(nn.Module):
+    """After transformers 5, `models/llama4`: as many rows for each expert, in the order of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts, self.hidden_size, self.expert_dim = 4, 32, 64
+        self.gate_up_proj = nn.Parameter(torch.randn(4, 32, 128) / 8)
+        self.down_proj = nn.Parameter(torch.randn(4, 64, 32) / 8)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        x = hidden_states.view(self.num_experts, -1, self.hidden_size)
+        gate, up = torch.bmm(x, self.gate_up_proj).chunk(2, dim=-1)
+        return torch.bmm(up * self.act_fn(gate), self.down_proj).view(-1, self.hidden_size)
+
+
+class OwnLlama4Experts(Llama4TextExperts):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Llama4TextExperts, OwnLlama4Experts])
+def test_experts_of_llama_4(kind: type[nn.Module], sqnr_db: Callable[..., float]) -> None:
+    """Oracle: their own forward pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind())
+    x = torch.randn(4 * 9, 32, requires_grad=True)
+    expected = model(x)
+    convert_experts_to_float8(model, config="rowwise")
+    found = model(x)
+    assert 20 < sqnr_db(expected.detach(), found.detach()) < 40
+    assert sqnr_db(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (expected, found))) > 18
+    assert [(row.fqn, row.experts_per_token) for row in audit(model).experts] == [
+        ("0.gate_up_proj", 4),
+        ("0.down_proj", 4),
+    ]
+    again = convert_to_high_precision(copy.deepcopy(model))
+    assert torch.equal(again(x), expected)
