@@ -122,7 +122,7 @@ def test_linear(arm: str, size: tuple[int, int, int]) -> None:
     assert sum(workload.flops.values()) == linear.work(which) == 6 * math.prod(size)
 
 
-QUICKEST = ("bf16_compile", "rowwise_compile", "compile")
+QUICKEST = ("rowwise_compile", "compile")
 
 
 @needs_compiler
@@ -149,7 +149,7 @@ def test_compiled_arms_are_whole_graphs_that_count_the_same_fp8_gemms(every: boo
         workload.run()
         workload.variants[1]()
     assert watch.steady_fault() == ""
-    assert len(workloads) >= (6 if every else 3)
+    assert len(workloads) >= (6 if every else 2)
 
 
 @pytest.mark.parametrize("what", ceilings.WHAT)
