@@ -181,24 +181,19 @@ def _typed(argv: Sequence[str]) -> str:
 def _measure_one(options: Options, policy: Policy, argv: Sequence[str]) -> Answer | None:
     """Measures this work tree alone, and judges it by a stored run if one is named."""
     from harness.gate.render import Answer
-    from harness.gate.runner import Request, SideError, measure_and_judge
+    from harness.gate.runner import Session, SideError
     from harness.gate.sides import load_side
     from harness.gate.sweeping import Sweeping
 
     root = Path(__file__).resolve().parents[2]
     stored = options.baseline[0] if options.baseline else None
-    request = Request(
-        Sweeping({"candidate": root}, _words(options), policy.blocks),
-        policy,
-        options.results_dir,
-        stored,
-        options.machine_free,
-        _typed(argv),
+    sweep = Sweeping({"candidate": root}, _words(options), policy.blocks)
+    session = Session(
+        sweep, policy, options.results_dir, stored, options.machine_free, _typed(argv), tell=_report
     )
     if stored is not None:
         load_side(stored, "baseline", options.results_dir)  # refused before minutes are spent
-        return Answer.of(measure_and_judge(request, _report))
-    session = request.session(_report)
+        return Answer.of(session.run())
     try:
         session.stage(1, policy.pairs)
     except SideError as error:
@@ -212,7 +207,7 @@ def _measure_two(options: Options, policy: Policy, argv: Sequence[str]) -> Answe
     from harness.gate import trees
     from harness.gate.policy import DEFAULT, as_given
     from harness.gate.render import Answer
-    from harness.gate.runner import Instrument, Request, measure_and_judge
+    from harness.gate.runner import Instrument, Session
     from harness.gate.shell import contained
     from harness.gate.sweeping import Sweeping
 
@@ -249,8 +244,10 @@ def _measure_two(options: Options, policy: Policy, argv: Sequence[str]) -> Answe
         else:
             sides = {"baseline": baseline, "candidate": root}
             instrument = Sweeping(sides, words, policy.blocks, options.alone, base.clock)
-        request = Request(instrument, policy, results, None, options.machine_free, _typed(argv), base.notes)
-        return Answer.of(measure_and_judge(request, _report))
+        free, typed = options.machine_free, _typed(argv)
+        return Answer.of(
+            Session(instrument, policy, results, None, free, typed, base.notes, tell=_report).run()
+        )
 
 
 def _commanded(

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_document, row_of
-from harness.gate.collect import Collected
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
 from harness.gate.shell import OPENED, VARIABLE, Fault, Kind, last_line, run_shell
@@ -40,7 +39,7 @@ from harness.store.text import some
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from harness.gate.runner import Report, Round
+    from harness.gate.runner import Round
     from harness.gate.unit import Judgement
 
 OUT = "{out}"
@@ -94,7 +93,16 @@ class Commanded(Instrument):
     rounds: int = 0
     step: str = COMMAND
 
-    def set_up(self, tell: Report) -> None:
+    @property
+    def cheaper(self) -> str:
+        """How to have a decision in less time; what counts is named where it is installed."""
+        counts = {"perf": "perf stat -e instructions:u", "valgrind": "valgrind --tool=callgrind"}
+        found = next(
+            (f", or its counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), ""
+        )
+        return f"fewer benchmarks, longer ones{found}"
+
+    def set_up(self, tell: Callable[[str], None]) -> None:
         """Runs the set-up once in each tree; once more in a fresh tree where it fails on the baseline alone.
 
         Raises:
@@ -158,9 +166,9 @@ class Commanded(Instrument):
                     f"{some(sorted(odd), 5)}",
                 )
             env = self._env(side, runs[side])
-            this.say(side, Collected.plan, env, env_id(env))
+            this.collected[side].plan(env, env_id(env))
             wanted = [row for row in found.values() if not this.only or row["case_id"] in this.only]
-            this.say(side, Collected.take, this.number, wanted)
+            this.collected[side].take(this.number, wanted)
         self.rounds += 1
 
     def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:

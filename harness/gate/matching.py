@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Table = dict[Key, list[Any]]  # the stored rows of each key, one a run
 LOSS = "loss"  # the metric by which training is judged: not its value, but what the loss verdict says
 OPERATORS = "operator_calls"  # the fact that depends on the version of PyTorch
+COUNTED = 1e9  # ms: no time is eleven days long, so it is a count of instructions, and such may be equal
 REASON = 160  # characters of a reason that a note shows
 CONDITIONS = {
     "contended": "beside another process on the device",
@@ -369,6 +370,8 @@ def _tick(sides: Sequence[Sequence[Any]]) -> float:
     """
     samples = np.sort(np.concatenate([row.samples for side in sides for row in side]))
     samples = samples[np.isfinite(samples)]
+    if samples.size and samples[0] > COUNTED:
+        return 0.0
     steps = np.diff(samples, prepend=0.0)
     return math.log1p(float(steps[steps > 1e-9 * samples].min() / np.median(samples)))
 

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.collect import Collected
 from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, rounds_for
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.process import Process, WorkerError
@@ -71,7 +70,7 @@ class Sweeping(Instrument):
                 except WorkerError as error:
                     _require_time(this)
                     raise SideError(side, str(error), error.kind) from error
-                this.say(side, Collected.plan, plan["env"], plan["env_id"])
+                this.collected[side].plan(plan["env"], plan["env_id"])
                 there[side] = {case["case_id"] for case in plan["cases"]}
                 cases |= {case["case_id"]: case for case in plan["cases"]}
             for name, case in cases.items():
@@ -83,20 +82,21 @@ class Sweeping(Instrument):
     ) -> None:
         """Measures one case in one round; a side whose process is lost takes no further part in the round."""
 
-        def ask(command: dict[str, Any], timeout_s: float, said: Callable[..., None], *about: Any) -> None:
+        prepare = {"do": "prepare", "case": case["case_id"]}, PREPARE_S
+        for command, timeout_s in (prepare, *[({"do": "block"}, BLOCK_S)] * self.blocks):
             for side in this.order.sample(sorted(here), len(here)):
+                told = this.collected[side]
                 try:
                     answer = here[side].ask(command, min(timeout_s, this.left()))
                 except WorkerError as error:
                     _require_time(this)
-                    this.say(side, Collected.died, this.number, case, str(error))
+                    told.died(this.number, case, str(error))
                     del here[side], workers[side]
+                    continue
+                if "rows" in answer:
+                    told.take(this.number, answer["rows"])
                 else:
-                    this.say(side, said, this.number, *about, answer.get("rows", answer))
-
-        ask({"do": "prepare", "case": case["case_id"]}, PREPARE_S, Collected.take)
-        for _ in range(self.blocks):
-            ask({"do": "block"}, BLOCK_S, Collected.time, case["case_id"])
+                    told.time(this.number, case["case_id"], answer)
 
     def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:
         """The judgement where one side could not be planned.

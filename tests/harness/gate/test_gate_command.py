@@ -3,13 +3,13 @@ shell lines, git, and a clock made for the test."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from command_repo import (
 
 from harness.__main__ import main
 from harness.gate import command as command_module
-from harness.gate.runner import Request
+from harness.gate.runner import Session
 from harness.gate.shell import run_shell
 from harness.store.private import public
 
@@ -390,9 +390,8 @@ def walls(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, flo
         return seconds[side] * (1 + 1e-6 * seconds["runs"]), None
 
     monkeypatch.setattr(command_module, "run_shell", run)
-    opened = Request.session
-    clock = lambda: seconds["clock"]  # noqa: E731
-    monkeypatch.setattr(Request, "session", lambda *a: dataclasses.replace(opened(*a), clock=clock))
+    opened = partialmethod(Session.__init__, clock=lambda: seconds["clock"])
+    monkeypatch.setattr(Session, "__init__", opened)
     monkeypatch.chdir(root)
     return seconds
 

@@ -145,7 +145,7 @@ def test_words_that_do_not_go_together(words: str, capsys: pytest.CaptureFixture
 def test_a_file_is_no_baseline_to_measure_against_and_nothing_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runner, "measure_and_judge", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(runner.Session, "run", lambda _: pytest.fail("it was measured"))
     (file,) = files(tmp_path, "a", 1)
     assert main(["gate", "--measure", "--baseline", file]) == 2
     assert refused(capsys, "cannot read")
@@ -222,6 +222,22 @@ def test_one_file_a_side_decides_nothing_and_says_how_many_would(tmp_path: Path)
     found, document = judged(tmp_path, files(tmp_path, "a", 1), files(tmp_path, "b", 1, 2.0))
     assert (found, document["verdict"]) == (6, "COULD NOT JUDGE 6 of 6")
     assert any("8 files a side would decide 6 tests" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize(("counted", "code"), [(2_000_000, 0), (2_200_000, 1)])
+def test_counts_of_instructions_are_judged_though_all_are_equal(
+    tmp_path: Path, counted: int, code: int
+) -> None:
+    """A time that is one tick of its clock decides nothing; a count has no tick."""
+    names: dict[str, list[str]] = {"a": [], "b": []}
+    for side, data in (("a", 2_000_000), ("b", counted)):
+        for n in range(8):
+            test = {"fullname": "t.py::x", "stats": {"data": [data]}, "extra_info": {"process": n}}
+            (tmp_path / f"{side}{n}.json").write_text(
+                json.dumps({"commit_info": {"id": side}, "benchmarks": [test]})
+            )
+            names[side].append(str(tmp_path / f"{side}{n}.json"))
+    assert judged(tmp_path, *names.values())[0] == code
 
 
 def test_files_leave_nothing_beside_the_folder_for_what_is_temporary(
