@@ -138,14 +138,14 @@ def test_two_stored_runs_are_not_pairs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("days", "code"), [(0, Exit.OK), (-1, Exit.REGRESSED)])
 def test_an_allowance_holds_until_its_date(tmp_path: Path, days: int, code: Exit) -> None:
-    match = Match((("suite", "gemm"), ("arm", "fp8")))
+    match = Match(suite="gemm", arm="fp8")
     allowance = Allowance(match, TODAY + datetime.timedelta(days), "known, ticket 12")
     found = run(tmp_path, *slowed(1.2), policy=policy_with(allow=(allowance,)))
     assert (verdict(found), found.code) == ("REGRESSED", code)
     assert any("ended on 2027-01-14: known, ticket 12" in note for note in found.notes) is (days < 0)
 
 
-TOGETHER = policy_with(groups=(Group("all gemms", Match((("suite", "gemm"),)), together=True),))
+TOGETHER = policy_with(groups=(Group("all gemms", Match(suite="gemm"), together=True),))
 
 
 def test_a_group_sees_what_no_member_shows(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -
     assert render.headline(found).startswith("COULD NOT JUDGE 1 of 10, 1 of them looks slower: gemm ")
     assert [f.unit.key.case_id for f in found.suspects] == [case(4).case_id]
     assert found.suspects[0].change == pytest.approx(10, rel=0.02)
-    match = Match((("case", found.suspects[0].unit.case),))
+    match = Match(case=found.suspects[0].unit.case)
     for name, policy, code in (
         ("default", {}, 6),
         ("warn", {"on_inconclusive": "warn"}, 6),  # a policy may put up with what is open, not with this
