@@ -111,49 +111,17 @@ class Instrument:
         """
         raise NotImplementedError
 
-    def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:
-        """The judgement where one side could not begin: a candidate that does not import is a finding, not a crash.
+    def blame(self, error: SideError) -> tuple[str, str, str, str]:
+        """Suite, case, metric and reason of the finding that the candidate does not run: that is a finding, not a crash.
 
         Raises:
-            OutOfTimeError: the other one was tried, and the time is over.
+            GateError: its code need not be why, or it is the baseline that does not.
         """
         raise NotImplementedError
 
     def notes(self) -> Sequence[str]:
         """What the verdict has to say about how it was measured."""
         return ()
-
-    def one_sided(
-        self, suite: str, case: str, metric: str, before: float, broken: str, mends: str, note: str
-    ) -> Judgement:
-        """One finding: REGRESSED where the candidate is broken, IMPROVED where it mends the baseline.
-
-        Args:
-            suite: of the one unit.
-            case: likewise.
-            metric: likewise.
-            before: whether the baseline works: 0, 1, or NaN where it was not tried.
-            broken: why the candidate does not; "" where it does.
-            mends: what is said where it does.
-            note: what is said in any case.
-        """
-        unit = Unit(
-            Key(suite, "", "", metric, "", ""), case, "", "higher", Rule("exact"), before, float(not broken)
-        )
-        finding = Finding(unit, Verdict.IMPROVED, mends)
-        if broken:
-            unit.set_aside(State.LOST, broken)
-            finding = Finding(unit, Verdict.REGRESSED, broken, cause=Cause(suite))
-        return Judgement(
-            Side(str(self.trees.get("baseline", "baseline")), {}, {}, ""),
-            Side(str(self.trees["candidate"]), {}, {}, ""),
-            "broken",
-            (finding,),
-            Control(False, "no control case was measured"),
-            (note,),
-            Exit.REGRESSED if broken else Exit.OK,
-            datetime.now(UTC).date(),
-        )
 
 
 @dataclass
@@ -321,6 +289,24 @@ class Session:
             f"which {self.policy.budget_s:g} s cannot hold: {self.command} --budget-s {needed}",
         )
 
+    def _broken(self, suite: str, case: str, metric: str, why: str) -> Judgement:
+        """One finding: the candidate does not run."""
+        unit = Unit(Key(suite, "", "", metric, "", ""), case, "", "higher", Rule("exact"), after=0.0)
+        unit.set_aside(State.LOST, why)
+        baseline, candidate = (
+            Side(str(self.instrument.trees.get(side, side)), {}, {}, "") for side in ("baseline", "candidate")
+        )
+        return Judgement(
+            baseline,
+            candidate,
+            "broken",
+            (Finding(unit, Verdict.REGRESSED, why, cause=Cause(suite)),),
+            Control(False, "no control case was measured"),
+            ("the candidate does not run; no time was judged",),
+            Exit.REGRESSED,
+            datetime.now(UTC).date(),
+        )
+
     def run(self) -> Judgement:
         """Runs both stages: units that the first one flags are measured again in new processes.
 
@@ -349,13 +335,7 @@ class Session:
                     judgement = self.judge()
         except SideError as error:
             if not self.rounds:
-                ends = self.clock() + allowed_s
-                try:
-                    judgement = self.instrument.judge_broken(error, lambda: max(ends - self.clock(), 0.0))
-                except OutOfTimeError as late:
-                    raise GateError(
-                        Exit.INCONCLUSIVE, f"{error}, and the other side did not end in time"
-                    ) from late
+                judgement = self._broken(*self.instrument.blame(error))
             else:  # it could begin before, so the code need not be why; what the first stage showed is no pass
                 why = f"the {error.side} could not be planned again after rounds that it took part in: {error.reason}"
                 if judgement is None:

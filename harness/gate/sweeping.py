@@ -23,12 +23,11 @@ from harness.gate.process import Process, WorkerError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from harness.gate.policy import Policy
     from harness.gate.runner import Round
-    from harness.gate.unit import Judgement
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
 LAYOUT = "LayoutError"  # the error of a worker whose tree is of another layout
@@ -98,40 +97,14 @@ class Sweeping(Instrument):
                 else:
                     told.time(this.number, case["case_id"], answer)
 
-    def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:
-        """The judgement where one side could not be planned.
-
-        A change that mends a broken baseline has nothing to fall behind, so it passes if it can be planned itself.
+    def blame(self, error: SideError) -> tuple[str, str, str, str]:
+        """What the candidate breaks. Tries the tree's own command: only a traceback says that its code is broken.
 
         Raises:
-            GateError: the side works, so no code is to blame: it refuses the request (exit 2), or the baseline does or the
-                layouts cannot serve one another (5); or it is not known why it could not be planned (6).
+            GateError: it is the baseline, or the layouts cannot serve one another (exit 5); the candidate refuses the request
+                (2); or it was ended from outside or did not end (6).
         """
-        self._require_crash(error.side, error.reason, error.kind)
-        reason = error.reason
-        if error.side == "baseline":
-            try:
-                self.plan("candidate")
-                reason = ""
-            except WorkerError as other:
-                reason = str(other)
-                self._require_crash("candidate", reason)
-        return self.one_sided(
-            *("import", "harness and fp8core", "imports"),
-            0.0 if error.side == "baseline" else math.nan,
-            f"the candidate does not import or plan: {reason}" if reason else "",
-            "the baseline did not import, and the candidate does",
-            f"the {error.side} does not import or plan: {error.reason}; nothing was measured",
-        )
-
-    def _require_crash(self, side: str, reason: str, kind: str = "") -> None:
-        """Tries the tree's own command: only a traceback says that its code is broken.
-
-        Raises:
-            GateError: it refuses the request or answers (exit 2 or 5, see `judge_broken`); or it was ended from outside or
-                did not end (6).
-        """
-        tree = self.trees[side]
+        tree = self.trees[error.side]
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-m", "harness", *self.words, "dry_run=true"],
@@ -141,18 +114,20 @@ class Sweeping(Instrument):
                 timeout=START_S,
                 check=False,
             )
-            code: int | None = done.returncode
+            code, how = done.returncode, f"ended with code {done.returncode}"
         except subprocess.TimeoutExpired:
-            code = None
-        if code in CRASHED:
-            return
-        said = f"{side} ({tree}): {reason}"
-        if code in (0, REFUSED):
-            raise GateError(Exit.NO_BASELINE if side == "baseline" or kind == LAYOUT else Exit.USAGE, said)
-        how = f"did not end in {START_S:g} s" if code is None else f"ended with code {code}"
-        raise GateError(
-            Exit.INCONCLUSIVE, f"{said}; its own command {how}, which need not be its code's doing"
-        )
+            code, how = -1, f"did not end in {START_S:g} s"
+        said = f"{error.side} ({tree}): {error.reason}"
+        if code not in (0, REFUSED, *CRASHED):
+            raise GateError(
+                Exit.INCONCLUSIVE, f"{said}; its own command {how}, which need not be its code's doing"
+            )
+        if error.side == "baseline":
+            raise GateError(Exit.NO_BASELINE, said)
+        if code not in CRASHED:
+            raise GateError(Exit.NO_BASELINE if error.kind == LAYOUT else Exit.USAGE, said)
+        why = f"the candidate does not import or plan: {error.reason}"
+        return "import", "harness and fp8core", "imports", why
 
     def plan(self, side: str) -> dict[str, Any]:
         """The plan of one side.

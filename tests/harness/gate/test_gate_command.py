@@ -198,22 +198,14 @@ def test_a_command_that_writes_other_benchmarks_each_time_is_not_judged(root: Pa
 # Failing runs
 
 
-def test_a_change_that_mends_a_broken_baseline_passes_and_one_that_does_not_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_baseline_that_does_not_import_is_none_and_neither_side_is_refused(tmp_path: Path) -> None:
+    """A change that mends it was compared with nothing."""
     root = make_repository(tmp_path / "repo", {"bench/program.py": PROGRAM, **BROKEN})
     commit(root, WORDS)
     code, said, _ = run(root)
     assert (code, said.count("SyntaxError")) == (2, 2)
     commit(root, {SOURCE: package(a=0.01)})
-    code, said, document = run(root)
-    assert (code, document["verdict"], document["findings"][0]["verdict"]) == (
-        0,
-        "OK, no time judged",
-        "IMPROVED",
-    ), said
-    unproven = "PYTHONPATH=src " + FAKE.partition(" ")[2]
-    assert run(root, command=unproven)[0] == 6  # mends, as far as can be proven
+    assert run(root)[0] == 5
 
 
 @pytest.mark.parametrize(
@@ -239,64 +231,47 @@ def test_a_candidate_that_was_killed_is_not_judged(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("exit 125", 0),
-        ("exit 126", 6),
-        ("no-such-program", 6),
-        ("kill -9 $$", 6),
-        ("! mkdir {seen}", 6),  # it works when it is run again
-        ("{python} bench/new.py", 5),
-        ("true --rootdir=./bench/new.py && test -e bench/new.py", 5),
-    ],
+    ("line", "code"), [("exit 125", 5), ("exit 126", 6), ("no-such-program", 6), ("kill -9 $$", 6)]
 )
-def test_a_baseline_that_fails(root: Path, tmp_path: Path, line: str, code: int) -> None:
-    """Exit 0 only where it fails twice, by a code of the program's own, in what the base commit has too."""
-    commit(root, {**WORDS, "bench/new.py": ""})
-    command = line.format(seen=tmp_path / "seen", python=sys.executable)
-    if "new.py" not in line:
-        command = f"ls | grep -q READ || {command}"  # a path in full would be one that the base commit lacks
-    ended, said, _ = gate(root, "--command", command, *UNPROVEN)
+def test_a_baseline_that_fails_is_none_and_one_that_was_ended_is_not_judged(
+    root: Path, line: str, code: int
+) -> None:
+    commit(root, WORDS)
+    ended, said, _ = gate(root, "--command", f"ls | grep -q READ || {line}", *UNPROVEN)
     assert ended == code, said
 
 
-def test_a_baseline_that_had_worked_is_not_mended(root: Path, tmp_path: Path) -> None:
-    """It fills the caches, fails in the first round and when that is repeated: one run of three worked."""
+def test_a_baseline_that_had_worked_is_not_judged(root: Path, tmp_path: Path) -> None:
+    """It fills the caches, and fails in the first round."""
     commit(root, WORDS)
     code, said, _ = gate(root, "--command", f"ls | grep -q READ || mkdir {tmp_path}/seen", *UNPROVEN)
     assert code == 6, said
-    assert "after it had worked there" in said
+    assert "after it had worked" in said
 
 
 @pytest.mark.parametrize(
-    ("setup", "command", "code", "verdict"),
+    ("setup", "code", "verdict"),
     [
-        ("echo no such thing; exit 4", "true", 2, None),
-        ("! test -e README.md", "true", 1, "BROKEN"),
-        ("test -e README.md", "true", 0, "OK, no time judged"),  # the change mends it
-        ("test -e README.md", "exit 3", 2, None),  # and the command was never seen to work
-        ("test -e README.md || (mkdir made && ! mkdir {seen})", FAKE, 0, "OK"),  # works in a fresh tree
+        ("echo no such thing; exit 4", 2, None),
+        ("! test -e README.md", 1, "BROKEN"),
+        ("test -e README.md", 5, None),
+        ("test -e README.md || exit 137", 6, None),
     ],
 )
-def test_a_set_up_that_fails(
-    root: Path, tmp_path: Path, setup: str, command: str, code: int, verdict: str | None
-) -> None:
+def test_a_set_up_that_fails(root: Path, setup: str, code: int, verdict: str | None) -> None:
     commit(root, WORDS)
-    words = FEW if command == FAKE else UNPROVEN
-    ended, said, document = gate(
-        root, "--command", command, *words, "--setup", setup.format(seen=tmp_path / "seen")
-    )
+    ended, said, document = gate(root, "--command", "true", *UNPROVEN, "--setup", setup)
     assert ended == code, said
-    assert (document["verdict"] == verdict) if verdict else "findings" not in document
-    if verdict == "BROKEN":  # nothing is said of a command that was not run
+    if verdict:  # nothing is said of a command that was not run
         assert [f["case"] for f in document["findings"]] == [setup]
-        assert document["notes"] == ["the set-up fails on the candidate; no time was judged"]
+        assert document["notes"] == ["the candidate does not run; no time was judged"]
+    else:
+        assert "findings" not in document
 
 
 def test_a_folder_that_is_not_in_the_base_commit_is_no_baseline(root: Path) -> None:
     commit(root, {"new/bench.py": ""})
-    for more in ((), ("--setup", "true")):
-        assert gate(root / "new", "--command", "true", *UNPROVEN, *more)[0] == 5
+    assert gate(root / "new", "--command", "true", *UNPROVEN)[0] == 5
 
 
 # Which code, which policy
