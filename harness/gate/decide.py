@@ -98,7 +98,6 @@ def decide(
     control: Vector | None = None,
     scatter: float = 0.0,
     fresh: bool = False,
-    groups: int = 0,
     ticks: Sequence[float] = (),
 ) -> list[Decision]:
     """The verdict on each unit.
@@ -115,22 +114,19 @@ def decide(
         scatter: most that two processes of the same code are believed to differ by (standard deviation of a log ratio);
             0 where the sides were measured together.
         fresh: each round has processes of its own, so that the rounds of few units show what processes differ by.
-        groups: how many of the last units are means over others: quieter than each by nature, so no unit is held to them
-            nor they to the units.
         ticks: of each unit, by how much the step of the clock may move its log ratio: a part of every bar.
     """
     steps = ticks or [0.0] * len(first)
-    own = len(first) - groups
-    members = first[:own] if one_run else []
-    quiet = [spread_floor(members, control)] * own + [LEAST_SPREAD] * groups
+    members = first if one_run else []
+    quiet = spread_floor(members, control)
     known = scatter_of(members)
     apart = min(scatter, known) if known is not None else 0.0 if fresh else scatter
     leans = [-1.0 if len(r) and r.mean() < 0 else 1.0 for r in first]
     confirming = any(map(len, second))
 
     def p_values(stage: Sequence[Vector]) -> Vector:
-        each = zip(leans, stage, limits, steps, quiet, strict=True)
-        return np.array([_p(lean * r - limit - step, least, apart) for lean, r, limit, step, least in each])
+        each = zip(leans, stage, limits, steps, strict=True)
+        return np.array([_p(lean * r - limit - step, quiet, apart) for lean, r, limit, step in each])
 
     p = p_values(first)
     flagged = p <= alpha
@@ -155,7 +151,7 @@ def decide(
         more, born_apart = None, False
         if verdict is Verdict.INCONCLUSIVE:
             level = alpha_confirm / (len(family) or 1) if one_run else alpha_confirm
-            more, together = (_more(pooled[i], limits[i], quiet[i], a, level) for a in (apart, 0.0))
+            more, together = (_more(pooled[i], limits[i], quiet, a, level) for a in (apart, 0.0))
             born_apart = more is None and together is not None
         out.append(
             Decision(

@@ -52,12 +52,11 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cases with a tolerance of their own; `together` judges their mean as well."""
+    """Cases with a tolerance of their own."""
 
+    tolerance: float
     name: str = "unnamed"
     match: Match = Match()
-    tolerance: float | None = None
-    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class Policy:
         if rule is None:
             return Rule("ignore")
         for group in self.groups:
-            if group.tolerance is not None and group.match.fits(unit):
+            if group.match.fits(unit):
                 return replace(rule, tolerance=group.tolerance)
         return rule
 
@@ -185,15 +184,12 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         if not isinstance(value, list):
             raise UsageError(f"{value!r} must be a list")
         return tuple(_value(inner[0], entry, name) for entry in value)
-    if type(None) in inner:
-        return None if value is None else _value(inner[0], value, name)
     is_number = type(value) in (int, float) and 0 <= value < math.inf
     fits, wanted = {
         int: (type(value) is int and value >= 1, "a whole number of at least 1"),
         float: (is_number, "a number of at least 0"),
         datetime.date: (type(value) is datetime.date, "a date such as 2027-01-31"),
         str: (isinstance(value, str) and value.strip(), "a text"),
-        bool: (isinstance(value, bool), "true or false"),
     }.get(kind, (value in inner, f"one of {', '.join(inner)}"))
     if fits and name.startswith("alpha"):
         fits, wanted = 0 < value < 0.5, "a number between 0 and 0.5"
