@@ -124,8 +124,6 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
     verdict, reason = decision.verdict, _why(decision, limit)
     if unit.state is State.EXCLUDED:
         verdict, reason = Verdict.INCONCLUSIVE, unit.why
-    if unit.strayed:
-        reason += f"; {unit.strayed} samples were taken at another clock than their round"
     cause = None
     if decision.verdict is Verdict.REGRESSED and (control.moved or verdict is Verdict.REGRESSED):
         moved_by = math.log(control.change) if control.change > 0 else math.nan

@@ -13,6 +13,7 @@ Nothing is dropped in silence: what cannot be compared is a unit with a `State` 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -268,38 +269,22 @@ def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
 
 def _fill(timed: Sequence[Unit], policy: Policy, notes: list[str], *, paired: bool) -> None:
     """Puts log ratios into the units, as far as the conditions of their measurement let them decide."""
-    counts = dict.fromkeys(CONDITIONS, 0)
-    unconfirmed = 0
+    counts: Counter[str] = Counter()
     for unit in timed:
-        for name in CONDITIONS:
-            counts[name] += any(_struck(unit.rows, name))
-        excluded = _excluded(unit.rows, policy)
+        for name, words in CONDITIONS.items():
+            counts[f"times were measured {words}"] += any(_struck(unit.rows, name))
         again = unit.again if all(unit.again) else EMPTY
-        if why := _excluded(again, policy):
+        if unconfirmed := _excluded(again, policy):
             again = EMPTY
-        unit.strayed = sum(_stray_samples(r, policy.clock_stray) for rows in unit.rows for r in rows)
         _check_times(unit, unit.rows, again)
         if unit.is_sound_time:
-            unconfirmed += bool(why)
+            counts["confirmations decide nothing, by exclude in the policy"] += bool(unconfirmed)
             unit.first = unit.worse * log_ratios(*unit.rows, by_number=paired)
             unit.second = unit.worse * log_ratios(*again, by_number=paired)
             unit.tick = _tick([*unit.rows, *again])
-            if excluded:
+            if excluded := _excluded(unit.rows, policy):
                 unit.set_aside(State.EXCLUDED, excluded)
-    notes += [f"{count} times were measured {CONDITIONS[name]}" for name, count in counts.items() if count]
-    for count, what in (
-        (
-            sum(unit.state is State.EXCLUDED for unit in timed),
-            "times decide nothing, by exclude in the policy",
-        ),
-        (
-            sum(unit.strayed for unit in timed),
-            f"samples were taken at a clock more than {policy.clock_stray:.0%} from the median of their round",
-        ),
-        (unconfirmed, "confirmations decide nothing, by exclude in the policy"),
-    ):
-        if count:
-            notes.append(f"{count} {what}")
+    notes += [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def _excluded(sides: Pair, policy: Policy) -> str:
@@ -326,17 +311,6 @@ def clocks_of(row: Any) -> Vector:
     """The SM clock of each sample; empty where the row, as that of a CPU, has none."""
     clocks = np.asarray([] if row.sample_clock_mhz is None else row.sample_clock_mhz, dtype=np.float64)
     return clocks if clocks.size == len(row.samples) == len(row.rounds) else np.empty(0)
-
-
-def _stray_samples(row: Any, share: float) -> int:
-    """Samples of a row whose SM clock is further than a share from the median clock of their round."""
-    clocks = clocks_of(row)
-    known = clocks > 0
-    if not known.any():
-        return 0
-    clocks, rounds = clocks[known], np.asarray(row.rounds)[known]
-    middles = stats.round_medians(clocks, rounds)
-    return sum(abs(clock / middles[number] - 1) > share for clock, number in zip(clocks, rounds, strict=True))
 
 
 def _check_times(unit: Unit, *stages: Pair) -> None:

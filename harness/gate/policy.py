@@ -88,7 +88,6 @@ class Policy:
     scatter: float = 0.04
     on_inconclusive: Literal["warn", "share", "fail"] = "share"
     undecided_share: float = 0.2
-    clock_stray: float = 0.05
     exclude: tuple[Condition, ...] = CONDITIONS
     on_slower: Literal["warn", "fail"] = "fail"
     pairs: int = 10

@@ -58,7 +58,6 @@ class Unit:
         case: the case for people.
         before, after: the two values, in `unit`.
         first, second: log(candidate / baseline) by round of the first stage and of the confirmation, positive = worse.
-        strayed: samples at a clock that is not their round's.
         tick: by how much the step of the clock may move a ratio, as a logarithm.
         rows, again: the stored rows of the first stage and of the confirmation.
     """
@@ -74,7 +73,6 @@ class Unit:
     second: Vector = field(default_factory=lambda: np.empty(0))
     state: State = State.SOUND
     why: str = ""
-    strayed: int = 0
     tick: float = 0.0
     rows: Pair = field(default_factory=lambda: ([], []))
     again: Pair = field(default_factory=lambda: ([], []))

@@ -206,18 +206,6 @@ def test_the_conditions_of_a_measurement_decide(
     assert any("1 confirmations decide nothing" in note for note in found.notes) is not decides
 
 
-def test_samples_at_a_stray_clock_are_kept_and_counted(tmp_path: Path) -> None:
-    """Ten rounds of five samples, one of them at half the clock of its round; the clock of the rounds wanders freely."""
-    wander = [1500.0 + 30.0 * (i // 5) for i in range(50)]
-    times = [1.0 + 0.001 * (i % 3) for i in range(50)]
-    same = dataclasses.replace(time_row(1, times, clocks=wander), rounds=tuple(i // 5 for i in range(50)))
-    odd = dataclasses.replace(same, sample_clock_mhz=(750.0, *wander[1:]))
-    found = run(tmp_path, [same], [odd])
-    assert (found.findings[0].unit.strayed, found.code) == (1, Exit.OK)
-    assert any("1 samples were taken at a clock more than 5% from" in n for n in found.notes)
-    assert run(tmp_path / "calm", [same], [same]).findings[0].unit.strayed == 0
-
-
 @pytest.mark.parametrize(("now", "judged"), [("2.13.0+cpu", True), ("2.14", False), ("2.13.1", False)])
 def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path, now: str, judged: bool) -> None:
     """Open under another release, and neither passed nor gone; another build is the same release."""
