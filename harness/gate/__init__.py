@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run", "command")  # where two sides are measured
-OF_A_COMMAND = ("setup", "unproven_tree", "accept_changed_benchmark", "fresh_home")
+OF_A_COMMAND = ("setup", "unproven_tree", "accept_changed_benchmark")
 NOT_OF_A_COMMAND = {
     "dry_run": "how many benchmarks a command writes is known only when it ran",
     "machine_free": "a command has times alone",
@@ -293,5 +293,4 @@ def _commanded(
         setup=options.setup,
         unproven_ok=options.unproven_tree == "ok",
         benchmark=benchmark,
-        fresh_home=options.fresh_home,
     )

@@ -69,7 +69,6 @@ class Commanded(Instrument):
         setup: another shell line, run once in each tree before.
         unproven_ok: a side need not prove that it ran its own tree.
         benchmark: files of the benchmark that the change touches; in both trees they are the base commit's.
-        fresh_home: each run has an empty home, cache and temporary folder of its own.
         seen: files of the change that were seen to run.
         proven: of the run of a side that shows the least.
         written: names of the benchmarks of a side.
@@ -85,7 +84,6 @@ class Commanded(Instrument):
     setup: str | None = None
     unproven_ok: bool = False
     benchmark: Sequence[str] = ()
-    fresh_home: bool = False
     seen: set[str] = field(default_factory=set)
     proven: dict[str, Proof] = field(default_factory=dict)
     written: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -168,12 +166,10 @@ class Commanded(Instrument):
         """What the verdict has to say about how the command was run; nothing where it worked on neither side, or was not run."""
         if not self.proven:
             return []
-        homes = (
-            "an empty home each time"
-            if self.fresh_home
-            else "caches outside of the trees are shared (--fresh-home)"
-        )
-        lines = [f"the command, in fresh processes, one side after the other, {homes}: {self.line}"]
+        lines = [
+            "the command, in fresh processes, one side after the other, caches outside of the trees are shared "
+            f"(HOME=$(mktemp -d) parts them): {self.line}"
+        ]
         if self.benchmark:
             lines.append(f"the base commit's benchmark judged both sides; changed: {some(self.benchmark, 5)}")
         if self.proof.changed:
@@ -207,10 +203,6 @@ class Commanded(Instrument):
         out, output = folder / "benchmarks.json", folder / "output"
         line = self.line.replace(OUT, shlex.quote(str(out)))
         env = recording(self.scratch, folder / "modules", opened=not all(map(_is_module, self.proof.changed)))
-        if self.fresh_home:
-            for name, variable in (("home", "HOME"), ("cache", "XDG_CACHE_HOME"), ("tmp", "TMPDIR")):
-                (folder / name).mkdir()
-                env[variable] = str(folder / name)
         try:
             with self._left_alone("command", side, list(self.trees)):
                 seconds, fault = run_shell(line, self.trees[side] / self.inside, left(), output, env)

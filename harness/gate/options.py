@@ -38,7 +38,6 @@ class Options:
     accept_changed_benchmark: bool = key(
         "with --command: each side is judged by its own benchmark (default: both by the base commit's)", False
     )
-    fresh_home: bool = key("with --command: an empty home, cache and temporary folder for each run", False)
     dry_run: bool = key("print how many rounds a decision takes; measure nothing", False)
     measure: bool = key("measure this work tree alone; judge by --baseline", False)
     machine_free: bool = key("judge no times but ratios, numerics and counts", False)

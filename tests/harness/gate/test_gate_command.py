@@ -170,25 +170,6 @@ def test_what_was_seen_to_run_is_told_and_an_opened_file_is_seen(root: Path) -> 
     } <= set(document["notes"])
 
 
-@pytest.mark.parametrize(("words", "code"), [((), 0), (("--fresh-home",), 1)])
-def test_a_cache_in_the_home_hides_a_slow_start_unless_the_home_is_fresh(
-    root: Path, tmp_path: Path, words: tuple[str, ...], code: int
-) -> None:
-    """The candidate takes twice as long where it finds no cache."""
-    slow = package(a=0.01) + (
-        "\nfrom pathlib import Path\ncache = Path.home() / 'cache'\nif not cache.exists():\n"
-        "    cache.touch()\n    times = lambda: {'bench.py::a': 0.02}\n"
-    )
-    (root / SOURCE).write_text(package(a=0.01))
-    git(root, "commit", "-qam", "base")
-    git(root, "branch", "-f", "main")
-    commit(root, {SOURCE: slow})
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "cache").touch()
-    ended, said, _ = gate(root, "--command", FAKE, *FEW, *words, HOME=str(tmp_path / "home"))
-    assert ended == code, said
-
-
 def test_a_command_that_writes_other_benchmarks_each_time_is_not_judged(root: Path) -> None:
     own = package(a=0.01, b=0.02).replace("{", "{'bench.py::' + secrets.token_hex(3): 0.01, ")
     commit(root, {SOURCE: "import secrets\n" + own})
