@@ -7,7 +7,6 @@ often it is wrong.
 from __future__ import annotations
 
 import math
-import shlex
 import shutil
 import sys
 import tempfile
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from harness.gate.command import Commanded
     from harness.gate.policy import Policy
     from harness.gate.render import Answer
+    from harness.gate.runner import Instrument, Session
     from harness.gate.sides import Side
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         options
     )  # before anything is read: whatever comes of this gate, no earlier one is taken for it
     try:
-        answer = _answer(options, argv)
+        answer = _answer(options)
         if answer is not None:
             tell(answer, options)
         return int(answer.code if answer is not None else Exit.OK)
@@ -134,7 +134,7 @@ def is_file_list(names: Sequence[str]) -> bool:
     return bool(names) and all(name.endswith(".json") for name in names)
 
 
-def _answer(options: Options, argv: Sequence[str]) -> Answer | None:
+def _answer(options: Options) -> Answer | None:
     """Judges, after measuring where that is asked for; None where there was nothing to judge."""
     from harness.gate.judge import judge
     from harness.gate.policy import as_given, load_policy
@@ -142,9 +142,9 @@ def _answer(options: Options, argv: Sequence[str]) -> Answer | None:
 
     policy = as_given(load_policy(options.policy), options)
     if options.against:
-        return _measure_two(options, policy, argv)
+        return _measure_two(options)
     if options.measure:
-        return _measure_one(options, policy, argv)
+        return _measure_one(options, policy)
     baseline, candidate = _side(options, "baseline"), _side(options, "candidate")
     return Answer.of(judge(baseline, candidate, policy, machine_free=options.machine_free))
 
@@ -168,29 +168,25 @@ def _words(options: Options) -> list[str]:
     return words if any(word.startswith("sweep=") for word in words) else [SWEEP, *words]
 
 
-def _typed(argv: Sequence[str]) -> str:
-    """The command as it was typed, without its budget, for advice that can be copied."""
-    words = list(argv)
-    if "--budget-s" in words:
-        del words[words.index("--budget-s") : words.index("--budget-s") + 2]
-    return (
-        f"python -m harness gate {shlex.join(word for word in words if not word.startswith('--budget-s='))}"
-    )
+def _session(
+    options: Options, policy: Policy, instrument: Instrument, stored: str | None = None, notes: tuple[str, ...] = ()
+) -> Session:  # fmt: skip
+    from harness.gate.runner import Session
+
+    results = options.results_dir.resolve()
+    return Session(instrument, policy, results, stored, options.machine_free, notes, tell=_report)
 
 
-def _measure_one(options: Options, policy: Policy, argv: Sequence[str]) -> Answer | None:
+def _measure_one(options: Options, policy: Policy) -> Answer | None:
     """Measures this work tree alone, and judges it by a stored run if one is named."""
     from harness.gate.render import Answer
-    from harness.gate.runner import Session, SideError
+    from harness.gate.runner import SideError
     from harness.gate.sides import load_side
     from harness.gate.sweeping import Sweeping
 
-    root = Path(__file__).resolve().parents[2]
     stored = options.baseline[0] if options.baseline else None
-    sweep = Sweeping({"candidate": root}, _words(options), policy.blocks)
-    session = Session(
-        sweep, policy, options.results_dir, stored, options.machine_free, _typed(argv), tell=_report
-    )
+    sweep = Sweeping({"candidate": Path(__file__).resolve().parents[2]}, _words(options), policy.blocks)
+    session = _session(options, policy, sweep, stored)
     if stored is not None:
         load_side(stored, "baseline", options.results_dir)  # refused before minutes are spent
         return Answer.of(session.run())
@@ -202,32 +198,23 @@ def _measure_one(options: Options, policy: Policy, argv: Sequence[str]) -> Answe
     return None
 
 
-def _measure_two(options: Options, policy: Policy, argv: Sequence[str]) -> Answer | None:
+def _measure_two(options: Options) -> Answer | None:
     """Measures this work tree and another commit by a sweep or a command, and judges."""
     from harness.gate import trees
     from harness.gate.policy import DEFAULT, as_given
     from harness.gate.render import Answer
-    from harness.gate.runner import Instrument, Session
     from harness.gate.shell import contained
     from harness.gate.sweeping import Sweeping
 
     by_command = options.command is not None
     root = trees.users_root() if by_command else trees.project_root()
     commit = trees.commit_to_compare(root, str(options.against), tip=options.tip)
-    words, results = _words(options), options.results_dir.resolve()
-    if options.dry_run:
-        sys.stdout.write(Sweeping({"candidate": root}, words, policy.blocks).cost(policy))
-        return None
     # What the gate itself writes below the user's root is part of neither side.
     files = (options.results_dir / "gate", options.json, options.markdown, options.junit, options.comment)
     written = [place for file in files if by_command and file and (place := trees.below(root, file))]
-    if (
-        trees.same_code(root, commit, (".",) if by_command else trees.MEASURED, written)
-        and not options.even_if_equal
-    ):
-        what = "all files" if by_command else ", ".join(trees.MEASURED)
-        same = f"{what} are the same in {commit[:10]} and here, so nothing was measured (--even-if-equal measures)"
-        return Answer(Exit.OK, "OK", same)
+    measured = (".",) if by_command else trees.MEASURED
+    if not options.dry_run and not options.even_if_equal and trees.same_code(root, commit, measured, written):
+        return _same(f"{'all files' if by_command else ', '.join(measured)} are the same in {commit[:10]}")
     with ExitStack() as stack:
         if by_command:
             stack.enter_context(contained())
@@ -235,19 +222,25 @@ def _measure_two(options: Options, policy: Policy, argv: Sequence[str]) -> Answe
         judges = (DEFAULT, ()) if by_command else (root / trees.POLICY, trees.JUDGES)
         base = trees.base_of(root, baseline, options.policy, *judges)
         policy = as_given(base.policy, options)
-        instrument: Instrument
+        sweep = Sweeping(
+            {"baseline": baseline, "candidate": root},
+            _words(options), policy.blocks, options.alone, base.clock,
+        )  # fmt: skip
+        instrument: Instrument = sweep
+        if options.dry_run:
+            sys.stdout.write(sweep.cost(policy))
+            return None
         if by_command:
-            instrument = _commanded(options, stack, root, baseline, written)
-            if not (instrument.proof.changed or options.accept_changed_benchmark or options.even_if_equal):
-                same = f"only documents, tests and benchmarks differ between {commit[:10]} and here, so nothing was measured"
-                return Answer(Exit.OK, "OK", f"{same} (--even-if-equal measures)")
-        else:
-            sides = {"baseline": baseline, "candidate": root}
-            instrument = Sweeping(sides, words, policy.blocks, options.alone, base.clock)
-        free, typed = options.machine_free, _typed(argv)
-        return Answer.of(
-            Session(instrument, policy, results, None, free, typed, base.notes, tell=_report).run()
-        )
+            commanded = instrument = _commanded(options, stack, root, baseline, written)
+            if not (commanded.proof.changed or options.accept_changed_benchmark or options.even_if_equal):
+                return _same(f"only documents, tests and benchmarks differ between {commit[:10]}")
+        return Answer.of(_session(options, policy, instrument, notes=base.notes).run())
+
+
+def _same(what: str) -> Answer:
+    from harness.gate.render import Answer
+
+    return Answer(Exit.OK, "OK", f"{what} and here, so nothing was measured (--even-if-equal measures)")
 
 
 def _commanded(

@@ -134,7 +134,6 @@ class Session:
         results_dir: the session is stored in `<results_dir>/gate/<session>/`.
         stored_baseline: a run, where no tree of a baseline is measured.
         machine_free: see `judge`.
-        command: what was typed, without its budget, for advice that can be copied.
         notes: what is told with the verdict, whatever it is.
         rounds: measured to their end so far, in all stages.
     """
@@ -144,7 +143,6 @@ class Session:
     results_dir: Path
     stored_baseline: str | None = None
     machine_free: bool = False
-    command: str = "python -m harness gate"
     notes: tuple[str, ...] = ()
     tell: Callable[[str], None] = lambda line: None
     clock: Callable[[], float] = time.monotonic
@@ -286,7 +284,7 @@ class Session:
         return GateError(
             Exit.USAGE,
             f"a round takes {seconds:.0f} s, and a decision needs {FEWEST_TO_FLAG} rounds and {FEWEST_TO_CLAIM} to confirm, "
-            f"which {self.policy.budget_s:g} s cannot hold: {self.command} --budget-s {needed}",
+            f"which {self.policy.budget_s:g} s cannot hold: give --budget-s {needed}",
         )
 
     def _broken(self, suite: str, case: str, metric: str, why: str) -> Judgement:

@@ -27,10 +27,12 @@ from harness.gate.unit import Judgement
 # Answers by script: `plan`, then whatever the test says for each command.
 SCRIPTED = """\
 import json, sys, time
-script = json.loads(open(sys.argv[1] + "/script.json").read())
+from multiprocessing.connection import Connection
+pipe, tree = Connection(int(sys.argv[1])), sys.argv[2]
+script = json.loads(open(tree + "/script.json").read())
 counts = {}
-for line in sys.stdin:
-    what = json.loads(line)["do"]
+while True:
+    what = json.loads(pipe.recv_bytes())["do"]
     if what == "quit":
         break
     counts[what] = counts.get(what, 0) + 1
@@ -39,7 +41,7 @@ for line in sys.stdin:
         sys.exit("no memory left")
     if says == "hang":
         time.sleep(3600)
-    print(json.dumps(says), flush=True)
+    pipe.send_bytes(json.dumps(says).encode())
 """
 CASE = {"suite": "gemm", "case_id": "c1", "arm": "fp8", "baseline": "", "axes": "{}", "seed": 0}
 PLANNED = {"case_id": "c1", "suite": "gemm", "axes": "{}", "seed": 0, "arms": {"fp8": ""}}
@@ -95,7 +97,6 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             Sweeping(trees, ["sweep=x"], blocks=2),
             load_policy(),
             tmp_path / "r",
-            command="gate --against main",
         )
 
     return make
@@ -231,8 +232,8 @@ def test_a_round_that_does_not_end_in_time_is_broken_off_and_forgotten(tmp_path:
     sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
     counting = SCRIPTED.replace(
         "counts = {}",
-        "counts = {}\nstarts = open(sys.argv[1] + '/starts', 'a+'); starts.write('x'); starts.flush()\n"
-        "starts.seek(0); late = len(starts.read()) > 1 and 'candidate' in sys.argv[1]",
+        "counts = {}\nstarts = open(tree + '/starts', 'a+'); starts.write('x'); starts.flush()\n"
+        "starts.seek(0); late = len(starts.read()) > 1 and 'candidate' in tree",
     ).replace('if says == "hang":', 'if late and what == "block":')
     (tmp_path / "worker.py").write_text(counting)
     assert sitting.stage(1, 10, ends=time.monotonic() + 5.0) == 1
@@ -280,7 +281,6 @@ class Stream(Instrument):
             self,
             load_policy(),
             folder,
-            command="gate --against main",
             tell=self.told.append,
             clock=self.clock,
         )
@@ -300,7 +300,7 @@ def test_the_budget_keeps_time_for_the_confirmation(tmp_path: Path, seconds: flo
 def test_a_budget_that_cannot_hold_a_decision_is_refused_after_one_round(tmp_path: Path) -> None:
     """Rounds of 27 s: 300 s hold fewer than the 13 of a decision, which take 351 s. A fifth more and 5 s are advised."""
     stream = Stream(27.0, a=SLOWER)
-    with pytest.raises(GateError, match=r"gate --against main --budget-s 430$") as caught:
+    with pytest.raises(GateError, match=r"--budget-s 430$") as caught:
         judged(stream.session(tmp_path))
     assert (caught.value.code, stream.clock.rounds) == (Exit.USAGE, 1)
     # no time decides there, so none is missed
