@@ -41,6 +41,7 @@ SOURCE = "src/pkg/__init__.py"
 SLOWER = {SOURCE: package(a=0.012, b=0.02)}
 BROKEN = {SOURCE: "def times(:\n"}
 WORDS = {"README.md": "words\n"}
+HERE = Path(command_module.__file__).resolve().parents[2]
 UNPROVEN = ("--unproven-tree", "ok", "--even-if-equal")
 LOOSE = "metrics:\n  time_ms: {rule: timed, tolerance: 9.0}\n"
 
@@ -71,14 +72,11 @@ def test_a_change_of_the_documentation_is_ok(root: Path) -> None:
     assert len(list(root.glob("results/gate/*/*/stage1/_run.json"))) == 2
 
 
-@pytest.mark.parametrize(
-    ("seconds", "verdict", "code"), [(0.0102, "OK", 0), (0.0105, "REGRESSED", 1), (0.008, "IMPROVED", 0)]
-)
-def test_each_benchmark_has_a_verdict(root: Path, seconds: float, verdict: str, code: int) -> None:
+def test_each_benchmark_has_a_verdict(root: Path) -> None:
     """Tolerance 3 %: +2 % is within it, +5 % is not."""
-    commit(root, {SOURCE: package(a=seconds, b=0.02)})
+    commit(root, {SOURCE: package(a=0.0105, b=0.0204)})
     ended, said, document = run(root)
-    assert (ended, verdicts(document)) == (code, {"a": verdict, "b": "OK"}), said
+    assert (ended, verdicts(document)) == (1, {"a": "REGRESSED", "b": "OK"}), said
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -194,9 +192,8 @@ def test_a_baseline_that_does_not_import_is_none_and_neither_side_is_refused(tmp
     [
         (package(a=0.01) + "CODE = 3\n", "exit code 3"),
         (package(), "wrote no benchmark"),
-        (BROKEN[SOURCE], "SyntaxError"),
     ],
-    ids=["partial file and exit code", "no file", "no import"],
+    ids=["partial file and exit code", "no file"],
 )
 def test_a_candidate_that_fails_is_a_finding(root: Path, source: str, reason: str) -> None:
     commit(root, {SOURCE: source})
@@ -274,25 +271,13 @@ def test_an_editable_install_of_the_checkout_is_refused_and_an_environment_a_tre
     assert (code, verdicts(document)) == (1, {"a": "REGRESSED", "b": "OK"}), said
 
 
-@pytest.mark.parametrize(
-    ("base", "change", "named", "code", "told"),
-    [
-        (LOOSE.replace("9.0", "0.03"), LOOSE, "p.yaml", 1, True),
-        (None, LOOSE, "p.yaml", 1, True),
-        (None, None, "../p.yaml", 0, False),  # from elsewhere
-        (LOOSE, LOOSE, "p.yaml", 0, False),
-    ],
-    ids=["loosened", "brought", "elsewhere", "unchanged"],
-)
-def test_no_policy_of_the_change_judges_it(
-    tmp_path: Path, base: str | None, change: str | None, named: str, code: int, told: bool
-) -> None:
-    files = {"bench/program.py": PROGRAM, SOURCE: package(a=0.01, b=0.02), ".gitignore": "results\n"}
-    root = make_repository(tmp_path / "repo", files | ({"p.yaml": base} if base else {}))
-    commit(root, SLOWER | ({"p.yaml": change} if change else {}))
-    (tmp_path / "p.yaml").write_text(LOOSE)
+@pytest.mark.parametrize(("named", "code"), [("p.yaml", 1), ("../p.yaml", 0)], ids=["brought", "elsewhere"])
+def test_no_policy_of_the_change_judges_it(root: Path, named: str, code: int) -> None:
+    """The others: test_gate_base.py."""
+    commit(root, {**SLOWER, "p.yaml": LOOSE})
+    (root.parent / "p.yaml").write_text(LOOSE)
     ended, said, _ = run(root, "--policy", named)
-    assert (ended, "JUDGE CHANGED" in said) == (code, told), said
+    assert (ended, "JUDGE CHANGED" in said) == (code, bool(code)), said
 
 
 def test_what_a_gate_wrote_is_no_change_of_the_next_one(tmp_path: Path) -> None:
@@ -400,7 +385,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     root: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -410,10 +395,9 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     pids = tmp_path / "pids"
     line = f"setsid {sys.executable} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)' > {pids}.new"
     command = f"({line}) & while ! [ -s {pids}.new ]; do :; done; mv {pids}.new {pids}; wait"
-    here = Path(command_module.__file__).resolve().parents[2]
     started = subprocess.Popen(
         [sys.executable, "-c", HEEDS_CTRL_C, "gate", "--against", "main", "--command", command, "--even-if-equal"],
-        cwd=root, env={**os.environ, "PYTHONPATH": str(here), "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,
+        cwd=root, env={**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,
     )  # fmt: skip
     _wait(pids.exists)
     pid = int(pids.read_text())
@@ -427,6 +411,18 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
             gate(root, "--command", "true", *UNPROVEN, "--pairs", "1", TMPDIR=str(tmp_path / "tmp"))[0] == 6
         )
     assert len(git(root, "worktree", "list").splitlines()) == 1
+    assert not list((tmp_path / "tmp").glob("harness-gate-*"))
+
+
+def test_two_gates_at_once_take_nothing_from_each_other(root: Path, tmp_path: Path) -> None:
+    """Two verdicts, two sessions of both sides, no tree left."""
+    commit(root, WORDS)
+    (tmp_path / "tmp").mkdir()
+    words = ["gate", "--against", "main", "--command", "sleep 0.5", *UNPROVEN, "--pairs", "1"]
+    env = {**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path / "tmp")}
+    gates = [subprocess.Popen([sys.executable, "-m", "harness", *words], cwd=root, env=env) for _ in range(2)]
+    assert [each.wait() for each in gates] == [6, 6]  # one round decides nothing
+    assert len(list(root.glob("results/gate/*/*/stage1/_run.json"))) == 4
     assert not list((tmp_path / "tmp").glob("harness-gate-*"))
 
 

@@ -14,7 +14,7 @@ import pytest
 from gate_fixtures import ENV, Times, time_row, write
 
 from harness.__main__ import main
-from harness.gate import _parse, runner
+from harness.gate import runner
 from harness.gate.sides import load_side
 
 
@@ -122,6 +122,11 @@ def test_a_damaged_row_is_refused_and_no_run_is_overwritten(
         "--against HEAD --pairs 0",
         "--against HEAD --budget-s -1",
         "--baseline x --candidate y sweep=gate",
+        "--baseline x --candidate y --pairs 3",
+        "--baseline x --candidate y --budget-s 0",
+        "--baseline x --candidate y --alone",
+        "--measure --alone",
+        "--measure --even-if-equal",
         "--baseline x --candidate y --tolerance 3",
         "--baseline a.json --candidate run",
         "--baseline run run2 --candidate run",
@@ -149,30 +154,6 @@ def test_a_file_is_no_baseline_to_measure_against_and_nothing_is_measured(
     (file,) = files(tmp_path, "a", 1)
     assert main(["gate", "--measure", "--baseline", file]) == 2
     assert refused(capsys, "cannot read")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--pairs", "3"],
-        ["--confirm-pairs", "3"],
-        ["--blocks", "2"],
-        ["--budget-s", "0"],
-        ["--alone"],
-        ["--even-if-equal"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_options_of_measuring_are_refused_where_nothing_is_measured(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """--measure has one side: it takes the counts, and not what is about two."""
-    assert gate("x", "y", *words) == 2
-    assert refused(capsys, words[0])
-    if len(words) == 1:
-        assert main(["gate", "--measure", *words]) == 2
-    else:
-        assert getattr(_parse(["--measure", *words]), words[0][2:].replace("-", "_")) == float(words[1])
 
 
 def test_only_one_session_makes_pairs(tmp_path: Path) -> None:
