@@ -6,11 +6,11 @@ often it is wrong.
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from harness.gate.sides import Side
 
 
-OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run", "command")  # where two sides are measured
-OF_A_COMMAND = ("setup", "unproven_tree", "accept_changed_benchmark")
-NOT_OF_A_COMMAND = {
-    "dry_run": "how many benchmarks a command writes is known only when it ran",
-    "machine_free": "a command has times alone",
-    "alone": "a command always runs alone, once a side and round",
-    "blocks": "a command always runs alone, once a side and round",
+OF_EACH = ("policy", "json", "markdown", "junit", "comment", "annotations", "results_dir")
+COUNTS = ("pairs", "confirm_pairs", "budget_s")
+BY_SWEEP = ("words", "machine_free", "blocks", *COUNTS)
+BY_COMMIT = ("against", "tip", "even_if_equal")
+TAKES = {  # what goes together, by what a gate is named after
+    "--candidate": ("baseline", "candidate", "machine_free"),
+    "--measure": ("measure", "baseline", *BY_SWEEP),
+    "--against": (*BY_COMMIT, "alone", "dry_run", *BY_SWEEP),
+    "--command": (*BY_COMMIT, "command", "setup", "unproven_tree", "accept_changed_benchmark", *COUNTS),
 }
 
 
@@ -83,49 +85,25 @@ def _parse(argv: Sequence[str]) -> Options | None:
 
 def _contradiction(options: Options) -> str:
     """What of the words does not go together; "" where all does."""
-    from harness.gate.policy import COUNTS, MEASURING
-
-    def flag(name: str) -> str:
-        return f"--{name.replace('_', '-')}"
-
-    def given(names: Sequence[str]) -> list[str]:
-        values = ((name, getattr(options, name)) for name in names)
-        return [
-            name for name, value in values if value is not None and value is not False
-        ]  # 0 is an answer too
-
+    modes = [name for name in ("candidate", "against", "measure") if getattr(options, name)]
+    if len(modes) != 1:
+        return "choose one: --baseline RUN --candidate RUN, --against GIT_REV, or --measure [--baseline RUN]"
+    mode = "--command" if options.against and options.command is not None else f"--{modes[0]}"
+    unset = Options()
+    for name in (each.name for each in fields(options)):
+        if getattr(options, name) != getattr(unset, name) and name not in (*TAKES[mode], *OF_EACH):
+            said = repr(options.words[0]) if name == "words" else f"--{name.replace('_', '-')}"
+            return f"{said} does not go with {mode}"
+    if options.candidate and not options.baseline:
+        return "--candidate needs --baseline RUN"
+    if options.command is not None and not options.command.strip():
+        return "--command '': give the command to measure"
     for name in ("baseline", "candidate"):
         runs = getattr(options, name)
         if len(runs) > 1 and not is_file_list(runs):
             return f"--{name} {' '.join(runs)}: name one run, or pytest-benchmark files (.json)"
-    if sum(map(bool, (options.candidate, options.against, options.measure))) != 1:
-        return "choose one: --baseline RUN --candidate RUN, --against GIT_REV, or --measure [--baseline RUN]"
-    if options.candidate and not options.baseline:
-        return "--candidate needs --baseline RUN"
-    if options.baseline and options.against:
-        return "--against measures its own baseline; leave --baseline out"
     if options.candidate and is_file_list(options.baseline) != is_file_list(options.candidate):
         return "--baseline and --candidate: name runs on both sides, or pytest-benchmark files on both"
-    if options.words and options.candidate:
-        return f"{options.words[0]!r}: only --against and --measure take what to measure"
-    if not options.against and (wrong := given(OF_TWO_TREES)):
-        return f"{flag(wrong[0])} is about measuring: only --against takes it"
-    if options.candidate and (wrong := given(MEASURING)):
-        return f"{flag(wrong[0])} is about measuring: only --against and --measure take it"
-    if options.command is None and (wrong := given(OF_A_COMMAND)):
-        return f"{flag(wrong[0])} goes with --command"
-    if options.command is not None:
-        if not options.command.strip():
-            return "--command '': give the command to measure"
-        if options.words:
-            return f"{options.words[0]!r}: a sweep is measured, or --command, not both"
-        if wrong := given(list(NOT_OF_A_COMMAND)):
-            return f"{flag(wrong[0])} does not go with --command: {NOT_OF_A_COMMAND[wrong[0]]}"
-    for name in given(COUNTS):
-        if getattr(options, name) < 1:
-            return f"{flag(name)} {getattr(options, name)} must be at least 1"
-    if options.budget_s is not None and not 0 <= options.budget_s < math.inf:
-        return f"--budget-s {options.budget_s} must be a number of seconds, 0 for no limit"
     return ""
 
 

@@ -20,7 +20,6 @@ Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
 Condition = Literal["contended", "throttled"]  # under which a row may have been measured
 CONDITIONS = get_args(Condition)
-COUNTS = ("pairs", "blocks", "confirm_pairs")
 DEFAULT = Path(__file__).with_name("policy.yaml")
 MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
 
