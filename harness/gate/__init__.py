@@ -39,7 +39,7 @@ BY_COMMIT = ("against", "tip", "even_if_equal")
 TAKES = {  # what goes together, by what a gate is named after
     "--candidate": ("baseline", "candidate", "machine_free"),
     "--measure": ("measure", "baseline", *BY_SWEEP),
-    "--against": (*BY_COMMIT, "alone", "dry_run", *BY_SWEEP),
+    "--against": (*BY_COMMIT, "alone", *BY_SWEEP),
     "--command": (*BY_COMMIT, "command", "setup", "unproven_tree", "accept_changed_benchmark", *COUNTS),
 }
 
@@ -191,7 +191,7 @@ def _measure_two(options: Options) -> Answer | None:
     files = (options.results_dir / "gate", options.json, options.markdown, options.junit, options.comment)
     written = [place for file in files if by_command and file and (place := trees.below(root, file))]
     measured = (".",) if by_command else trees.MEASURED
-    if not options.dry_run and not options.even_if_equal and trees.same_code(root, commit, measured, written):
+    if not options.even_if_equal and trees.same_code(root, commit, measured, written):
         return _same(f"{'all files' if by_command else ', '.join(measured)} are the same in {commit[:10]}")
     with ExitStack() as stack:
         if by_command:
@@ -200,14 +200,8 @@ def _measure_two(options: Options) -> Answer | None:
         judges = (DEFAULT, ()) if by_command else (root / trees.POLICY, trees.JUDGES)
         base = trees.base_of(root, baseline, options.policy, *judges)
         policy = as_given(base.policy, options)
-        sweep = Sweeping(
-            {"baseline": baseline, "candidate": root},
-            _words(options), policy.blocks, options.alone, base.clock,
-        )  # fmt: skip
-        instrument: Instrument = sweep
-        if options.dry_run:
-            sys.stdout.write(sweep.cost(policy))
-            return None
+        sides = {"baseline": baseline, "candidate": root}
+        instrument: Instrument = Sweeping(sides, _words(options), policy.blocks, options.alone, base.clock)
         if by_command:
             commanded = instrument = _commanded(options, stack, root, baseline, written)
             if not (commanded.proof.changed or options.accept_changed_benchmark or options.even_if_equal):

@@ -39,7 +39,6 @@ class Options:
     accept_changed_benchmark: bool = key(
         "with --command: each side is judged by its own benchmark (default: both by the base commit's)", False
     )
-    dry_run: bool = key("print how many rounds a decision takes; measure nothing", False)
     measure: bool = key("measure this work tree alone; judge by --baseline", False)
     machine_free: bool = key("judge no times but ratios, numerics and counts", False)
     policy: Path | None = key("YAML; the default documents its keys")

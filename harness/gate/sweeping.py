@@ -9,7 +9,6 @@ x arms x blocks x block_ms)).
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, rounds_for
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.process import Process, WorkerError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
@@ -26,15 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from harness.gate.policy import Policy
     from harness.gate.runner import Round
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
 LAYOUT = "LayoutError"  # the error of a worker whose tree is of another layout
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
 CRASHED = (1, Exit.INTERNAL)  # of a traceback: of Python itself, and of the harness
-PLANNED_SPREADS = (0.01, 0.05)  # a quiet machine, a shared one
-PLANNED_AWAY = math.log1p(0.03)
 
 
 @dataclass
@@ -128,40 +123,6 @@ class Sweeping(Instrument):
             raise GateError(Exit.NO_BASELINE if error.kind == LAYOUT else Exit.USAGE, said)
         why = f"the candidate does not import or plan: {error.reason}"
         return "import", "harness and fp8core", "imports", why
-
-    def plan(self, side: str) -> dict[str, Any]:
-        """The plan of one side.
-
-        Raises:
-            WorkerError: it cannot be planned.
-        """
-        worker = Process(self.trees[side])
-        try:
-            return worker.ask({"do": "plan", "words": list(self.words)}, START_S)
-        finally:
-            worker.close()
-
-    def cost(self, policy: Policy) -> str:
-        """What a decision takes, said before anything is measured.
-
-        Raises:
-            GateError: the sweep cannot be planned.
-        """
-        try:
-            units = sum(len(case["arms"]) for case in self.plan("candidate")["cases"])
-        except WorkerError as error:
-            raise GateError(Exit.USAGE, str(error)) from error
-        lines = [
-            f"{units} timed units: {FEWEST_TO_FLAG} rounds to flag, {FEWEST_TO_CLAIM} to confirm; planned: "
-            f"{policy.pairs} and {max(policy.confirm_pairs, FEWEST_TO_CLAIM)} in {policy.budget_s:g} s\n"
-        ]
-        for spread in PLANNED_SPREADS:
-            rounds = rounds_for(max(units, 1), spread, PLANNED_AWAY, policy.alpha_confirm)
-            lines.append(
-                f"rounds that differ by {spread:.1%}: {rounds or 'over 1000'} find a unit {math.expm1(PLANNED_AWAY):.0%} "
-                "beyond its tolerance, 95 times of 100, whichever of them it is\n"
-            )
-        return "".join(lines)
 
 
 def _require_time(this: Round) -> None:

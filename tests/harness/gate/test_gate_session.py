@@ -247,18 +247,6 @@ def test_time_for_no_round_at_all_is_refused(tmp_path: Path, scripted: Any) -> N
     assert not list((tmp_path / "r").rglob("*"))
 
 
-def test_a_dry_run_says_how_many_rounds_a_decision_takes(
-    scripted: Any,
-) -> None:
-    plan = PLAN | {"cases": [PLANNED | {"arms": {f"a{n}": "" for n in range(50)}}]}
-    lines = scripted(candidate={"plan": plan}).instrument.cost(load_policy()).splitlines()
-    assert lines[0].startswith("50 timed units: 5 rounds to flag, 8 to confirm; planned: 10 and 10 in 300 s")
-    assert [int(line.partition(": ")[2].split()[0]) for line in lines[1:]] == [
-        9,
-        84,
-    ]  # of docs/gate-statistics.md
-
-
 class Stream(Instrument):
     """Rounds whose log ratios are known by case, of so many seconds each; nothing is run."""
 

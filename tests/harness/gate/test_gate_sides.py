@@ -135,7 +135,6 @@ def test_a_damaged_row_is_refused_and_no_run_is_overwritten(
         "--against main --command ' '",
         "--against main --command true sweep=cast",
         "--against main --command true --machine-free",
-        "--against main --command true --dry-run",
         "--against main --command true --blocks 3",
         "--against main --command true --alone",
         "--measure --command true",
