@@ -47,7 +47,6 @@ FEWEST_TO_FLAG, FEWEST_TO_CLAIM = 5, 8  # rounds
 LEAST_SPREAD = 0.002
 TENTH = 0.1
 SCATTER_DEGREES = 5  # of freedom: processes have heavier tails than a normal distribution
-POWER = 0.95  # with which `rounds_for` finds a slowdown
 _NAN = math.nan
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
@@ -220,29 +219,6 @@ def _interval(logs: Vector, effect: Effect, apart: float) -> tuple[float, float]
     error, degrees = _error(logs.std(ddof=1), len(logs), apart)
     half = float(stdtrit(degrees, 0.975)) * error
     return effect.log - half, effect.log + half
-
-
-def rounds_for(units: int, spread: float, away: float, alpha: float = 0.01) -> int | None:
-    """Rounds in which one of so many units that is slower than the limit by `away` is found with 95 % probability.
-
-    Args:
-        units: over which Holm runs.
-        spread: standard deviation of a round's log ratio.
-        away: how far beyond the limit the change lies, as a logarithm.
-        alpha: that Holm has to keep.
-
-    Returns:
-        At least `FEWEST_TO_CLAIM`; None beyond `MOST_ROUNDS`.
-
-    >>> rounds_for(1, 0.01, 0.03), rounds_for(50, 0.01, 0.03), rounds_for(50, 0.05, 0.03)
-    (8, 9, 82)
-    """
-    rounds = np.arange(FEWEST_TO_CLAIM, MOST_ROUNDS + 1)
-    t = stdtrit(rounds - 1, 1 - alpha / units)
-    # Noncentral t by its normal approximation: the spread that is measured differs too (Johnson and Welch 1940).
-    needed = max(spread, LEAST_SPREAD) * (t + ndtri(POWER) * np.sqrt(1 + t * t / (2 * (rounds - 1))))
-    enough = away * np.sqrt(rounds) >= needed
-    return int(rounds[enough.argmax()]) if enough.any() else None
 
 
 def _more(logs: Vector, limit: float, quiet: float, apart: float, alpha: float) -> int | None:
