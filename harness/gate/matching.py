@@ -75,10 +75,19 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
             f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
         )
     notes = [*baseline.notes, *candidate.notes]
-    units = _units(mine, theirs, policy, notes, elsewhere=baseline.env_id != candidate.env_id)
+    releases = [str(side.env.get("torch")).partition("+")[0] for side in sides]
+    units = _units(mine, theirs, policy, notes, releases, elsewhere=baseline.env_id != candidate.env_id)
     if new - old:
         notes.append(f"{len(new - old)} cases are new in the candidate and have nothing to be compared with")
-    _leave_to_one_torch(units, baseline, candidate, notes)
+    left = [unit for unit in units if unit.key.metric == OPERATORS and unit.is_open]
+    if left and releases[0] != releases[1]:
+        notes.append(
+            Loud(
+                f"NOT JUDGED: {OPERATORS} of {len(left)} units ({_arms(left)}), {left[0].why}; measure the baseline "
+                f"{baseline.commit} anew: python -m harness gate --measure --machine-free (in this repository: make gate "
+                "ARGS=update)"
+            )
+        )
     if CONFIRMATION in candidate.stages:
         # A stored baseline has none of its own: fresh data of the candidate meet its first.
         again = [by_key(side.stages.get(CONFIRMATION, side.first)) for side in sides]
@@ -110,7 +119,9 @@ def _key(row: Any) -> Key:
     return Key(*(getattr(row, name) or "" for name in Key._fields))
 
 
-def _units(mine: Table, theirs: Table, policy: Policy, notes: list[str], *, elsewhere: bool) -> list[Unit]:
+def _units(
+    mine: Table, theirs: Table, policy: Policy, notes: list[str], releases: list[str], *, elsewhere: bool
+) -> list[Unit]:
     arms: dict[tuple[str, str], list[Any]] = {}  # what was not measured stands under another regime or metric
     for key, rows in theirs.items():
         arms.setdefault((key.case_id, key.arm), []).extend(rows)
@@ -140,7 +151,7 @@ def _units(mine: Table, theirs: Table, policy: Policy, notes: list[str], *, else
         found = theirs.get(key, [])
         if found and found[0].status == "ok":
             unit.after, unit.rows = found[0].value, (rows, found)
-            units += _declared(unit, policy)
+            units += _declared(unit, policy, releases)
             continue
         there = found[0] if found else _absent(arms.get(arm, []))
         unit.set_aside(*_lost(there))
@@ -200,7 +211,7 @@ def _arms(units: Sequence[Unit]) -> str:
     return some(list(dict.fromkeys(f"{unit.key.suite}/{unit.key.arm}" for unit in units)), 6)
 
 
-def _declared(timed: Unit, policy: Policy) -> Iterator[Unit]:
+def _declared(timed: Unit, policy: Policy, releases: list[str]) -> Iterator[Unit]:
     """Units for what two rows of a time state about themselves: bytes, calls, graph breaks."""
     if timed.rule.rule != "timed":
         return
@@ -215,31 +226,16 @@ def _declared(timed: Unit, policy: Policy) -> Iterator[Unit]:
         )  # fmt: skip
         if math.isnan(after):
             unit.set_aside(State.OPEN, "the candidate's row does not state it")
+        elif name == OPERATORS and releases[0] != releases[1]:
+            unit.set_aside(
+                State.OPEN, f"torch {releases[1]} may take an operator apart otherwise than {releases[0]}"
+            )
         yield unit
 
 
 def number(value: Any) -> float:
     """What a row states as a figure; NaN where it does not."""
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _leave_to_one_torch(units: Sequence[Unit], baseline: Side, candidate: Side, notes: list[str]) -> None:
-    """Leaves the counts open that depend on the release of PyTorch, where the sides have two; its build is no other."""
-    was, now = (str(side.env.get("torch")).partition("+")[0] for side in (baseline, candidate))
-    found = [unit for unit in units if unit.key.metric == OPERATORS and not unit.trouble and not unit.is_open]
-    if was == now or not found:
-        return
-    for unit in found:
-        unit.set_aside(
-            State.OPEN, f"torch {now} may take an operator apart otherwise than the baseline's {was}"
-        )
-    notes.append(
-        Loud(
-            f"NOT JUDGED: {OPERATORS} of {len(found)} units ({_arms(found)}), as torch {was} became {now}; "
-            f"measure the baseline {baseline.commit} anew with torch {now}: python -m harness gate --measure --machine-free "
-            "(in this repository: make gate ARGS=update)"
-        )
-    )
 
 
 def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
