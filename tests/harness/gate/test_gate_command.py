@@ -42,6 +42,7 @@ SLOWER = {SOURCE: package(a=0.012, b=0.02)}
 BROKEN = {SOURCE: "def times(:\n"}
 WORDS = {"README.md": "words\n"}
 HERE = Path(command_module.__file__).resolve().parents[2]
+ONCE = ("--pairs", "1", "--even-if-equal")  # one round decides no time
 UNPROVEN = ("--unproven-tree", "ok", "--even-if-equal")
 LOOSE = "metrics:\n  time_ms: {rule: timed, tolerance: 9.0}\n"
 
@@ -85,12 +86,12 @@ def test_what_is_not_committed_is_measured_as_it_is(root: Path, hidden: bool) ->
         git(root, "update-index", "--assume-unchanged", SOURCE)
     commit(root, {"bench/old.py": ""})
     (root / "bench" / "old.py").unlink()
-    (root / "src" / "pkg" / "new.py").write_text("A = 0.012\n")  # untracked, and imported
-    (root / SOURCE).write_text(
-        "from pkg.new import A\n\n" + package(b=0.02).replace("{", "{'bench.py::a': A, ")
-    )
-    code, said, document = run(root)
-    assert (code, verdicts(document)) == (1, {"a": "REGRESSED", "b": "OK"}), said
+    (root / "src" / "pkg" / "new.py").write_text("NAME = 'bench.py::new'\n")  # untracked, and imported
+    renamed = package(a=0.01, b=0.02).replace("'bench.py::a'", "NAME")
+    (root / SOURCE).write_text(f"from pkg.new import NAME\n\n{renamed}")
+    code, said, document = gate(root, "--command", FAKE, *ONCE)
+    assert (code, verdicts(document)["a"]) == (1, "REGRESSED"), said  # it is lost
+    assert "only on the candidate (new, and not judged): bench.py::new" in document["notes"]
     assert f"candidate {git(root, 'rev-parse', 'HEAD')[:10]}+" in said
     assert git(root, "status", "--porcelain").splitlines() == [
         "D bench/old.py",
@@ -160,8 +161,8 @@ def test_what_a_change_adds_to_the_benchmark_is_not_there_unless_it_is_accepted(
 def test_what_was_seen_to_run_is_told_and_an_opened_file_is_seen(root: Path) -> None:
     reads = package(a=0.01, b=0.02) + "open(__file__.replace('__init__.py', 'data.txt')).read()\n"
     commit(root, {SOURCE: reads, "src/pkg/data.txt": "1", "src/pkg/unused.py": ""})
-    code, said, document = gate(root, "--command", FAKE, *FEW)
-    assert code == 0, said
+    code, said, document = gate(root, "--command", FAKE, *ONCE)
+    assert code == 6, said
     assert {
         "of the change these files were seen to run: src/pkg/__init__.py; src/pkg/data.txt",
         "not seen to run: src/pkg/unused.py",
@@ -287,8 +288,8 @@ def test_what_a_gate_wrote_is_no_change_of_the_next_one(tmp_path: Path) -> None:
     out = ("--markdown", "gate.md", "--junit", "gate.xml", "--comment", "comment.md")
     command = f"! test -e results && ! test -e gate.md && {FAKE}"
     for _ in range(2):
-        code, said, _ = run(root, *out, command=command)
-        assert code == 0, said
+        code, said, _ = gate(root, "--command", command, *ONCE, *out)
+        assert code == 6, said
     (root / "README.md").unlink()
     assert gate(root, "--command", command, *out)[1].startswith("OK (exit 0): all files are the same")
 
