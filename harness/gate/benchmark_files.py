@@ -10,6 +10,7 @@ import hashlib
 import math
 import tempfile
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from harness.store.outside import from_json, read_text
 from harness.store.private import hashed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from harness.gate.sides import Side
@@ -58,15 +59,36 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
             seen[run] = path
             # No row is kept, and no results folder has a salt for a host
             env = environment_of(document) | {"host_hash": None}
-            place = Path(folder) / str(len(seen))
-            writer = store.RunWriter(
-                place, run_id=run, sweep=SUITE, env_id=env_id(env), env=env, about={"made_by": "import"}
-            )
-            writer.append([row_of(test, path) for test in document["benchmarks"]])
-            writer.close("finished")
+            write_run(document, path, Path(folder) / str(len(seen)), run, env)
         side = load_side(folder, role, "")
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return replace(side, name=f"{paths[0]}{more}")
+
+
+def write_run(
+    document: Mapping[str, Any], path: Path, folder: Path, run_id: str, env: Mapping[str, Any]
+) -> list[Measurement]:
+    """Writes what a file holds as one run; returns its rows.
+
+    Raises:
+        UsageError: see `row_of`; nothing was written.
+    """
+    rows = [row_of(test, path) for test in document["benchmarks"]]
+    try:  # when the tests ran, as the file says it in its own zone
+        made_at = datetime.fromisoformat(str(document.get("datetime"))).isoformat(timespec="milliseconds")
+    except ValueError:
+        made_at = ""
+    about = {
+        "made_by": "import",
+        "command": f"python -m harness import {path.name}",
+        "version": document.get("version"),
+    }
+    writer = store.RunWriter(
+        folder, run_id=run_id, sweep=SUITE, env_id=env_id(env), env=env, about=about, made_at=made_at
+    )
+    writer.append(rows)
+    writer.close("finished")
+    return rows
 
 
 def read_document(path: Path) -> dict[str, Any]:
