@@ -95,7 +95,7 @@ class Commanded(Instrument):
         """How to have a decision in less time; what counts is named where it is installed."""
         counts = {"perf": "perf stat -e instructions:u", "valgrind": "valgrind --tool=callgrind"}
         found = next(
-            (f", or its counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), ""
+            (f", or counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), ""
         )
         return f"fewer benchmarks, longer ones{found}"
 

@@ -259,7 +259,7 @@ class Session:
         more = (
             "no number of rounds would do"
             if math.isinf(least)
-            else f"{least:.0f} would, {least * seconds:.0f} s"
+            else f"{least:.0f} would decide one, {least * seconds:.0f} s"
         )
         said = (
             f"after {self.rounds} rounds: {len(beyond)} of {times} times stay open in the {left} more that --pairs and "

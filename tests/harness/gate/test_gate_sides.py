@@ -235,7 +235,6 @@ def test_files_that_are_no_side(tmp_path: Path, capsys: pytest.CaptureFixture[st
     a, b, other = files(tmp_path, "a", 1), files(tmp_path, "b", 8), files(tmp_path, "other", 1, cpu="Another")
     (tmp_path / "copy.json").write_bytes(Path(a[0]).read_bytes())
     for names, code, said in (
-        (a * 8, 2, "the same file"),
         ([*a, str(tmp_path / "copy.json")], 2, "the same file"),
         ([*a, *other], 3, "cpu: "),
         (["none.json"], 2, "cannot read none.json"),
