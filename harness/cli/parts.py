@@ -60,6 +60,7 @@ class Part:
     Attributes:
         words: the command line of its sweep.
         done: nothing is left to measure.
+        ok: done, something was measured, and nothing failed.
         tries: slots in which it was started, also those that were killed; a refusal is none.
         seconds: that it has taken.
         exit: code of its sweep the last time; None where it was not started, or interrupted.
@@ -74,6 +75,7 @@ class Part:
     rehearsed: bool = False
     words: list[str] = field(default_factory=list)
     done: bool = False
+    ok: bool = False
     tries: int = 0
     seconds: float = 0.0
     exit: int | None = None
@@ -96,6 +98,7 @@ class Part:
         self.statuses = dict(Counter(rows["status"]))
         left = rows["retryable"] | (rows["status"] == "partial")  # resume= would measure it
         self.done = self.exit in (0, 1) and not left.any()
+        self.ok = self.done and self.exit == 0 and "failed" not in self.statuses and "ok" in self.statuses
 
     def __str__(self) -> str:
         ended = "cut off" if self.exit == CUT else "interrupted" if self.exit is None else f"exit {self.exit}"
@@ -105,7 +108,7 @@ class Part:
         return f"{self.name:<17}{begun}, {state}{f': {rows}' * bool(rows)}"
 
 
-KEPT = {"done", "tries", "seconds", "exit", "statuses"}
+KEPT = {"done", "ok", "tries", "seconds", "exit", "statuses"}
 
 
 def parts_of(config: Mapping[str, Any]) -> list[Part]:

@@ -89,7 +89,7 @@ def test_a_slot_starts_by_priority_what_it_has_room_for_and_resume_the_rest(
     assert "nothing is left" in capsys.readouterr().out
     assert main(["resume=r-first"]) == 0, "a part is a run of its own"
     assert store.read_about(FOLDER)["state"] == "finished"
-    assert all(mine["done"] and mine["tries"] == 1 for mine in state().values())
+    assert all(mine["ok"] and mine["tries"] == 1 for mine in state().values())
     rows = store.read(FOLDER)
     assert set(rows["seed"]) == {7}, "a key that every part is given"
     assert {json.loads(axes)["n"] for axes in rows["axes"]} == {1, 2, 3}
@@ -157,25 +157,27 @@ def test_what_ends_a_slot_loses_no_row(builds: Builds, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "rows", "done"),
+    ("exit_code", "rows", "done", "ok"),
     [
-        (0, [row(), row("a", "skipped", Cause.UNSUPPORTED)], True),
-        (1, [row(), row("a", "failed", Cause.NUMERICS)], True),
-        (1, [row(), row("a", "failed", Cause.DEVICE_LOST)], False),
-        (0, [row(), row("a", "skipped", Cause.BUDGET)], False),
-        (CUT, [row("b", "partial")], False),
-        (None, [row("b", "partial")], False),
-        (2, [row()], False),
+        (0, [row()], True, True),
+        (0, [row(), row("a", "skipped", Cause.UNSUPPORTED)], True, True),
+        (0, [row("a", "skipped", Cause.UNSUPPORTED)], True, False),
+        (1, [row(), row("a", "failed", Cause.NUMERICS)], True, False),
+        (1, [row(), row("a", "failed", Cause.DEVICE_LOST)], False, False),
+        (0, [row(), row("a", "skipped", Cause.BUDGET)], False, False),
+        (CUT, [row("b", "partial")], False, False),
+        (None, [row("b", "partial")], False, False),
+        (2, [row()], False, False),
     ],
 )
 def test_what_rows_say_of_a_part(
-    exit_code: int | None, rows: list[Measurement], done: bool, tmp_path: Path
+    exit_code: int | None, rows: list[Measurement], done: bool, ok: bool, tmp_path: Path
 ) -> None:
     writer = store.RunWriter(tmp_path, run_id="r", sweep="s", env_id="e", env={}, about={})
     writer.append(rows)
     mine = Part("a", "toy", exit=exit_code)
     mine.settle(store.read(tmp_path))
-    assert mine.done is done
+    assert (mine.done, mine.ok) == (done, ok)
 
 
 @pytest.mark.parametrize(
