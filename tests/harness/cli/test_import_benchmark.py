@@ -108,6 +108,8 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
         ({"benchmarks": [{"fullname": "t"}]}, "'stats' of t is None"),
         ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),
         ({"benchmarks": [3]}, "a benchmark is 3; expected an object"),
+        ({"machine_info": {"cpu": "AMD"}, "benchmarks": [3]}, "machine_info.cpu"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"data": [1]}, "extra_info": "y"}]}, "extra_info of x"),
         (
             {"benchmarks": [{"fullname": "t", "stats": {"data": [1.0, float("nan")]}}]},
             "not a positive number",

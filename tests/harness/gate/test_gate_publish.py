@@ -198,7 +198,6 @@ def test_the_command_writes_them_and_appends_to_the_step_summary(
     ("case", "code", "says"),
     [
         ("no baseline", 5, "no run 'no-such-run'"),
-        ("bad policy", 2, "no_such_key"),
         ("no time", 2, "not a positive number"),
     ],
 )
@@ -206,11 +205,9 @@ def test_without_a_verdict_every_output_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: int, says: str
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    (tmp_path / "bad.yaml").write_text("no_such_key: 1\n")
     good = benchmark(tmp_path, "good.json", 1.0)
     words = {
         "no baseline": sides(tmp_path, "no-such-run"),
-        "bad policy": [*sides(tmp_path), "--policy", str(tmp_path / "bad.yaml")],
         "no time": sides(tmp_path, good, benchmark(tmp_path, "zero.json", 0.0)),
     }[case]
     assert main([*words, *outputs(tmp_path)]) == code

@@ -241,21 +241,3 @@ def test_files_that_are_no_side(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert main(["gate", "--baseline", *names, "--candidate", *b]) == code
         assert refused(capsys, said)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"machine_info": {"cpu": "AMD"}}, "machine_info.cpu"),
-        ({"benchmarks": ["t.py::x"]}, "a benchmark is 't.py::x'"),
-        ({"benchmarks": [{"fullname": "x", "stats": {"data": [1.0]}, "extra_info": "y"}]}, "extra_info of x"),
-    ],
-)
-def test_a_value_of_another_type_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
-) -> None:
-    """The others: test_import_benchmark.py."""
-    (a,), (b,) = files(tmp_path, "a", 1), files(tmp_path, "b", 1)
-    Path(b).write_text(json.dumps({**json.loads(Path(b).read_text()), **change}))
-    assert main(["gate", "--baseline", a, "--candidate", b]) == 2
-    assert refused(capsys, f"{b}: ", message)
