@@ -94,9 +94,7 @@ class Commanded(Instrument):
     def cheaper(self) -> str:
         """How to have a decision in less time; what counts is named where it is installed."""
         counts = {"perf": "perf stat -e instructions:u", "valgrind": "valgrind --tool=callgrind"}
-        found = next(
-            (f", or counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), ""
-        )
+        found = next((f", or counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), "")
         return f"fewer benchmarks, longer ones{found}"
 
     def set_up(self, tell: Callable[[str], None]) -> None:
