@@ -199,12 +199,8 @@ def _lost(row: Any, when: str = "") -> tuple[State, str]:
 
 
 def _failed_twice(row: Any, other: Any) -> str:
-    if other is None:
-        return f"failed in the baseline: {row.reason}; not in the candidate"
-    if other.status == "failed":
-        more = "" if other.reason == row.reason else f"; in the candidate: {other.reason}"
-        return f"failed on both sides: {row.reason}{more}"
-    return f"failed in the baseline: {row.reason}; in the candidate {other.status}: {other.reason}"
+    there = "not in the candidate" if other is None else f"in the candidate {other.status}: {other.reason}"
+    return f"failed in the baseline: {row.reason}; {there}"
 
 
 def _arms(units: Sequence[Unit]) -> str:
