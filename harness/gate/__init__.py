@@ -151,7 +151,7 @@ def _session(
 ) -> Session:  # fmt: skip
     from harness.gate.runner import Session
 
-    results = options.results_dir.resolve()
+    results = options.results_dir.resolve() if options.against else options.results_dir
     return Session(instrument, policy, results, stored, options.machine_free, notes, tell=_report)
 
 
