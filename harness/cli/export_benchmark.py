@@ -54,21 +54,19 @@ def main(argv: Sequence[str]) -> int:
     if options.output is None:
         raise UsageError("export needs a file to write: -o FILE.json, .csv or .parquet")
     run = store.find_run(options.run, options.results_dir)
-    if options.output.suffix in (".csv", ".parquet"):
-        try:
-            lines = export_table.write(run, options.output)
-        except OSError as error:
-            raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
-        sys.stdout.write(f"exported {lines} lines\nwritten  {options.output}\n")
-        return 0
-    document, left_out = exported(run)
     try:
-        options.output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        if options.output.suffix in (".csv", ".parquet"):
+            what = f"{export_table.write(run, options.output)} lines"
+        else:
+            document, left_out = exported(run)
+            text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+            options.output.write_text(text, encoding="utf-8")
+            what = f"{len(document['benchmarks'])} times"
+            if left_out:
+                sys.stderr.write(f"left out: {', '.join(f'{n} rows {why}' for why, n in left_out.items())}\n")
     except OSError as error:
         raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
-    if left_out:
-        sys.stderr.write(f"left out: {', '.join(f'{n} rows {why}' for why, n in left_out.items())}\n")
-    sys.stdout.write(f"exported {len(document['benchmarks'])} times\nwritten  {options.output}\n")
+    sys.stdout.write(f"exported {what}\nwritten  {options.output}\n")
     return 0
 
 

@@ -8,7 +8,6 @@ sweep=./my.yaml, --config-dir DIR          sweeps from outside the tree: the key
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from dataclasses import dataclass
@@ -117,33 +116,20 @@ def several(words: Sequence[str]) -> list[list[str]]:
     Raises:
         UsageError: a word that Hydra cannot read, or values that cannot be counted.
     """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import ValueType
     from hydra.errors import HydraException
 
-    parser = OverridesParser.create()
-    choices: list[list[str]] = []
-    for each in words:
-        name, _, value = each.lstrip("+").partition("=")
-        if name == "sweep" and "(" not in value:
-            choices.append([f"sweep={one}" for one in value.split(",")])
-            continue
-        if name in LITERAL or ("," not in value and "(" not in value):
-            choices.append([each])
-            continue
-        try:
-            parsed = parser.parse_override(each)
-        except HydraException as error:
-            raise UsageError(f"cannot read {each!r}: {str(error).splitlines()[0]}") from error
-        if parsed.value_type in (ValueType.GLOB_CHOICE_SWEEP, ValueType.INTERVAL_SWEEP):
-            raise UsageError(f"{each}: expected values parted by commas, choice(A,B) or range(FROM,TO)")
-        is_several = parsed.is_sweep_override()
-        choices.append(
-            [f"{each.partition('=')[0]}={v}" for v in parsed.sweep_string_iterator()]
-            if is_several
-            else [each]
-        )
-    return [list(line) for line in itertools.product(*choices)]
+    several = [w for w in words if {",", "("} & set(w) and w.lstrip("+").partition("=")[0] not in LITERAL]
+    try:
+        parsed = OverridesParser.create().parse_overrides(several)
+        (lines,) = BasicSweeper.split_arguments(parsed, None)
+    except HydraException as error:
+        raise UsageError(
+            f"{' '.join(several)}: {str(error).splitlines()[0]}; expected values parted by commas, choice(A,B) or range(FROM,TO)"
+        ) from error
+    chosen = map(iter, lines)
+    return [[next(line, word) if word in several else word for word in words] for line in chosen]
 
 
 def run_several(words: Sequence[str], run: Callable[[list[str]], int]) -> int:

@@ -14,18 +14,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harness import store
-from harness.gate.benchmark_files import SUITE, environment_of, read_document, row_of
-from harness.machine.environment import env_id
+from harness.gate.benchmark_files import SUITE, environment_of, read_document, write_run
 from harness.store.errors import UsageError
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 SAVE_DATA = "rerun pytest with --benchmark-save-data"
 
@@ -49,14 +46,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _date_of(document: Mapping[str, Any]) -> str:
-    """When the tests ran, as the file says it in its own zone; "" where it says none."""
-    try:
-        return datetime.fromisoformat(str(document.get("datetime"))).isoformat(timespec="milliseconds")
-    except ValueError:
-        return ""
-
-
 def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
     """Writes a file's tests as a run.
 
@@ -68,8 +57,6 @@ def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
             was written.
     """
     document = read_document(path)
-    tests = document["benchmarks"]
-    rows = [row_of(test, path) for test in tests]
     env = environment_of(document)
     # The same file always becomes the same run: importing it twice is refused, not counted twice.
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
@@ -78,19 +65,5 @@ def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
     folder = results_dir / SUITE / run_id
     if folder.exists():
         raise UsageError(f"{path} was imported before: {folder}")
-    writer = store.RunWriter(
-        folder,
-        run_id=run_id,
-        sweep=SUITE,
-        env_id=env_id(env),
-        env=env,
-        about={
-            "made_by": "import",
-            "command": f"python -m harness import {path.name}",
-            "version": document.get("version"),
-        },
-        made_at=_date_of(document),
-    )
-    writer.append(rows)
-    writer.close("finished")
+    rows = write_run(document, path, folder, run_id, env)
     return folder, len(rows), sum(len(row.samples) == 1 for row in rows)

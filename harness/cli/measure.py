@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,15 +33,13 @@ from harness.store.private import public
 from harness.training.batches import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from harness.cli.config import Request
     from harness.engine.executor import Outcome, Place, What
     from harness.engine.places import Gpu
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
-
-_log = logging.getLogger("harness.cli.measure")
 
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
@@ -195,10 +192,6 @@ def _measure(
 ) -> Outcome:
     config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
-    alone = len(work.places) < 2 and work.lanes == 1
-    so_far = _report_so_far(
-        config, writer, units if alone else []
-    )  # lanes have several parts under way at once
     with Progress.on(console, len(units), note, config["quiet"]) as progress:
 
         def take(task: Task | None, what: What) -> None:
@@ -213,8 +206,6 @@ def _measure(
                         else f"{task} {what if isinstance(what, Stage) else ''}".rstrip()
                     )
                 progress.take(task, what)
-                if what is Mark.ENDED:
-                    so_far(task)
 
         return executor.run(
             plan,
@@ -238,27 +229,6 @@ def _measure(
             done=work.done,
             done_arms=work.done_arms,
         )
-
-
-def _report_so_far(
-    config: dict[str, Any], writer: runlog.LoggingWriter, units: Sequence[Task]
-) -> Callable[[Task], None]:
-    """Takes each unit that has ended; writes the report after each part of a sweep but the last, while nothing is measured."""
-    left = Counter(unit.planned.part for unit in units if config["report"] and config["shard"] is None)
-    parts = list(left)
-
-    def end(task: Task) -> None:
-        left[task.planned.part] -= 1
-        done = [part for part in parts if left[part] <= 0]
-        if left[task.planned.part] or len(done) == len(parts):
-            return
-        try:  # the report at the end says what is wrong; the rows are what counts
-            writer.record(parts_done=done, parts_total=len(parts))
-            report.write_report([writer.folder], Path(config["reports_dir"]) / f"{writer.folder.name}.html")
-        except Exception:  # noqa: BLE001 - whatever a page cannot show costs no row
-            _log.warning("no report after part %s", task.planned.part, exc_info=True)
-
-    return end
 
 
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:

@@ -6,12 +6,11 @@ often it is wrong.
 
 from __future__ import annotations
 
-import math
-import shlex
 import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,16 +28,19 @@ if TYPE_CHECKING:
     from harness.gate.command import Commanded
     from harness.gate.policy import Policy
     from harness.gate.render import Answer
+    from harness.gate.runner import Instrument, Session
     from harness.gate.sides import Side
 
 
-OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run", "command")  # where two sides are measured
-OF_A_COMMAND = ("setup", "unproven_tree", "accept_changed_benchmark", "fresh_home")
-NOT_OF_A_COMMAND = {
-    "dry_run": "how many benchmarks a command writes is known only when it ran",
-    "machine_free": "a command has times alone",
-    "alone": "a command always runs alone, once a side and round",
-    "blocks": "a command always runs alone, once a side and round",
+OF_EACH = ("policy", "json", "markdown", "junit", "comment", "annotations", "results_dir")
+COUNTS = ("pairs", "confirm_pairs", "budget_s")
+BY_SWEEP = ("words", "machine_free", "blocks", *COUNTS)
+BY_COMMIT = ("against", "tip", "even_if_equal")
+TAKES = {  # what goes together, by what a gate is named after
+    "--candidate": ("baseline", "candidate", "machine_free"),
+    "--measure": ("measure", "baseline", *BY_SWEEP),
+    "--against": (*BY_COMMIT, "alone", *BY_SWEEP),
+    "--command": (*BY_COMMIT, "command", "setup", "unproven_tree", "accept_changed_benchmark", *COUNTS),
 }
 
 
@@ -53,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         options
     )  # before anything is read: whatever comes of this gate, no earlier one is taken for it
     try:
-        answer = _answer(options, argv)
+        answer = _answer(options)
         if answer is not None:
             tell(answer, options)
         return int(answer.code if answer is not None else Exit.OK)
@@ -83,49 +85,25 @@ def _parse(argv: Sequence[str]) -> Options | None:
 
 def _contradiction(options: Options) -> str:
     """What of the words does not go together; "" where all does."""
-    from harness.gate.policy import COUNTS, MEASURING
-
-    def flag(name: str) -> str:
-        return f"--{name.replace('_', '-')}"
-
-    def given(names: Sequence[str]) -> list[str]:
-        values = ((name, getattr(options, name)) for name in names)
-        return [
-            name for name, value in values if value is not None and value is not False
-        ]  # 0 is an answer too
-
+    modes = [name for name in ("candidate", "against", "measure") if getattr(options, name)]
+    if len(modes) != 1:
+        return "choose one: --baseline RUN --candidate RUN, --against GIT_REV, or --measure [--baseline RUN]"
+    mode = "--command" if options.against and options.command is not None else f"--{modes[0]}"
+    unset = Options()
+    for name in (each.name for each in fields(options)):
+        if getattr(options, name) != getattr(unset, name) and name not in (*TAKES[mode], *OF_EACH):
+            said = repr(options.words[0]) if name == "words" else f"--{name.replace('_', '-')}"
+            return f"{said} does not go with {mode}"
+    if options.candidate and not options.baseline:
+        return "--candidate needs --baseline RUN"
+    if options.command is not None and not options.command.strip():
+        return "--command '': give the command to measure"
     for name in ("baseline", "candidate"):
         runs = getattr(options, name)
         if len(runs) > 1 and not is_file_list(runs):
             return f"--{name} {' '.join(runs)}: name one run, or pytest-benchmark files (.json)"
-    if sum(map(bool, (options.candidate, options.against, options.measure))) != 1:
-        return "choose one: --baseline RUN --candidate RUN, --against GIT_REV, or --measure [--baseline RUN]"
-    if options.candidate and not options.baseline:
-        return "--candidate needs --baseline RUN"
-    if options.baseline and options.against:
-        return "--against measures its own baseline; leave --baseline out"
     if options.candidate and is_file_list(options.baseline) != is_file_list(options.candidate):
         return "--baseline and --candidate: name runs on both sides, or pytest-benchmark files on both"
-    if options.words and options.candidate:
-        return f"{options.words[0]!r}: only --against and --measure take what to measure"
-    if not options.against and (wrong := given(OF_TWO_TREES)):
-        return f"{flag(wrong[0])} is about measuring: only --against takes it"
-    if options.candidate and (wrong := given(MEASURING)):
-        return f"{flag(wrong[0])} is about measuring: only --against and --measure take it"
-    if options.command is None and (wrong := given(OF_A_COMMAND)):
-        return f"{flag(wrong[0])} goes with --command"
-    if options.command is not None:
-        if not options.command.strip():
-            return "--command '': give the command to measure"
-        if options.words:
-            return f"{options.words[0]!r}: a sweep is measured, or --command, not both"
-        if wrong := given(list(NOT_OF_A_COMMAND)):
-            return f"{flag(wrong[0])} does not go with --command: {NOT_OF_A_COMMAND[wrong[0]]}"
-    for name in given(COUNTS):
-        if getattr(options, name) < 1:
-            return f"{flag(name)} {getattr(options, name)} must be at least 1"
-    if options.budget_s is not None and not 0 <= options.budget_s < math.inf:
-        return f"--budget-s {options.budget_s} must be a number of seconds, 0 for no limit"
     return ""
 
 
@@ -134,7 +112,7 @@ def is_file_list(names: Sequence[str]) -> bool:
     return bool(names) and all(name.endswith(".json") for name in names)
 
 
-def _answer(options: Options, argv: Sequence[str]) -> Answer | None:
+def _answer(options: Options) -> Answer | None:
     """Judges, after measuring where that is asked for; None where there was nothing to judge."""
     from harness.gate.judge import judge
     from harness.gate.policy import as_given, load_policy
@@ -142,9 +120,9 @@ def _answer(options: Options, argv: Sequence[str]) -> Answer | None:
 
     policy = as_given(load_policy(options.policy), options)
     if options.against:
-        return _measure_two(options, policy, argv)
+        return _measure_two(options)
     if options.measure:
-        return _measure_one(options, policy, argv)
+        return _measure_one(options, policy)
     baseline, candidate = _side(options, "baseline"), _side(options, "candidate")
     return Answer.of(judge(baseline, candidate, policy, machine_free=options.machine_free))
 
@@ -168,37 +146,28 @@ def _words(options: Options) -> list[str]:
     return words if any(word.startswith("sweep=") for word in words) else [SWEEP, *words]
 
 
-def _typed(argv: Sequence[str]) -> str:
-    """The command as it was typed, without its budget, for advice that can be copied."""
-    words = list(argv)
-    if "--budget-s" in words:
-        del words[words.index("--budget-s") : words.index("--budget-s") + 2]
-    return (
-        f"python -m harness gate {shlex.join(word for word in words if not word.startswith('--budget-s='))}"
-    )
+def _session(
+    options: Options, policy: Policy, instrument: Instrument, stored: str | None = None, notes: tuple[str, ...] = ()
+) -> Session:  # fmt: skip
+    from harness.gate.runner import Session
+
+    results = options.results_dir.resolve() if options.against else options.results_dir
+    return Session(instrument, policy, results, stored, options.machine_free, notes, tell=_report)
 
 
-def _measure_one(options: Options, policy: Policy, argv: Sequence[str]) -> Answer | None:
+def _measure_one(options: Options, policy: Policy) -> Answer | None:
     """Measures this work tree alone, and judges it by a stored run if one is named."""
     from harness.gate.render import Answer
-    from harness.gate.runner import Request, SideError, measure_and_judge
+    from harness.gate.runner import SideError
     from harness.gate.sides import load_side
     from harness.gate.sweeping import Sweeping
 
-    root = Path(__file__).resolve().parents[2]
     stored = options.baseline[0] if options.baseline else None
-    request = Request(
-        Sweeping({"candidate": root}, _words(options), policy.blocks),
-        policy,
-        options.results_dir,
-        stored,
-        options.machine_free,
-        _typed(argv),
-    )
+    sweep = Sweeping({"candidate": Path(__file__).resolve().parents[2]}, _words(options), policy.blocks)
+    session = _session(options, policy, sweep, stored)
     if stored is not None:
         load_side(stored, "baseline", options.results_dir)  # refused before minutes are spent
-        return Answer.of(measure_and_judge(request, _report))
-    session = request.session(_report)
+        return Answer.of(session.run())
     try:
         session.stage(1, policy.pairs)
     except SideError as error:
@@ -207,32 +176,23 @@ def _measure_one(options: Options, policy: Policy, argv: Sequence[str]) -> Answe
     return None
 
 
-def _measure_two(options: Options, policy: Policy, argv: Sequence[str]) -> Answer | None:
+def _measure_two(options: Options) -> Answer | None:
     """Measures this work tree and another commit by a sweep or a command, and judges."""
     from harness.gate import trees
     from harness.gate.policy import DEFAULT, as_given
     from harness.gate.render import Answer
-    from harness.gate.runner import Instrument, Request, measure_and_judge
     from harness.gate.shell import contained
     from harness.gate.sweeping import Sweeping
 
     by_command = options.command is not None
     root = trees.users_root() if by_command else trees.project_root()
     commit = trees.commit_to_compare(root, str(options.against), tip=options.tip)
-    words, results = _words(options), options.results_dir.resolve()
-    if options.dry_run:
-        sys.stdout.write(Sweeping({"candidate": root}, words, policy.blocks).cost(policy))
-        return None
     # What the gate itself writes below the user's root is part of neither side.
     files = (options.results_dir / "gate", options.json, options.markdown, options.junit, options.comment)
     written = [place for file in files if by_command and file and (place := trees.below(root, file))]
-    if (
-        trees.same_code(root, commit, (".",) if by_command else trees.MEASURED, written)
-        and not options.even_if_equal
-    ):
-        what = "all files" if by_command else ", ".join(trees.MEASURED)
-        same = f"{what} are the same in {commit[:10]} and here, so nothing was measured (--even-if-equal measures)"
-        return Answer(Exit.OK, "OK", same)
+    measured = (".",) if by_command else trees.MEASURED
+    if not options.even_if_equal and trees.same_code(root, commit, measured, written):
+        return _same(f"{'all files' if by_command else ', '.join(measured)} are the same in {commit[:10]}")
     with ExitStack() as stack:
         if by_command:
             stack.enter_context(contained())
@@ -240,17 +200,19 @@ def _measure_two(options: Options, policy: Policy, argv: Sequence[str]) -> Answe
         judges = (DEFAULT, ()) if by_command else (root / trees.POLICY, trees.JUDGES)
         base = trees.base_of(root, baseline, options.policy, *judges)
         policy = as_given(base.policy, options)
-        instrument: Instrument
+        sides = {"baseline": baseline, "candidate": root}
+        instrument: Instrument = Sweeping(sides, _words(options), policy.blocks, options.alone, base.clock)
         if by_command:
-            instrument = _commanded(options, stack, root, baseline, written)
-            if not (instrument.proof.changed or options.accept_changed_benchmark or options.even_if_equal):
-                same = f"only documents, tests and benchmarks differ between {commit[:10]} and here, so nothing was measured"
-                return Answer(Exit.OK, "OK", f"{same} (--even-if-equal measures)")
-        else:
-            sides = {"baseline": baseline, "candidate": root}
-            instrument = Sweeping(sides, words, policy.blocks, options.alone, base.clock)
-        request = Request(instrument, policy, results, None, options.machine_free, _typed(argv), base.notes)
-        return Answer.of(measure_and_judge(request, _report))
+            commanded = instrument = _commanded(options, stack, root, baseline, written)
+            if not (commanded.proof.changed or options.accept_changed_benchmark or options.even_if_equal):
+                return _same(f"only documents, tests and benchmarks differ between {commit[:10]}")
+        return Answer.of(_session(options, policy, instrument, notes=base.notes).run())
+
+
+def _same(what: str) -> Answer:
+    from harness.gate.render import Answer
+
+    return Answer(Exit.OK, "OK", f"{what} and here, so nothing was measured (--even-if-equal measures)")
 
 
 def _commanded(
@@ -296,5 +258,4 @@ def _commanded(
         setup=options.setup,
         unproven_ok=options.unproven_tree == "ok",
         benchmark=benchmark,
-        fresh_home=options.fresh_home,
     )

@@ -10,11 +10,12 @@ import hashlib
 import math
 import tempfile
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.gate.sides import load_side, notes_on_files
+from harness.gate.sides import load_side
 from harness.machine.environment import env_id
 from harness.store.arm import Arm
 from harness.store.case import Case
@@ -24,7 +25,7 @@ from harness.store.outside import from_json, read_text
 from harness.store.private import hashed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from harness.gate.sides import Side
@@ -42,48 +43,52 @@ ARM = "test"
 
 
 def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"]) -> Side:
-    """One side of the gate from files of as many processes, each a round.
+    """One side of the gate from files of as many processes, each a run of its own as if it were imported, and so a round.
 
     Raises:
-        UsageError: a file can't be read or is not of pytest-benchmark, one is named twice, or the files are of several
-            machines.
+        UsageError: a file can't be read or is not of pytest-benchmark, or one is named twice.
+        GateError: the files are of several machines (exit 3).
     """
     seen: dict[str, Path] = {}
-    tests: dict[str, list[tuple[int, Measurement]]] = {}
-    envs = []
-    for number, path in enumerate(paths):
-        document = read_document(path)
-        first = seen.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), path)
-        if len(seen) == number:
-            raise UsageError(f"{path} and {first} are the same file, which is one round and not two")
-        envs.append(environment_of(document))
-        if env_id(envs[-1]) != env_id(envs[0]):
-            raise UsageError(
-                f"{path} was measured elsewhere than {paths[0]}; name the files of one machine a side"
-            )
-        for row in (row_of(test, path) for test in document["benchmarks"]):
-            tests.setdefault(row.case_id, []).append((number, row))
-    rows = [
-        replace(
-            parts[0][1],
-            samples=tuple(x for _, row in parts for x in row.samples),
-            rounds=tuple(number for number, row in parts for _ in row.samples),
-        )
-        for parts in tests.values()
-    ]
-    env = envs[0] | {"host_hash": None}  # no row is kept, and no results folder has a salt for it
     with tempfile.TemporaryDirectory() as folder:
-        writer = store.RunWriter(
-            Path(folder), run_id=role, sweep=SUITE, env_id=env_id(env), env=env, about={}
-        )
-        writer.append(rows)
-        writer.close("finished")
+        for path in paths:
+            document = read_document(path)
+            run = f"file sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+            if run in seen:
+                raise UsageError(f"{path} and {seen[run]} are the same file, which is one round and not two")
+            seen[run] = path
+            # No row is kept, and no results folder has a salt for a host
+            env = environment_of(document) | {"host_hash": None}
+            write_run(document, path, Path(folder) / str(len(seen)), run, env)
         side = load_side(folder, role, "")
-    notes = (*side.notes, *notes_on_files(role, len(paths), len(tests)))
-    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-    return replace(
-        side, name=name, notes=notes, runs=tuple(f"file sha256 {digest[:12]}" for digest in sorted(seen))
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return replace(side, name=f"{paths[0]}{more}")
+
+
+def write_run(
+    document: Mapping[str, Any], path: Path, folder: Path, run_id: str, env: Mapping[str, Any]
+) -> list[Measurement]:
+    """Writes what a file holds as one run; returns its rows.
+
+    Raises:
+        UsageError: see `row_of`; nothing was written.
+    """
+    rows = [row_of(test, path) for test in document["benchmarks"]]
+    try:  # when the tests ran, as the file says it in its own zone
+        made_at = datetime.fromisoformat(str(document.get("datetime"))).isoformat(timespec="milliseconds")
+    except ValueError:
+        made_at = ""
+    about = {
+        "made_by": "import",
+        "command": f"python -m harness import {path.name}",
+        "version": document.get("version"),
+    }
+    writer = store.RunWriter(
+        folder, run_id=run_id, sweep=SUITE, env_id=env_id(env), env=env, about=about, made_at=made_at
     )
+    writer.append(rows)
+    writer.close("finished")
+    return rows
 
 
 def read_document(path: Path) -> dict[str, Any]:

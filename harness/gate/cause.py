@@ -43,8 +43,6 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
         control: the control case's mean log ratio; NaN where there is none.
     """
     before, after = unit.rows
-    if not before or not after:
-        return None
     if change > 0 and control >= change / 2:
         return Cause("control", f"the control case is {_percent(control)} slower too")
     cycles = cycle_ratio(before, after)

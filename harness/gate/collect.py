@@ -63,25 +63,25 @@ class Row:
     def measurement(self) -> Measurement:
         """The row of the store."""
         about, metric = self.about, METRICS[str(self.about["metric"])]
-        if about["status"] == "ok" and not self.samples:
-            self.fail("no block of it was timed", Cause.ERROR)
-        sound = about["status"] == "ok" and not self.failure
-        if sound and metric.unit not in DURATIONS:
-            # No time, so the same in every process; where it is not, the worst of them stands.
-            self.samples = [min(self.samples) if metric.better == "higher" else max(self.samples)]
-            self.rounds = []
-        names = ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")
+        failure, cause = self.failure, self.cause or _cause(about)
+        if about["status"] == "ok" and not self.samples and not failure:
+            failure, cause = "no block of it was timed", Cause.ERROR
         more: dict[str, Any] = {
-            "status": "failed" if self.failure else about["status"],
-            "reason": self.failure or str(about.get("reason", "")),
-            "cause": self.cause or _cause(about),
+            "status": "failed" if failure else about["status"],
+            "reason": failure or str(about.get("reason", "")),
+            "cause": cause,
         }
-        if sound:
+        if more["status"] == "ok":
             more = {"status": "ok", "samples": tuple(self.samples), "rounds": tuple(self.rounds)}
+            if metric.unit not in DURATIONS:
+                # No time, so the same in every process; where it is not, the worst of them stands.
+                worst = min if metric.better == "higher" else max
+                more |= {"samples": (worst(self.samples),), "rounds": ()}
             if len(self.clocks) == len(self.samples):
                 more["sample_clock_mhz"] = tuple(self.clocks)
             if self.timed:
                 more |= {"regime": "isolated", "timing": {**self.timing, "late_samples": self.late}}
+        names = ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")
         return Measurement(
             **{name: about[name] for name in names},
             **more,

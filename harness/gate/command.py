@@ -21,16 +21,14 @@ import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_document, row_of
-from harness.gate.collect import Collected
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
 from harness.gate.shell import OPENED, VARIABLE, Fault, Kind, last_line, run_shell
 from harness.gate.tree_proof import RECORDER, Proof, Trees, read_modules, unproven
-from harness.gate.trees import content, replace_files, restore
+from harness.gate.trees import content, replace_files
 from harness.machine.environment import env_id
 from harness.store.arm import Arm
 from harness.store.case import Case
@@ -39,9 +37,9 @@ from harness.store.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from harness.gate.runner import Report, Round
-    from harness.gate.unit import Judgement
+    from harness.gate.runner import Round
 
 OUT = "{out}"
 WALL = "wall time"
@@ -71,7 +69,6 @@ class Commanded(Instrument):
         setup: another shell line, run once in each tree before.
         unproven_ok: a side need not prove that it ran its own tree.
         benchmark: files of the benchmark that the change touches; in both trees they are the base commit's.
-        fresh_home: each run has an empty home, cache and temporary folder of its own.
         seen: files of the change that were seen to run.
         proven: of the run of a side that shows the least.
         written: names of the benchmarks of a side.
@@ -87,46 +84,40 @@ class Commanded(Instrument):
     setup: str | None = None
     unproven_ok: bool = False
     benchmark: Sequence[str] = ()
-    fresh_home: bool = False
     seen: set[str] = field(default_factory=set)
     proven: dict[str, Proof] = field(default_factory=dict)
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
     step: str = COMMAND
 
-    def set_up(self, tell: Report) -> None:
-        """Runs the set-up once in each tree; once more in a fresh tree where it fails on the baseline alone.
+    @property
+    def cheaper(self) -> str:
+        """How to have a decision in less time; what counts is named where it is installed."""
+        counts = {"perf": "perf stat -e instructions:u", "valgrind": "valgrind --tool=callgrind"}
+        found = next((f", or counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), "")
+        return f"fewer benchmarks, longer ones{found}"
+
+    def set_up(self, tell: Callable[[str], None]) -> None:
+        """Runs the set-up once in each tree.
 
         Raises:
-            SideError: it fails on one side.
-            GateError: it fails on both (exit 2), or it is not known that the side's code is why; see `_require_own`.
+            SideError: it fails on the candidate alone.
+            GateError: it fails on both (exit 2), on the baseline (5), or was ended from outside (6).
         """
-
         command = self.setup
         if command is None:
             return
-
-        def run(side: str) -> Fault | None:
+        self.step = SET_UP
+        faults = {}
+        for side in sorted(self.trees):
             output, env = self.scratch / f"setup-{side}", dict(os.environ)
             with self._left_alone("set-up", side, [s for s in self.trees if s != side]):
                 seconds, fault = run_shell(command, self.trees[side] / self.inside, None, output, env)
             tell(f"set up the {side} in {seconds:.0f} s" + (f": {fault.reason}" if fault else ""))
-            return fault
-
-        faults = {side: fault for side in sorted(self.trees) if (fault := run(side))}
-        if len(faults) > 1:
-            raise GateError(
-                Exit.USAGE, f"the set-up fails on both sides ({faults['candidate'].reason}): {command}"
-            )
-        self.step = SET_UP
-
-        def again() -> Fault | None:
-            restore(self.trees["baseline"])
-            return run("baseline")
-
-        for side, fault in faults.items():
-            if self._is_own(side, fault, again):
-                raise SideError(side, fault.reason)
+            if fault:
+                faults[side] = fault
+        if faults:
+            self._refuse(faults, command)
         self.step = COMMAND
 
     def warm(self, left: Callable[[], float]) -> None:
@@ -158,53 +149,25 @@ class Commanded(Instrument):
                     f"{some(sorted(odd), 5)}",
                 )
             env = self._env(side, runs[side])
-            this.say(side, Collected.plan, env, env_id(env))
+            this.collected[side].plan(env, env_id(env))
             wanted = [row for row in found.values() if not this.only or row["case_id"] in this.only]
-            this.say(side, Collected.take, this.number, wanted)
+            this.collected[side].take(this.number, wanted)
         self.rounds += 1
 
-    def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:
-        """The judgement where the command, or its set-up, works on one side alone.
-
-        A set-up is mended only by a candidate on which the command works too.
-
-        Raises:
-            GateError: the candidate does not work either (exit 2), or is not proven to run its own tree (6).
-            OutOfTimeError: it does not end.
-        """
-        what, name = (self.setup or "") if self.step == SET_UP else self.line, self.step
-        mends = f"the {name} failed on the {error.side}, twice, and the candidate works: {error.reason}"
-        broken = ""
-        if error.side == "candidate":
-            if self.benchmark and name == COMMAND:
-                replace_files(self.proof.original, self.trees["candidate"], self.benchmark)
-                if self._run("candidate", left).fault is None:
-                    raise GateError(
-                        Exit.INCONCLUSIVE,
-                        f"the base commit's benchmark does not run on the candidate, and the candidate's does "
-                        f"({some(self.benchmark, 5)}): {error.reason}; --accept-changed-benchmark judges each side by its own",
-                    )
-            broken = f"the {name} fails on the candidate and works on the baseline: {error.reason}"
-        elif name == SET_UP:
-            run = self._run("candidate", left)
-            if run.fault is not None:
-                both = f"baseline: {error.reason}; candidate: {run.fault.reason}"
-                raise GateError(Exit.USAGE, f"neither side works ({both}): {self.line}")
-            self._require_proof(["candidate"])
-            self._require_base_paths(error.reason)
-        note = f"the {name} fails on the {error.side}; no time was judged"
-        return self.one_sided(name, what, "runs", float(error.side == "candidate"), broken, mends, note)
+    def blame(self, error: SideError) -> tuple[str, str, str, str]:
+        """What the candidate breaks: see `_refuse`."""
+        line = (self.setup or "") if self.step == SET_UP else self.line
+        why = f"the {self.step} fails on the candidate and works on the baseline: {error.reason}"
+        return self.step, line, "runs", why
 
     def notes(self) -> list[str]:
         """What the verdict has to say about how the command was run; nothing where it worked on neither side, or was not run."""
         if not self.proven:
             return []
-        homes = (
-            "an empty home each time"
-            if self.fresh_home
-            else "caches outside of the trees are shared (--fresh-home)"
-        )
-        lines = [f"the command, in fresh processes, one side after the other, {homes}: {self.line}"]
+        lines = [
+            "the command, in fresh processes, one side after the other, caches outside of the trees are shared "
+            f"(HOME=$(mktemp -d) parts them): {self.line}"
+        ]
         if self.benchmark:
             lines.append(f"the base commit's benchmark judged both sides; changed: {some(self.benchmark, 5)}")
         if self.proof.changed:
@@ -238,10 +201,6 @@ class Commanded(Instrument):
         out, output = folder / "benchmarks.json", folder / "output"
         line = self.line.replace(OUT, shlex.quote(str(out)))
         env = recording(self.scratch, folder / "modules", opened=not all(map(_is_module, self.proof.changed)))
-        if self.fresh_home:
-            for name, variable in (("home", "HOME"), ("cache", "XDG_CACHE_HOME"), ("tmp", "TMPDIR")):
-                (folder / name).mkdir()
-                env[variable] = str(folder / name)
         try:
             with self._left_alone("command", side, list(self.trees)):
                 seconds, fault = run_shell(line, self.trees[side] / self.inside, left(), output, env)
@@ -278,66 +237,53 @@ class Commanded(Instrument):
     def _check(self, runs: Mapping[str, Run], left: Callable[[], float]) -> None:
         """Refuses a round in which the command failed, or a side did not run its tree."""
         bad = {side: run.fault for side, run in sorted(runs.items()) if run.fault is not None}
-        if len(bad) == len(runs):
-            self._require_base_paths(bad["baseline"].reason)
-            reasons = "; ".join(f"{side}: {fault.reason}" for side, fault in bad.items())
-            raise GateError(Exit.USAGE, f"the command works on neither side ({reasons}): {self.line}")
-        self._require_proof([side for side in runs if side not in bad])
+        if len(bad) < len(runs):
+            self._require_proof([side for side in runs if side not in bad])
         if not bad and self.proof.changed and not self.seen and not self.unproven_ok:
             raise GateError(
                 Exit.INCONCLUSIVE,
                 f"the change was not seen to run: no Python process of the command imported or opened any of "
                 f"{some(sorted(self.proof.changed), 5)}; benchmark what changed, or --unproven-tree ok",
             )
-        for side, fault in bad.items():
-            if side in self.proven:  # it worked before: in a round, or when it was run to fill the caches
+        if worked := bad.keys() & self.proven.keys():  # in a round, or when it was run to fill the caches
+            raise GateError(
+                Exit.INCONCLUSIVE,
+                f"the command failed after it had worked ({self.rounds} rounds): {bad[min(worked)].reason}",
+            )
+        if list(bad) == ["candidate"] and self.benchmark:
+            replace_files(self.proof.original, self.trees["candidate"], self.benchmark)
+            if self._run("candidate", left).fault is None:
                 raise GateError(
                     Exit.INCONCLUSIVE,
-                    f"the command failed on the {side} after it had worked there ({self.rounds} rounds): {fault.reason}",
+                    f"the base commit's benchmark does not run on the candidate, and the candidate's does "
+                    f"({some(self.benchmark, 5)}): {bad['candidate'].reason}; --accept-changed-benchmark judges each side "
+                    "by its own",
                 )
-            if not self._is_own(side, fault, lambda: self._run("baseline", left).fault):
-                raise GateError(
-                    Exit.INCONCLUSIVE,
-                    f"the command failed on the baseline and worked there when it was run again: {fault.reason}",
-                )
-            raise SideError(side, fault.reason)
+        if bad:
+            self._refuse(bad, self.line)
 
-    def _is_own(self, side: str, fault: Fault, again: Callable[[], Fault | None]) -> bool:
-        """Whether a fault says that a side's code is broken; of the baseline it has to show twice, as a pass would rest on it."""
-        self._require_own(side, fault)
-        if side == "candidate":
-            return True
-        if (second := again()) is not None:
-            self._require_own(side, second)
-        return second is not None
-
-    def _require_own(self, side: str, fault: Fault) -> None:
-        """Refuses a fault that does not say that a side's code is broken.
+    def _refuse(self, faults: Mapping[str, Fault], line: str) -> NoReturn:
+        """Refuses a line that fails.
 
         Raises:
-            GateError: the run was ended by a signal or could not be started (exit 6); or what the command names is not in
-                the base commit (5).
+            SideError: on the candidate alone, by a code of its own: the change is why.
+            GateError: on both sides (exit 2), on the baseline alone (5), or it was ended by a signal or not started (6).
         """
+        said = "; ".join(f"{side}: {fault.reason}" for side, fault in faults.items())
+        if len(faults) > 1:
+            raise GateError(Exit.USAGE, f"the {self.step} works on neither side ({said}): {line}")
+        ((side, fault),) = faults.items()
         if fault.kind is Kind.ENDED:
             raise GateError(
                 Exit.INCONCLUSIVE,
-                f"the {self.step} on the {side}: {fault.reason}; ended by a signal or not started (126, 127 and above), "
-                "which need not be its code's doing",
+                f"the {self.step} on the {said}; ended by a signal or not started (126, 127 and above), which need not be its "
+                "code's doing",
             )
-        if side == "baseline" and fault.kind is Kind.NO_FOLDER:
-            raise _not_in_base(self.inside, fault.reason)
-        if side == "baseline" and self.step == COMMAND:
-            self._require_base_paths(fault.reason)
-
-    def _require_base_paths(self, reason: str) -> None:
-        """Refuses a command that names a path which only the candidate's tree has: no baseline could have run it."""
-        held = [
-            {folder for file in self.proof.files[side] for folder in (file, *map(str, Path(file).parents))}
-            for side in ("candidate", "baseline")
-        ]
-        for path, name in named_paths(self.line, self.inside).items():
-            if path in held[0] - held[1]:
-                raise _not_in_base(name, reason)
+        if side == "baseline":
+            raise GateError(
+                Exit.NO_BASELINE, f"the {self.step} fails on the {said}; name a base commit on which it works"
+            )
+        raise SideError(side, fault.reason)
 
     def _require_proof(self, sides: Sequence[str]) -> None:
         idle = {s: proof for s in sides if not (proof := self.proven.get(s, Proof())).count}
@@ -368,12 +314,6 @@ class Commanded(Instrument):
             }
         }  # fmt: skip
         return {**environment_of(run.document or here), **self.commits[side], "imported_from": None}
-
-
-def _not_in_base(path: str, reason: str) -> GateError:
-    return GateError(
-        Exit.NO_BASELINE, f"{path} is not in the base commit, so there is nothing to compare with: {reason}"
-    )
 
 
 def named_paths(line: str, inside: str) -> dict[str, str]:

@@ -47,7 +47,6 @@ FEWEST_TO_FLAG, FEWEST_TO_CLAIM = 5, 8  # rounds
 LEAST_SPREAD = 0.002
 TENTH = 0.1
 SCATTER_DEGREES = 5  # of freedom: processes have heavier tails than a normal distribution
-POWER = 0.95  # with which `rounds_for` finds a slowdown
 _NAN = math.nan
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
@@ -98,7 +97,6 @@ def decide(
     control: Vector | None = None,
     scatter: float = 0.0,
     fresh: bool = False,
-    groups: int = 0,
     ticks: Sequence[float] = (),
 ) -> list[Decision]:
     """The verdict on each unit.
@@ -115,22 +113,19 @@ def decide(
         scatter: most that two processes of the same code are believed to differ by (standard deviation of a log ratio);
             0 where the sides were measured together.
         fresh: each round has processes of its own, so that the rounds of few units show what processes differ by.
-        groups: how many of the last units are means over others: quieter than each by nature, so no unit is held to them
-            nor they to the units.
         ticks: of each unit, by how much the step of the clock may move its log ratio: a part of every bar.
     """
     steps = ticks or [0.0] * len(first)
-    own = len(first) - groups
-    members = first[:own] if one_run else []
-    quiet = [spread_floor(members, control)] * own + [LEAST_SPREAD] * groups
+    members = first if one_run else []
+    quiet = spread_floor(members, control)
     known = scatter_of(members)
     apart = min(scatter, known) if known is not None else 0.0 if fresh else scatter
     leans = [-1.0 if len(r) and r.mean() < 0 else 1.0 for r in first]
     confirming = any(map(len, second))
 
     def p_values(stage: Sequence[Vector]) -> Vector:
-        each = zip(leans, stage, limits, steps, quiet, strict=True)
-        return np.array([_p(lean * r - limit - step, least, apart) for lean, r, limit, step, least in each])
+        each = zip(leans, stage, limits, steps, strict=True)
+        return np.array([_p(lean * r - limit - step, quiet, apart) for lean, r, limit, step in each])
 
     p = p_values(first)
     flagged = p <= alpha
@@ -155,7 +150,7 @@ def decide(
         more, born_apart = None, False
         if verdict is Verdict.INCONCLUSIVE:
             level = alpha_confirm / (len(family) or 1) if one_run else alpha_confirm
-            more, together = (_more(pooled[i], limits[i], quiet[i], a, level) for a in (apart, 0.0))
+            more, together = (_more(pooled[i], limits[i], quiet, a, level) for a in (apart, 0.0))
             born_apart = more is None and together is not None
         out.append(
             Decision(
@@ -224,29 +219,6 @@ def _interval(logs: Vector, effect: Effect, apart: float) -> tuple[float, float]
     error, degrees = _error(logs.std(ddof=1), len(logs), apart)
     half = float(stdtrit(degrees, 0.975)) * error
     return effect.log - half, effect.log + half
-
-
-def rounds_for(units: int, spread: float, away: float, alpha: float = 0.01) -> int | None:
-    """Rounds in which one of so many units that is slower than the limit by `away` is found with 95 % probability.
-
-    Args:
-        units: over which Holm runs.
-        spread: standard deviation of a round's log ratio.
-        away: how far beyond the limit the change lies, as a logarithm.
-        alpha: that Holm has to keep.
-
-    Returns:
-        At least `FEWEST_TO_CLAIM`; None beyond `MOST_ROUNDS`.
-
-    >>> rounds_for(1, 0.01, 0.03), rounds_for(50, 0.01, 0.03), rounds_for(50, 0.05, 0.03)
-    (8, 9, 82)
-    """
-    rounds = np.arange(FEWEST_TO_CLAIM, MOST_ROUNDS + 1)
-    t = stdtrit(rounds - 1, 1 - alpha / units)
-    # Noncentral t by its normal approximation: the spread that is measured differs too (Johnson and Welch 1940).
-    needed = max(spread, LEAST_SPREAD) * (t + ndtri(POWER) * np.sqrt(1 + t * t / (2 * (rounds - 1))))
-    enough = away * np.sqrt(rounds) >= needed
-    return int(rounds[enough.argmax()]) if enough.any() else None
 
 
 def _more(logs: Vector, limit: float, quiet: float, apart: float, alpha: float) -> int | None:

@@ -14,16 +14,13 @@ from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.loss import outcomes
 from harness.gate.matching import match
-from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
-from harness.gate.unit import GROUP, Cause, Control, Finding, Judgement, Key, State, Unit
+from harness.gate.unit import Cause, Control, Finding, Judgement, State, Unit
 from harness.store import stats
 from harness.store.compare import noise_floors
 from harness.store.effect import MIN_ROUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from harness.gate.decide import Decision
     from harness.gate.policy import Policy
     from harness.gate.sides import Side
@@ -63,8 +60,6 @@ def judge(
         notes.append("no control case in both runs: a slow machine cannot be distinguished from slow code")
     control = _judge_control(matched.control, policy)
     timed = [u for u in matched.units if u.is_sound_time]
-    groups = list(_group_units(timed, policy))
-    timed += groups
     apart = mode != "paired"
     spread = math.log1p(policy.session_spread) if apart else 0.0
     limits = [math.log1p(u.rule.tolerance) + spread for u in timed]
@@ -78,7 +73,6 @@ def judge(
         control=matched.control if np.isfinite(matched.control).all() else None,
         scatter=policy.scatter if apart else 0.0,
         fresh=baseline.fresh and candidate.fresh,
-        groups=len(groups),
         ticks=[u.tick for u in timed],
         floors=[max((f[i] for f in floors if (i := u.key.case_id) in f), default=math.nan) for u in timed],
     )
@@ -126,39 +120,10 @@ def _judge_control(logs: Vector, policy: Policy) -> Control:
     return Control(moved, reason, math.exp(mean), math.exp(low), math.exp(high), logs.size)
 
 
-def _group_units(units: Sequence[Unit], policy: Policy) -> Iterator[Unit]:
-    """One unit a group that is judged together: round by round, the mean of its members."""
-    for group in policy.groups:
-        members = [
-            u
-            for u in units
-            if group.together and group.match.fits(u.fields) and u.first.size and u.state is State.SOUND
-        ]
-        whole = [u for u in members if u.first.size == members[0].first.size]
-        if len(members) < 2:
-            continue
-        tolerance = group.tolerance if group.tolerance is not None else min(u.rule.tolerance for u in whole)
-        yield Unit(
-            Key(GROUP, "", "all", "mean", "", ""),
-            f"{group.name} ({len(whole)} units)",
-            unit="",
-            better="lower",
-            rule=Rule("timed", tolerance),
-            first=np.mean([u.first for u in whole], axis=0),
-            second=np.mean([u.second for u in whole], axis=0)
-            if len({u.second.size for u in whole}) == 1
-            else np.empty(0),
-            tick=float(np.mean([u.tick for u in whole])),
-            members=tuple(sorted({u.key.case_id for u in whole})),
-        )
-
-
 def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Finding:
     verdict, reason = decision.verdict, _why(decision, limit)
     if unit.state is State.EXCLUDED:
         verdict, reason = Verdict.INCONCLUSIVE, unit.why
-    if unit.strayed:
-        reason += f"; {unit.strayed} samples were taken at another clock than their round"
     cause = None
     if decision.verdict is Verdict.REGRESSED and (control.moved or verdict is Verdict.REGRESSED):
         moved_by = math.log(control.change) if control.change > 0 else math.nan
@@ -240,7 +205,7 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
     open, or more arms failed on both sides, than the policy puts up with.
     """
     open_times, times = len(found.undecided), len(found.times)
-    arms = {f.unit.key[1:3] for f in found.findings if f.unit.key.suite != GROUP}
+    arms = {f.unit.key[1:3] for f in found.findings}
     failed = sum(f.unit.state is State.FAILED_TWICE for f in found.findings)
     return (
         bool(found.suspects)

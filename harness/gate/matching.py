@@ -13,6 +13,7 @@ Nothing is dropped in silence: what cannot be compared is a unit with a `State` 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Table = dict[Key, list[Any]]  # the stored rows of each key, one a run
 LOSS = "loss"  # the metric by which training is judged: not its value, but what the loss verdict says
 OPERATORS = "operator_calls"  # the fact that depends on the version of PyTorch
+COUNTED = 1e9  # ms: no time is eleven days long, so it is a count of instructions, and such may be equal
 REASON = 160  # characters of a reason that a note shows
 CONDITIONS = {
     "contended": "beside another process on the device",
@@ -73,10 +75,19 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
             f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
         )
     notes = [*baseline.notes, *candidate.notes]
-    units = _units(mine, theirs, policy, notes, elsewhere=baseline.env_id != candidate.env_id)
+    releases = [str(side.env.get("torch")).partition("+")[0] for side in sides]
+    units = _units(mine, theirs, policy, notes, releases, elsewhere=baseline.env_id != candidate.env_id)
     if new - old:
         notes.append(f"{len(new - old)} cases are new in the candidate and have nothing to be compared with")
-    _leave_to_one_torch(units, baseline, candidate, notes)
+    left = [unit for unit in units if unit.key.metric == OPERATORS and unit.is_open]
+    if left and releases[0] != releases[1]:
+        notes.append(
+            Loud(
+                f"NOT JUDGED: {OPERATORS} of {len(left)} units ({_arms(left)}), {left[0].why}; measure the baseline "
+                f"{baseline.commit} anew: python -m harness gate --measure --machine-free (in this repository: make gate "
+                "ARGS=update)"
+            )
+        )
     if CONFIRMATION in candidate.stages:
         # A stored baseline has none of its own: fresh data of the candidate meet its first.
         again = [by_key(side.stages.get(CONFIRMATION, side.first)) for side in sides]
@@ -108,7 +119,9 @@ def _key(row: Any) -> Key:
     return Key(*(getattr(row, name) or "" for name in Key._fields))
 
 
-def _units(mine: Table, theirs: Table, policy: Policy, notes: list[str], *, elsewhere: bool) -> list[Unit]:
+def _units(
+    mine: Table, theirs: Table, policy: Policy, notes: list[str], releases: list[str], *, elsewhere: bool
+) -> list[Unit]:
     arms: dict[tuple[str, str], list[Any]] = {}  # what was not measured stands under another regime or metric
     for key, rows in theirs.items():
         arms.setdefault((key.case_id, key.arm), []).extend(rows)
@@ -138,7 +151,7 @@ def _units(mine: Table, theirs: Table, policy: Policy, notes: list[str], *, else
         found = theirs.get(key, [])
         if found and found[0].status == "ok":
             unit.after, unit.rows = found[0].value, (rows, found)
-            units += _declared(unit, policy)
+            units += _declared(unit, policy, releases)
             continue
         there = found[0] if found else _absent(arms.get(arm, []))
         unit.set_aside(*_lost(there))
@@ -186,19 +199,15 @@ def _lost(row: Any, when: str = "") -> tuple[State, str]:
 
 
 def _failed_twice(row: Any, other: Any) -> str:
-    if other is None:
-        return f"failed in the baseline: {row.reason}; not in the candidate"
-    if other.status == "failed":
-        more = "" if other.reason == row.reason else f"; in the candidate: {other.reason}"
-        return f"failed on both sides: {row.reason}{more}"
-    return f"failed in the baseline: {row.reason}; in the candidate {other.status}: {other.reason}"
+    there = "not in the candidate" if other is None else f"in the candidate {other.status}: {other.reason}"
+    return f"failed in the baseline: {row.reason}; {there}"
 
 
 def _arms(units: Sequence[Unit]) -> str:
     return some(list(dict.fromkeys(f"{unit.key.suite}/{unit.key.arm}" for unit in units)), 6)
 
 
-def _declared(timed: Unit, policy: Policy) -> Iterator[Unit]:
+def _declared(timed: Unit, policy: Policy, releases: list[str]) -> Iterator[Unit]:
     """Units for what two rows of a time state about themselves: bytes, calls, graph breaks."""
     if timed.rule.rule != "timed":
         return
@@ -213,31 +222,16 @@ def _declared(timed: Unit, policy: Policy) -> Iterator[Unit]:
         )  # fmt: skip
         if math.isnan(after):
             unit.set_aside(State.OPEN, "the candidate's row does not state it")
+        elif name == OPERATORS and releases[0] != releases[1]:
+            unit.set_aside(
+                State.OPEN, f"torch {releases[1]} may take an operator apart otherwise than {releases[0]}"
+            )
         yield unit
 
 
 def number(value: Any) -> float:
     """What a row states as a figure; NaN where it does not."""
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _leave_to_one_torch(units: Sequence[Unit], baseline: Side, candidate: Side, notes: list[str]) -> None:
-    """Leaves the counts open that depend on the release of PyTorch, where the sides have two; its build is no other."""
-    was, now = (str(side.env.get("torch")).partition("+")[0] for side in (baseline, candidate))
-    found = [unit for unit in units if unit.key.metric == OPERATORS and not unit.trouble and not unit.is_open]
-    if was == now or not found:
-        return
-    for unit in found:
-        unit.set_aside(
-            State.OPEN, f"torch {now} may take an operator apart otherwise than the baseline's {was}"
-        )
-    notes.append(
-        Loud(
-            f"NOT JUDGED: {OPERATORS} of {len(found)} units ({_arms(found)}), as torch {was} became {now}; "
-            f"measure the baseline {baseline.commit} anew with torch {now}: python -m harness gate --measure --machine-free "
-            "(in this repository: make gate ARGS=update)"
-        )
-    )
 
 
 def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
@@ -267,38 +261,22 @@ def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
 
 def _fill(timed: Sequence[Unit], policy: Policy, notes: list[str], *, paired: bool) -> None:
     """Puts log ratios into the units, as far as the conditions of their measurement let them decide."""
-    counts = dict.fromkeys(CONDITIONS, 0)
-    unconfirmed = 0
+    counts: Counter[str] = Counter()
     for unit in timed:
-        for name in CONDITIONS:
-            counts[name] += any(_struck(unit.rows, name))
-        excluded = _excluded(unit.rows, policy)
+        for name, words in CONDITIONS.items():
+            counts[f"times were measured {words}"] += any(_struck(unit.rows, name))
         again = unit.again if all(unit.again) else EMPTY
-        if why := _excluded(again, policy):
+        if unconfirmed := _excluded(again, policy):
             again = EMPTY
-        unit.strayed = sum(_stray_samples(r, policy.clock_stray) for rows in unit.rows for r in rows)
         _check_times(unit, unit.rows, again)
         if unit.is_sound_time:
-            unconfirmed += bool(why)
+            counts["confirmations decide nothing, by exclude in the policy"] += bool(unconfirmed)
             unit.first = unit.worse * log_ratios(*unit.rows, by_number=paired)
             unit.second = unit.worse * log_ratios(*again, by_number=paired)
             unit.tick = _tick([*unit.rows, *again])
-            if excluded:
+            if excluded := _excluded(unit.rows, policy):
                 unit.set_aside(State.EXCLUDED, excluded)
-    notes += [f"{count} times were measured {CONDITIONS[name]}" for name, count in counts.items() if count]
-    for count, what in (
-        (
-            sum(unit.state is State.EXCLUDED for unit in timed),
-            "times decide nothing, by exclude in the policy",
-        ),
-        (
-            sum(unit.strayed for unit in timed),
-            f"samples were taken at a clock more than {policy.clock_stray:.0%} from the median of their round",
-        ),
-        (unconfirmed, "confirmations decide nothing, by exclude in the policy"),
-    ):
-        if count:
-            notes.append(f"{count} {what}")
+    notes += [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def _excluded(sides: Pair, policy: Policy) -> str:
@@ -325,17 +303,6 @@ def clocks_of(row: Any) -> Vector:
     """The SM clock of each sample; empty where the row, as that of a CPU, has none."""
     clocks = np.asarray([] if row.sample_clock_mhz is None else row.sample_clock_mhz, dtype=np.float64)
     return clocks if clocks.size == len(row.samples) == len(row.rounds) else np.empty(0)
-
-
-def _stray_samples(row: Any, share: float) -> int:
-    """Samples of a row whose SM clock is further than a share from the median clock of their round."""
-    clocks = clocks_of(row)
-    known = clocks > 0
-    if not known.any():
-        return 0
-    clocks, rounds = clocks[known], np.asarray(row.rounds)[known]
-    middles = stats.round_medians(clocks, rounds)
-    return sum(abs(clock / middles[number] - 1) > share for clock, number in zip(clocks, rounds, strict=True))
 
 
 def _check_times(unit: Unit, *stages: Pair) -> None:
@@ -369,6 +336,8 @@ def _tick(sides: Sequence[Sequence[Any]]) -> float:
     """
     samples = np.sort(np.concatenate([row.samples for side in sides for row in side]))
     samples = samples[np.isfinite(samples)]
+    if samples.size and samples[0] > COUNTED:
+        return 0.0
     steps = np.diff(samples, prepend=0.0)
     return math.log1p(float(steps[steps > 1e-9 * samples].min() / np.median(samples)))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.store.words import key, word
 
 SWEEP = "sweep=gate"
+COUNT = (1, 1_000_000)
 
 
 @dataclass(slots=True)
@@ -38,15 +39,15 @@ class Options:
     accept_changed_benchmark: bool = key(
         "with --command: each side is judged by its own benchmark (default: both by the base commit's)", False
     )
-    fresh_home: bool = key("with --command: an empty home, cache and temporary folder for each run", False)
-    dry_run: bool = key("print how many rounds a decision takes; measure nothing", False)
     measure: bool = key("measure this work tree alone; judge by --baseline", False)
     machine_free: bool = key("judge no times but ratios, numerics and counts", False)
     policy: Path | None = key("YAML; the default documents its keys")
-    pairs: int | None = key("rounds: pairs of fresh processes (policy: pairs)")
-    confirm_pairs: int | None = key("rounds of the confirmation (policy: confirm_pairs)")
-    blocks: int | None = key("blocks of each arm in a round (policy: blocks)")
-    budget_s: float | None = key("seconds that measuring may take, 0: no limit (policy: budget_s)")
+    pairs: int | None = key("rounds: pairs of fresh processes (policy: pairs)", span=COUNT)
+    confirm_pairs: int | None = key("rounds of the confirmation (policy: confirm_pairs)", span=COUNT)
+    blocks: int | None = key("blocks of each arm in a round (policy: blocks)", span=COUNT)
+    budget_s: float | None = key(
+        "seconds that measuring may take, 0: no limit (policy: budget_s)", span=(0, 1e9)
+    )
     alone: bool = key("one process at a time: where two do not fit into the device's memory", False)
     even_if_equal: bool = key("measure though no measured file differs", False)
     json: Path | None = key("write the verdicts as JSON")

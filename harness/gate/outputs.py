@@ -24,29 +24,22 @@ def clear_outputs(options: Options) -> None:
     """Removes what an earlier gate left where this one is to write.
 
     Raises:
-        UsageError: an output is one of the inputs, two outputs are one file, or one can't be written. An input is never
-            removed.
+        UsageError: an output is one of the inputs, which are never removed, or can't be written.
     """
-    paths = {name: path for name in OUTPUTS if (path := getattr(options, name)) is not None}
+    paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
     inputs = list(_inputs(options))
-    seen: dict[Path, str] = {}
-    for name, path in paths.items():
+    for path in paths:
         place = path.resolve()
         if any(place == one or _is_stored(place, one) for one in inputs):
-            raise UsageError(f"--{name} {path} is an input of this gate; name another file")
-        if place in seen and not _is_device(path):
-            raise UsageError(f"--{name} and --{seen[place]} are the same file, {path}; name two")
-        seen[place] = name
-    for path in paths.values():
-        if path.is_file() and not _is_device(path):
+            raise UsageError(f"{path} is an input of this gate; name another file")
+    for path in paths:
+        if path.is_file() and not path.absolute().is_relative_to("/dev"):  # /dev/stdout is no file of a gate
             try:
                 path.resolve().unlink()
             except OSError as error:
                 raise UsageError(f"cannot replace {path} of an earlier gate ({error.strerror})") from error
-    for path in paths.values():
-        if path.is_dir() or not path.parent.is_dir():
-            why = "it is a folder" if path.is_dir() else f"{path.parent} is no folder"
-            raise UsageError(f"cannot write {path}: {why}")
+    if wrong := [path for path in paths if path.is_dir() or not path.parent.is_dir()]:
+        raise UsageError(f"cannot write {wrong[0]}: expected a file in a folder that is there")
 
 
 def _inputs(options: Options) -> Iterator[Path]:
@@ -63,11 +56,6 @@ def _inputs(options: Options) -> Iterator[Path]:
 def _is_stored(place: Path, run: Path) -> bool:
     """Whether a file is part of a stored run, and not just a file beside its parts."""
     return place.is_relative_to(run) and (place.suffix == ".parquet" or place.name == run_files.ABOUT)
-
-
-def _is_device(path: Path) -> bool:
-    """Whether it is the system's and no file of a gate: /dev/stdout, /dev/null."""
-    return path.absolute().is_relative_to("/dev")
 
 
 def tell(answer: Answer, options: Options) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -19,12 +18,8 @@ from harness.store.outside import checked_yaml
 
 Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
-Open = Literal["warn", "share", "fail"]
-Slower = Literal["warn", "fail"]
-LITERALS = {"RuleName": RuleName, "Open": Open, "Slower": Slower}
-MATCH_FIELDS = ("suite", "arm", "metric", "regime", "part", "case")
-COUNTS = ("pairs", "blocks", "confirm_pairs")
-CONDITIONS = ("contended", "throttled")  # under which a row may have been measured
+Condition = Literal["contended", "throttled"]  # under which a row may have been measured
+CONDITIONS = get_args(Condition)
 DEFAULT = Path(__file__).with_name("policy.yaml")
 MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
 
@@ -40,23 +35,27 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Globs by field; an empty one matches everything."""
+    """Globs by field of a unit."""
 
-    globs: tuple[tuple[str, str], ...] = ()
+    suite: str = "*"
+    arm: str = "*"
+    metric: str = "*"
+    regime: str = "*"
+    part: str = "*"
+    case: str = "*"
 
     def fits(self, unit: Mapping[str, str]) -> bool:
         """Whether a unit, given by its fields, matches every glob."""
-        return all(fnmatchcase(unit.get(name, ""), glob) for name, glob in self.globs)
+        return all(fnmatchcase(unit.get(f.name, ""), getattr(self, f.name)) for f in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cases with a tolerance of their own; `together` judges their mean as well."""
+    """Cases with a tolerance of their own."""
 
+    tolerance: float
     name: str = "unnamed"
     match: Match = Match()
-    tolerance: float | None = None
-    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Allowance:
     reason: str
 
     def __post_init__(self) -> None:
-        if not self.match.globs:
+        if self.match == Match():
             raise UsageError(f"the allowance until {self.until} matches everything; restrict it with match")
 
 
@@ -86,11 +85,10 @@ class Policy:
     control: float = 0.015
     session_spread: float = 0.02
     scatter: float = 0.04
-    on_inconclusive: Open = "share"
+    on_inconclusive: Literal["warn", "share", "fail"] = "share"
     undecided_share: float = 0.2
-    clock_stray: float = 0.05
-    exclude: tuple[str, ...] = ("contended", "throttled")
-    on_slower: Slower = "fail"
+    exclude: tuple[Condition, ...] = CONDITIONS
+    on_slower: Literal["warn", "fail"] = "fail"
     pairs: int = 10
     blocks: int = 12
     confirm_pairs: int = 10
@@ -105,7 +103,7 @@ class Policy:
         if rule is None:
             return Rule("ignore")
         for group in self.groups:
-            if group.tolerance is not None and group.match.fits(unit):
+            if group.match.fits(unit):
                 return replace(rule, tolerance=group.tolerance)
         return rule
 
@@ -137,90 +135,62 @@ def _over(policy: Policy, path: Path, where: str) -> Policy:
         content = yaml.safe_load(checked_yaml(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the policy {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, Mapping | None):
-        raise UsageError(f"the policy {path} must be a mapping of keys, it is a {type(content).__name__}")
     try:
-        changes = _fields(Policy, content or {}, f"key of the policy {where}")
+        changes = _fields(Policy, content or {}, "key of the policy")
+        for name, known in (("metrics", METRICS), ("units", {metric.unit for metric in METRICS.values()})):
+            if strange := [key for key in changes.get(name, {}) if key not in known]:
+                raise unknown(name.removesuffix("s"), strange[0], known)
+            changes[name] = {**getattr(policy, name), **changes.get(name, {})}
     except UsageError as error:
         raise UsageError(f"policy {where}: {error}") from error
-    for table in ("metrics", "units"):
-        changes[table] = {**getattr(policy, table), **changes.get(table, {})}
     return replace(policy, **changes)
 
 
 def _fields(kind: type, value: Any, what: str = "key") -> dict[str, Any]:
     """The entries of a mapping as fields of a dataclass, each read by its annotation."""
-    types = {f.name: str(f.type) for f in fields(kind)}
-    return _each(_known(value, types, what), lambda name, entry: _read(name, types[name], entry))
+    types = get_type_hints(kind)
+    entries = _entries(value)
+    if strange := [name for name in entries if name not in types]:
+        raise unknown(what, strange[0], types)
+    return {name: _read(types[name], entry, name) for name, entry in entries.items()}
 
 
-def _each(entries: Iterator[tuple[str, Any]], read: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """Entries as read; an error names its entry."""
-    found = {}
-    for name, entry in entries:
-        try:
-            found[name] = read(name, entry)
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from error
-    return found
+def _entries(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{value!r} must be a mapping of keys")
+    return {str(key): entry for key, entry in value.items()}
 
 
-def _record(kind: type, value: Any) -> Any:
-    given = _fields(kind, value)
-    for f in fields(kind):
-        if f.default is MISSING and f.name not in given:
-            raise UsageError(f"an entry lacks {f.name!r}: {value!r}")
-    return kind(**given)
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """A value of a policy, by the annotation of its field; an error names its entry."""
+    try:
+        return _value(kind, value, name)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
 
 
-def _read(name: str, kind: str, value: Any) -> Any:
-    """A value of a policy, by the annotation of its field."""
-    if kind.startswith("Mapping"):
-        known = {"metrics": METRICS, "units": {metric.unit for metric in METRICS.values()}}.get(name)
-        read = partial(_record, Rule) if known else partial(_word, Better)
-        return _each(_known(value, known, name.removesuffix("s")), lambda _, entry: read(entry))
-    if kind.startswith("tuple"):
+def _value(kind: Any, value: Any, name: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        given = _fields(kind, value)  # type: ignore[arg-type]
+        if lacking := [f.name for f in fields(kind) if f.default is MISSING and f.name not in given]:
+            raise UsageError(f"an entry lacks {lacking[0]!r}: {value!r}")
+        return kind(**given)  # type: ignore[operator]
+    if origin is Mapping:
+        return {key: _read(inner[1], entry, key) for key, entry in _entries(value).items()}
+    if origin is tuple:
         if not isinstance(value, list):
             raise UsageError(f"{value!r} must be a list")
-        if name == "exclude":
-            return tuple(key for key, _ in _known(dict.fromkeys(map(str, value)), CONDITIONS, "condition"))
-        return tuple(_record(Group if name == "groups" else Allowance, entry) for entry in value)
-    if kind == "Match":
-        return Match(tuple((key, str(glob)) for key, glob in _known(value or {}, MATCH_FIELDS)))
-    if value is None and kind.endswith("None"):
-        return value
-    if kind in LITERALS:
-        return _word(LITERALS[kind], value)
-    wrong = ""
-    number = not isinstance(value, bool) and isinstance(value, int | float)
-    if kind == "int" and not (type(value) is int and value >= 1):
-        wrong = "a whole number of at least 1"
-    elif kind.startswith("float") and not (number and 0 <= value < math.inf):
-        wrong = "a number of at least 0"
-    elif name.startswith("alpha") and not 0 < value < 0.5:
-        wrong = "a number between 0 and 0.5"
-    elif kind == "datetime.date" and type(value) is not datetime.date:
-        wrong = "a date such as 2027-01-31"
-    elif kind == "str" and not (isinstance(value, str) and value.strip()):
-        wrong = "a text"
-    elif kind == "bool" and not isinstance(value, bool):
-        wrong = "true or false"
-    if wrong:
-        raise UsageError(f"{value!r} must be {wrong}")
-    return value
-
-
-def _known(value: Any, names: Collection[str] | None, kind: str = "key") -> Iterator[tuple[str, Any]]:
-    """The entries of a mapping; a name that is not known is refused."""
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{value!r} must be a mapping")
-    for name, entry in ((str(key), entry) for key, entry in value.items()):
-        if names is not None and name not in names:
-            raise unknown(kind, name, names)
-        yield name, entry
-
-
-def _word(words: Any, value: Any) -> Any:
-    if value not in get_args(words):
-        raise UsageError(f"{value!r} must be one of {', '.join(get_args(words))}")
+        return tuple(_value(inner[0], entry, name) for entry in value)
+    is_number = type(value) in (int, float) and 0 <= value < math.inf
+    fits, wanted = {
+        int: (type(value) is int and value >= 1, "a whole number of at least 1"),
+        float: (is_number, "a number of at least 0"),
+        datetime.date: (type(value) is datetime.date, "a date such as 2027-01-31"),
+        str: (isinstance(value, str) and value.strip(), "a text"),
+    }.get(kind, (value in inner, f"one of {', '.join(inner)}"))
+    if fits and name.startswith("alpha"):
+        fits, wanted = 0 < value < 0.5, "a number between 0 and 0.5"
+    if not fits:
+        raise UsageError(f"{value!r} must be {wanted}")
     return value

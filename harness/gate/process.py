@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,22 +41,23 @@ class Process:
 
     def __init__(self, tree: Path, clock: Path | None = None) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-        self._pending = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), str(tree), *([str(clock)] if clock else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-        )
+        self._pipe, theirs = Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), str(number), str(tree), *([str(clock)] if clock else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                pass_fds=[number],
+                cwd=tree,
+                env={**os.environ, "PYTHONPATH": str(tree)},
+            )
 
     def tell(self, command: dict[str, Any]) -> None:
         """Sends a command without waiting for its answer."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._pipe.send_bytes(json.dumps(command).encode())
         except OSError as error:
             raise WorkerError(self._last_words()) from error
 
@@ -67,18 +67,13 @@ class Process:
         Raises:
             WorkerError: it ended, answered with an error, or took longer than the timeout.
         """
-        assert self._process.stdout is not None
-        ends = time.monotonic() + timeout_s
-        while b"\n" not in self._pending:
-            if not select.select([self._process.stdout], [], [], max(ends - time.monotonic(), 0))[0]:
-                self._process.kill()
-                raise WorkerError(f"no answer within {timeout_s:.0f} s")
-            piece = self._process.stdout.read(1 << 16)
-            if not piece:
-                raise WorkerError(self._last_words())
-            self._pending += piece
-        line, _, self._pending = self._pending.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+        if not self._pipe.poll(timeout_s):
+            self._process.kill()
+            raise WorkerError(f"no answer within {timeout_s:.0f} s")
+        try:
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise WorkerError(self._last_words()) from error
         if "error" in answer:
             raise WorkerError(str(answer["error"]), str(answer.get("kind", "")))
         return answer
@@ -96,9 +91,8 @@ class Process:
                 self._process.wait(GOODBYE_S)
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                stream.close()
+        self._pipe.close()
+        self._errors.close()
 
     def _last_words(self) -> str:
         self._process.wait(10)

@@ -223,7 +223,6 @@ def _finding(f: Finding) -> dict[str, Any]:
         "more_rounds": f.decision.more,
         "cause": f.cause and f.cause._asdict(),
         "allowed_until": f.allowed and f.allowed.until.isoformat(),
-        "stray_clock_samples": f.unit.strayed,
     }
 
 

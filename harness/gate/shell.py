@@ -37,7 +37,6 @@ class Kind(Enum):
 
     FAILED = auto()  # an exit code of its own, or it wrote no benchmark
     ENDED = auto()  # by a signal, or it could not be started, or what it started had not ended
-    NO_FOLDER = auto()
 
 
 class Fault(NamedTuple):
@@ -56,7 +55,7 @@ def run_shell(
         subprocess.TimeoutExpired: it was ended as the time was over.
     """
     if not folder.is_dir():
-        return 0.0, Fault(f"the commit has no folder {folder.name}", Kind.NO_FOLDER)
+        return 0.0, Fault(f"the commit has no folder {folder.name}")
     if timeout_s is not None and timeout_s <= 0:
         raise subprocess.TimeoutExpired(line, timeout_s)
     waited, left = 0.0, ""

@@ -7,13 +7,12 @@ only rounds of one session are pairs.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness import store
-from harness.gate.decide import FEWEST_TO_CLAIM, rounds_for
+from harness.gate.decide import FEWEST_TO_CLAIM
 from harness.gate.exit_code import Exit, GateError
 from harness.store import run_state
 from harness.store.differences import comparable, in_words
@@ -29,7 +28,6 @@ Mode = Literal["paired", "stored", "machine-free", "broken"]  # broken: one side
 CONTROL_SUITE = "control"
 IDENTITY = ("suite", "case_id", "arm", "metric", "unit", "better", "axes", "status")  # that every row has
 FIRST, CONFIRMATION = 1, 2
-PLANNED_SPREAD, PLANNED_AWAY = 0.02, math.log1p(0.05)  # of a process's median; beyond the tolerance
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,10 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
             notes.append(
                 f"the time allowed held {done} of {planned} rounds of stage {gate['stage']}; --budget-s gives more"
             )
-    if files:
-        notes += notes_on_files(role, files, frame["case_id"].nunique())
+    if 0 < files < FEWEST_TO_CLAIM:
+        notes.append(
+            f"{role}: files of {files} processes, each of which is one round; {FEWEST_TO_CLAIM} a side can decide"
+        )
     by_stage = frame.groupby(frame["run_id"].map(lambda run: stage_of.get(run, FIRST)))
     stages = {int(number): rows.reset_index(drop=True) for number, rows in by_stage}
     if FIRST not in stages:
@@ -112,17 +112,6 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         notes=tuple(notes),
         runs=tuple(sorted(frame["run_id"].dropna().unique())),
     )
-
-
-def notes_on_files(role: str, count: int, tests: int) -> list[str]:
-    """What is said of so few pytest-benchmark files that nothing can be decided."""
-    if count >= FEWEST_TO_CLAIM:
-        return []
-    enough = rounds_for(tests, PLANNED_SPREAD, PLANNED_AWAY) or FEWEST_TO_CLAIM
-    return [
-        f"{role}: {count} file{'s' if count > 1 else ''}, and a file is one round, as its times come from one process; "
-        f"{enough} files a side would decide {tests} tests"
-    ]
 
 
 def refuse_one_run(baseline: Side, candidate: Side) -> None:

@@ -9,7 +9,6 @@ x arms x blocks x block_ms)).
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -17,26 +16,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.collect import Collected
-from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, rounds_for
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.process import Process, WorkerError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from harness.gate.policy import Policy
     from harness.gate.runner import Round
-    from harness.gate.unit import Judgement
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
 LAYOUT = "LayoutError"  # the error of a worker whose tree is of another layout
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
 CRASHED = (1, Exit.INTERNAL)  # of a traceback: of Python itself, and of the harness
-PLANNED_SPREADS = (0.01, 0.05)  # a quiet machine, a shared one
-PLANNED_AWAY = math.log1p(0.03)
 
 
 @dataclass
@@ -71,7 +64,7 @@ class Sweeping(Instrument):
                 except WorkerError as error:
                     _require_time(this)
                     raise SideError(side, str(error), error.kind) from error
-                this.say(side, Collected.plan, plan["env"], plan["env_id"])
+                this.collected[side].plan(plan["env"], plan["env_id"])
                 there[side] = {case["case_id"] for case in plan["cases"]}
                 cases |= {case["case_id"]: case for case in plan["cases"]}
             for name, case in cases.items():
@@ -83,55 +76,30 @@ class Sweeping(Instrument):
     ) -> None:
         """Measures one case in one round; a side whose process is lost takes no further part in the round."""
 
-        def ask(command: dict[str, Any], timeout_s: float, said: Callable[..., None], *about: Any) -> None:
+        prepare = {"do": "prepare", "case": case["case_id"]}, PREPARE_S
+        for command, timeout_s in (prepare, *[({"do": "block"}, BLOCK_S)] * self.blocks):
             for side in this.order.sample(sorted(here), len(here)):
+                told = this.collected[side]
                 try:
                     answer = here[side].ask(command, min(timeout_s, this.left()))
                 except WorkerError as error:
                     _require_time(this)
-                    this.say(side, Collected.died, this.number, case, str(error))
+                    told.died(this.number, case, str(error))
                     del here[side], workers[side]
+                    continue
+                if "rows" in answer:
+                    told.take(this.number, answer["rows"])
                 else:
-                    this.say(side, said, this.number, *about, answer.get("rows", answer))
+                    told.time(this.number, case["case_id"], answer)
 
-        ask({"do": "prepare", "case": case["case_id"]}, PREPARE_S, Collected.take)
-        for _ in range(self.blocks):
-            ask({"do": "block"}, BLOCK_S, Collected.time, case["case_id"])
-
-    def judge_broken(self, error: SideError, left: Callable[[], float]) -> Judgement:
-        """The judgement where one side could not be planned.
-
-        A change that mends a broken baseline has nothing to fall behind, so it passes if it can be planned itself.
+    def blame(self, error: SideError) -> tuple[str, str, str, str]:
+        """What the candidate breaks. Tries the tree's own command: only a traceback says that its code is broken.
 
         Raises:
-            GateError: the side works, so no code is to blame: it refuses the request (exit 2), or the baseline does or the
-                layouts cannot serve one another (5); or it is not known why it could not be planned (6).
+            GateError: it is the baseline, or the layouts cannot serve one another (exit 5); the candidate refuses the request
+                (2); or it was ended from outside or did not end (6).
         """
-        self._require_crash(error.side, error.reason, error.kind)
-        reason = error.reason
-        if error.side == "baseline":
-            try:
-                self.plan("candidate")
-                reason = ""
-            except WorkerError as other:
-                reason = str(other)
-                self._require_crash("candidate", reason)
-        return self.one_sided(
-            *("import", "harness and fp8core", "imports"),
-            0.0 if error.side == "baseline" else math.nan,
-            f"the candidate does not import or plan: {reason}" if reason else "",
-            "the baseline did not import, and the candidate does",
-            f"the {error.side} does not import or plan: {error.reason}; nothing was measured",
-        )
-
-    def _require_crash(self, side: str, reason: str, kind: str = "") -> None:
-        """Tries the tree's own command: only a traceback says that its code is broken.
-
-        Raises:
-            GateError: it refuses the request or answers (exit 2 or 5, see `judge_broken`); or it was ended from outside or
-                did not end (6).
-        """
-        tree = self.trees[side]
+        tree = self.trees[error.side]
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-m", "harness", *self.words, "dry_run=true"],
@@ -141,52 +109,20 @@ class Sweeping(Instrument):
                 timeout=START_S,
                 check=False,
             )
-            code: int | None = done.returncode
+            code, how = done.returncode, f"ended with code {done.returncode}"
         except subprocess.TimeoutExpired:
-            code = None
-        if code in CRASHED:
-            return
-        said = f"{side} ({tree}): {reason}"
-        if code in (0, REFUSED):
-            raise GateError(Exit.NO_BASELINE if side == "baseline" or kind == LAYOUT else Exit.USAGE, said)
-        how = f"did not end in {START_S:g} s" if code is None else f"ended with code {code}"
-        raise GateError(
-            Exit.INCONCLUSIVE, f"{said}; its own command {how}, which need not be its code's doing"
-        )
-
-    def plan(self, side: str) -> dict[str, Any]:
-        """The plan of one side.
-
-        Raises:
-            WorkerError: it cannot be planned.
-        """
-        worker = Process(self.trees[side])
-        try:
-            return worker.ask({"do": "plan", "words": list(self.words)}, START_S)
-        finally:
-            worker.close()
-
-    def cost(self, policy: Policy) -> str:
-        """What a decision takes, said before anything is measured.
-
-        Raises:
-            GateError: the sweep cannot be planned.
-        """
-        try:
-            units = sum(len(case["arms"]) for case in self.plan("candidate")["cases"])
-        except WorkerError as error:
-            raise GateError(Exit.USAGE, str(error)) from error
-        lines = [
-            f"{units} timed units: {FEWEST_TO_FLAG} rounds to flag, {FEWEST_TO_CLAIM} to confirm; planned: "
-            f"{policy.pairs} and {max(policy.confirm_pairs, FEWEST_TO_CLAIM)} in {policy.budget_s:g} s\n"
-        ]
-        for spread in PLANNED_SPREADS:
-            rounds = rounds_for(max(units, 1), spread, PLANNED_AWAY, policy.alpha_confirm)
-            lines.append(
-                f"rounds that differ by {spread:.1%}: {rounds or 'over 1000'} find a unit {math.expm1(PLANNED_AWAY):.0%} "
-                "beyond its tolerance, 95 times of 100, whichever of them it is\n"
+            code, how = -1, f"did not end in {START_S:g} s"
+        said = f"{error.side} ({tree}): {error.reason}"
+        if code not in (0, REFUSED, *CRASHED):
+            raise GateError(
+                Exit.INCONCLUSIVE, f"{said}; its own command {how}, which need not be its code's doing"
             )
-        return "".join(lines)
+        if error.side == "baseline":
+            raise GateError(Exit.NO_BASELINE, said)
+        if code not in CRASHED:
+            raise GateError(Exit.NO_BASELINE if error.kind == LAYOUT else Exit.USAGE, said)
+        why = f"the candidate does not import or plan: {error.reason}"
+        return "import", "harness and fp8core", "imports", why
 
 
 def _require_time(this: Round) -> None:

@@ -189,12 +189,6 @@ def commit_of(tree: Path) -> dict[str, Any]:
     return {"git_commit": _git(tree, "rev-parse", "HEAD").stdout.strip(), "git_dirty": bool(changes)}
 
 
-def restore(tree: Path) -> None:
-    """Makes a work tree what its commit says again."""
-    _checked(tree, "reset", "--hard", "--quiet")
-    _checked(tree, "clean", "-ffdx", "--quiet")
-
-
 @contextmanager
 def work_tree(root: Path, commit: str) -> Iterator[Path]:
     """A work tree of the commit in a temporary folder, removed afterwards."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Pair = tuple[list[Any], list[Any]]  # stored rows of a unit: the baseline's, the candidate's
 RATIO = "ratio"  # regime of units that are ratios of two arms of one run
-GROUP = "group"  # suite of the units that a policy's groups add
 
 
 class State(StrEnum):
@@ -59,10 +58,8 @@ class Unit:
         case: the case for people.
         before, after: the two values, in `unit`.
         first, second: log(candidate / baseline) by round of the first stage and of the confirmation, positive = worse.
-        strayed: samples at a clock that is not their round's.
         tick: by how much the step of the clock may move a ratio, as a logarithm.
         rows, again: the stored rows of the first stage and of the confirmation.
-        members: of a group: the ids of its cases.
     """
 
     key: Key
@@ -76,11 +73,9 @@ class Unit:
     second: Vector = field(default_factory=lambda: np.empty(0))
     state: State = State.SOUND
     why: str = ""
-    strayed: int = 0
     tick: float = 0.0
     rows: Pair = field(default_factory=lambda: ([], []))
     again: Pair = field(default_factory=lambda: ([], []))
-    members: tuple[str, ...] = ()
 
     def set_aside(self, state: State, why: str) -> None:
         """Notes what stands in the way."""
@@ -209,8 +204,7 @@ class Judgement:
     @property
     def to_confirm(self) -> tuple[str, ...]:
         """Ids of the cases that must be measured again before they are reported."""
-        cases = (f.unit.members or (f.unit.key.case_id,) for f in self.findings if f.flagged)
-        return tuple(sorted({i for ids in cases for i in ids}))
+        return tuple(sorted({f.unit.key.case_id for f in self.findings if f.flagged}))
 
     @property
     def times(self) -> tuple[Finding, ...]:

@@ -1,8 +1,8 @@
 """Worker: one process of one side. It measures the code of its own work tree, one block for each command.
 
-Started as `python -P worker.py TREE [CLOCK]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
-sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
-standard input and output:
+Started as `python -P worker.py PIPE TREE [CLOCK]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
+sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON
+over the pipe of that number:
 
     {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "cases": [{"case_id", ...}]}
     {"do": "prepare", "case": ID}       -> {"rows": [...], "arms": [...]}   builds, compiles, checks
@@ -15,13 +15,14 @@ Every block holds the control case too: a fixed bf16 product that PyTorch alone 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,12 +278,9 @@ def _operator_calls(run: Callable[[], object]) -> int:
     return counter.calls
 
 
-def serve(worker: Worker, answers: TextIO) -> None:
-    """Answer commands until `quit` or the end of the input."""
-    while line := sys.stdin.readline():
-        command = json.loads(line)
-        if command["do"] == "quit":
-            return
+def serve(worker: Worker, parent: Connection) -> None:
+    """Answers commands until `quit` or the end of the input."""
+    while (command := json.loads(parent.recv_bytes()))["do"] != "quit":
         try:
             about = [command[name] for name in ("words", "case") if name in command]
             answer = getattr(worker, command["do"])(*about)
@@ -292,18 +290,9 @@ def serve(worker: Worker, answers: TextIO) -> None:
                 "kind": type(error).__name__,
             }
             traceback.print_exc()
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-def main(argv: list[str]) -> int:
-    """Serves on standard input and output."""
-    # Libraries print; the answers go where nothing else does.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(Worker(*map(Path, argv)), answers)
-    return 0
+        parent.send_bytes(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with suppress(EOFError), Connection(int(sys.argv[1])) as pipe:
+        serve(Worker(*map(Path, sys.argv[2:])), pipe)

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import gate_error_rates as study
 import numpy as np
 import pytest
+import scipy.stats
 from documented_table import documented
 
 from harness.gate.policy import load_policy
 
 POLICY = load_policy()
+
+
+def test_the_rounds_that_the_documentation_promises() -> None:
+    """Oracle: scipy's noncentral t. The least number in which p <= 0.01 / units, by Holm, has a probability of 95 %."""
+
+    def rounds(units: int, spread: float) -> int:
+        def power(n: int) -> float:
+            line = scipy.stats.t.isf(0.01 / units, n - 1)
+            return float(scipy.stats.nct.sf(line, n - 1, math.log1p(0.03) * math.sqrt(n) / spread))
+
+        return next(n for n in itertools.count(8) if power(n) >= 0.95)
+
+    page = (Path(__file__).parents[2] / "docs/gate-statistics.md").read_text()
+    for units in (1, 8, 50, 200):
+        row = " | ".join(str(rounds(units, spread)) for spread in (0.01, 0.02, 0.05))
+        assert f"\n| {units} | {row} |\n" in page
 
 
 @pytest.mark.parametrize("mode", study.MODES)

@@ -93,6 +93,20 @@ def test_a_folder_that_cannot_be_written_is_exit_2(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_a_page_that_is_open_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full as the report is written anew leaves the one that is there."""
+    assert main(["sweep=toy", "device=cpu", "isolate=false", "run_id=r1"]) == 0
+    page = Path("reports/r1.md").read_text()
+
+    def refuse(self: Path, target: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert main(["report", "results/toy/r1", "-o", "reports/r1.html"]) == 2
+    assert Path("reports/r1.md").read_text() == page
+    assert len(list(Path("reports").iterdir())) == 2
+
+
 def test_ctrl_c_keeps_finished_cases_and_reports_them(
     toy: ToySuite, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,20 +63,6 @@ def test_a_file_becomes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert bare.samples.tolist() == [500.0]
 
 
-def test_one_imported_file_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Twice as slow: a file is one process, and one process is one round."""
-    slow = copy.deepcopy(DOCUMENT)
-    for test in slow["benchmarks"]:
-        test["stats"] = {k: [2 * x for x in v] if k == "data" else 2 * v for k, v in test["stats"].items()}
-    for name, document in (("a", DOCUMENT), ("b", slow)):
-        (tmp_path / name).mkdir()
-        assert imported(tmp_path / name, document) == 0
-    capsys.readouterr()
-    words = ["--baseline", str(tmp_path / "a" / "r"), "--candidate", str(tmp_path / "b" / "r")]
-    assert main(["gate", *words]) == 6
-    assert "candidate: 1 file, and a file is one round" in capsys.readouterr().out
-
-
 def test_a_folder_of_imported_runs_has_a_round_a_file(tmp_path: Path) -> None:
     for side, factor in (("a", 1.0), ("b", 2.0)):
         (tmp_path / side).mkdir()
@@ -122,6 +108,8 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
         ({"benchmarks": [{"fullname": "t"}]}, "'stats' of t is None"),
         ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),
         ({"benchmarks": [3]}, "a benchmark is 3; expected an object"),
+        ({"machine_info": {"cpu": "AMD"}, "benchmarks": [3]}, "machine_info.cpu"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"data": [1]}, "extra_info": "y"}]}, "extra_info of x"),
         (
             {"benchmarks": [{"fullname": "t", "stats": {"data": [1.0, float("nan")]}}]},
             "not a positive number",

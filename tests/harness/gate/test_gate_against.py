@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -115,30 +113,6 @@ def test_histories_that_never_met_are_a_missing_baseline(root: Path) -> None:
     with pytest.raises(GateError, match="no common ancestor; --tip") as caught:
         trees.commit_to_compare(root, "elsewhere", tip=False)
     assert caught.value.code is Exit.NO_BASELINE
-
-
-@pytest.mark.slow
-def test_two_gates_at_once_take_nothing_from_each_other(tmp_path: Path) -> None:
-    """The whole command twice, into one folder: two verdicts, two sessions of both sides, no tree left."""
-    here = Path(trees.__file__).resolve().parents[2]
-    if not (here / ".git").exists():
-        pytest.skip("needs a git checkout of this project")
-    words = [
-        "--against", "HEAD", "--even-if-equal", "--pairs", "1", "--blocks", "1", "--results-dir", str(tmp_path), "sweep=cast",
-        "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise", "axes.src=bf16", "arms=[eager]",
-        "device=cpu", "timing.block_ms=1",
-    ]  # fmt: skip
-    gates = [
-        subprocess.Popen(
-            [sys.executable, "-m", "harness", "gate", *words], cwd=here, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(here), "TMPDIR": str(tmp_path)},
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    said = [gate.communicate()[0] for gate in gates]
-    assert [gate.returncode for gate in gates] == [6, 6], said  # one round decides nothing
-    assert len(list(tmp_path.glob("gate/*/*/stage1/_run.json"))) == 4
-    assert not list(tmp_path.glob(trees.PREFIX + "*"))
 
 
 def test_outside_of_git_there_is_no_other_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

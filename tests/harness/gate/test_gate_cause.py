@@ -86,9 +86,7 @@ def test_cycles_are_compared_round_by_round(tmp_path: Path) -> None:
 
 
 def test_where_nothing_was_counted_no_kernel_is_blamed(tmp_path: Path) -> None:
-    """A clock that was read for nine samples of ten says nothing; neither does a group without rows."""
+    """A clock that was read for nine samples of ten says nothing."""
     unit = unit_of(tmp_path, {"clocks": [*AT[:9], math.nan]}, {"clocks": AT})
     assert cycle_ratio(*unit.rows) is None
     assert cause_of(unit, SLOWER, 0.0) is None
-    group = Unit(Key("group", "", "all", "mean", "", ""), "g", "", "lower", Rule("timed", 0.03))
-    assert cause_of(group, SLOWER, math.nan) is None

@@ -24,7 +24,7 @@ from gate_fixtures import (
 
 from harness.gate import render
 from harness.gate.exit_code import Exit
-from harness.gate.policy import Allowance, Group, Match, Policy
+from harness.gate.policy import Allowance, Match, Policy
 from harness.gate.unit import Judgement
 
 INF = float("inf")
@@ -138,43 +138,11 @@ def test_two_stored_runs_are_not_pairs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("days", "code"), [(0, Exit.OK), (-1, Exit.REGRESSED)])
 def test_an_allowance_holds_until_its_date(tmp_path: Path, days: int, code: Exit) -> None:
-    match = Match((("suite", "gemm"), ("arm", "fp8")))
+    match = Match(suite="gemm", arm="fp8")
     allowance = Allowance(match, TODAY + datetime.timedelta(days), "known, ticket 12")
     found = run(tmp_path, *slowed(1.2), policy=policy_with(allow=(allowance,)))
     assert (verdict(found), found.code) == ("REGRESSED", code)
     assert any("ended on 2027-01-14: known, ticket 12" in note for note in found.notes) is (days < 0)
-
-
-TOGETHER = policy_with(groups=(Group("all gemms", Match((("suite", "gemm"),)), together=True),))
-
-
-def test_a_group_sees_what_no_member_shows(tmp_path: Path) -> None:
-    """Every one of 30 cases 5 % slower under noise that hides it in each: their mean shows it."""
-    first, again = Times(0.05), Times(0.05, seed=1, rounds=16)  # Holm over what is flagged costs some rounds
-
-    def rows(times: Times, factor: float) -> Rows:
-        return [time_row(n, times(factor)) for n in range(30)]
-
-    confirm = rows(again, 1), rows(again, 1.05)
-    judgement = run(tmp_path, rows(first, 1), rows(first, 1.05), policy=TOGETHER, confirm=confirm)
-    group = judgement.findings[30]
-    assert (group.unit.key.suite, str(group.verdict)) == ("group", "REGRESSED")
-    assert judgement.counted["REGRESSED"] < 15
-    assert set(judgement.to_confirm) == {case(n).case_id for n in range(30)}
-
-
-def test_a_group_leaves_out_what_is_excluded(tmp_path: Path) -> None:
-    """Two of five cases ran beside another process and are 30 % slower; the mean of the five would be 11 % up."""
-    times = Times()
-    before = [time_row(n, times()) for n in range(5)]
-    after = [time_row(n, times(1.3 if n < 2 else 1.0)) for n in range(5)]
-    timing = {"method": "cuda_events", "contended": True}
-    after = [dataclasses.replace(r, timing=timing) if n < 2 else r for n, r in enumerate(after)]
-    (group,) = [
-        f for f in run(tmp_path, before, after, policy=TOGETHER).findings if f.unit.key.suite == "group"
-    ]
-    members = tuple(sorted(case(n).case_id for n in (2, 3, 4)))
-    assert (str(group.verdict), group.unit.members) == ("OK", members)
 
 
 def open_units(tmp: Path, noisy: int, quiet: int, **policy: object) -> Judgement:
@@ -224,7 +192,7 @@ def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -
     assert render.headline(found).startswith("COULD NOT JUDGE 1 of 10, 1 of them looks slower: gemm ")
     assert [f.unit.key.case_id for f in found.suspects] == [case(4).case_id]
     assert found.suspects[0].change == pytest.approx(10, rel=0.02)
-    match = Match((("case", found.suspects[0].unit.case),))
+    match = Match(case=found.suspects[0].unit.case)
     for name, policy, code in (
         ("default", {}, 6),
         ("warn", {"on_inconclusive": "warn"}, 6),  # a policy may put up with what is open, not with this

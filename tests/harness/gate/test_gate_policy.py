@@ -79,7 +79,7 @@ def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
         ("allow: [{until: 2027-01-01, reason: y}]", "lacks 'match'"),
         ("metrics: {time_ms: {tolerance: 1}}", "lacks 'rule'"),
         ("groups: [{match: {arn: x}}]", "unknown key 'arn' (nearest: arm)"),
-        ("exclude: [[throttled]]", "unknown condition"),
+        ("exclude: [[throttled]]", "must be one of contended, throttled"),
         ("- a", "must be a mapping of keys"),
         ("a: [", "cannot read the policy"),
     ],

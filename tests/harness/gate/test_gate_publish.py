@@ -198,7 +198,6 @@ def test_the_command_writes_them_and_appends_to_the_step_summary(
     ("case", "code", "says"),
     [
         ("no baseline", 5, "no run 'no-such-run'"),
-        ("bad policy", 2, "no_such_key"),
         ("no time", 2, "not a positive number"),
     ],
 )
@@ -206,11 +205,9 @@ def test_without_a_verdict_every_output_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: int, says: str
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    (tmp_path / "bad.yaml").write_text("no_such_key: 1\n")
     good = benchmark(tmp_path, "good.json", 1.0)
     words = {
         "no baseline": sides(tmp_path, "no-such-run"),
-        "bad policy": [*sides(tmp_path), "--policy", str(tmp_path / "bad.yaml")],
         "no time": sides(tmp_path, good, benchmark(tmp_path, "zero.json", 0.0)),
     }[case]
     assert main([*words, *outputs(tmp_path)]) == code
@@ -243,8 +240,7 @@ def test_an_input_is_never_an_output(tmp_path: Path, which: str) -> None:
     assert place.read_bytes() == before
 
 
-def test_two_outputs_are_two_files(tmp_path: Path) -> None:
-    assert main([*sides(tmp_path), *("--json", str(tmp_path / "x"), "--junit", str(tmp_path / "x"))]) == 2
+def test_a_device_is_no_file_of_an_earlier_gate(tmp_path: Path) -> None:
     assert main([*sides(tmp_path), "--json", "/dev/null", "--junit", "/dev/null"]) == 4
     assert Path("/dev/null").is_char_device()
 

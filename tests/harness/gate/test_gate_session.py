@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness import store
@@ -16,7 +19,7 @@ from harness.gate import process, sweeping
 from harness.gate.exit_code import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.process import Process
-from harness.gate.runner import Request, Round, Session, SideError, measure_and_judge
+from harness.gate.runner import Instrument, Round, Session, SideError
 from harness.gate.sides import load_side
 from harness.gate.sweeping import Sweeping
 from harness.gate.unit import Judgement
@@ -24,10 +27,12 @@ from harness.gate.unit import Judgement
 # Answers by script: `plan`, then whatever the test says for each command.
 SCRIPTED = """\
 import json, sys, time
-script = json.loads(open(sys.argv[1] + "/script.json").read())
+from multiprocessing.connection import Connection
+pipe, tree = Connection(int(sys.argv[1])), sys.argv[2]
+script = json.loads(open(tree + "/script.json").read())
 counts = {}
-for line in sys.stdin:
-    what = json.loads(line)["do"]
+while True:
+    what = json.loads(pipe.recv_bytes())["do"]
     if what == "quit":
         break
     counts[what] = counts.get(what, 0) + 1
@@ -36,7 +41,7 @@ for line in sys.stdin:
         sys.exit("no memory left")
     if says == "hang":
         time.sleep(3600)
-    print(json.dumps(says), flush=True)
+    pipe.send_bytes(json.dumps(says).encode())
 """
 CASE = {"suite": "gemm", "case_id": "c1", "arm": "fp8", "baseline": "", "axes": "{}", "seed": 0}
 PLANNED = {"case_id": "c1", "suite": "gemm", "axes": "{}", "seed": 0, "arms": {"fp8": ""}}
@@ -87,20 +92,20 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for side, says in sides.items():
             (tmp_path / side).mkdir()
             (tmp_path / side / "script.json").write_text(json.dumps(says))
+        trees = {side: tmp_path / side for side in sides}
         return Session(
-            Sweeping({side: tmp_path / side for side in sides}, ["sweep=x"], blocks=2), tmp_path / "S"
+            Sweeping(trees, ["sweep=x"], blocks=2),
+            load_policy(),
+            tmp_path / "r",
         )
 
     return make
 
 
 def judged(sitting: Session, **policy: Any) -> Judgement:
-    policy = dataclasses.replace(load_policy(), **policy)
-    sitting.instrument.blocks = policy.blocks
-    return measure_and_judge(
-        Request(sitting.instrument, policy, sitting.folder.parent / "r", command="gate --against main"),
-        lambda _: None,
-    )
+    sitting.policy = dataclasses.replace(sitting.policy, **policy)
+    sitting.instrument.blocks = sitting.policy.blocks
+    return sitting.run()
 
 
 def timed_rows(folder: Path) -> Any:
@@ -110,8 +115,9 @@ def timed_rows(folder: Path) -> Any:
 def test_what_workers_say_becomes_rows(tmp_path: Path, scripted: Any) -> None:
     other = CASE | {"metric": "sqnr_db", "status": "ok", "samples": [3.0]}
     says = {**SCRIPT, "prepare": {**PREPARE, "rows": [*PREPARE["rows"], other]}}
-    assert scripted(candidate=says).stage(1, 3) == 3
-    rows = store.read(tmp_path / "S").query("suite == 'gemm'").set_index("metric")
+    sitting = scripted(candidate=says)
+    assert sitting.stage(1, 3) == 3
+    rows = store.read(sitting.folder).query("suite == 'gemm'").set_index("metric")
     assert sorted(rows.index) == ["compile_s", "sqnr_db", "time_ms"]
     timed = rows.loc["time_ms"]
     assert timed["samples"].tolist() == [1.0, 2.0] * 2 * 3
@@ -144,7 +150,7 @@ def test_alone_means_one_process_at_a_time(
     sitting.instrument.alone = alone
     sitting.stage(1, 3)
     assert (max(seen), len(seen), living) == (most, 6, set())
-    assert timed_rows(tmp_path / "S")["rounds"].map(set).tolist() == [{0, 1, 2}] * 4
+    assert timed_rows(sitting.folder)["rounds"].map(set).tolist() == [{0, 1, 2}] * 4
 
 
 @pytest.mark.parametrize(
@@ -159,9 +165,10 @@ def test_alone_means_one_process_at_a_time(
 def test_a_worker_that_dies_fails_its_case_and_no_other_side(
     tmp_path: Path, scripted: Any, says: dict[str, Any], reason: str
 ) -> None:
-    scripted(baseline=SCRIPT, candidate={**SCRIPT, **says}).stage(1, 2)
+    sitting = scripted(baseline=SCRIPT, candidate={**SCRIPT, **says})
+    sitting.stage(1, 2)
     (good,), (bad,) = (
-        timed_rows(tmp_path / "S" / side).query("suite == 'gemm'").to_dict("records")
+        timed_rows(sitting.folder / side).query("suite == 'gemm'").to_dict("records")
         for side in ("baseline", "candidate")
     )
     assert (good["status"], bad["status"], reason in bad["reason"]) == ("ok", "failed", True), bad
@@ -207,16 +214,16 @@ class Clock:
         return self.now
 
 
-def test_no_round_is_begun_that_would_not_end_in_time(tmp_path: Path, scripted: Any) -> None:
+def test_no_round_is_begun_that_would_not_end_in_time(scripted: Any) -> None:
     sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
     sitting.clock = Clock(1.0)  # some twenty readings a round
     done = sitting.stage(1, 10, ends=100.0)
     assert 1 < done < 10
     assert sitting.clock.now < 110
-    assert {frozenset(r) for r in timed_rows(tmp_path / "S")["rounds"]} == {frozenset(range(done))}
-    gate = store.read_about(tmp_path / "S" / "candidate" / "stage1")["gate"]
+    assert {frozenset(r) for r in timed_rows(sitting.folder)["rounds"]} == {frozenset(range(done))}
+    gate = store.read_about(sitting.folder / "candidate" / "stage1")["gate"]
     assert (gate["rounds"], gate["pairs"]) == (done, 10)
-    side = load_side(tmp_path / "S" / "candidate", "candidate", "")
+    side = load_side(sitting.folder / "candidate", "candidate", "")
     assert any(f"held {done} of 10 rounds of stage 1" in note for note in side.notes)
 
 
@@ -225,12 +232,12 @@ def test_a_round_that_does_not_end_in_time_is_broken_off_and_forgotten(tmp_path:
     sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
     counting = SCRIPTED.replace(
         "counts = {}",
-        "counts = {}\nstarts = open(sys.argv[1] + '/starts', 'a+'); starts.write('x'); starts.flush()\n"
-        "starts.seek(0); late = len(starts.read()) > 1 and 'candidate' in sys.argv[1]",
+        "counts = {}\nstarts = open(tree + '/starts', 'a+'); starts.write('x'); starts.flush()\n"
+        "starts.seek(0); late = len(starts.read()) > 1 and 'candidate' in tree",
     ).replace('if says == "hang":', 'if late and what == "block":')
     (tmp_path / "worker.py").write_text(counting)
     assert sitting.stage(1, 10, ends=time.monotonic() + 5.0) == 1
-    rows = timed_rows(tmp_path / "S")
+    rows = timed_rows(sitting.folder)
     assert (set(rows["status"]), {frozenset(r) for r in rows["rounds"]}) == ({"ok"}, {frozenset({0})})
 
 
@@ -240,51 +247,74 @@ def test_time_for_no_round_at_all_is_refused(tmp_path: Path, scripted: Any) -> N
     assert not list((tmp_path / "r").rglob("*"))
 
 
-def test_a_dry_run_says_how_many_rounds_a_decision_takes(
-    scripted: Any,
-) -> None:
-    plan = PLAN | {"cases": [PLANNED | {"arms": {f"a{n}": "" for n in range(50)}}]}
-    lines = scripted(candidate={"plan": plan}).instrument.cost(load_policy()).splitlines()
-    assert lines[0].startswith("50 timed units: 5 rounds to flag, 8 to confirm; planned: 10 and 10 in 300 s")
-    assert [int(line.partition(": ")[2].split()[0]) for line in lines[1:]] == [
-        9,
-        84,
-    ]  # of docs/gate-statistics.md
+class Stream(Instrument):
+    """Rounds whose log ratios are known by case, of so many seconds each; nothing is run."""
+
+    def __init__(self, seconds: float, **logs: Sequence[float]) -> None:
+        super().__init__({"baseline": Path(), "candidate": Path()}, ["sweep=x"], 1)
+        self.seconds, self.logs, self.clock, self.told = seconds, logs, Clock(), list[str]()
+
+    def measure(self, this: Round) -> None:
+        for side, told in this.collected.items():
+            told.plan({"device": "cuda"}, "e")
+            for name, logs in self.logs.items():
+                ms = math.exp(logs[self.clock.rounds]) if side == "candidate" else 1.0
+                times = [ms, ms * 1.00001]
+                told.take(this.number, [TIME_ROW | {"case_id": name, "samples": times}])
+        self.clock.now += self.seconds
+        self.clock.rounds += 1
+
+    def session(self, folder: Path) -> Session:
+        return Session(
+            self,
+            load_policy(),
+            folder,
+            tell=self.told.append,
+            clock=self.clock,
+        )
 
 
-@pytest.fixture
-def slow(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a session of 20 % slower code whose rounds take so many seconds, and its clock."""
-
-    def make(seconds: float) -> tuple[Session, Clock]:
-        clock, whole, opened = Clock(), Sweeping.measure, Request.session
-
-        def counted(instrument: Sweeping, this: Round) -> None:
-            whole(instrument, this)
-            clock.now += seconds
-            clock.rounds += 1
-
-        monkeypatch.setattr(Sweeping, "measure", counted)
-        monkeypatch.setattr(Request, "session", lambda *args: dataclasses.replace(opened(*args), clock=clock))
-        return scripted(baseline=script(1.0), candidate=script(1.2)), clock
-
-    return make
+SLOWER = [0.18] * 20
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(20.0, 6 + 8), (22.0, 5 + 8)])
-def test_the_budget_keeps_time_for_the_confirmation(slow: Any, seconds: float, rounds: int) -> None:
+def test_the_budget_keeps_time_for_the_confirmation(tmp_path: Path, seconds: float, rounds: int) -> None:
     """300 s less 5 for judging. Rounds of 20 s: six to flag and eight to confirm, not seven and none."""
-    sitting, clock = slow(seconds)
-    found = judged(sitting, blocks=1)
-    (finding,) = [f for f in found.findings if f.unit.key.metric == "time_ms"]
-    assert (finding.rounds, clock.rounds, found.code) == (rounds, rounds, Exit.REGRESSED)
+    stream = Stream(seconds, a=SLOWER)
+    found = judged(stream.session(tmp_path))
+    assert (found.findings[0].rounds, stream.clock.rounds, found.code) == (rounds, rounds, Exit.REGRESSED)
 
 
-def test_a_budget_that_cannot_hold_a_decision_is_refused_after_one_round(slow: Any) -> None:
+def test_a_budget_that_cannot_hold_a_decision_is_refused_after_one_round(tmp_path: Path) -> None:
     """Rounds of 27 s: 300 s hold fewer than the 13 of a decision, which take 351 s. A fifth more and 5 s are advised."""
-    sitting, clock = slow(27.0)
-    with pytest.raises(GateError, match=r"gate --against main --budget-s 430$") as caught:
-        judged(sitting, blocks=1)
-    assert (caught.value.code, clock.rounds) == (Exit.USAGE, 1)
+    stream = Stream(27.0, a=SLOWER)
+    with pytest.raises(GateError, match=r"--budget-s 430$") as caught:
+        judged(stream.session(tmp_path))
+    assert (caught.value.code, stream.clock.rounds) == (Exit.USAGE, 1)
     # no time decides there, so none is missed
-    assert judged(sitting, blocks=1, on_slower="warn", pairs=2).code is Exit.OK
+    assert judged(stream.session(tmp_path), on_slower="warn", pairs=2).code is Exit.OK
+
+
+NOISY = np.random.default_rng(0).normal(0, 0.4, 20)
+QUIET = [0.001, -0.001] * 10
+UNSETTLED = [0.05, -0.05] * 10  # by ten rounds, not by five
+
+
+@pytest.mark.parametrize(
+    ("logs", "seconds", "rounds", "told", "code"),
+    [
+        ({"a": NOISY, "b": -NOISY}, 7.0, 5, 1, 6),
+        ({"a": NOISY, "b": QUIET}, 7.0, 10, 1, 6),
+        ({"a": NOISY, "b": SLOWER}, 7.0, 10 + 10, 1, 1),
+        ({"a": QUIET}, 7.0, 10, 0, 0),
+        ({"a": UNSETTLED}, 22.0, 5, 1, 6),  # the time holds no more of them
+    ],
+)
+def test_what_the_budget_cannot_decide_is_told_once_and_early_and_where_that_is_all_measuring_ends(
+    tmp_path: Path, logs: dict[str, Sequence[float]], seconds: float, rounds: int, told: int, code: int
+) -> None:
+    stream = Stream(seconds, **logs)
+    found = judged(stream.session(tmp_path))
+    assert (stream.clock.rounds, int(found.code)) == (rounds, code)
+    assert sum("stay open" in line for line in stream.told) == told
+    assert sum("stay open" in note for note in found.notes) == told

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,19 @@ def prepared(
     return [row for row in answer["rows"] if row["arm"] == arm], answer["arms"]
 
 
-def test_serving_answers_each_command_and_survives_errors(
-    toy: ToySuite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serving_answers_each_command_and_survives_errors(toy: ToySuite) -> None:
     lines = [
         {"do": "plan", "words": ["sweep=tou"]},
         {"do": "plan", "words": WORDS},
         {"do": "quit"},
         {"do": "block"},
     ]
-    answers = io.StringIO()
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
-    serve(Worker(ROOT), answers)
-    refused, plan = map(json.loads, answers.getvalue().splitlines())
+    ours, theirs = Pipe()
+    for line in lines:
+        ours.send_bytes(json.dumps(line).encode())
+    serve(Worker(ROOT), theirs)
+    refused, plan = (json.loads(ours.recv_bytes()) for _ in range(2))
+    assert not ours.poll()
     assert "unknown sweep 'tou'" in refused["error"]
     assert [c["suite"] for c in plan["cases"]] == ["toy", "toy"]
     assert plan["env"]["device"] == "cpu"
