@@ -17,7 +17,6 @@ from harness.machine import hardware, mfu
 from harness.store import effect
 from harness.store.compare import TIE
 from harness.store.stats import t_interval
-from harness.training.ab import waits
 from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     ByArm = Mapping[str, tuple[float, ...]]
 
 Decision = Literal["on", "off", "cannot tell"]
-OF_RANKS = ("times_ms", "own_ms", "gaps_ms")
 # How what all ranks have seen of a step becomes one number
 _JOIN: dict[str, Callable[[list[float]], float]] = {
     "times_ms": max,
@@ -51,8 +49,6 @@ class Round:
         peak_bytes: of each arm the most memory of any rank in each timed step, where the device tells.
         joules: of each arm whose block every rank could read those of a step with what runs between steps, a mean of all
             ranks' boards.
-        of_ranks: "times_ms", "gaps_ms", "own_ms" (a rank's own part of profiled steps) -> of each rank a median, of the
-            blocks that count; without what some rank has not seen.
     """
 
     index: int
@@ -62,7 +58,6 @@ class Round:
     faults: Mapping[str, str] = field(default_factory=dict)
     peak_bytes: ByArm = field(default_factory=dict)
     joules: ByArm = field(default_factory=dict)
-    of_ranks: ByArm = field(default_factory=dict)
 
     def has(self, *arms: str) -> bool:
         """Whether the blocks of these arms count."""
@@ -187,14 +182,6 @@ class TrialResult:
         return {arm: tuple(seen) for arm in self.arms if (seen := self.seen("joules", arm))}
 
     @property
-    def slow_rank(self) -> str:
-        """The rank that the others wait for: "rank 1 takes about 21 % longer ..."; "" if none stands out."""
-        steps, own, gaps = (
-            [r.of_ranks[name] for r in self.rounds if name in r.of_ranks] for name in OF_RANKS
-        )
-        return waits.slow_rank(steps, own, gaps)
-
-    @property
     def peaks(self) -> hardware.Device | None:
         """The GPU in the table of peaks; None where it is not in it."""
         return hardware.lookup(*self.gpu) if self.gpu else None
@@ -287,14 +274,9 @@ def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
         for rank, of_rank in enumerate(step):
             if why := of_rank["faults"]:
                 faults.setdefault(arm, f"rank {rank}: {why}" if len(ranks) > 1 else why)
-    of_ranks = {}
-    for name in OF_RANKS:
-        seen = [[s[name] for s in rank if s["arm"] not in faults and s[name] is not None] for rank in ranks]
-        if all(seen):
-            of_ranks[name] = tuple(map(statistics.median, seen))
     times, losses = joined["times_ms"], joined["losses"]
     joined["losses"] = {arm: seen for arm, seen in losses.items() if len(seen) == len(times[arm])}
-    return Round(index, faults=faults, of_ranks=of_ranks, **{name: dict(joined[name]) for name in _JOIN})
+    return Round(index, faults=faults, **{name: dict(joined[name]) for name in _JOIN})
 
 
 def _median(seen: Sequence[tuple[int, float]]) -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Tensor, nn
-from torch._C._autograd import _profiler_enabled
 
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
@@ -22,7 +21,6 @@ from harness.training.ab.proving import Proving, refuse_a_profiler
 from harness.training.ab.result import TrialResult, merged
 from harness.training.ab.snapshot import Snapshot
 from harness.training.ab.switch import Switch
-from harness.training.ab.waits import own_ms, profiled
 from harness.training.ab.watch import Looks, Meter, Steps
 
 if TYPE_CHECKING:
@@ -215,17 +213,17 @@ class Trial:
             return
         self._turn = turn
         try:
-            is_watched = self._enter(turn)
-            on_gpu = self.device.type == "cuda"
-            # Never a timed step, and in all arms alike
-            watch = profiled(on_gpu) if is_watched else self._proving.around(turn, on_gpu=on_gpu)
-            with watch as events:
+            if turn.arm != self._switch.arm:
+                self._switch.to(turn.arm)
+            if turn.purpose == "timed" and turn != self._before:
+                self._steps.begin_block()
+            with self._proving.around(turn, on_gpu=self.device.type == "cuda"):
                 self._looks.start(batch)
                 start = self._clock.mark()
                 yield
                 marks = start, self._clock.mark()
             self._steps_run[turn.is_fp8] += 1
-            self._leave(turn, marks, self._looks.end(), None if events is None else own_ms(events))
+            self._leave(turn, marks, self._looks.end())
         except BaseException as error:
             what = "ran out of memory" if out_of_memory(error) else f"raised {one_line(error)}"
             precision = "FP8" if turn.is_fp8 else "bf16"
@@ -272,22 +270,11 @@ class Trial:
         if hooked is not None:
             hooked.__exit__(type(error) if error else None, error, getattr(error, "__traceback__", None))
 
-    def _enter(self, turn: Turn) -> bool:
-        """Before a step; whether it is to be profiled for what this rank waits."""
-        if turn.arm != self._switch.arm:
-            self._switch.to(turn.arm)
-        if turn == self._before:
-            return False
-        if turn.purpose == "timed":
-            self._steps.begin_block()
-        # A profiler of the user's own is left alone: the step is then not looked at on this rank, and so not in this round
-        return turn.purpose == "lead" and self._exchange.size > 1 and not _profiler_enabled()
-
-    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: Extent, own: float | None) -> None:
+    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: Extent) -> None:
         """After a step: its place in the round, and what follows at the end of a round or of the proof."""
         fault = self._switch.fault(turn.arm)
         if turn.round >= 0:
-            self._steps.add(turn, marks, extent, self._looks.loss, fault, own)
+            self._steps.add(turn, marks, extent, self._looks.loss, fault)
             if len(self._steps.seen) == self.plan.per_round:
                 self._close_round(turn.round)
             return
@@ -307,7 +294,7 @@ class Trial:
         problem = stray or theirs
         self._note(problem=problem, proved=not problem)
         if not problem:
-            self._note(notes=extent.unseen(self.plan, self._exchange.size))
+            self._note(notes=extent.unseen(self.plan))
         self._steps = Steps(self.device, self._clock, self._meter, extent, self.plan.block)
 
     def _close_round(self, index: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from dataclasses import replace
 from typing import Any
@@ -191,22 +190,6 @@ def tensor_parallel() -> dict[str, Any]:
     loop.make_optimizer()
     trial = planted(ab.Trial(loop.model, steps=25, block=1, restore=[loop.optimizer]))
     loop.run(trial)
-    return answer_of(trial)
-
-
-def slowed(kind: str) -> dict[str, Any]:
-    """Each step has 150 ms of work, of rank 1 20 % more ("fsdp"); or rank 1 waits as long between steps ("ddp")."""
-    loop, rank = Loop(), dist.get_rank()
-    # After a profiled step no time between steps is read, so a block needs two timed ones
-    trial = ab.Trial(
-        loop.model, **({"steps": 55, "block": 1} if kind == "fsdp" else {"steps": 43, "block": 2})
-    )
-    if kind == "fsdp":
-        shard(loop)
-        loop.run(trial, inside=functools.partial(time.sleep, 0.15 * (1 + 0.2 * rank)))
-    else:
-        loop.model = DistributedDataParallel(loop.model)
-        loop.run(trial, before=functools.partial(time.sleep, 0.15 * rank))
     return answer_of(trial)
 
 
