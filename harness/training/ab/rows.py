@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
-from harness.machine import environment
-from harness.store import RunWriter, new_run_id
 from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
 from harness.training.ab.plan import AGAIN, BASE, FP8_ARMS, GATHER
+from harness.training.stored import store_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from harness.training.ab.plan import Plan
     from harness.training.ab.result import TrialResult
@@ -95,18 +94,11 @@ def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
 
 def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path) -> Path:
     """Writes the rows of a trial as a run; returns its folder."""
-    facts = environment.fingerprint(result.device)
-    run_id = new_run_id(facts.get("git_commit"))
-    folder = Path(results_dir) / SUITE / run_id
     about = {
         "made_by": "trial",
         "command": "harness.ab.Trial in a loop of the user's own",
         "question": "FP8 against bf16 in this training loop",
         "answer": result.lines(),
     }
-    writer = RunWriter(
-        folder, run_id=run_id, sweep=SUITE, env_id=environment.env_id(facts), env=facts, about=about
-    )
-    writer.append(list(measurements(result, plan, model)))
-    writer.close("finished")  # all rows are there; that the trial failed is said in each
-    return folder
+    # Finished also where the trial failed: all rows are there, and each says so
+    return store_run(SUITE, results_dir, result.device, measurements(result, plan, model), about)
