@@ -41,20 +41,12 @@ class Residency:
         trainee: whose memory; it must not be used outside of the context.
         initial: weights to put back, by name of parameter. Trainees of the same model may share them.
         device: of the random numbers.
-
-    Raises:
-        ValueError: `initial` lacks a parameter, or has another shape or dtype for it.
     """
 
     def __init__(self, trainee: Trainee, initial: Mapping[str, Tensor], device: str) -> None:
         self._trainee, self._initial, self._device = trainee, initial, torch.device(device)
         model = trainee.model
         self._parameters = dict(model.named_parameters())
-        for name, p in self._parameters.items():
-            kept = initial.get(name)
-            if kept is None or kept.shape != p.shape or kept.dtype != p.dtype:
-                found = "nothing" if kept is None else f"{list(kept.shape)} of {kept.dtype}"
-                raise ValueError(f"initial weights have {found} for {name}, {list(p.shape)} of {p.dtype}")
         self._storages = [(storage, storage.nbytes()) for storage in _storages(self._parameters.values())]
         # A state_dict has a parameter under each of its names; copies of those would be weights that never leave.
         tied = dict(model.named_parameters(remove_duplicate=False))

@@ -14,7 +14,6 @@ Three set-ups are called `compute`:
 from __future__ import annotations
 
 import functools
-import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ from fp8core.inputs.microbatch import microbatches
 from fp8core.linear import Float8Linear
 from fp8core.recipe import RECIPES, Recipe
 from harness.peers import PEERS
-from harness.store.errors import UsageError, unknown
+from harness.store.errors import unknown
 from harness.timing.compiling import fresh_compile
 from harness.training.models import resolve
 from harness.training.models.fused import fuse
@@ -72,7 +71,7 @@ def mixed_precision(text: str, recipe: str = "tensorwise") -> Recipe | None:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One way to train one model.
+    """One way to train one model; suites check the values where they enter, as those of axes.
 
     Attributes:
         model: a name of `harness.training.models.MODELS`, or a user's model as JSON.
@@ -119,39 +118,6 @@ class Setup:
     weight_decay: float = 0.1
     fused: bool = True
     grad_clip: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        choices = {
-            "compute": COMPUTE,
-            "checkpointing": CHECKPOINTING,
-            "experts": EXPERTS,
-            "peer": ("", *PEERS),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise unknown(name, str(getattr(self, name)), filter(None, known))
-        for name in ("batch", "seq", "accumulation", "layers", "vocab_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value}: expected an integer of at least 1")
-        if self.grad_clip is not None and not self.grad_clip > 0:
-            raise UsageError(f"grad_clip={self.grad_clip}: expected a number above 0, inf, or None")
-        if not (math.isfinite(self.lr) and self.lr >= 0):
-            raise UsageError(f"lr={self.lr}: expected a finite number of at least 0")
-        if self.peer:
-            self._check_peer(PEERS[self.peer])
-        if self.graph and (self.peer or self.compiled or not self.fused):
-            raise UsageError(
-                "graph=True records eager steps of fp8core's layers with a fused optimizer, no others"
-            )
-
-    def _check_peer(self, peer: Peer) -> None:
-        if self.recipe is None or peer.linear is None or self.recipe.name not in peer.recipes:
-            offered = ", ".join(peer.recipes) if peer.linear is not None else "no layer"
-            wanted = self.recipe.name if self.recipe else "no recipe"
-            raise UsageError(f"peer {self.peer!r} offers {offered}, not {wanted}")
-        if self.experts != "hp":
-            raise UsageError(f"peer {self.peer!r} has no experts={self.experts}; its layers are nn.Linear's")
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -204,10 +170,6 @@ class Trainee:
 
         Returns:
             Mean loss of the microbatches before the step, 0-dimensional float32; the device may still be at work.
-
-        Raises:
-            ValueError: another number of microbatches.
-            TypeError: the model did not return a 0-dimensional tensor.
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.gradients(batches)
@@ -221,18 +183,13 @@ class Trainee:
     def gradients(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """The forward and backward passes of a step; gradients add to those that are there.
 
-        Args, Returns, Raises: as `step`.
+        Args, Returns: as `step`.
         """
         count = self.setup.accumulation
-        if len(batches) != count:
-            raise ValueError(f"{len(batches)} microbatches given; this set-up takes {count}")
         losses = []
         with self._casts_kept():
             for i, batch in enumerate(batches):
                 loss = self.forward(batch, None if count == 1 else i == 0)
-                if not isinstance(loss, Tensor) or loss.dim() != 0:
-                    shape = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-                    raise TypeError(f"the model returned {shape}; expected its loss, a 0-dimensional tensor")
                 (loss if count == 1 else loss / count).backward()
                 losses.append(loss.detach())
         return (losses[0] if count == 1 else torch.stack(losses).mean()).float()

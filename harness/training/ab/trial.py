@@ -94,24 +94,11 @@ class Trial:
         clock: Clock | None = None,
     ) -> None:
         check_type("model", model, nn.Module, "ab.Trial(model, recipe='tensorwise')")
-        is_number = isinstance(rank_timeout_s, int | float) and not isinstance(rank_timeout_s, bool)
-        is_clock = all(hasattr(clock, name) for name in ("mark", "settle", "ms", "method"))
-        is_filter = module_filter_fn is None or callable(module_filter_fn)
         both = fp8_all_gather == "both"
-        for name, given, fits, expected in (
-            ("after", after, after in (None, "bf16", "fp8"), "'bf16', 'fp8' or None"),
-            ("rank_timeout_s", rank_timeout_s, is_number and rank_timeout_s > 0, "seconds above 0"),
-            (
-                "fp8_all_gather",
-                fp8_all_gather,
-                both or isinstance(fp8_all_gather, bool),
-                "True, False or 'both'",
-            ),
-            ("module_filter_fn", module_filter_fn, is_filter, "a function (module, name) -> bool, or None"),
-            ("clock", clock, clock is None or is_clock, "a harness.timing.clock.Clock, or None"),
-        ):
-            if not fits:
-                raise UsageError(f"{name}={given!r}: expected {expected}")
+        if after not in (None, "bf16", "fp8"):
+            raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
+        if fp8_all_gather not in (False, True, "both"):
+            raise UsageError(f"fp8_all_gather={fp8_all_gather!r}: expected True, False or 'both'")
         self.plan = Plan(steps, block, lead, seed, WITH_GATHER if both else ARMS)
         self.model, self.done, self._gather = model, False, fp8_all_gather
         # Refused before anything is converted

@@ -32,7 +32,6 @@ from fp8core import Float8Linear, Float8Tensor
 from fp8core.gemm.reference import ShapesAlone
 from fp8core.history import AmaxMemory, tensors_of
 from fp8core.inputs.operands import serves_both
-from harness.store.errors import UsageError
 from harness.training.models.common import replace_parameters
 
 if TYPE_CHECKING:
@@ -88,11 +87,6 @@ def predict(
         with _Lifetimes([*tensors_of(model), *inputs]) as lifetimes:
             with torch.autocast(kind, autocast or torch.bfloat16, enabled=autocast is not None):
                 loss = model(*inputs)
-            if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
-                raise UsageError(
-                    f"{type(model).__name__}: model(*batch) returned {_described(loss)}; expected the loss: one number, "
-                    "float32, that depends on the weights"
-                )
             kept = lifetimes.alive
             loss.backward()
             most = lifetimes.most
@@ -119,13 +113,6 @@ def of_weights(model: nn.Module, optimizer_states: int = ADAMW_STATES) -> dict[s
         "gradients": trained,
         "optimizer": trained * optimizer_states,
     }
-
-
-def _described(value: object) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    what = "" if value.requires_grad else ", which needs no gradient"
-    return f"a tensor {list(value.shape)} {str(value.dtype).removeprefix('torch.')}{what}"
 
 
 def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:

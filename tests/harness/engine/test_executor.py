@@ -117,15 +117,6 @@ def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     assert (figure["status"], figure["reason"]) == ("failed", "3; SQNR 3 dB, bound 28.3 dB")
 
 
-@pytest.mark.usefixtures("disk_full_at_third_write")
-def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(tmp_path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="closed without compacting"):
-        outcome, frame = execute(tmp_path, ToySuite(), [1, 2, 3, 4])
-    assert outcome.state == "failed"
-    assert "No space left on device; the earlier rows are intact" in outcome.message
-    assert frame["case_id"].nunique() == 2
-
-
 def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tmp_path: Path) -> None:
     ticks = iter(range(0, 10**6, 10))
     outcome, frame = execute(
@@ -138,14 +129,6 @@ def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tm
     _, frame = execute(tmp_path, ToySuite(), [1, 2, 3], done=tuple(done))
     assert (frame["status"] == "ok").all()
     assert frame["case_id"].nunique() == 3
-
-
-def test_resume_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
-    execute(tmp_path, ToySuite())
-    more = ToySuite()
-    more.ARMS = {**more.ARMS, "third": more.ARMS["other"]}
-    assert stored_cases(tmp_path, plan(more)) == set()
-    assert len(stored_cases(tmp_path, plan(ToySuite()))) == 1
 
 
 def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:
