@@ -13,7 +13,6 @@ Three set-ups are called `compute`:
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -86,7 +85,6 @@ class Setup:
         accumulation: microbatches of a step.
         fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.training.models.fused`).
         compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
-        compiled_linears: each layer of the peer as a graph of its own, and the rest eager.
         graph: eager, and fit to be recorded as a CUDA graph (`harness.training.cuda_graph`): a step never waits.
         layers: number of layers, where fewer than the model's own.
         vocab_size: of the corpus; None for the model's own.
@@ -108,7 +106,6 @@ class Setup:
     accumulation: int = 1
     fused_modules: bool = False
     compiled: bool = False
-    compiled_linears: bool = False
     graph: bool = False
     layers: int | None = None
     vocab_size: int | None = None
@@ -259,11 +256,11 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: 
     layers = audit(model)
     if setup.peer:
         assert setup.recipe is not None
-        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name, setup.compiled_linears)
+        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name)
     return Trainee(setup, model, forward_of(model, setup, device), optimizer_of(model, setup, device), layers)
 
 
-def replace_by_peer(model: nn.Module, peer: Peer, recipe: str, compiled: bool = False) -> nn.Module:
+def replace_by_peer(model: nn.Module, peer: Peer, recipe: str) -> nn.Module:
     """Puts a peer's layer in the place of every Float8Linear, sharing its parameters.
 
     So exactly the layers that fp8core converts are the peer's, whatever its own conversion would choose.
@@ -272,31 +269,14 @@ def replace_by_peer(model: nn.Module, peer: Peer, recipe: str, compiled: bool = 
         model: a model that fp8core converted; changed in place, except when it is itself a Linear.
         peer: one whose `linear` is not None.
         recipe: one of `peer.recipes`.
-        compiled: compile each of the new layers by itself.
     """
     assert peer.linear is not None
     swapped = {m: peer.linear(m, recipe) for m in model.modules() if isinstance(m, Float8Linear)}
-    if compiled:
-        _compile_each(list(swapped.values()))
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):
                 setattr(parent, name, swapped[child])
     return swapped[model] if isinstance(model, Float8Linear) else model
-
-
-def _compile_each(layers: Sequence[nn.Module]) -> None:
-    """Compiles layers by themselves, those of one shape to one graph.
-
-    `nn.Module.compile` would not do: all layers of a class share one code object, other models' included, and with it
-    the few graphs that Dynamo keeps of each (`harness.timing.compiling`).
-    """
-    of_shape: dict[torch.Size, Callable[[nn.Module, Tensor], Tensor]] = {}
-    for layer in layers:
-        shape = layer.get_parameter("weight").shape
-        if shape not in of_shape:
-            of_shape[shape] = fresh_compile(lambda layer, x: type(layer).forward(layer, x))
-        layer.forward = functools.partial(of_shape[shape], layer)
 
 
 def optimizer_of(model: nn.Module, setup: Setup, device: str) -> torch.optim.Optimizer:

@@ -230,7 +230,7 @@ class TimedArm(Arm):
         return self.offered(
             self.stepper.run,
             None if setup.graph else self.stepper.split,
-            compiled=setup.compiled or setup.compiled_linears,
+            compiled=setup.compiled,
             recompile=self.recompile if setup.compiled else None,
             profile=self.profile if self.profiling is not None else None,
         )
@@ -327,7 +327,6 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
     named = isinstance(resolve(setup.model), ModelSpec)
     compile_as = {
         "fullgraph, static shapes": setup.compiled,
-        "each Linear by itself, static shapes": setup.compiled_linears,
         "eager, recorded as one CUDA graph": setup.graph,
         "eager": True,
     }
@@ -411,4 +410,4 @@ def batches_of(setup: Setup, source: Source, device: str) -> list[list[tuple[Ten
 def without_fp8(setup: Setup) -> Setup:
     """The control's set-up: eager, of no peer, nothing fused."""
     plain: dict[str, Any] = {"recipe": None, "peer": "", "left_out": (), "fused_modules": False}
-    return replace(setup, compiled=False, compiled_linears=False, graph=False, **plain)
+    return replace(setup, compiled=False, graph=False, **plain)
