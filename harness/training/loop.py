@@ -353,9 +353,9 @@ class TrainingRun:
             return [float(value)]
         place = next(self.trainee.model.parameters()).device
         mine = torch.as_tensor(value, dtype=torch.float64, device=place).reshape(1)
-        every = [torch.empty_like(mine) for _ in range(self.job.ranks)]
-        dist.all_gather(every, mine)
-        return torch.cat(every).tolist()
+        every = mine.new_empty(self.job.ranks)
+        dist.all_gather_into_tensor(every, mine)
+        return every.tolist()
 
     def _batches(self) -> Sequence[Batch]:
         """This rank's microbatches of the next step."""

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from harness.training.setup import Trainee
 
 
-def keep(model: nn.Module, most_bytes: float = 0) -> dict[str, Tensor]:
-    """Copies of all parameters by name: where they are if together they take at most `most_bytes`, else in host memory."""
-    named = dict(model.named_parameters())
-    stay = sum(p.numel() * p.element_size() for p in named.values()) <= most_bytes
-    return {name: p.detach().to(p.device if stay else "cpu", copy=True) for name, p in named.items()}
+def keep(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters by name, in host memory."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}
 
 
 class Residency:

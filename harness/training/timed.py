@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from harness.training.setup import Trainee
 
 STEPS = 4  # different batches, over and over
-# Of a GPU's memory, what the initial weights that all arms share may take there; larger ones are kept by the host.
-KEPT_SHARE = 1 / 16
 _REPLAYED = 3  # steps that are compared with eager ones, of different batches
 WATCHED = 2  # steps whose peak of memory is read: the second one meets the optimizer's state
 
@@ -394,8 +392,7 @@ def control_of(setup: Setup, source: Source, device: str) -> Control:
 def _control(setup: Setup, source: Source, device: str) -> Control:
     on_gpu = torch.device(device).type == "cuda"
     trainee = prepare(setup, device, weights="device" if on_gpu else "host")
-    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
-    weights = keep(trainee.model, KEPT_SHARE * total)
+    weights = keep(trainee.model)
     with torch.random.fork_rng(devices=[0] if on_gpu else []):
         torch.manual_seed(setup.seed)
         return weights, Stepper(trainee, [source.step(setup, 0, device)]).control()

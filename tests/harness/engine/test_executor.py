@@ -93,15 +93,6 @@ def test_an_arm_that_cannot_be_built_fails_alone(tmp_path: Path) -> None:
     assert outcome.statuses["failed"] == 1
 
 
-def test_an_arm_that_breaks_while_it_is_timed_fails_alone(tmp_path: Path) -> None:
-    calls = iter(range(10**9))
-    _, frame = execute(tmp_path, other(lambda: boom() if next(calls) > 2 else None))
-    rows = time_rows(frame)
-    assert rows.loc["other", "status"] == "failed"
-    assert "boom" in rows.loc["other", "reason"]
-    assert rows.loc["base", "status"] == "ok"
-
-
 def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     ran: list[int] = []
     suite = other(

@@ -13,7 +13,6 @@ from trial_runs import WHOLE, curves, execute
 from harness import store
 from harness.__main__ import main
 from harness.cli import run
-from harness.engine.arms import Limits
 from harness.machine.gpu_monitor import NullMonitor
 from harness.store.cause import Cause
 
@@ -90,21 +89,6 @@ def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) 
     assert begun == 3
     outcome, _ = execute(tmp_path, ToyTrials(), resume=True)
     assert not outcome.statuses  # nothing was left
-
-
-@pytest.mark.parametrize("lanes", [0, 2])
-def test_runs_past_the_time_budget_are_rows_that_say_so_and_resume_makes_them(
-    lanes: int, tmp_path: Path
-) -> None:
-    ticks = iter(range(0, 10**6, 10))
-    outcome, frame = execute(
-        tmp_path, ToyTrials(), lanes=lanes, limits=Limits(budget_s=35), clock=lambda: float(next(ticks))
-    )
-    assert outcome.statuses["skipped"] == 5
-    assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 35 s").all()
-    _, frame = execute(tmp_path, ToyTrials(), resume=True, lanes=lanes)
-    assert (frame["status"] == "ok").all()
-    assert curves(frame) == WHOLE
 
 
 SWEEP = """\

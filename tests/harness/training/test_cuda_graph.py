@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +24,7 @@ from harness.training import cuda_graph
 from harness.training.setup import Setup, Trainee, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 STEPS = cuda_graph.WARM_UP + 4
@@ -95,33 +94,6 @@ def test_replayed_steps_are_the_eager_ones_bit_for_bit(recipe: str, compute: str
     assert same(state_of(eager), state_of(replayed))
     assert len({float(loss) for loss, *_ in got}) == len(got), "each step read its own batch"
     assert not any(group["capturable"] for group in replayed.optimizer.param_groups)
-
-
-def test_recording_changes_nothing_and_yields_nothing_before_the_first_replay() -> None:
-    made, fed = trainee(recipe=RECIPES["delayed"]), batches()
-    random: list[Tensor] = []
-    before: list[Tensor] = []
-
-    class Watched(OperatorTape):
-        @contextmanager
-        def recording(self) -> Iterator[None]:
-            before.extend(state_of(made))
-            random.append(torch.get_rng_state())
-            with super().recording():
-                yield
-
-    tape = Watched()
-    with cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], tape) as step:
-        assert same(before, state_of(made))
-        assert torch.equal(random[0], torch.get_rng_state())
-        assert made.grad_norm is not None
-        assert made.grad_norm.isnan()
-        first = step(fed[3])
-        kept = float(first)
-        assert step(fed[4]) is first, "a loss holds until the next step"
-        assert float(first) != kept
-        assert not tape.erased
-    assert tape.erased
 
 
 @pytest.mark.parametrize(
@@ -197,16 +169,6 @@ def test_a_step_that_waits_is_refused_with_the_reason(what: Any, reason: str) ->
     for one in fed[: cuda_graph.WARM_UP]:
         other.step(one)
     assert same(seen(made, made.step(fed[3])), seen(other, other.step(fed[3])))
-
-
-def test_kept_casts_whose_bits_are_compared_are_refused() -> None:
-    """What `Setup.graph` is for: gradient accumulation waits for the device otherwise, once a microbatch."""
-    made = trainee(recipe=RECIPES["tensorwise"], accumulation=2, graph=False)
-    with (
-        pytest.raises(cuda_graph.CaptureError, match="RefusedError: tolist"),
-        cuda_graph.recorded(made, batches(2)[: cuda_graph.WARM_UP], OperatorTape()),
-    ):
-        pytest.fail("was recorded")
 
 
 def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
