@@ -11,7 +11,7 @@ from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
-from harness.training.ab.plan import AGAIN, BASE, FP8_ARMS, GATHER
+from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
 from harness.training.stored import store_run
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> Iterator[Measur
     steps = {"block": plan.block, "lead": plan.lead, "ranks": result.ranks}
     case = Case.of(SUITE, {"model": model, "recipe": result.recipe, **steps}, plan.seed)
     refused = result.doubt if result.refused else ""
-    for arm in result.arms:
-        is_fp8 = arm in FP8_ARMS
+    for arm in ARMS:
+        is_fp8 = arm == FP8
         flops = dict(result.flops.get(arm if is_fp8 else BASE, {}))
         resolved: dict[str, object] = {
             "timed": "one optimizer step of the user's own loop; of several ranks the slowest one's",
@@ -42,14 +42,10 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> Iterator[Measur
             # The model's FLOPs; what a loop of the user's own recomputes is not known, so that HFU is not either
             resolved |= {"flops_formula_id": "palm", "checkpointing": "unknown"}
         if is_fp8:
-            resolved |= result.facts.get(arm, {})
+            resolved |= result.facts
             if (extension := RECIPES.owner(result.recipe)) is not None:
                 resolved["extensions"] = {extension.package: extension.version}
-            if GATHER in result.arms:
-                resolved["fp8_all_gather"] = arm == GATHER
-        named = Arm(
-            result.recipe if is_fp8 else "base", variant="fp8_gather" * (arm == GATHER), control=arm == AGAIN
-        )
+        named = Arm(result.recipe if is_fp8 else "base", control=arm == AGAIN)
         samples = result.seen("times_ms", arm)
         reason = refused or ("" if samples else "no block of this arm counts")
         cause = Cause.RUN if result.proved else Cause.UNPROVEN if is_fp8 else Cause.BASELINE

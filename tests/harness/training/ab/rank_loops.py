@@ -25,7 +25,6 @@ from fp8core import (
     PrecisionSchedule,
     convert_to_float8_training,
 )
-from fp8core.distributed.wire import count_collectives
 from harness import ab
 
 STEPS = 52  # three rounds
@@ -146,27 +145,6 @@ def other_trial(what: str) -> dict[str, Any]:
         except RuntimeError as error:
             raised = str(error)
     return answer_of(trial, raised=raised, turn=loop.turn, hooks=len(loop.model._forward_hooks))
-
-
-def both_gathers() -> dict[str, Any]:
-    """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster."""
-    loop = Loop()
-    convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
-    # 11 steps that prove, then three rounds of four arms, a block of one step and one untimed step
-    trial = planted(ab.Trial(loop.model, steps=35, block=1, fp8_all_gather="both"))
-    shard(loop)
-    sent: dict[str, set[str]] = {}
-    while not trial.done:
-        with trial.step():
-            with (
-                count_collectives() if trial._turn.purpose == "timed" else contextlib.nullcontext() as counts
-            ):
-                loop.step()
-            if counts is not None:
-                sent.setdefault(trial._turn.arm, set()).add(str(sorted(counts.of("all_gather").items())))
-    return answer_of(
-        trial, sent=sent, gather_left={layer.recipe.fp8_all_gather for layer in trial._switch.layers}
-    )
 
 
 def tensor_parallel() -> dict[str, Any]:

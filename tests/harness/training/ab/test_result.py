@@ -24,7 +24,7 @@ from harness.machine import hardware, mfu
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.compare import paired_ratios
 from harness.training.ab import rows
-from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, GATHER, WITH_GATHER, Plan
+from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, Plan
 from harness.training.ab.result import Round, TrialResult, merged
 from harness.training.ab.watch import SEEN
 
@@ -112,19 +112,6 @@ def test_a_block_that_counts_for_nothing_takes_its_pair_with_it_and_is_named() -
     text = "\n".join(result.lines())
     assert "round 6, block of FP8 left out: planted" in text
     assert "3 more blocks were left out" in text
-
-
-def test_a_reason_is_named_again_behind_a_decision_that_has_none() -> None:
-    """FP8's blocks are lost, and those with FP8 all-gather are not: the last line must not seem to speak of the line above."""
-    lost = {"faults": {FP8: "planted"}}
-    rounds = with_rounds(lambda r: lost | {"times_ms": {**r.times_ms, GATHER: r.times_ms[FP8]}}).rounds
-    decisions = good(rounds=rounds, arms=WITH_GATHER).lines()[2:5]
-    assert [": cannot tell, because 0 rounds count (planted)" in each for each in decisions] == [
-        True,
-        False,
-        True,
-    ]
-    assert decisions[1].endswith(": on")
 
 
 def steps_of(factor: float, fault: str = "") -> list[dict[str, Any]]:
@@ -288,18 +275,13 @@ def test_no_line_gives_a_ratio_where_the_trial_has_none(changes: dict[str, Any],
 def test_a_page_of_trials_says_what_each_answered(tmp_path: Path) -> None:
     good = of_h200(device="cpu", ranks=2, proof="FP8 verified: planted")
     failed = replace(good, proved=False, rounds=(), problem="FP8 is not proved: rank 1: no FP8 GEMM ran")
-    rounds = tuple(Round(r.index, {**r.times_ms, GATHER: (50.0,)}) for r in good.rounds)
-    both = replace(
-        good, arms=WITH_GATHER, rounds=rounds, flops={**good.flops, GATHER: good.flops[FP8]}, tokens=None
-    )
-    for name, result in (("Good", good), ("Failed", failed), ("Both", both)):
-        rows.store(result, Plan(arms=result.arms), name, tmp_path)
+    for name, result in (("Good", good), ("Failed", failed)):
+        rows.store(result, Plan(), name, tmp_path)
     assert main(["report", str(tmp_path / "ab"), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "FP8 against bf16 in a user's own training loop" in page
-    for result in (good, failed, both):
+    for result in (good, failed):
         assert all(f"| {line} |" in page for line in result.lines())
-    assert "tensorwise_fp8_gather" in page
     assert "could not be written" not in page, "a trial that failed has written its rows"
     assert "ab base could not be proved" not in page, "bf16 has nothing to prove"
     assert "ended early" not in page

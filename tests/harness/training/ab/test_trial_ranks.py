@@ -1,21 +1,17 @@
-"""Trials on two ranks over gloo: faults, other trials, all-gather as an arm, tensor parallelism.
+"""Trials on two ranks over gloo: faults, other trials, FSDP2, tensor parallelism.
 
-Oracles: planted clocks and faults; bytes of each collective; bits of weights.
+Oracles: planted clocks and faults; bits of weights.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import rank_loops
 
-from fp8core.verify import Proof
-from fp8core.verify.records import LayerProof
 from harness.machine import ranks
-from harness.training.ab.plan import BASE, FP8, GATHER
-from harness.training.ab.proving import gather_fault
+from harness.training.ab.plan import BASE, FP8
 
 
 @pytest.mark.parametrize(
@@ -117,55 +113,6 @@ def test_ranks_with_other_trials_get_no_ratio(what: str, words: str) -> None:
         assert (answer["turn"], answer["raised"]) == ((0, "planted") if fails else (1, ""))
         assert "no ratio: " in answer["text"]
         assert result.ranks == 2
-
-
-@pytest.mark.parametrize(
-    ("without", "with_codes", "stray"),
-    [
-        ((64, "float32"), (4480, "fp8"), ""),  # activations of sequence parallelism are codes in both
-        (
-            (0, "fp8"),
-            (4480, "fp8"),
-            "up was gathered in FP8 in the arm of the high-precision all-gather (1 in all)",
-        ),
-        (
-            (64, "float32"),
-            (64, "fp8"),
-            "64 bytes of codes were gathered in the arm with FP8 all-gather, 64 in",
-        ),
-    ],
-)
-def test_arms_that_gather_alike_prove_nothing(without: Any, with_codes: Any, stray: str) -> None:
-    """Oracle: proofs drawn by hand, of bytes that were gathered as codes and of what one weight was gathered as."""
-    proofs = [
-        Proof(
-            True, (), (), (LayerProof("up", "tensorwise", "", gathered),), 3, 3, "cpu", None, {"uint8": codes}
-        )
-        for codes, gathered in (without, with_codes)
-    ]
-    fault = gather_fault(*proofs)
-    assert fault.startswith(stray)
-    assert bool(fault) == bool(stray)
-
-
-def test_both_gathers_are_arms_of_one_trial() -> None:
-    """Net has 4096 weights and 96 biases: half of them on each rank, gathered in the forward and in the backward pass."""
-    for answer in ranks.run(rank_loops.both_gathers, 2, timeout_s=300):
-        result = answer["result"]
-        assert result.proved, result.doubt
-        assert answer["faults"] == [{}] * 3
-        assert answer["sent"] == {
-            "base": {"[('float32', 16768)]"},
-            "base:again": {"[('float32', 16768)]"},
-            "fp8": {"[('float32', 16768)]"},
-            "fp8:gather": {"[('uint8', 4480)]"},
-        }
-        pairs = ((FP8, BASE), (GATHER, BASE), (GATHER, FP8))
-        assert [result.between(*pair).speedup for pair in pairs] == pytest.approx([1.25, 1.5625, 1.25])
-        assert "2 weights gathered in FP8" in result.gather_proof
-        assert "gathered in FP8" not in result.proof
-        assert "with FP8 all-gather: 1.56" in answer["text"]
-        assert answer["gather_left"] == {True}, "left as it was converted"
 
 
 def test_a_tensor_parallel_model_is_switched_and_proved_on_every_rank() -> None:
