@@ -90,7 +90,6 @@ class Setup:
         vocab_size: of the corpus; None for the model's own.
         seed: of the initial weights.
         lr, betas, weight_decay: of AdamW; only weights of two and more dimensions decay (nanoGPT's groups).
-        fused: AdamW as one kernel, where the device has it.
         grad_clip: largest norm of all gradients together; inf only measures it, None doesn't.
     """
 
@@ -113,7 +112,6 @@ class Setup:
     lr: float = 6e-4
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
-    fused: bool = True
     grad_clip: float | None = 1.0
 
     @property
@@ -286,7 +284,7 @@ def optimizer_of(model: nn.Module, setup: Setup, device: str) -> torch.optim.Opt
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": setup.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    fused = setup.fused and torch.device(device).type in _FUSED_ON
+    fused = torch.device(device).type in _FUSED_ON
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=setup.lr, betas=setup.betas, fused=fused)
 
 

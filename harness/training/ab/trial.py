@@ -222,13 +222,13 @@ class Trial:
         """Whether `begin_step` has begun a step that is still open."""
         return self._hooked is not None
 
-    def begin_step(self, batch: object = None) -> None:
-        """Begins a step, as entering `step(batch)` does, for a framework's hooks. After the trial's end it does nothing.
+    def begin_step(self) -> None:
+        """Begins a step, as entering `step()` does, for a framework's hooks. After the trial's end it does nothing.
 
         A step that is still open counts for nothing, and the trial ends without an answer.
         """
         self.end_step(UnfinishedStepError("left before its end: another one began"))
-        hooked = self.step(batch)
+        hooked = self.step()
         hooked.__enter__()
         if self._turn is None:
             hooked.__exit__(None, None, None)  # not the trial's

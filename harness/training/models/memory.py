@@ -48,7 +48,6 @@ def predict(
     *,
     device: torch.device | str = "cpu",
     autocast: torch.dtype | None = None,
-    optimizer_states: int = ADAMW_STATES,
 ) -> dict[str, int]:
     """Bytes of each of `PARTS`; see the module docstring.
 
@@ -59,7 +58,6 @@ def predict(
             the GPU's keeps. Casts for "cuda" are fp8core's operators, whose temporaries never reach memory; on ROCm, and to
             formats that no kernel writes, they are plain.
         autocast: dtype of an autocast around the forward pass.
-        optimizer_states: values that the optimizer keeps for each parameter.
 
     Returns:
         part -> bytes, in the order of `PARTS`.
@@ -92,7 +90,7 @@ def predict(
             most = lifetimes.most
         fp8_weights = min(_kept_weights(model), kept)
     of_logits = logits[-1] if logits else 0
-    return of_weights(model, optimizer_states) | {
+    return of_weights(model) | {
         "fp8_weights": fp8_weights,
         "logits": of_logits,
         "activations": kept - fp8_weights - of_logits,
@@ -100,18 +98,17 @@ def predict(
     }
 
 
-def of_weights(model: nn.Module, optimizer_states: int = ADAMW_STATES) -> dict[str, int]:
+def of_weights(model: nn.Module) -> dict[str, int]:
     """The first three of `PARTS`: bytes that training takes for every batch size. Nothing runs.
 
     Args:
         model: on "meta" will do; what is converted to FP8 has the same parameters.
-        optimizer_states: as of `predict`.
     """
     trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
     return {
         "weights": sum(map(_bytes, model.parameters())),
         "gradients": trained,
-        "optimizer": trained * optimizer_states,
+        "optimizer": trained * ADAMW_STATES,
     }
 
 

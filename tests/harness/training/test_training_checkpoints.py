@@ -21,7 +21,7 @@ KILLED = Path(__file__).parents[1] / "killed_run.py"
 
 @pytest.mark.parametrize(
     ("recipe", "schedule"),
-    [("delayed", "warmup_bf16:5"), ("rowwise", "cooldown_bf16:4"), ("static", "")],
+    [("delayed", "warmup_bf16:5"), ("rowwise", "cooldown_bf16:4")],
 )
 def test_interrupted_and_resumed_is_uninterrupted(recipe: str, schedule: str, tmp_path: Path) -> None:
     """The run ends by an exception after some steps, and goes on in a model with other weights from its checkpoint.

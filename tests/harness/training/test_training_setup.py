@@ -135,11 +135,6 @@ def test_dtypes(compute: str, weights: torch.dtype, products: torch.dtype, recip
     assert loss.dtype == torch.float32
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_optimizer_is_fused_where_asked(fused: bool) -> None:
-    assert all(g["fused"] is fused for g in trainee(fused=fused).optimizer.param_groups)
-
-
 def test_frozen_parameters_are_left_to_no_optimizer() -> None:
     model = tiny_lm()
     model.embedding.weight.requires_grad_(False)
