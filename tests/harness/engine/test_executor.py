@@ -122,6 +122,14 @@ def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tm
     assert frame["case_id"].nunique() == 3
 
 
+def test_resume_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
+    execute(tmp_path, ToySuite())
+    more = ToySuite()
+    more.ARMS = {**more.ARMS, "third": more.ARMS["other"]}
+    assert stored_cases(tmp_path, plan(more)) == set()
+    assert len(stored_cases(tmp_path, plan(ToySuite()))) == 1
+
+
 def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:
     def build(case: Case) -> Workload:
         step = compiling.fresh_compile(fn)
