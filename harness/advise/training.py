@@ -152,7 +152,7 @@ def advised(setup: Setup, machine: Machine) -> Advised:
     }
     if off:
         facts["runs_as"] = "its control: no layer is converted"
-        setup = replace(setup, recipe=None, peer="", compiled_linears=False)
+        setup = replace(setup, recipe=None, peer="")
     else:
         setup = replace(setup, left_out=left)
     return Advised(setup, {"convert": "advised", "advice": facts})

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.live import Live
@@ -79,20 +80,15 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
         folder: of the run.
         asked: when a process of this host began, None where it is gone.
     """
-    whole = _part("", folder, asked)
-    shards: dict[int, dict[int, Part]] = {}  # by how many there are
+    whole, shards = _part("", folder, asked), dict[int, dict[int, Part]]()  # by how many there are
     for path in folder.glob("shard-*-of-*"):
         if found := re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name):
-            name = f"{found[1]}/{found[2]}"
-            shards.setdefault(int(found[2]), {})[int(found[1])] = _part(name, path, asked) or Part(
-                name, "waiting"
-            )
-
-    def written(count: int) -> float:
-        return max(part.written for part in shards[count].values())
-
-    count = max(shards, key=written, default=0)  # spread again in another way: the latest counts
-    if whole is not None and not (count and whole.written <= written(count)):
+            index, count = map(int, found.groups())
+            part = _part(f"{index}/{count}", path, asked)
+            shards.setdefault(count, {})[index] = part or Part(f"{index}/{count}", "waiting")
+    written = {n: max(part.written for part in parts.values()) for n, parts in shards.items()}
+    count = max(written, key=written.__getitem__, default=0)  # spread again in another way: the latest counts
+    if whole is not None and whole.written > written.get(count, -1.0):
         return [whole]
     return [shards[count].get(i, Part(f"{i}/{count}", "waiting")) for i in range(count)]
 
@@ -103,17 +99,11 @@ def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part |
         state, here = str(note["state"]), note["host"] == this_host() != ""
         if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
-        if not 0 <= (share := float(note["share"])) <= 1:
-            return None
-        return Part(
-            name,
-            state,
-            int(note["total"]),
-            share,
-            str(note.get("message") or note.get("text", "")),
-            float(note["started"]),
-            float(note["written"]),
-            {str(k): int(v) for k, v in note["statuses"].items()},
+        share, text = float(note["share"]), str(note.get("message") or note.get("text", ""))
+        times = float(note["started"]), float(note["written"])
+        statuses = {str(k): int(v) for k, v in note["statuses"].items()}
+        return (
+            Part(name, state, int(note["total"]), share, text, *times, statuses) if 0 <= share <= 1 else None
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there yet, or not ours
@@ -126,43 +116,35 @@ def summary(parts: Sequence[Part], now: float) -> str:
     """
     if not parts:
         return "nothing has started"
-    known = [part.total for part in parts if part.state != "waiting"]
-    usual = sum(known) / len(known) if known else 0.0
-    totals = [usual if part.state == "waiting" else part.total for part in parts]
-    sum_done = sum(total * part.share for total, part in zip(totals, parts, strict=True))
     states = Counter(part.state for part in parts)
-    said = [
-        f"{done(sum_done / sum(totals))} of {round(sum(totals))} done"
-        if sum(totals)
-        else "nothing to measure"
-    ]
+    known = [part.total for part in parts if part.state != "waiting"]
+    total = sum(known) + states["waiting"] * (sum(known) / len(known) if known else 0.0)
+    share = sum(part.total * part.share for part in parts) / total if total else 0.0
+    said = [f"{done(share)} of {round(total)} done" if total else "nothing to measure"]
     if len(parts) > 1:
         said.append(f"{len(parts)} shards: " + ", ".join(f"{n} {state}" for state, n in states.items()))
     elif parts[0].state != "running":
         said.append(parts[0].state)
-    left = [part.left_s(now) for part in parts]
-    if not all(part.state in ENDED for part in parts):
-        times = [seconds for seconds in left if seconds is not None]
+    if states.keys() - {*ENDED}:
+        left = [part.left_s(now) for part in parts]
+        longest = max(filter(None, left), default=0.0)
         bound = "at least " if None in left else ""
-        said.append(
-            f"{bound}{duration(max(times))} left" if times and max(times) > 0 else "time left unknown"
-        )
+        said.append(f"{bound}{duration(longest)} left" if longest else "time left unknown")
     silent = max((now - part.written for part in parts if part.state == "running"), default=0.0)
     if silent > SILENT_S:
         said.append(f"the longest silent for {duration(silent)}")
     rows = sum((Counter(part.statuses) for part in parts), Counter())
-    if rows:
-        said.append(", ".join(f"{rows[status]} {status}" for status in sorted(rows)))
-    return "; ".join(said)
+    return "; ".join(
+        [*said, ", ".join(f"{rows[status]} {status}" for status in sorted(rows))][: None if rows else -1]
+    )
 
 
 def _stated(folder: Path, parts: Sequence[Part], now: float) -> str:
     """The summary; of a run that has ended, files of rows whose footer cannot be read come before it."""
-    if not all(part.state in ENDED for part in parts):
-        return summary(parts, now)
     from harness.store.reading import read_parts
 
-    bad = read_parts([folder], ())[1]
+    has_ended = all(part.state in ENDED for part in parts)
+    bad = read_parts([folder], ())[1] if has_ended else []
     said = f"{len(bad)} files of rows cannot be read ({some(bad)}), restore them from a copy; " if bad else ""
     return said + summary(parts, now)
 
@@ -170,29 +152,25 @@ def _stated(folder: Path, parts: Sequence[Part], now: float) -> str:
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds.
 
-    >>> duration(3725), duration(65.4), duration(7)
-    ('1:02:05', '1:05', '0:07')
+    >>> duration(3725), duration(65.4)
+    ('1:02:05', '0:01:05')
     """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def table(folder: Path, parts: Sequence[Part], now: float) -> Table:
     """The parts as a table, the summary below it."""
     made = terminal.table(str(folder), "|shard", "|state", ">done", ">left", "now")
     for part in parts:
-        left = part.left_s(now)
-        ago = now - part.written
-        silent = part.state == "running" and ago > SILENT_S
-        text = f"last sign of life {duration(ago)} ago: {part.text}" if silent else part.text
+        left, ago, runs = part.left_s(now), now - part.written, part.state == "running"
+        silent = f"last sign of life {duration(ago)} ago: " if runs and ago > SILENT_S else ""
         terminal.row(
             made,
             part.name or "whole",
             part.state,
             done(part.share),
-            duration(left) if left and part.state == "running" else "",
-            text,
+            duration(left) if left and runs else "",
+            silent + part.text,
         )
     made.caption = _stated(folder, parts, now)
     return made
@@ -217,27 +195,20 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(
             f"{folder} holds no {run_files.PROGRESS}: no sweep of this harness has started in it"
         )
-    follow(folder, options.every, once=options.once)
-    return 0
-
-
-def follow(folder: Path, every_s: float, once: bool = False) -> None:
-    """Shows a run until all of its parts have ended, or once."""
-    console, parts, last = terminal.console(), look(folder), 0.0
-    if once:
-        console.print(table(folder, parts, time.time()))
-        return
-    live = Live(table(folder, parts, time.time()), console=console, auto_refresh=False)
-    with live if console.is_terminal else nullcontext():
+    console, last = terminal.console(), 0.0
+    live = Live(console=console, auto_refresh=False)
+    with live if console.is_terminal and not options.once else nullcontext():
         while True:
             parts, now = look(folder), time.time()
             ended = all(part.state in ENDED for part in parts)
-            if console.is_terminal:
+            if options.once:
+                console.print(table(folder, parts, now))
+            elif console.is_terminal:
                 live.update(table(folder, parts, now), refresh=True)
             elif ended or now - last >= LINE_S:
                 sys.stdout.write(f"{_stated(folder, parts, now)}\n")
                 sys.stdout.flush()
                 last = now
-            if ended or raw_output.reader_left():
-                return
-            time.sleep(every_s)
+            if options.once or ended or raw_output.reader_left():
+                return 0
+            time.sleep(options.every)

@@ -8,7 +8,7 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
     bf16_fused_eager     the control with fp8core's fused RMSNorm and SwiGLU (models that have them)
     RECIPE_fused_eager   both, the norms and activations handing amaxes or codes to the layers
     bf16_graph, RECIPE_graph   the eager step recorded as one CUDA graph and replayed (`harness.training.cuda_graph`)
-    torchao_RECIPE_MODE  torchao's layers in the same places (mode "linears": they alone are compiled); nocompile_...
+    torchao_RECIPE_MODE  torchao's layers in the same places; nocompile_...
                          its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
 With `ranks` above 1 the model is sharded by FSDP2 over so many processes, GPU i for rank i, and their steps are timed by the
@@ -68,7 +68,6 @@ ADVISED = "advised"
 MODES = ("eager", "compile")
 FUSED = "fused"  # casts of an arm whose norms and activations are fused too
 GRAPH = "graph"  # mode of an arm whose eager step is recorded once and replayed
-LINEARS = "linears"  # mode of an arm whose Linears are compiled one by one, and the rest is not
 MODEL_PEERS = (
     "torchao",
     "torchao_nocompile",
@@ -131,10 +130,6 @@ def _arms() -> dict[str, ArmInfo]:
             for mode in peer.modes:
                 about = f"{peer.doc}, recipe {name}, {mode}"
                 arms[Arm(name, mode, peer=peer.arm)] = ArmInfo(about, f"bf16_{mode}", name, owner)
-    torchao = PEERS["torchao"]
-    for name in torchao.recipes:
-        about = f"{torchao.doc}, recipe {name}, nothing but its Linears compiled"
-        arms[Arm(name, LINEARS, peer=torchao.arm)] = ArmInfo(about, "bf16_eager", name, "torchao")
     return extended_table(arms, RECIPES)
 
 
@@ -193,7 +188,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
             return Unsupported("device", reason)
     if (world := ranks_of(case)) > 1 and (why := _not_on_ranks(case, setup, world, device)):
         return why
-    why = compile_missing(device) if setup.compiled or setup.compiled_linears else None
+    why = compile_missing(device) if setup.compiled else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
     tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
     why = why or recipe_unsupported(setup.recipe, tokens, device)
@@ -347,7 +342,6 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         accumulation=case.integer("accumulation"),
         fused_modules=info.arm.casts == FUSED,
         compiled=mode == "compile",
-        compiled_linears=mode == LINEARS,
         graph=mode == GRAPH,
         layers=case.integer("layers") or None,
         vocab_size=text.vocab_size if text is not None else None,

@@ -9,34 +9,32 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fp8core import CastInput, Float8Tensor
-from harness.machine import environment
-from harness.store import RunWriter, new_run_id
 from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
+from harness.training.stored import store_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     import pandas as pd
-    from torch import Tensor
 
 SUITE = "agree"
 _ROWS = 256  # tokens whose distributions are held in float64 at once
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """How far two sets of predictions are apart: KL divergence of a token and |difference of its log-probability| in nats.
 
     `flips` is the share of tokens whose most probable successor differs, `tokens` how many were compared.
@@ -90,12 +88,7 @@ class Agreement:
         """A row "gap" and a row "floor"."""
         import pandas as pd
 
-        names = Gap.__slots__
-        return pd.DataFrame(
-            [[getattr(each, name) for name in names] for each in (self.gap, self.floor)],
-            ["gap", "floor"],
-            names,
-        )
+        return pd.DataFrame([self.gap, self.floor], ["gap", "floor"])
 
     def lines(self) -> list[str]:
         """What is to be said beside the figures."""
@@ -118,14 +111,7 @@ class Agreement:
 
     def save(self, model: str, results_dir: str | Path = "results") -> Path:
         """Writes the figures as a run, which `report` shows; returns its folder."""
-        facts = environment.fingerprint(self.device)
-        run_id = new_run_id(facts, SUITE, model)
         case = Case.of(SUITE, {"model": model, "tokens": self.gap.tokens, "judged": self.judged})
-        writer = RunWriter(
-            Path(results_dir) / SUITE / run_id, run_id=run_id, sweep=SUITE,
-            env_id=environment.env_id(facts), env=facts,
-            about={"made_by": "agree", "command": "harness.agree in code of the user's own", "answer": self.lines()},
-        )  # fmt: skip
         rows = [
             _row(case, arm, part, metric, getattr(gap, field))
             for arm, gap in (("b", self.gap), ("floor", self.floor))
@@ -134,9 +120,12 @@ class Agreement:
         rows += [
             _row(case, "b", ", ".join(each.layers), "kl_left_nats", each.kl_left) for each in self.causes
         ]
-        writer.append(rows)
-        writer.close("finished")
-        return writer.folder
+        about = {
+            "made_by": "agree",
+            "command": "harness.agree in code of the user's own",
+            "answer": self.lines(),
+        }
+        return store_run(SUITE, model, results_dir, self.device, rows, about)
 
 
 _STORED = [
@@ -175,180 +164,151 @@ def agree(a: nn.Module, b: nn.Module, batches: Iterable[Any], *, passes: int = 3
     if passes < 0:
         raise UsageError(f"passes={passes}: expected 0 or more")
     with ExitStack() as stack, torch.no_grad():
-        for model in {id(a): a, id(b): b}.values():
-            stack.enter_context(_evaluated(model))
-        ours = _Figures()
-        own = [_Figures() for _ in range(4)]
-        first, judged = None, set()
-        for batch in batches:
+        for module in {*a.modules(), *b.modules()}:
+            stack.callback(setattr, module, "training", module.training)
+        a.eval(), b.eval()
+        ours, own, first = list[Tensor](), [list[Tensor]() for _ in range(4)], None
+        judged = set()
+        for batch in (dict(each) if isinstance(each, Mapping) else each for each in batches):
             at_a, at_b = _logits(a, batch), _logits(b, batch)
             targets, kept = _targets(batch, at_a)
             judged.add("top token of a" if targets is None else "next token")
-            ours.add(at_a, at_b, targets, kept)
+            ours.append(_tokens(at_a, at_b, targets, kept))
             if first is None:
-                first = batch, at_a, targets, kept, ours.gap().kl_mean
-            for figures, model, seen, again in zip(
+                first = batch, at_a, targets, kept, _gap(ours).kl_mean
+            for found, model, seen, again in zip(
                 own, (a, a, b, b), (at_a, at_a, at_b, at_b), (_logits, _halved) * 2, strict=True
             ):
-                figures.add(seen, again(model, batch), targets, kept)
+                found.append(_tokens(seen, again(model, batch), targets, kept))
         if first is None:
             raise UsageError("batches is empty: expected one or more")
-        gap = ours.gap()
-        floor = Gap(*(max(getattr(each.gap(), name) for each in own) for name in Gap.__slots__))
-        device = at_a.device.type
-        said = " or ".join(sorted(judged))
-        if gap.kl_mean <= floor.kl_mean:
-            return Agreement(gap, floor, (), first[-1], said, device)
-        causes, note = _causes(a, b, first, passes)
-    return Agreement(gap, floor, causes, first[-1], said, device, note)
+        gap, floor = _gap(ours), Gap(*map(max, zip(*map(_gap, own), strict=True)))
+        is_above = not gap.kl_mean <= floor.kl_mean  # NaN is
+        causes, note = _causes(a, b, first, passes) if is_above else ((), "")
+    return Agreement(gap, floor, causes, first[-1], " or ".join(sorted(judged)), at_a.device.type, note)
 
 
-class _Figures:
-    """Gathers both gaps of each token."""
+def _tokens(p: Tensor, q: Tensor, targets: Tensor | None, kept: Tensor) -> Tensor:
+    """KL divergence, |difference of the log-probability| and whether the top token differs, float64 [tokens, 3].
 
-    def __init__(self) -> None:
-        self.kl: list[Tensor] = []
-        self.logprob: list[Tensor] = []
-        self.flips = 0
-
-    def add(self, p: Tensor, q: Tensor, targets: Tensor | None, kept: Tensor) -> None:
-        """Adds tokens.
-
-        Args:
-            p: logits [B, T, V] of the reference.
-            q: of the other, likewise.
-            targets: [B, T] token ids whose log-probability counts; None: the top one of `p`.
-            kept: [B, T] whether a token counts.
-        """
-        if p.shape != q.shape:
-            raise UsageError(
-                f"logits {tuple(p.shape)} and {tuple(q.shape)}: expected two of one shape [B, T, V]"
-            )
-        rows, others = p[kept], q.to(p.device)[kept]
-        wanted = rows.argmax(-1) if targets is None else targets[kept]
-        for i in range(0, len(rows), _ROWS):
-            log_p, log_q = (x[i : i + _ROWS].double().log_softmax(-1) for x in (rows, others))
-            difference = log_p - log_q
-            # 0 x inf of a token that cannot come is 0
-            self.kl.append((log_p.exp() * difference).where(log_p > -math.inf, 0.0).sum(-1).cpu())
-            self.logprob.append(difference.gather(-1, wanted[i : i + _ROWS, None])[:, 0].abs().cpu())
-            self.flips += int((log_p.argmax(-1) != log_q.argmax(-1)).sum())
-
-    def gap(self) -> Gap:
-        """The figures over all tokens so far."""
-        if not self.kl:
-            raise UsageError("no token is left to compare: expected sequences of two tokens or more")
-        kl, logprob = torch.cat(self.kl), torch.cat(self.logprob)
-        return Gap(*_spread(kl), *_spread(logprob), self.flips / len(kl), len(kl))
+    Args:
+        p: logits [B, T, V] of the reference.
+        q: of the other, likewise.
+        targets: [B, T] token ids whose log-probability counts; None: the top one of `p`.
+        kept: [B, T] whether a token counts.
+    """
+    if p.shape != q.shape:
+        raise UsageError(f"logits {tuple(p.shape)} and {tuple(q.shape)}: expected two of one shape [B, T, V]")
+    rows, wanted, found = p[kept], (p.argmax(-1) if targets is None else targets)[kept], []
+    for ours, others, ids in zip(
+        rows.split(_ROWS), q.to(p.device)[kept].split(_ROWS), wanted.split(_ROWS), strict=True
+    ):
+        log_p, log_q = (x.double().log_softmax(-1) for x in (ours, others))
+        difference = log_p - log_q
+        # 0 x inf of a token that cannot come is 0
+        kl = (log_p.exp() * difference).where(log_p > -math.inf, 0.0).sum(-1)
+        gap = difference.gather(-1, ids[:, None])[:, 0].abs()
+        found.append(torch.stack([kl, gap, (log_p.argmax(-1) != log_q.argmax(-1)).double()], -1).cpu())
+    return torch.cat(found)
 
 
-def _spread(x: Tensor) -> tuple[float, float, float]:
-    p99 = x.kthvalue(math.ceil(0.99 * len(x))).values  # quantile() takes no more than 16 million
-    return float(x.mean()), float(p99), float(x.max())
+def _gap(tokens: list[Tensor]) -> Gap:
+    """The figures over all tokens."""
+    kl, logprob, flips = torch.cat(tokens).unbind(-1)
+    if not len(kl):
+        raise UsageError("no token is left to compare: expected sequences of two tokens or more")
+    p99 = math.ceil(0.99 * len(kl))  # quantile() takes no more than 16 million
 
+    def spread(x: Tensor) -> tuple[float, float, float]:
+        return float(x.mean()), float(x.kthvalue(p99)[0]), float(x.max())
 
-@contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was in training.items():
-            module.training = was
+    return Gap(*spread(kl), *spread(logprob), float(flips.mean()), len(kl))
 
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:
-    out = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    out = model(**batch) if isinstance(batch, dict) else model(batch)
     logits = getattr(out, "logits", out)
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 3:
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise UsageError(f"the model returned {type(out).__name__}; expected logits [B, T, V], or .logits")
     return logits
 
 
 def _halved(model: nn.Module, batch: Any) -> Tensor:
     """Logits of a batch in two calls; in one where it has one sequence."""
-    tensors = batch if isinstance(batch, Mapping) else {"": batch}
-    size = next(len(x) for x in tensors.values() if isinstance(x, torch.Tensor))
-    if size < 2:
-        return _logits(model, batch)
-    parts = []
-    for rows in (slice(0, size // 2), slice(size // 2, size)):
-        cut = {
-            k: x[rows] if isinstance(x, torch.Tensor) and len(x) == size else x for k, x in tensors.items()
-        }
-        parts.append(_logits(model, cut if isinstance(batch, Mapping) else cut[""]))
-    return torch.cat(parts)
+    size = next(len(x) for x in tree_leaves(batch) if isinstance(x, Tensor))
+    cuts = [slice(size // 2), slice(size // 2, size)] if size > 1 else [slice(size)]
+
+    def cut(rows: slice) -> Any:
+        return tree_map_only(Tensor, lambda x: x[rows] if x.shape[:1] == (size,) else x, batch)
+
+    return torch.cat([_logits(model, cut(rows)) for rows in cuts])
 
 
 def _targets(batch: Any, logits: Tensor) -> tuple[Tensor | None, Tensor]:
     """The token that follows each position, and which positions count; None where there are no token ids."""
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    named = batch if isinstance(batch, dict) else {"input_ids": batch}
+    ids, mask = named.get("input_ids"), named.get("attention_mask")
     kept = torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if mask is not None and mask.shape == kept.shape:
         kept &= mask.bool()
-    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.shape != kept.shape:
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.shape != kept.shape:
         return None, kept
     kept = kept & kept.roll(-1, 1)
     kept[:, -1] = False
     return ids.roll(-1, 1).to(logits.device), kept
 
 
-def _causes(a: nn.Module, b: nn.Module, first: Sequence[Any], passes: int) -> tuple[tuple[Cause, ...], str]:
+def _causes(a: nn.Module, b: nn.Module, first: tuple[Any, ...], passes: int) -> tuple[tuple[Cause, ...], str]:
     batch, at_a, targets, kept, kl_first = first
-    if kl_first == 0:
-        return (), "no layer was looked into: the first batch shows no gap"
-    of_a = dict(a.named_modules())
-    names = [name for name, layer in b.named_modules() if _differ(of_a.get(name), layer)]
-    if not (names and passes):
-        return (), "no layer was looked into: " + (
-            "passes=0" if names else "the models share no layer's name that differs"
-        )
-    size = math.ceil(len(names) / passes)
-    of_b, found = dict(b.named_modules()), []
+    of_a, of_b = dict(a.named_modules()), dict(b.named_modules())
+    names = [name for name, layer in of_b.items() if _differ(of_a.get(name), layer)]
+    why_not = {
+        "the first batch shows no gap": kl_first == 0,
+        "the models share no layer's name that differs": not names,
+        "passes=0": not passes,
+    }
+    if why := next((why for why, holds in why_not.items() if holds), ""):
+        return (), f"no layer was looked into: {why}"
+    size, found = math.ceil(len(names) / passes), []
     for group in (names[i : i + size] for i in range(0, len(names), size)):
         with ExitStack() as stack:
             for name in group:
-                hook = of_b[name].register_forward_hook(_Instead(of_a[name]))
-                stack.callback(hook.remove)
-            figures = _Figures()
-            figures.add(at_a, _logits(b, batch), targets, kept)
-        found.append(Cause(tuple(group), figures.gap().kl_mean))
+                stack.callback(of_b[name].register_forward_hook(_instead(of_a[name])).remove)
+            left = _gap([_tokens(at_a, _logits(b, batch), targets, kept)])
+        found.append(Cause(tuple(group), left.kl_mean))
     return tuple(sorted(found, key=lambda each: each.kl_left)), ""
 
 
 def _differ(of_a: nn.Module | None, of_b: nn.Module) -> bool:
     """Whether two layers with weights of their own are of another kind, or hold other numbers."""
-    ours, others = dict(of_b.named_parameters(recurse=False)), {}
+    ours = dict(of_b.named_parameters(recurse=False))
     if of_a is None or not ours:
         return False
     others = dict(of_a.named_parameters(recurse=False))
-    if type(of_a) is not type(of_b) or ours.keys() != others.keys():
-        return True
-    return any(
-        x.shape != others[k].shape or not torch.equal(x, others[k].to(x.device, x.dtype))
-        for k, x in ours.items()
+    return (
+        type(of_a) is not type(of_b)
+        or ours.keys() != others.keys()
+        or any(
+            x.shape != others[k].shape or not torch.equal(x, others[k].to(x.device, x.dtype))
+            for k, x in ours.items()
+        )
     )
 
 
-class _Instead:
+def _instead(layer: nn.Module) -> Callable[..., Any]:
     """A forward hook: what another layer makes of the same input."""
+    like = next(layer.parameters())
 
-    def __init__(self, layer: nn.Module) -> None:
-        self._layer = layer
-        self._like = next(layer.parameters())
+    def moved(x: Any) -> Any:
+        x = _plain(x) if isinstance(x, CastInput) else x
+        is_tensor = isinstance(x, Tensor)
+        return x.to(like.device, like.dtype if x.is_floating_point() else None) if is_tensor else x
 
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        plain = [_plain(x) if isinstance(x, CastInput) else x for x in args]
-        given = [
-            x.to(self._like.device, self._like.dtype if x.is_floating_point() else None)
-            if isinstance(x, torch.Tensor)
-            else x
-            for x in plain
-        ]
-        made = self._layer(*given)
-        return made.to(out.device, out.dtype) if isinstance(out, torch.Tensor) else made
+    def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        made = layer(*map(moved, args))
+        return made.to(out.device, out.dtype) if isinstance(out, Tensor) else made
+
+    return hook
 
 
 def _plain(x: CastInput) -> Tensor:

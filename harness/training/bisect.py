@@ -95,13 +95,12 @@ def _smallest(
     return [*from_first, *from_second]
 
 
-def locate(layers: Sequence[str], fails: Fails, most: int = 3) -> tuple[Finding, Finding | None]:
+def locate(layers: Sequence[str], fails: Fails) -> tuple[Finding, Finding | None]:
     """The layers that fail, then the GEMMs of these layers.
 
     Args:
         layers: fully qualified names.
         fails: whether the run fails with exactly these GEMMs in FP8, each as "layer:gemm".
-        most: see `bisect`.
 
     Returns:
         What was found among the layers, and among their GEMMs; None where no layer was found.
@@ -109,11 +108,11 @@ def locate(layers: Sequence[str], fails: Fails, most: int = 3) -> tuple[Finding,
     Raises:
         NotFP8Error: see `bisect`.
     """
-    by_layer = bisect(layers, lambda chosen: fails(_gemms(chosen)), most)
+    by_layer = bisect(layers, lambda chosen: fails(_gemms(chosen)))
     if not by_layer.culprits:
         return by_layer, None
     suspects = [layer for units in by_layer.culprits for layer in units]
-    return by_layer, bisect([f"{layer}:{gemm}" for layer in suspects for gemm in GEMMS], fails, most)
+    return by_layer, bisect([f"{layer}:{gemm}" for layer in suspects for gemm in GEMMS], fails)
 
 
 def _gemms(layers: frozenset[str]) -> frozenset[str]:

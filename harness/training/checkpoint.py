@@ -11,7 +11,6 @@ collective: every rank calls them at the same step.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
@@ -72,6 +71,17 @@ class Checkpoints:
             optimizer: of its parameters.
             run: what else there is to the run, alike on all ranks.
         """
+        place = self._folder / f"writing-step-{step:08d}"
+        mine, why = self._agreed(self._write, place, model, optimizer)
+        found = self._gathered(mine)
+        why = why or self._agreed(self._finish, place, found, {"step": step, "run": run})[1]
+        if why:
+            self.problems.append(f"step {step} was not saved: {why}")
+            if not self._rank:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def _write(self, place: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        """This rank's shards: the hash of each by name, and its random numbers. Where torch fails, it does on all ranks."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter  # dear
         from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -81,51 +91,32 @@ class Checkpoints:
             def storage_meta(self) -> None:
                 return None
 
-        place, state = self._folder / f"writing-step-{step:08d}", dict[str, Any]()
-        if not self._rank:
-            shutil.rmtree(place, ignore_errors=True)
-        self._gathered(None)  # nobody writes before that
+        state = {f"model.{name}": value for name, value in model.state_dict().items()}
+        for name, p in model.named_parameters():
+            moments = optimizer.state.get(p, {})
+            state |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
+        with _quiet():
+            save(state, storage_writer=Unnamed(place), no_dist=self._ranks == 1)
+        hashes = {path.name: _digest(path) for path in place.glob(f"__{self._rank}_*")}
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        return hashes, (torch.get_rng_state(), cuda)
 
-        def shards() -> None:
-            place.mkdir(parents=True, exist_ok=True)
-            state.update(_state(model, optimizer))
-
-        def write() -> tuple[dict[str, str], Any]:
-            with _quiet():
-                save(state, storage_writer=Unnamed(place), no_dist=self._ranks == 1)
-            own = {path.name: _digest(path) for path in place.glob(f"__{self._rank}_*")}
-            return own, (torch.get_rng_state(), _cuda_rng())
-
-        def finish() -> None:
-            if not self._rank:
-                self._finish(place, {"identity": self._identity, "step": step, "run": run}, found)
-
-        _, why = self._agreed(shards)
-        found, why = ([], why) if why else self._agreed(write)
-        why = why or self._agreed(finish)[1]
-        if why:
-            self.problems.append(f"step {step} was not saved: {why}")
-            if not self._rank:
-                shutil.rmtree(place, ignore_errors=True)
-
-    def _finish(self, place: Path, whole: dict[str, Any], found: list[Any]) -> None:
+    def _finish(self, place: Path, found: list[Any], whole: dict[str, Any]) -> None:
         """On rank 0, once all shards are there: the rest and the name."""
+        if self._rank:
+            return
         hashes = {name: digest for own, _ in found for name, digest in own.items()}
-        whole |= {
-            "rng": [rng for _, rng in found],
-            "sha256": hashes | {_METADATA: _digest(place / _METADATA)},
-        }
+        hashes[_METADATA] = _digest(place / _METADATA)
+        whole |= {"identity": self._identity, "rng": [rng for _, rng in found], "sha256": hashes}
         with (place / _RUN).open("wb") as file:
             torch.save(whole, file)
             file.flush()
             os.fsync(file.fileno())
-        place.rename(self._folder / f"step-{whole['step']:08d}-{_digest(place / _RUN)}")
-        _flush(self._folder)
-        names = (
-            self._names()
-        )  # one of a later step is damaged or another run's: else this run had begun there
-        kept = [name for name in names if name[: len("step-00000000")] <= f"step-{whole['step']:08d}"][:KEPT]
-        for old in set(names) - set(kept):
+        name = f"step-{whole['step']:08d}-{_digest(place / _RUN)}"
+        place.rename(self._folder / name)
+        # One of a later step is damaged or another run's: else this run had begun there
+        names = self._names()
+        for old in {*names} - {*names[names.index(name) :][:KEPT]}:
             shutil.rmtree(self._folder / old, ignore_errors=True)
 
     def load_newest(
@@ -139,16 +130,12 @@ class Checkpoints:
         for left in self._folder.glob("writing-step-*") if not self._rank else ():
             shutil.rmtree(left, ignore_errors=True)
         for name in self._gathered(self._names())[0]:  # rank 0's look: another node may see a rename late
-            whole, place = dict[str, Any](), self._folder / name
-
-            def check(whole: dict[str, Any] = whole, place: Path = place) -> None:
-                whole |= self._checked(place)
-
-            if why := self._agreed(check)[1]:
+            place = self._folder / name
+            whole, why = self._agreed(self._checked, place)
+            if why:
                 self.problems.append(f"{name} is not used: {why}")
                 continue
-            why = self._agreed(functools.partial(self._load, place, model, optimizer))[1]
-            if why:  # the model is half loaded
+            if why := self._agreed(self._load, place, model, optimizer)[1]:  # the model is half loaded
                 raise UnreadableError(f"{place}: {why}; remove it to continue from the one before")
             cpu, cuda = whole["rng"][self._rank]
             torch.set_rng_state(cpu)
@@ -194,23 +181,22 @@ class Checkpoints:
         model.load_state_dict(kept)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
 
-    def _agreed(self, fn: Callable[[], Any]) -> tuple[list[Any], str]:
-        """What `fn()` returns on each rank, and why it failed on the first one where it did; "" where on none."""
+    def _agreed(self, fn: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+        """What `fn(*args)` returns here, and why it failed on the first rank where it did; "" if on none."""
         from torch.distributed.checkpoint.api import CheckpointException  # no Exception
 
         mine, why = None, ""
         try:
-            mine = fn()
+            mine = fn(*args)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - the others are not to wait for this rank
             faults = getattr(error, "failures", {})  # rank -> (error, traceback), of torch's collective ones
             why = one_line(next((fault for fault, _ in faults.values()), error))
-        every = self._gathered((mine, why))
         said = [
             f"rank {rank}: {word}" if self._ranks > 1 else word
-            for rank, (_, word) in enumerate(every)
+            for rank, word in enumerate(self._gathered(why))
             if word
         ]
-        return [one for one, _ in every], said[0] if said else ""
+        return mine, said[0] if said else ""
 
     def _gathered(self, mine: Any) -> list[Any]:
         """What each rank has, in their order."""
@@ -224,14 +210,6 @@ class Checkpoints:
         return sorted((p.name for p in self._folder.glob("step-*") if _NAME.fullmatch(p.name)), reverse=True)
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    state = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for name, p in model.named_parameters():
-        moments = optimizer.state.get(p, {})
-        state |= {f"optimizer.{name}.{key}": value for key, value in moments.items()}
-    return state
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Torch warns of what it will take out, and of one process that is no group."""
@@ -240,19 +218,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _cuda_rng() -> torch.Tensor | None:
-    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def _flush(folder: Path) -> None:
-    """Writes the rename itself to disk."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

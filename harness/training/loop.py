@@ -82,19 +82,14 @@ class Regime:
     checkpoint_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps={self.steps}: expected an integer of at least 1")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise UsageError(f"lr={self.lr}: expected a finite number above 0")
+        if not self.lr > 0:
+            raise UsageError(f"lr={self.lr}: expected a number above 0")
         if not 0 <= self.min_lr <= self.lr:
             raise UsageError(f"min_lr={self.min_lr}: expected a number from 0 to lr={self.lr:g}")
         if not 0 <= self.warmup < self.steps:
             raise UsageError(
                 f"warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}"
             )
-        for name in ("eval_every", "diagnose_every"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name}={getattr(self, name)}: expected an integer of at least 0")
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step.
@@ -358,9 +353,9 @@ class TrainingRun:
             return [float(value)]
         place = next(self.trainee.model.parameters()).device
         mine = torch.as_tensor(value, dtype=torch.float64, device=place).reshape(1)
-        every = [torch.empty_like(mine) for _ in range(self.job.ranks)]
-        dist.all_gather(every, mine)
-        return torch.cat(every).tolist()
+        every = mine.new_empty(self.job.ranks)
+        dist.all_gather_into_tensor(every, mine)
+        return every.tolist()
 
     def _batches(self) -> Sequence[Batch]:
         """This rank's microbatches of the next step."""

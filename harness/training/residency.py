@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from harness.training.setup import Trainee
 
 
-def keep(model: nn.Module, most_bytes: float = 0) -> dict[str, Tensor]:
-    """Copies of all parameters by name: where they are if together they take at most `most_bytes`, else in host memory."""
-    named = dict(model.named_parameters())
-    stay = sum(p.numel() * p.element_size() for p in named.values()) <= most_bytes
-    return {name: p.detach().to(p.device if stay else "cpu", copy=True) for name, p in named.items()}
+def keep(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters by name, in host memory."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}
 
 
 class Residency:
@@ -41,20 +39,12 @@ class Residency:
         trainee: whose memory; it must not be used outside of the context.
         initial: weights to put back, by name of parameter. Trainees of the same model may share them.
         device: of the random numbers.
-
-    Raises:
-        ValueError: `initial` lacks a parameter, or has another shape or dtype for it.
     """
 
     def __init__(self, trainee: Trainee, initial: Mapping[str, Tensor], device: str) -> None:
         self._trainee, self._initial, self._device = trainee, initial, torch.device(device)
         model = trainee.model
         self._parameters = dict(model.named_parameters())
-        for name, p in self._parameters.items():
-            kept = initial.get(name)
-            if kept is None or kept.shape != p.shape or kept.dtype != p.dtype:
-                found = "nothing" if kept is None else f"{list(kept.shape)} of {kept.dtype}"
-                raise ValueError(f"initial weights have {found} for {name}, {list(p.shape)} of {p.dtype}")
         self._storages = [(storage, storage.nbytes()) for storage in _storages(self._parameters.values())]
         # A state_dict has a parameter under each of its names; copies of those would be weights that never leave.
         tied = dict(model.named_parameters(remove_duplicate=False))

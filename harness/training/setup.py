@@ -13,8 +13,6 @@ Three set-ups are called `compute`:
 
 from __future__ import annotations
 
-import functools
-import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,7 +27,7 @@ from fp8core.inputs.microbatch import microbatches
 from fp8core.linear import Float8Linear
 from fp8core.recipe import RECIPES, Recipe
 from harness.peers import PEERS
-from harness.store.errors import UsageError, unknown
+from harness.store.errors import unknown
 from harness.timing.compiling import fresh_compile
 from harness.training.models import resolve
 from harness.training.models.fused import fuse
@@ -72,7 +70,7 @@ def mixed_precision(text: str, recipe: str = "tensorwise") -> Recipe | None:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One way to train one model.
+    """One way to train one model; suites check the values where they enter, as those of axes.
 
     Attributes:
         model: a name of `harness.training.models.MODELS`, or a user's model as JSON.
@@ -87,13 +85,11 @@ class Setup:
         accumulation: microbatches of a step.
         fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.training.models.fused`).
         compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
-        compiled_linears: each layer of the peer as a graph of its own, and the rest eager.
         graph: eager, and fit to be recorded as a CUDA graph (`harness.training.cuda_graph`): a step never waits.
         layers: number of layers, where fewer than the model's own.
         vocab_size: of the corpus; None for the model's own.
         seed: of the initial weights.
         lr, betas, weight_decay: of AdamW; only weights of two and more dimensions decay (nanoGPT's groups).
-        fused: AdamW as one kernel, where the device has it.
         grad_clip: largest norm of all gradients together; inf only measures it, None doesn't.
     """
 
@@ -109,7 +105,6 @@ class Setup:
     accumulation: int = 1
     fused_modules: bool = False
     compiled: bool = False
-    compiled_linears: bool = False
     graph: bool = False
     layers: int | None = None
     vocab_size: int | None = None
@@ -117,41 +112,7 @@ class Setup:
     lr: float = 6e-4
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
-    fused: bool = True
     grad_clip: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        choices = {
-            "compute": COMPUTE,
-            "checkpointing": CHECKPOINTING,
-            "experts": EXPERTS,
-            "peer": ("", *PEERS),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise unknown(name, str(getattr(self, name)), filter(None, known))
-        for name in ("batch", "seq", "accumulation", "layers", "vocab_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value}: expected an integer of at least 1")
-        if self.grad_clip is not None and not self.grad_clip > 0:
-            raise UsageError(f"grad_clip={self.grad_clip}: expected a number above 0, inf, or None")
-        if not (math.isfinite(self.lr) and self.lr >= 0):
-            raise UsageError(f"lr={self.lr}: expected a finite number of at least 0")
-        if self.peer:
-            self._check_peer(PEERS[self.peer])
-        if self.graph and (self.peer or self.compiled or not self.fused):
-            raise UsageError(
-                "graph=True records eager steps of fp8core's layers with a fused optimizer, no others"
-            )
-
-    def _check_peer(self, peer: Peer) -> None:
-        if self.recipe is None or peer.linear is None or self.recipe.name not in peer.recipes:
-            offered = ", ".join(peer.recipes) if peer.linear is not None else "no layer"
-            wanted = self.recipe.name if self.recipe else "no recipe"
-            raise UsageError(f"peer {self.peer!r} offers {offered}, not {wanted}")
-        if self.experts != "hp":
-            raise UsageError(f"peer {self.peer!r} has no experts={self.experts}; its layers are nn.Linear's")
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -204,10 +165,6 @@ class Trainee:
 
         Returns:
             Mean loss of the microbatches before the step, 0-dimensional float32; the device may still be at work.
-
-        Raises:
-            ValueError: another number of microbatches.
-            TypeError: the model did not return a 0-dimensional tensor.
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.gradients(batches)
@@ -221,18 +178,13 @@ class Trainee:
     def gradients(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """The forward and backward passes of a step; gradients add to those that are there.
 
-        Args, Returns, Raises: as `step`.
+        Args, Returns: as `step`.
         """
         count = self.setup.accumulation
-        if len(batches) != count:
-            raise ValueError(f"{len(batches)} microbatches given; this set-up takes {count}")
         losses = []
         with self._casts_kept():
             for i, batch in enumerate(batches):
                 loss = self.forward(batch, None if count == 1 else i == 0)
-                if not isinstance(loss, Tensor) or loss.dim() != 0:
-                    shape = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-                    raise TypeError(f"the model returned {shape}; expected its loss, a 0-dimensional tensor")
                 (loss if count == 1 else loss / count).backward()
                 losses.append(loss.detach())
         return (losses[0] if count == 1 else torch.stack(losses).mean()).float()
@@ -302,11 +254,11 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: 
     layers = audit(model)
     if setup.peer:
         assert setup.recipe is not None
-        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name, setup.compiled_linears)
+        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name)
     return Trainee(setup, model, forward_of(model, setup, device), optimizer_of(model, setup, device), layers)
 
 
-def replace_by_peer(model: nn.Module, peer: Peer, recipe: str, compiled: bool = False) -> nn.Module:
+def replace_by_peer(model: nn.Module, peer: Peer, recipe: str) -> nn.Module:
     """Puts a peer's layer in the place of every Float8Linear, sharing its parameters.
 
     So exactly the layers that fp8core converts are the peer's, whatever its own conversion would choose.
@@ -315,31 +267,14 @@ def replace_by_peer(model: nn.Module, peer: Peer, recipe: str, compiled: bool = 
         model: a model that fp8core converted; changed in place, except when it is itself a Linear.
         peer: one whose `linear` is not None.
         recipe: one of `peer.recipes`.
-        compiled: compile each of the new layers by itself.
     """
     assert peer.linear is not None
     swapped = {m: peer.linear(m, recipe) for m in model.modules() if isinstance(m, Float8Linear)}
-    if compiled:
-        _compile_each(list(swapped.values()))
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):
                 setattr(parent, name, swapped[child])
     return swapped[model] if isinstance(model, Float8Linear) else model
-
-
-def _compile_each(layers: Sequence[nn.Module]) -> None:
-    """Compiles layers by themselves, those of one shape to one graph.
-
-    `nn.Module.compile` would not do: all layers of a class share one code object, other models' included, and with it
-    the few graphs that Dynamo keeps of each (`harness.timing.compiling`).
-    """
-    of_shape: dict[torch.Size, Callable[[nn.Module, Tensor], Tensor]] = {}
-    for layer in layers:
-        shape = layer.get_parameter("weight").shape
-        if shape not in of_shape:
-            of_shape[shape] = fresh_compile(lambda layer, x: type(layer).forward(layer, x))
-        layer.forward = functools.partial(of_shape[shape], layer)
 
 
 def optimizer_of(model: nn.Module, setup: Setup, device: str) -> torch.optim.Optimizer:
@@ -349,7 +284,7 @@ def optimizer_of(model: nn.Module, setup: Setup, device: str) -> torch.optim.Opt
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": setup.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    fused = setup.fused and torch.device(device).type in _FUSED_ON
+    fused = torch.device(device).type in _FUSED_ON
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=setup.lr, betas=setup.betas, fused=fused)
 
 

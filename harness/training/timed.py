@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from harness.training.setup import Trainee
 
 STEPS = 4  # different batches, over and over
-# Of a GPU's memory, what the initial weights that all arms share may take there; larger ones are kept by the host.
-KEPT_SHARE = 1 / 16
 _REPLAYED = 3  # steps that are compared with eager ones, of different batches
 WATCHED = 2  # steps whose peak of memory is read: the second one meets the optimizer's state
 
@@ -230,7 +228,7 @@ class TimedArm(Arm):
         return self.offered(
             self.stepper.run,
             None if setup.graph else self.stepper.split,
-            compiled=setup.compiled or setup.compiled_linears,
+            compiled=setup.compiled,
             recompile=self.recompile if setup.compiled else None,
             profile=self.profile if self.profiling is not None else None,
         )
@@ -327,7 +325,6 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
     named = isinstance(resolve(setup.model), ModelSpec)
     compile_as = {
         "fullgraph, static shapes": setup.compiled,
-        "each Linear by itself, static shapes": setup.compiled_linears,
         "eager, recorded as one CUDA graph": setup.graph,
         "eager": True,
     }
@@ -395,8 +392,7 @@ def control_of(setup: Setup, source: Source, device: str) -> Control:
 def _control(setup: Setup, source: Source, device: str) -> Control:
     on_gpu = torch.device(device).type == "cuda"
     trainee = prepare(setup, device, weights="device" if on_gpu else "host")
-    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
-    weights = keep(trainee.model, KEPT_SHARE * total)
+    weights = keep(trainee.model)
     with torch.random.fork_rng(devices=[0] if on_gpu else []):
         torch.manual_seed(setup.seed)
         return weights, Stepper(trainee, [source.step(setup, 0, device)]).control()
@@ -411,4 +407,4 @@ def batches_of(setup: Setup, source: Source, device: str) -> list[list[tuple[Ten
 def without_fp8(setup: Setup) -> Setup:
     """The control's set-up: eager, of no peer, nothing fused."""
     plain: dict[str, Any] = {"recipe": None, "peer": "", "left_out": (), "fused_modules": False}
-    return replace(setup, compiled=False, compiled_linears=False, graph=False, **plain)
+    return replace(setup, compiled=False, graph=False, **plain)

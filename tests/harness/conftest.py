@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import FakeCuda, FakeNvml, FakeTime
-
-from harness.store import parquet
 
 
 @pytest.fixture
@@ -43,19 +39,6 @@ def enter_folder_with_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.chdir(tmp_path)
 
     return enter
-
-
-@pytest.fixture
-def disk_full_at_third_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two Parquet files can be written, and none after them."""
-    real, calls = parquet._write_durably, iter(range(100))
-
-    def write(table: Any, target: Path) -> None:
-        if next(calls) >= 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(table, target)
-
-    monkeypatch.setattr(parquet, "_write_durably", write)
 
 
 @pytest.fixture

@@ -13,16 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BASE, AGAIN, FP8 = "base", "base:again", "fp8"
-GATHER = "fp8:gather"  # FP8 whose weights FSDP2 gathers as codes, where `FP8` gathers them in high precision
-FP8_ARMS = (FP8, GATHER)
 ARMS = (BASE, AGAIN, FP8)
-WITH_GATHER = (*ARMS, GATHER)
 # What a step is for: `warm` and `lead` are not timed; `compare` and `count` are the two steps of the proof; `none` counts
 # the FP8 GEMMs of a bf16 step, of which there must be none.
 Purpose = Literal["warm", "compare", "count", "none", "lead", "timed"]
 # Each precision runs two untimed steps before it is looked at: the first compiles, the second shows that it is done
-_BF16: tuple[Purpose, ...] = ("warm", "warm", "none")
-_FP8: tuple[Purpose, ...] = ("warm", "warm", "compare", "count")
+_BEFORE: dict[str, tuple[Purpose, ...]] = {
+    BASE: ("warm", "warm", "none"),
+    FP8: ("warm", "warm", "compare", "count"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Turn:
     """What one step of the loop is for.
 
     Attributes:
-        arm: one of `WITH_GATHER`.
+        arm: one of `ARMS`.
         purpose: see `Purpose`.
         round: of the block; -1 before the first.
     """
@@ -42,7 +41,7 @@ class Turn:
     @property
     def is_fp8(self) -> bool:
         """Whether the step runs in FP8."""
-        return self.arm in FP8_ARMS
+        return self.arm == FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,6 @@ class Plan:
         block: timed steps after each switch.
         lead: untimed steps after each switch.
         seed: of the order of the blocks in each round; the same on all ranks.
-        arms: that each round has a block of.
 
     Raises:
         UsageError: too few steps for an interval, or a count below its least.
@@ -64,7 +62,6 @@ class Plan:
     block: int = 4
     lead: int = 1
     seed: int = 0
-    arms: tuple[str, ...] = ARMS
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("block", 1), ("lead", 0), ("seed", 0)):
@@ -81,17 +78,12 @@ class Plan:
     @property
     def per_round(self) -> int:
         """Steps of a round: a block of each arm."""
-        return len(self.arms) * (self.block + self.lead)
+        return len(ARMS) * (self.block + self.lead)
 
     @property
     def preparation(self) -> list[Turn]:
         """The steps before the first block: each precision warms up, then is proved."""
-        return [
-            Turn(arm, purpose)
-            for arm in self.arms
-            if arm != AGAIN
-            for purpose in (_BF16 if arm == BASE else _FP8)
-        ]
+        return [Turn(arm, purpose) for arm, purposes in _BEFORE.items() for purpose in purposes]
 
     @property
     def rounds(self) -> int:
@@ -108,4 +100,4 @@ class Plan:
 
     def order(self, index: int) -> tuple[str, ...]:
         """The arms of a round, in an order drawn for it alone."""
-        return tuple(random.Random(f"{self.seed}/{index}").sample(self.arms, len(self.arms)))
+        return tuple(random.Random(f"{self.seed}/{index}").sample(ARMS, len(ARMS)))

@@ -1,4 +1,4 @@
-"""The steps before the first block: each FP8 arm is proved to run in FP8, and bf16 to run none of it."""
+"""The steps before the first block: FP8 is proved to run, and bf16 to run none of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fp8core.profiled_gemms import fp8_gemms, profiler_events
 from fp8core.verify import StepProof
 from harness.store.compare import FP8_DTYPES
 from harness.store.errors import UsageError
-from harness.training.ab.plan import BASE, FP8, GATHER
+from harness.training.ab.plan import BASE, FP8
 from harness.training.models.tokens import common_rows
 from harness.training.steps import facts_of
 
@@ -45,20 +45,19 @@ def refuse_a_profiler() -> None:
 
 
 class Proving:
-    """Proofs of the FP8 arms, each from two steps of the loop.
+    """The proof of FP8, from two steps of the loop.
 
     Attributes:
         stray: FP8 that ran in a bf16 step, or layers that were in another precision than that of the step; "" for none.
 
     Args:
         switch: of the layers of the model that the loop trains.
-        gather: True: FSDP2 must gather FP8 codes. "both": in the last FP8 arm, and none in the first.
+        gather: FSDP2 must gather FP8 codes.
         rank_timeout_s: how long ranks wait for each other.
     """
 
-    def __init__(self, switch: Switch, gather: bool | str, rank_timeout_s: float) -> None:
+    def __init__(self, switch: Switch, gather: bool, rank_timeout_s: float) -> None:
         self._switch, self._gather, self._rank_timeout_s = switch, gather, rank_timeout_s
-        self._before: Proof | None = None  # of the FP8 arm before
         self.stray = ""
 
     @contextmanager
@@ -81,23 +80,15 @@ class Proving:
         if turn.purpose == "compare":
             self._step_proof = StepProof(
                 self._switch.model,
-                recipe=self._switch.recipe(turn.arm),
-                fp8_all_gather=self._gather is True or turn.arm == GATHER,
+                recipe=self._switch.recipe,
+                fp8_all_gather=self._gather,
             )
         with self._step_proof.step():
             yield
 
-    def conclude(self, arm: str, found: TrialResult) -> TrialResult:
-        """The record with what the proof of an arm says; all ranks must ask.
-
-        Args:
-            arm: whose two steps were seen.
-            found: of the arms before.
-        """
+    def conclude(self, found: TrialResult) -> TrialResult:
+        """The record with what the proof says; all ranks must ask."""
         proof = self._step_proof.conclude(rank_timeout_s=self._rank_timeout_s)
-        if proof.ok and self._before is not None:
-            self.stray = self.stray or gather_fault(self._before, proof)
-        self._before = proof
         fp8 = proof.matmuls.by_dtype()
         high = {dtype: n for dtype, n in fp8.items() if dtype not in (*FP8_DTYPES, "emulated")}
         # What FP8 multiplies, bf16 multiplies in the dtype of the other products of the step
@@ -109,28 +100,13 @@ class Proving:
             found = replace(found, gpu=(gpu.name, gpu.total_memory / 2**30))
         return replace(
             found,
-            proof=proof.line if arm == FP8 else found.proof,
-            gather_proof=proof.line if arm == GATHER else "",
+            proof=proof.line,
             # Verdicts are shared: no proof on one rank is none on every rank
             problem="" if proof.ok else f"FP8 is not proved: {proof.line}",
             tokens=_tokens(proof, self._switch.model),
-            flops={**found.flops, BASE: high, arm: fp8},
-            facts={**found.facts, arm: facts_of(proof)},
+            flops={BASE: high, FP8: fp8},
+            facts=facts_of(proof),
         )
-
-
-def gather_fault(without: Proof, with_codes: Proof) -> str:
-    """Why two FP8 arms do not differ in whether FSDP2 gathers FP8 codes; "" if they do."""
-    named = [layer.fqn for layer in without.layers if layer.all_gather == "fp8"]
-    if named:
-        return f"{named[0]} was gathered in FP8 in the arm of the high-precision all-gather ({len(named)} in all)"
-    # Activations of sequence parallelism may be among them, in both arms
-    before, codes = (proof.all_gathers.get("uint8", 0) for proof in (without, with_codes))
-    if codes <= before:
-        return (
-            f"{codes} bytes of codes were gathered in the arm with FP8 all-gather, {before} in that without"
-        )
-    return ""
 
 
 def _tokens(proof: Proof, model: nn.Module) -> float | None:

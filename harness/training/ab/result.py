@@ -17,7 +17,6 @@ from harness.machine import hardware, mfu
 from harness.store import effect
 from harness.store.compare import TIE
 from harness.store.stats import t_interval
-from harness.training.ab import waits
 from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     ByArm = Mapping[str, tuple[float, ...]]
 
 Decision = Literal["on", "off", "cannot tell"]
-OF_RANKS = ("times_ms", "own_ms", "gaps_ms")
 # How what all ranks have seen of a step becomes one number
 _JOIN: dict[str, Callable[[list[float]], float]] = {
     "times_ms": max,
@@ -51,8 +49,6 @@ class Round:
         peak_bytes: of each arm the most memory of any rank in each timed step, where the device tells.
         joules: of each arm whose block every rank could read those of a step with what runs between steps, a mean of all
             ranks' boards.
-        of_ranks: "times_ms", "gaps_ms", "own_ms" (a rank's own part of profiled steps) -> of each rank a median, of the
-            blocks that count; without what some rank has not seen.
     """
 
     index: int
@@ -62,7 +58,6 @@ class Round:
     faults: Mapping[str, str] = field(default_factory=dict)
     peak_bytes: ByArm = field(default_factory=dict)
     joules: ByArm = field(default_factory=dict)
-    of_ranks: ByArm = field(default_factory=dict)
 
     def has(self, *arms: str) -> bool:
         """Whether the blocks of these arms count."""
@@ -83,15 +78,13 @@ class TrialResult:
         rounds: all that were taken, those that count for nothing included.
         method: how time was read.
         ranks: processes.
-        arms: that each round had a block of.
         proof: line of the proof; "" where it did not come so far.
-        gather_proof: that of the arm with FP8 all-gather, where it is an arm of its own.
         proved: FP8 was proved on every rank, and bf16 steps ran none.
         problem: why the trial gives no answer at all; "" if it may.
         tokens: rows of a step that the Linear layers of one rank multiply; None where they are not known, as under tensor
             parallelism.
         under_way: rounds are still to come; nothing is decided before.
-        flops: of the model in a step of one rank by dtype, for "base" and each FP8 arm, counted once on a real batch; what
+        flops: of the model in a step of one rank by dtype, for "base" and "fp8", counted once on a real batch; what
             bf16 steps multiply the FP8 products in is "unknown" where the step had no other product.
         unmetered: why no energy was measured, where none was.
         gpu: name and memory in GiB of the GPU; None on another device.
@@ -101,7 +94,7 @@ class TrialResult:
         not_restored: why what was to be put back is not; "" if it is, or nothing was asked for.
         notes: what could not be watched.
         layers: FP8 layers of the model.
-        facts: of the proofs, by FP8 arm, for the store.
+        facts: of the proof, for the store.
     """
 
     recipe: str
@@ -109,9 +102,7 @@ class TrialResult:
     rounds: tuple[Round, ...] = ()
     method: str = ""
     ranks: int = 1
-    arms: tuple[str, ...] = ARMS
     proof: str = ""
-    gather_proof: str = ""
     proved: bool = False
     problem: str = ""
     tokens: float | None = None
@@ -148,12 +139,7 @@ class TrialResult:
     @property
     def effect(self) -> Effect:
         """FP8 over bf16, paired by round; `speedup` above 1: FP8 is faster."""
-        return self.between(FP8, BASE)
-
-    def between(self, arm: str, other: str) -> Effect:
-        """One arm over another, paired by round; `speedup` above 1: `arm` is faster."""
-        logs = [-r.log_ratio(arm, other) for r in self.rounds if r.has(arm, other)]
-        return effect.paired(logs, self.floor)
+        return effect.paired([-r.log_ratio(FP8, BASE) for r in self.rounds if r.has(FP8, BASE)], self.floor)
 
     def seen(self, name: str, *arms: str) -> list[tuple[int, float]]:
         """(round, value) of what the blocks of these arms that count have under a name of `Round`'s."""
@@ -172,27 +158,17 @@ class TrialResult:
     @property
     def gap_ms(self) -> float:
         """Median time between steps: data loader and whatever else runs outside of `step()`; NaN without one."""
-        return _median(self.seen("gaps_ms", *self.arms))
+        return _median(self.seen("gaps_ms", *ARMS))
 
     @property
     def peak_bytes(self) -> dict[str, float]:
         """Most memory of a timed step of any rank, by arm; empty where the device keeps none."""
-        return {
-            arm: max(peak for _, peak in seen) for arm in self.arms if (seen := self.seen("peak_bytes", arm))
-        }
+        return {arm: max(peak for _, peak in seen) for arm in ARMS if (seen := self.seen("peak_bytes", arm))}
 
     @property
     def joules(self) -> dict[str, tuple[tuple[int, float], ...]]:
         """(round, joules of a step with what runs between steps) of each block that was read, by arm; empty without any."""
-        return {arm: tuple(seen) for arm in self.arms if (seen := self.seen("joules", arm))}
-
-    @property
-    def slow_rank(self) -> str:
-        """The rank that the others wait for: "rank 1 takes about 21 % longer ..."; "" if none stands out."""
-        steps, own, gaps = (
-            [r.of_ranks[name] for r in self.rounds if name in r.of_ranks] for name in OF_RANKS
-        )
-        return waits.slow_rank(steps, own, gaps)
+        return {arm: tuple(seen) for arm in ARMS if (seen := self.seen("joules", arm))}
 
     @property
     def peaks(self) -> hardware.Device | None:
@@ -201,7 +177,7 @@ class TrialResult:
 
     @property
     def mfu(self) -> dict[str, mfu.Utilization]:
-        """How well the median steps of bf16 and of each FP8 arm use the GPU, where they have times and FLOPs."""
+        """How well the median steps of bf16 and of FP8 use the GPU, where they have times and FLOPs."""
         return {
             arm: mfu.utilization(flops, self.median_ms(arm) / 1e3, self.peaks, tokens=self.tokens)
             for arm, flops in self.flops.items()
@@ -221,11 +197,7 @@ class TrialResult:
     @property
     def doubt(self) -> str:
         """Why nothing can be decided of FP8 against bf16; "" where the times decide."""
-        return self.doubt_of(FP8, BASE)
-
-    def doubt_of(self, arm: str, other: str) -> str:
-        """Why nothing can be decided of an arm against another; "" where the times decide."""
-        found = self.between(arm, other)
+        found = self.effect
         if self.under_way and not self.problem:
             return (
                 "the trial is under way; on several ranks call trial.close() on all of them to end it early"
@@ -250,13 +222,9 @@ class TrialResult:
     @property
     def decision(self) -> Decision:
         """For speed alone: on where FP8 is known to be faster, off where it is known to be slower or shown to be a tie."""
-        return self.decision_of(FP8, BASE)
-
-    def decision_of(self, arm: str, other: str) -> Decision:
-        """The same of one arm against another."""
-        if self.doubt_of(arm, other):
+        if self.doubt:
             return "cannot tell"
-        return "on" if self.between(arm, other).direction == "faster" else "off"
+        return "on" if self.effect.direction == "faster" else "off"
 
     def _repr_html_(self) -> str:
         lines = html.escape("\n".join(self.lines()))
@@ -264,7 +232,7 @@ class TrialResult:
 
     def lines(self) -> list[str]:
         """The answer, in at most 20 lines."""
-        shown = {arm: self.median_ms(arm) for arm in self.arms if arm != AGAIN}
+        shown = {arm: self.median_ms(arm) for arm in (BASE, FP8)}
         text = _template().render(r=self, ms=shown, mean=statistics.fmean)
         return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
@@ -287,14 +255,9 @@ def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
         for rank, of_rank in enumerate(step):
             if why := of_rank["faults"]:
                 faults.setdefault(arm, f"rank {rank}: {why}" if len(ranks) > 1 else why)
-    of_ranks = {}
-    for name in OF_RANKS:
-        seen = [[s[name] for s in rank if s["arm"] not in faults and s[name] is not None] for rank in ranks]
-        if all(seen):
-            of_ranks[name] = tuple(map(statistics.median, seen))
     times, losses = joined["times_ms"], joined["losses"]
     joined["losses"] = {arm: seen for arm, seen in losses.items() if len(seen) == len(times[arm])}
-    return Round(index, faults=faults, of_ranks=of_ranks, **{name: dict(joined[name]) for name in _JOIN})
+    return Round(index, faults=faults, **{name: dict(joined[name]) for name in _JOIN})
 
 
 def _median(seen: Sequence[tuple[int, float]]) -> float:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
-from harness.machine import environment
-from harness.store import RunWriter, new_run_id
 from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
-from harness.training.ab.plan import AGAIN, BASE, FP8_ARMS, GATHER
+from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
+from harness.training.stored import store_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from harness.training.ab.plan import Plan
     from harness.training.ab.result import TrialResult
@@ -30,8 +29,8 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> Iterator[Measur
     steps = {"block": plan.block, "lead": plan.lead, "ranks": result.ranks}
     case = Case.of(SUITE, {"model": model, "recipe": result.recipe, **steps}, plan.seed)
     refused = result.doubt if result.refused else ""
-    for arm in result.arms:
-        is_fp8 = arm in FP8_ARMS
+    for arm in ARMS:
+        is_fp8 = arm == FP8
         flops = dict(result.flops.get(arm if is_fp8 else BASE, {}))
         resolved: dict[str, object] = {
             "timed": "one optimizer step of the user's own loop; of several ranks the slowest one's",
@@ -43,14 +42,10 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> Iterator[Measur
             # The model's FLOPs; what a loop of the user's own recomputes is not known, so that HFU is not either
             resolved |= {"flops_formula_id": "palm", "checkpointing": "unknown"}
         if is_fp8:
-            resolved |= result.facts.get(arm, {})
+            resolved |= result.facts
             if (extension := RECIPES.owner(result.recipe)) is not None:
                 resolved["extensions"] = {extension.package: extension.version}
-            if GATHER in result.arms:
-                resolved["fp8_all_gather"] = arm == GATHER
-        named = Arm(
-            result.recipe if is_fp8 else "base", variant="fp8_gather" * (arm == GATHER), control=arm == AGAIN
-        )
+        named = Arm(result.recipe if is_fp8 else "base", control=arm == AGAIN)
         samples = result.seen("times_ms", arm)
         reason = refused or ("" if samples else "no block of this arm counts")
         cause = Cause.RUN if result.proved else Cause.UNPROVEN if is_fp8 else Cause.BASELINE
@@ -95,18 +90,11 @@ def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
 
 def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path) -> Path:
     """Writes the rows of a trial as a run; returns its folder."""
-    facts = environment.fingerprint(result.device)
-    run_id = new_run_id(facts, SUITE, model)
-    folder = Path(results_dir) / SUITE / run_id
     about = {
         "made_by": "trial",
         "command": "harness.ab.Trial in a loop of the user's own",
         "question": "FP8 against bf16 in this training loop",
         "answer": result.lines(),
     }
-    writer = RunWriter(
-        folder, run_id=run_id, sweep=SUITE, env_id=environment.env_id(facts), env=facts, about=about
-    )
-    writer.append(list(measurements(result, plan, model)))
-    writer.close("finished")  # all rows are there; that the trial failed is said in each
-    return folder
+    # Finished also where the trial failed: all rows are there, and each says so
+    return store_run(SUITE, model, results_dir, result.device, measurements(result, plan, model), about)

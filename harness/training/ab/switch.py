@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,11 +12,11 @@ from fp8core.config import as_recipe
 from fp8core.convert import convert_to_float8_training
 from fp8core.distributed.fsdp import switch_gathers
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
-from fp8core.distributed.weight_gather import recipe_reason, weight_gather_precision
+from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.linear import Float8Linear
 from fp8core.schedule import PrecisionSchedule
 from harness.store.errors import UsageError
-from harness.training.ab.plan import AGAIN, BASE, FP8, FP8_ARMS, GATHER
+from harness.training.ab.plan import AGAIN, BASE, FP8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 
 class Switch:
-    """The FP8 layers of a model, and what each runs in each arm; it leaves the model in bf16.
+    """The FP8 layers of a model, and what each runs in each precision; it leaves the model in bf16.
 
     Attributes:
         layers: all of them.
         found_in_fp8: the model came converted and in FP8.
         asked: the recipe that the trial was given.
-        recipes: of each arm what each layer runs; of `GATHER` as it was converted. Always the same objects: compiled code
-            is guarded by them.
+        recipes: of each arm what each layer runs; always the same objects: compiled code is guarded by them.
         arm: in which the model is.
 
     Args:
@@ -40,12 +39,10 @@ class Switch:
             for those that FSDP2 is to gather in FP8.
         recipe: of the layers that are converted now; a model that is converted already must run it.
         module_filter_fn: as for `convert_to_float8_training`.
-        fp8_all_gather: what is converted now is converted for FP8 all-gather, which makes new parameters. "both": FSDP2
-            gathers codes in one FP8 arm, and weights in high precision in the other.
+        fp8_all_gather: what is converted now is converted for FP8 all-gather, which makes new parameters.
 
     Raises:
-        UsageError: nothing can be converted, the model runs another recipe, or it is too late to convert it; or weights of
-            which FSDP2 gathers no codes were to be gathered both ways.
+        UsageError: nothing can be converted, the model runs another recipe, or it is too late to convert it.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class Switch:
         recipe: str,
         module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
         *,
-        fp8_all_gather: bool | Literal["both"] = False,
+        fp8_all_gather: bool = False,
     ) -> None:
         if not isinstance(recipe, str):
             raise UsageError(f"recipe={recipe!r}: expected the name of an FP8 recipe")
@@ -65,7 +62,7 @@ class Switch:
         self.model, self.asked, self.arm = model, as_recipe(recipe), BASE
         if fp8_all_gather and (reason := recipe_reason(self.asked)):
             raise UsageError(
-                f"fp8_all_gather={fp8_all_gather!r}: FSDP2 cannot gather FP8 codes of the recipe {recipe!r}: {reason}; take "
+                f"fp8_all_gather=True: FSDP2 cannot gather FP8 codes of the recipe {recipe!r}: {reason}; take "
                 "recipe='tensorwise', or fp8_all_gather=False"
             )
         came_plain = not self._find()
@@ -76,7 +73,7 @@ class Switch:
                 )
             convert_to_float8_training(
                 getattr(model, "_orig_mod", model),
-                config=self.asked.with_fp8_all_gather(bool(fp8_all_gather)),
+                config=self.asked.with_fp8_all_gather(fp8_all_gather),
                 module_filter_fn=module_filter_fn,
                 allow_no_conversion=True,  # told below, in one line
             )
@@ -98,33 +95,24 @@ class Switch:
                 "a PrecisionSchedule holds a part of the model in high precision; end it, since a trial switches all layers"
             )
         self.found_in_fp8 = bool(in_fp8) and not came_plain
-        in_arm = own
-        if fp8_all_gather == "both":
-            PrecisionSchedule().apply(model, 0, 1)
-            if reasons := {weight_gather_precision(layer) for layer in self.layers} - {"fp8"}:
-                raise UsageError(
-                    f"fp8_all_gather='both': of the recipe {recipe!r} here FSDP2 gathers weights in {min(reasons)}; take "
-                    "fp8_all_gather=False, or convert with Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
-                )
-            plain = {r: r.with_fp8_all_gather(False) for r in set(own.values())}
-            in_arm = {layer: plain[r] for layer, r in own.items()}
         # What runs before the first step, an evaluation say, is not in FP8 by surprise
         PrecisionSchedule.parse("keep_bf16").apply(model, 0, 1)
         bf16 = {layer: layer.recipe for layer in self.layers}
-        self.recipes = {BASE: bf16, AGAIN: bf16, FP8: in_arm, GATHER: own}
+        self.recipes = {BASE: bf16, AGAIN: bf16, FP8: own}
 
     def _find(self) -> list[Float8Linear]:
         self.layers = [module for module in self.model.modules() if isinstance(module, Float8Linear)]
         return self.layers
 
-    def recipe(self, arm: str) -> Recipe:
-        """What all layers run in an FP8 arm, with what the conversion added to the named recipe; that where they differ."""
-        found = set(self.recipes[arm].values())
+    @property
+    def recipe(self) -> Recipe:
+        """What all layers run in FP8, with what the conversion added to the named recipe; that where they differ."""
+        found = set(self.recipes[FP8].values())
         return found.pop() if len(found) == 1 else self.asked
 
     def fingerprints(self) -> list[str]:
         """The recipes of the layers, each with a hash of all that it says: recipes of one name may cast otherwise."""
-        found = set(self.recipes[FP8].values()) | set(self.recipes[GATHER].values())
+        found = set(self.recipes[FP8].values())
         texts = [(str(r), repr(replace(r, doc="")).encode()) for r in found]
         return sorted(f"{name} ({hashlib.sha256(text).hexdigest()[:8]})" for name, text in texts)
 
@@ -133,7 +121,7 @@ class Switch:
 
         def change() -> int:
             for layer, recipe in self.recipes[arm].items():
-                own = self.recipes[GATHER][layer]
+                own = self.recipes[FP8][layer]
                 layer.recipe = recipe
                 layer.suspended_recipe = None if recipe is own else own  # what a schedule returns to
                 if layer.weight_cache is not None:
@@ -146,7 +134,7 @@ class Switch:
     def fault(self, arm: str) -> str:
         """Why the layers are not in the precision of an arm; "" if they are."""
         wrong = sum(layer.recipe is not recipe for layer, recipe in self.recipes[arm].items())
-        precision = "FP8" if arm in FP8_ARMS else "high precision"
+        precision = "FP8" if arm == FP8 else "high precision"
         if not wrong:
             return ""
         return f"{wrong} of {len(self.layers)} FP8 layers were not in {precision} at the end of a step"

@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Tensor, nn
-from torch._C._autograd import _profiler_enabled
 
 from fp8core.arguments import check_type
-from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.timing.clock import Clock, clock_for
 from harness.training.ab import rows
 from harness.training.ab.exchange import Exchange
-from harness.training.ab.plan import ARMS, BASE, FP8_ARMS, WITH_GATHER, Plan, Turn
+from harness.training.ab.plan import BASE, FP8, Plan, Turn
 from harness.training.ab.proving import Proving, refuse_a_profiler
 from harness.training.ab.result import TrialResult, merged
 from harness.training.ab.snapshot import Snapshot
 from harness.training.ab.switch import Switch
-from harness.training.ab.waits import own_ms, profiled
 from harness.training.ab.watch import Looks, Meter, Steps
 
 if TYPE_CHECKING:
@@ -65,8 +62,7 @@ class Trial:
             training goes on from where the trial came to.
         after: precision in which the model is left; None: that in which it came, bf16 if it was converted here.
         fp8_all_gather: True: FSDP2 gathers FP8 codes, and the proof demands it; a model that is converted here gets new
-            parameters for it, so make the optimizer afterwards, as `fully_shard` asks for anyway. "both": FP8 runs in two
-            arms, one in which FSDP2 does and one in which it gathers weights in high precision.
+            parameters for it, so make the optimizer afterwards, as `fully_shard` asks for anyway.
         module_filter_fn: as for `convert_to_float8_training`.
         rank_timeout_s: how long ranks wait for each other once a round.
         clock: that reads the times, in place of CUDA events or `time.perf_counter`.
@@ -90,31 +86,17 @@ class Trial:
         seed: int = 0,
         restore: Sequence[Any] | None = None,
         after: Literal["bf16", "fp8"] | None = None,
-        fp8_all_gather: bool | Literal["both"] = False,
+        fp8_all_gather: bool = False,
         module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
         rank_timeout_s: float = 300.0,
         clock: Clock | None = None,
     ) -> None:
         check_type("model", model, nn.Module, "ab.Trial(model, recipe='tensorwise')")
-        is_number = isinstance(rank_timeout_s, int | float) and not isinstance(rank_timeout_s, bool)
-        is_clock = all(hasattr(clock, name) for name in ("mark", "settle", "ms", "method"))
-        is_filter = module_filter_fn is None or callable(module_filter_fn)
-        both = fp8_all_gather == "both"
-        for name, given, fits, expected in (
-            ("after", after, after in (None, "bf16", "fp8"), "'bf16', 'fp8' or None"),
-            ("rank_timeout_s", rank_timeout_s, is_number and rank_timeout_s > 0, "seconds above 0"),
-            (
-                "fp8_all_gather",
-                fp8_all_gather,
-                both or isinstance(fp8_all_gather, bool),
-                "True, False or 'both'",
-            ),
-            ("module_filter_fn", module_filter_fn, is_filter, "a function (module, name) -> bool, or None"),
-            ("clock", clock, clock is None or is_clock, "a harness.timing.clock.Clock, or None"),
-        ):
-            if not fits:
-                raise UsageError(f"{name}={given!r}: expected {expected}")
-        self.plan = Plan(steps, block, lead, seed, WITH_GATHER if both else ARMS)
+        if after not in (None, "bf16", "fp8"):
+            raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
+        if not isinstance(fp8_all_gather, bool):
+            raise UsageError(f"fp8_all_gather={fp8_all_gather!r}: expected True or False")
+        self.plan = Plan(steps, block, lead, seed)
         self.model, self.done, self._gather = model, False, fp8_all_gather
         # Refused before anything is converted
         self._snapshot = None if restore is None else Snapshot(model, restore)
@@ -131,9 +113,7 @@ class Trial:
         self._before: Turn | None = None  # of the last step
         self._hooked: AbstractContextManager[None] | None = None  # a step that `begin_step` began
         self._steps_run: Counter[bool] = Counter()
-        self._found = TrialResult(
-            recipe, self.device.type, arms=self.plan.arms, layers=len(self._switch.layers)
-        )
+        self._found = TrialResult(recipe, self.device.type, layers=len(self._switch.layers))
 
     @property
     def device(self) -> torch.device:
@@ -153,11 +133,6 @@ class Trial:
         if self._exchange.size == 1:  # a framework may form the process group when training begins
             self._exchange = Exchange(self._exchange.timeout_s)
         refuse_a_profiler()
-        if self._gather == "both" and not is_sharded_by_fsdp(self.model):
-            raise UsageError(
-                "fp8_all_gather='both': FSDP2 does not shard the model, so nothing is gathered; call fully_shard after "
-                "ab.Trial(...), or leave fp8_all_gather out"
-            )
         self._clock = self._clock or clock_for(self.device)
         self._meter = Meter(self.device, self._monitor)
         self._note(device=self.device.type, method=self._clock.method)
@@ -203,8 +178,7 @@ class Trial:
 
         Raises:
             RuntimeError: a step inside of a step.
-            UsageError: two kinds of all-gather were to be compared, and the model is not sharded; or a profiler is active
-                that the trial's own would end. The trial is over then.
+            UsageError: a profiler is active that the trial's own would end. The trial is over then.
         """
         if self._turn is not None:
             raise RuntimeError("trial.step() inside of trial.step(); put one around each optimizer step")
@@ -215,17 +189,17 @@ class Trial:
             return
         self._turn = turn
         try:
-            is_watched = self._enter(turn)
-            on_gpu = self.device.type == "cuda"
-            # Never a timed step, and in all arms alike
-            watch = profiled(on_gpu) if is_watched else self._proving.around(turn, on_gpu=on_gpu)
-            with watch as events:
+            if turn.arm != self._switch.arm:
+                self._switch.to(turn.arm)
+            if turn.purpose == "timed" and turn != self._before:
+                self._steps.begin_block()
+            with self._proving.around(turn, on_gpu=self.device.type == "cuda"):
                 self._looks.start(batch)
                 start = self._clock.mark()
                 yield
                 marks = start, self._clock.mark()
             self._steps_run[turn.is_fp8] += 1
-            self._leave(turn, marks, self._looks.end(), None if events is None else own_ms(events))
+            self._leave(turn, marks, self._looks.end())
         except BaseException as error:
             what = "ran out of memory" if out_of_memory(error) else f"raised {one_line(error)}"
             precision = "FP8" if turn.is_fp8 else "bf16"
@@ -248,13 +222,13 @@ class Trial:
         """Whether `begin_step` has begun a step that is still open."""
         return self._hooked is not None
 
-    def begin_step(self, batch: object = None) -> None:
-        """Begins a step, as entering `step(batch)` does, for a framework's hooks. After the trial's end it does nothing.
+    def begin_step(self) -> None:
+        """Begins a step, as entering `step()` does, for a framework's hooks. After the trial's end it does nothing.
 
         A step that is still open counts for nothing, and the trial ends without an answer.
         """
         self.end_step(UnfinishedStepError("left before its end: another one began"))
-        hooked = self.step(batch)
+        hooked = self.step()
         hooked.__enter__()
         if self._turn is None:
             hooked.__exit__(None, None, None)  # not the trial's
@@ -272,42 +246,31 @@ class Trial:
         if hooked is not None:
             hooked.__exit__(type(error) if error else None, error, getattr(error, "__traceback__", None))
 
-    def _enter(self, turn: Turn) -> bool:
-        """Before a step; whether it is to be profiled for what this rank waits."""
-        if turn.arm != self._switch.arm:
-            self._switch.to(turn.arm)
-        if turn == self._before:
-            return False
-        if turn.purpose == "timed":
-            self._steps.begin_block()
-        # A profiler of the user's own is left alone: the step is then not looked at on this rank, and so not in this round
-        return turn.purpose == "lead" and self._exchange.size > 1 and not _profiler_enabled()
-
-    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: Extent, own: float | None) -> None:
+    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: Extent) -> None:
         """After a step: its place in the round, and what follows at the end of a round or of the proof."""
         fault = self._switch.fault(turn.arm)
         if turn.round >= 0:
-            self._steps.add(turn, marks, extent, self._looks.loss, fault, own)
+            self._steps.add(turn, marks, extent, self._looks.loss, fault)
             if len(self._steps.seen) == self.plan.per_round:
                 self._close_round(turn.round)
             return
         self._proving.stray = self._proving.stray or fault
         if turn.purpose == "count":  # it runs as the timed ones do, compiled or not
-            self._found = self._proving.conclude(turn.arm, self._found)
-            if not self._found.problem and turn.arm == self.plan.arms[-1]:
+            self._found = self._proving.conclude(self._found)
+            if not self._found.problem:
                 self._agree(extent)
             if self._found.problem:
                 self._end()
 
     def _agree(self, extent: Extent) -> None:
-        """All FP8 arms are proved here: whether bf16 ran no FP8, and whether the ranks agree."""
+        """FP8 is proved here: whether bf16 ran no FP8, and whether the ranks agree."""
         stray = self._proving.stray
         mine = {"steps in another precision": stray, "batches of a step": str(extent)}
         theirs = self._exchange.disagreement(mine)  # asked first: the others wait for what this rank has seen
         problem = stray or theirs
         self._note(problem=problem, proved=not problem)
         if not problem:
-            self._note(notes=extent.unseen(self.plan, self._exchange.size))
+            self._note(notes=extent.unseen(self.plan))
         self._steps = Steps(self.device, self._clock, self._meter, extent, self.plan.block)
 
     def _close_round(self, index: int) -> None:
@@ -328,7 +291,7 @@ class Trial:
             self._looks.close()
             if self._meter is not None:
                 self._meter.close()
-            self._switch.to(self.plan.arms[-1] if self._ends_in_fp8 else BASE)
+            self._switch.to(FP8 if self._ends_in_fp8 else BASE)
         if self._snapshot is not None and (self._before or self._turn):
             try:
                 self._snapshot.restore(mid_step=self._turn is not None)
@@ -375,7 +338,7 @@ class Trial:
             ranks=self._exchange.size,
             under_way=not self.done,
             steps_run=(self._steps_run[True], self._steps_run[False]),
-            ends_in="FP8" if self._switch.arm in FP8_ARMS else "bf16",
+            ends_in="FP8" if self._switch.arm == FP8 else "bf16",
         )
 
     def _ended_if_alone(self) -> TrialResult:

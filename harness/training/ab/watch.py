@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Shapes = tuple[tuple[int, ...], ...]
 # What is seen of a step beside its arm and its fault; None where it is not, as times of a step that is not timed
-SEEN = ("times_ms", "gaps_ms", "losses", "peak_bytes", "joules", "own_ms")
+SEEN = ("times_ms", "gaps_ms", "losses", "peak_bytes", "joules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,12 @@ class Extent:
         shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes[:4])
         return f"{self.calls} forward passes of {shapes or 'shapes unseen'}, {self.updates} optimizer steps"
 
-    def unseen(self, plan: Plan, ranks: int) -> tuple[str, ...]:
+    def unseen(self, plan: Plan) -> tuple[str, ...]:
         """What could not be watched in a trial whose steps train on this."""
         notes = {
             "shapes of batches were not seen: tell them by trial.step(batch)": not self.shapes,
             "no optimizer step was seen inside trial.step()": not self.updates,
-            "which rank the others wait for was not looked at: lead=0": ranks > 1 and not plan.lead,
-            "time between steps was not seen: block=2 or more gives it": plan.block == 1
-            and plan.lead <= (ranks > 1),
+            "time between steps was not seen: block=2 or more gives it": plan.block == 1 and not plan.lead,
         }
         return tuple(note for note, holds in notes.items() if holds)
 
@@ -201,7 +199,6 @@ class Steps:
         extent: Extent,
         loss: Tensor | float | None,
         fault: str,
-        own_ms: float | None,
     ) -> None:
         """A step has ended.
 
@@ -211,10 +208,9 @@ class Steps:
             extent: what it trained on.
             loss: None where none was seen.
             fault: why it did not run in its precision.
-            own_ms: what this rank needed for its own part of it, of a step that was profiled.
         """
         start, end = marks
-        step = dict.fromkeys(SEEN) | {"arm": turn.arm, "faults": fault, "own_ms": own_ms}
+        step = dict.fromkeys(SEEN) | {"arm": turn.arm, "faults": fault}
         if turn.purpose == "timed":
             if extent != self.expected:
                 fault = f"a step of {extent}, where the proved one had {self.expected}"
@@ -229,8 +225,7 @@ class Steps:
                 after = self._meter.read(self._clock)
                 step["joules"] = None if after is None else (after - self._joules) / self._block
         self.seen.append(step)
-        # The profiler of a step closes after it: the time that follows is not the loop's
-        self._before = (turn.arm, end) if own_ms is None else ("", None)
+        self._before = turn.arm, end
 
     def told(self) -> list[dict[str, Any]]:
         """What this rank tells the others of the round that is over: of each step what `SEEN` names."""

@@ -78,10 +78,8 @@ class Corpus:
             Tokens and, one place further on, targets; int64 [batch_size, block].
 
         Raises:
-            UsageError: the training part has no window of `block` tokens and a target; a negative step or seed.
+            UsageError: the training part has no window of `block` tokens and a target.
         """
-        if step < 0 or seed < 0:
-            raise UsageError(f"step={step}, seed={seed}: batches are drawn for steps and seeds of 0 or more")
         self._check_block(self.train, "training", block)
         stream = np.random.Generator(np.random.Philox(key=np.array([seed, step], dtype=np.uint64)))
         return _windows(self.train, stream.integers(0, len(self.train) - block, batch_size), block, device)

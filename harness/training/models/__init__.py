@@ -20,7 +20,6 @@ from harness.store.tables import beside
 from harness.training.models.common import (
     CHECKPOINTING,
     Weights,
-    check_checkpointing,
     materialise,
     share,
 )
@@ -106,13 +105,12 @@ class ModelSpec:
         weights: Weights = "host",
     ) -> nn.Module:
         """The model with its initial weights; see `build`."""
-        check_checkpointing(checkpointing)
+        if checkpointing not in CHECKPOINTING:
+            raise unknown("activation checkpointing", checkpointing, CHECKPOINTING)
         if layers is not None and not 1 <= layers <= self.layers:
             raise UsageError(
                 f"layers={layers}: {self.name} has {self.layers} blocks; expected 1 to {self.layers}"
             )
-        if vocab_size is not None and vocab_size < 1:
-            raise UsageError(f"vocab_size={vocab_size}; expected at least 1")
         sizes = {"layers": layers, "vocab_size": vocab_size}
         changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
         config = dataclasses.replace(self.config, **changes)

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import fp8core.kernels.ops  # noqa: F401  # defines torch.ops.fp8core
 from fp8core import CastInput, Float8Linear, Float8Tensor, RMSNorm, cast_input
 from fp8core.inputs.two_casts import TwoCasts
-from harness.store.errors import UsageError, unknown
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -174,12 +174,6 @@ def run_block(mode: str, block: nn.Module, *args: Tensor) -> Tensor:
     return checkpoint(block, *args, use_reentrant=False, context_fn=_keep_products)
 
 
-def check_checkpointing(mode: str) -> None:
-    """Refuses a mode that is none of `CHECKPOINTING`."""
-    if mode not in CHECKPOINTING:
-        raise unknown("activation checkpointing", mode, CHECKPOINTING)
-
-
 _PRODUCTS = {
     aten.mm.default,
     aten.addmm.default,
@@ -276,11 +270,3 @@ def _key(seed: int, name: str) -> int:
 def residual_std(name: str, projections: tuple[str, ...], layers: int) -> float:
     """`INIT_STD`, over sqrt(2 layers) for the matrices that write into the residual stream (GPT-2 paper, 2.3)."""
     return INIT_STD / math.sqrt(2 * layers) if name.endswith(projections) else INIT_STD
-
-
-def check_tokens(tokens: Tensor, max_seq: int) -> None:
-    """Refuses what is no [B, T] of at most `max_seq` tokens."""
-    if tokens.dim() != 2 or tokens.shape[1] > max_seq:
-        raise ValueError(
-            f"tokens have shape {list(tokens.shape)}; expected [batch, sequence] with at most {max_seq} in a sequence"
-        )

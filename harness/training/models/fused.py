@@ -27,19 +27,12 @@ def fuse(model: nn.Module) -> nn.Module:
         if isinstance(parent, SwiGlu):
             parent.fused, found = SwiGLU(), True
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.RMSNorm):
-                setattr(parent, name, _fused_norm(child))
-                found = True
+            if isinstance(child, nn.RMSNorm) and child.eps is not None:
+                fused, found = RMSNorm(child.normalized_shape[0], child.eps, device="meta"), True
+                fused.weight = child.weight
+                setattr(parent, name, fused)
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no RMSNorm and no SwiGLU that fp8core's could replace; take a Llama"
         )
     return model
-
-
-def _fused_norm(norm: nn.RMSNorm) -> RMSNorm:
-    if norm.eps is None or len(norm.normalized_shape) != 1:
-        raise ValueError(f"{norm}: expected a norm over one dimension with its own eps")
-    fused = RMSNorm(norm.normalized_shape[0], norm.eps, device="meta")
-    fused.weight = norm.weight
-    return fused

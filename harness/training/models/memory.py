@@ -32,7 +32,6 @@ from fp8core import Float8Linear, Float8Tensor
 from fp8core.gemm.reference import ShapesAlone
 from fp8core.history import AmaxMemory, tensors_of
 from fp8core.inputs.operands import serves_both
-from harness.store.errors import UsageError
 from harness.training.models.common import replace_parameters
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ def predict(
     *,
     device: torch.device | str = "cpu",
     autocast: torch.dtype | None = None,
-    optimizer_states: int = ADAMW_STATES,
 ) -> dict[str, int]:
     """Bytes of each of `PARTS`; see the module docstring.
 
@@ -60,7 +58,6 @@ def predict(
             the GPU's keeps. Casts for "cuda" are fp8core's operators, whose temporaries never reach memory; on ROCm, and to
             formats that no kernel writes, they are plain.
         autocast: dtype of an autocast around the forward pass.
-        optimizer_states: values that the optimizer keeps for each parameter.
 
     Returns:
         part -> bytes, in the order of `PARTS`.
@@ -88,17 +85,12 @@ def predict(
         with _Lifetimes([*tensors_of(model), *inputs]) as lifetimes:
             with torch.autocast(kind, autocast or torch.bfloat16, enabled=autocast is not None):
                 loss = model(*inputs)
-            if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
-                raise UsageError(
-                    f"{type(model).__name__}: model(*batch) returned {_described(loss)}; expected the loss: one number, "
-                    "float32, that depends on the weights"
-                )
             kept = lifetimes.alive
             loss.backward()
             most = lifetimes.most
         fp8_weights = min(_kept_weights(model), kept)
     of_logits = logits[-1] if logits else 0
-    return of_weights(model, optimizer_states) | {
+    return of_weights(model) | {
         "fp8_weights": fp8_weights,
         "logits": of_logits,
         "activations": kept - fp8_weights - of_logits,
@@ -106,26 +98,18 @@ def predict(
     }
 
 
-def of_weights(model: nn.Module, optimizer_states: int = ADAMW_STATES) -> dict[str, int]:
+def of_weights(model: nn.Module) -> dict[str, int]:
     """The first three of `PARTS`: bytes that training takes for every batch size. Nothing runs.
 
     Args:
         model: on "meta" will do; what is converted to FP8 has the same parameters.
-        optimizer_states: as of `predict`.
     """
     trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
     return {
         "weights": sum(map(_bytes, model.parameters())),
         "gradients": trained,
-        "optimizer": trained * optimizer_states,
+        "optimizer": trained * ADAMW_STATES,
     }
-
-
-def _described(value: object) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    what = "" if value.requires_grad else ", which needs no gradient"
-    return f"a tensor {list(value.shape)} {str(value.dtype).removeprefix('torch.')}{what}"
 
 
 def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:

@@ -199,13 +199,9 @@ class RankedTimer(CpuTimer):
         probe: Callable[[], None] | None = None,
         split: Split | None = None,
     ) -> list[float]:
-        """n adjoining steps on all ranks, see `Timer`.
-
-        Raises:
-            ValueError: a closure that is no step of ranks, or several calls a sample.
-        """
-        if not isinstance(fn, RankedArm) or calls != 1:
-            raise ValueError(f"{fn!r} x {calls}: expected a step of ranks, one a sample")
+        """n adjoining steps on all ranks, one a sample; see `Timer`."""
+        assert isinstance(fn, RankedArm)
+        assert calls == 1
         every = fn.crew.run(ask, "take", n, n=n, meanwhile=probe)
         if split is not None:
             split.samples_ms = slowest([halves for _, halves in every])

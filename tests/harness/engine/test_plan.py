@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from toy import ToySuite
 
-from harness.engine import plan as plans
 from harness.engine.plan import Plan, make_plan, nothing_compared
 from harness.store.errors import UsageError
-from harness.suites import SUITES
-from harness.timing import compiling
 from harness.timing.workload import Axis, Unsupported
 
 
@@ -144,24 +139,3 @@ def test_headline_cases_are_those_with_the_most_work() -> None:
     by_id = {c.case.case_id: c.case["n"] for c in made.cases}
     assert {by_id[i] for i in made.headline(2)} == {9, 7}
     assert made.headline(0) == set()
-
-
-def test_a_plan_asks_a_compiler_once_and_tells_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A millisecond a case: a process started for each took three times that."""
-    asked = []
-    compiling._answers.cache_clear()
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: name)
-    monkeypatch.setattr(
-        compiling.subprocess, "run", lambda words, **_: asked.append(words) or SimpleNamespace(returncode=0)
-    )
-    monkeypatch.setattr(plans, "TELL_S", -1.0)
-    sizes = list(range(16, 16 * 101, 16))
-    given = config(suite="cast", axes={"M": sizes, "K": 64}, arms=["eager", "compile"], model=None)
-    began = time.process_time()
-    made = make_plan(given, SUITES)
-    assert time.process_time() - began < 0.001 * len(made.cases)
-    assert len(asked) == 1
-    assert capsys.readouterr().err.count("\n") == len(made.cases)
-    compiling._answers.cache_clear()

@@ -76,12 +76,6 @@ def test_shards_divide_a_plan_and_keep_its_order(sizes: list[int], count: int) -
     assert parts == [share(plan, Shard(i, count)) for i in range(count)]
 
 
-def test_the_largest_cases_of_the_whole_sweep_are_its_headline_in_every_shard() -> None:
-    plan = plan_of([1, 9, 3, 8, 2, 7])
-    wanted = plan.headline(2)
-    assert all(share(plan, Shard(i, 3)).headline(2) == wanted for i in range(3))
-
-
 def test_work_of_two_suites_is_not_compared_in_their_units() -> None:
     """A suite that counts in bytes and one that counts in FLOPs weigh the same, case by case of a middling size."""
     small, large = plan_of([1, 1, 4]), plan_of([1000, 1000, 4000])

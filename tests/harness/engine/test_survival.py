@@ -10,28 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pandas as pd
 import psutil
 import pytest
-from test_executor_faults import of_case, plan, sweep
+from test_executor_faults import of_case, sweep
 from toy import SWEEP
 from unruly import FOUR, Unruly
 
 from harness import store
 from harness.__main__ import main
 from harness.cli import run
-from harness.engine import arms
-from harness.engine.resume import stored_cases
-from harness.engine.stages import Mark
-from harness.engine.tasks import Task
-from harness.store.errors import one_line, refused
 
 ROOT = Path(__file__).resolve().parents[3]
 GONE_S = 10.0  # until no process of a command that has ended is left
@@ -254,54 +247,6 @@ def test_the_command_is_killed_at_many_moments(moment: int, here: Path) -> None:
     is_survived(here, "parent", signal.SIGKILL, random.Random(moment).uniform(0, 1.5))
 
 
-def kill_one_worker(wait_s: float, killed: list[int]) -> None:
-    """Kills the one worker that there is, or the next."""
-    time.sleep(wait_s)
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)
-    for _ in range(500):
-        for child in server.children():
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    child.kill()
-                    killed.append(child.pid)
-                    return
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_workers_are_killed_at_many_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL from outside, each some random milliseconds after a random case has started; what two strike is left to resume=."""
-    monkeypatch.chdir(tmp_path)
-    count, kills = 600, 180
-    random_ = random.Random(0)
-    victims, started, killed = set(random_.sample(range(count - 5), kills)), [0], []
-    killers: list[threading.Thread] = []
-
-    def on_case(task: Task | None, what: object) -> None:
-        if what is not Mark.BEGUN:
-            return
-        if started[0] in victims:
-            wait_s = random_.uniform(0, 0.015)
-            killers.append(threading.Thread(target=kill_one_worker, args=(wait_s, killed)))
-            killers[-1].start()
-        started[0] += 1
-
-    arms.start_server()  # else the first kill finds none, and strikes a child of this process
-    outcome, frame = sweep(Unruly(), count, tell=on_case)
-    for killer in killers:
-        killer.join()
-    assert (len(killed), outcome.state) == (kills, "finished")
-    failed = frame[frame["status"] == "failed"]
-    assert set(failed["cause"]) <= {"died"}
-    assert (frame["tries"] == 2).any()
-    done = stored_cases(Path("run"), plan(Unruly(), count))
-    assert len(done) == count - failed["case_id"].nunique() > count * 3 / 4
-    _, frame = sweep(Unruly(), count, done=done)
-    times = frame[frame["metric"] == "time_ms"]
-    assert times.groupby("arm").size().to_dict() == {"base": count, "other": count}
-    assert set(frame["status"]) == {"ok"}
-
-
 ODD = "a 'b' \"c\"\nd"
 ROOM = "mount -t tmpfs -o size=20k none small && "
 # How the command is started (a shell's words; $RUN is the sweep), its exit code, and whether its rows are stored.
@@ -357,20 +302,3 @@ def test_a_bare_machine_is_used_or_refused_in_a_line(name: str, here: Path) -> N
     for path in {path.parent for path in stored}:
         assert set(store.read(path)["status"]) == {"ok"}
         assert store.read_about(path)["state"] == "finished"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "C++ compile error\n"
-        + "note: \n" * 40
-        + "fatal error: error writing to /tmp/c.s: No space left on device\n",
-        "[Errno 24] Too many open files",
-        "libx.so: failed to map segment from shared object",
-    ],
-)
-def test_what_the_machine_has_no_more_of_is_one_short_line(text: str) -> None:
-    error = RuntimeError(text)
-    assert refused(error)
-    assert len(one_line(error)) < 250
-    assert not refused(RuntimeError("another"))

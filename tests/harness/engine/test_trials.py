@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +13,6 @@ from trial_runs import WHOLE, curves, execute
 from harness import store
 from harness.__main__ import main
 from harness.cli import run
-from harness.engine.arms import Limits
 from harness.machine.gpu_monitor import NullMonitor
 from harness.store.cause import Cause
 
@@ -94,21 +89,6 @@ def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) 
     assert begun == 3
     outcome, _ = execute(tmp_path, ToyTrials(), resume=True)
     assert not outcome.statuses  # nothing was left
-
-
-@pytest.mark.parametrize("lanes", [0, 2])
-def test_runs_past_the_time_budget_are_rows_that_say_so_and_resume_makes_them(
-    lanes: int, tmp_path: Path
-) -> None:
-    ticks = iter(range(0, 10**6, 10))
-    outcome, frame = execute(
-        tmp_path, ToyTrials(), lanes=lanes, limits=Limits(budget_s=35), clock=lambda: float(next(ticks))
-    )
-    assert outcome.statuses["skipped"] == 5
-    assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 35 s").all()
-    _, frame = execute(tmp_path, ToyTrials(), resume=True, lanes=lanes)
-    assert (frame["status"] == "ok").all()
-    assert curves(frame) == WHOLE
 
 
 SWEEP = """\
@@ -215,58 +195,9 @@ def test_a_model_of_the_users_own_becomes_an_axis(
     assert axes["model"] == '{"_target_":"my.build","batch":"my.batch","width":8}'
 
 
-CHILD = """
-import sys
-from harness.cli import run
-from harness.__main__ import main
-from toy_trials import ToyTrials
-run.SUITES["toy_trials"] = ToyTrials(ACTS)
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-"""
-
-
-def sweep_in_a_process(folder: Path, acts: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of a sweep of two runs at once, each in a process of its own."""
-    (folder / "child.py").write_text(CHILD.replace("ACTS", repr(acts)))
-    base = [sys.executable, str(folder / "child.py"), "sweep=toyt", "device=cpu", "workers=2"]
-    return base, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-def started(
-    base: list[str], environment: dict[str, str], folder: Path, arm: str, steps: int
-) -> tuple[subprocess.Popen[bytes], Path]:
-    """The sweep under way, once a run of `arm` has made so many steps, and the file in which that run says so."""
-    process = subprocess.Popen(base, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
-    while True:
-        for place in folder.glob(f"results/toyt/*/_checkpoints/*-{arm}/place"):
-            if (text := place.read_text()) and int(text) >= steps:
-                return process, place
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_what_a_killed_sweep_had_no_time_to_remove_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "_checkpoints" / "0123456789abcdef-base"
     left.mkdir(parents=True)
     (left / "place").write_text("5")
     execute(tmp_path, ToyTrials())
     assert not left.parent.exists()
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_from_outside_goes_on_where_it_was(command: ToyTrials, tmp_path: Path) -> None:
-    """SIGKILL with two processes at work: resume= makes what is missing, from where it was."""
-    base, environment = sweep_in_a_process(tmp_path, {"rowwise": "wait"})
-    process, place = started(base, environment, tmp_path, "rowwise", 1)
-    process.kill()
-    process.wait()
-    folder = place.parents[2]
-    again = subprocess.run(
-        [*base, f"resume={folder.name}"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert curves(store.read(folder)) == WHOLE
-    assert not (folder / "_checkpoints").exists()

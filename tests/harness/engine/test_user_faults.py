@@ -94,16 +94,6 @@ def test_an_arm_that_ends_the_interpreter_of_the_command_is_a_row(toy: ToySuite)
     assert times() == {"other": ["SystemExit: 0"] * 2}
 
 
-@pytest.mark.parametrize("target", ["../x", "a b.c"])
-@pytest.mark.parametrize("words", [["sweep=gemm", "shapes=from_model"], ["sweep=train", "model.batch=a.b"]])
-def test_a_target_that_is_no_dotted_name_is_refused_in_a_line(
-    target: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, "device=cpu", f"model._target_='{target}'", "dry_run=true"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "model.batch='a.b' cannot be imported" in line or (target in line and "dotted name" in line)
-
-
 def test_a_dry_run_says_that_it_calls_the_users_code(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "sweep=gemm",

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,20 +16,15 @@ from fakes import FakeGraphs
 from operator_tape import OperatorTape
 from tiny_lm import TinyLM, tokens
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from fp8core.convert import audit, convert_to_float8_training
 from fp8core.gemm import backend_named
-from fp8core.history import ROLES, AmaxMemory, tensors_of
-from fp8core.linear import Float8Linear
+from fp8core.history import tensors_of
 from fp8core.recipe import RECIPES, Recipe
 from harness.training import cuda_graph
-from harness.training.models import resolve
 from harness.training.setup import Setup, Trainee, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 STEPS = cuda_graph.WARM_UP + 4
@@ -102,33 +96,6 @@ def test_replayed_steps_are_the_eager_ones_bit_for_bit(recipe: str, compute: str
     assert not any(group["capturable"] for group in replayed.optimizer.param_groups)
 
 
-def test_recording_changes_nothing_and_yields_nothing_before_the_first_replay() -> None:
-    made, fed = trainee(recipe=RECIPES["delayed"]), batches()
-    random: list[Tensor] = []
-    before: list[Tensor] = []
-
-    class Watched(OperatorTape):
-        @contextmanager
-        def recording(self) -> Iterator[None]:
-            before.extend(state_of(made))
-            random.append(torch.get_rng_state())
-            with super().recording():
-                yield
-
-    tape = Watched()
-    with cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], tape) as step:
-        assert same(before, state_of(made))
-        assert torch.equal(random[0], torch.get_rng_state())
-        assert made.grad_norm is not None
-        assert made.grad_norm.isnan()
-        first = step(fed[3])
-        kept = float(first)
-        assert step(fed[4]) is first, "a loss holds until the next step"
-        assert float(first) != kept
-        assert not tape.erased
-    assert tape.erased
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -144,51 +111,6 @@ def test_a_batch_of_another_kind_is_refused(change: Any, message: str) -> None:
         pytest.raises(ValueError, match=message),
     ):
         step([tuple(map(change, batch)) for batch in fed[3]])
-
-
-class Devices(TorchDispatchMode):
-    """Notes the operators that take or make a tensor of another device than "meta"."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators, self.others = 0, set[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, Tensor) and t not in (Tensor, nn.Parameter) for t in types):
-            return NotImplemented
-        results = func(*args, **(kwargs or {}))
-        tensors = [t for t in tree_leaves((args, kwargs, results)) if isinstance(t, Tensor)]
-        self.operators += 1
-        if any(t.device.type != "meta" for t in tensors):
-            self.others.add(str(func))
-        return results
-
-
-@pytest.mark.parametrize(
-    ("recipe", "model"),
-    [*((name, "") for name in ("bf16", *RECIPES)), ("delayed", "nano"), ("delayed", "llama_tiny")],
-)
-def test_no_tensor_of_a_step_comes_from_the_host(recipe: str, model: str) -> None:
-    """Oracle: "meta" tensors, which are on no CPU and have no values: to read one raises. The optimizer knows no "meta"."""
-    empty = (
-        resolve(model).build(device="meta", dtype=torch.bfloat16)
-        if model
-        else TinyLM(dropout=0.2).to("meta", torch.bfloat16)
-    )
-    setup = Setup(model or "tiny", 4, 8, compute="bf16", recipe=here(recipe), accumulation=2, graph=True)
-    made = Trainee(setup, empty, empty, torch.optim.AdamW(empty.parameters()), audit(empty))
-    if setup.recipe is not None:
-        convert_to_float8_training(empty, config=setup.recipe)
-    for module in empty.modules():
-        if isinstance(module, AmaxMemory):
-            module.ready = frozenset(ROLES)
-    batch = [tuple(part.to("meta") for part in tokens(0))] * 2
-    with Devices() as devices:
-        made.gradients(batch)
-        nn.utils.clip_grad_norm_(empty.parameters(), 1.0)
-        made.update_scales()
-    assert devices.operators > 100
-    assert not devices.others
 
 
 # What can't be recorded
@@ -247,46 +169,6 @@ def test_a_step_that_waits_is_refused_with_the_reason(what: Any, reason: str) ->
     for one in fed[: cuda_graph.WARM_UP]:
         other.step(one)
     assert same(seen(made, made.step(fed[3])), seen(other, other.step(fed[3])))
-
-
-def test_kept_casts_whose_bits_are_compared_are_refused() -> None:
-    """What `Setup.graph` is for: gradient accumulation waits for the device otherwise, once a microbatch."""
-    made = trainee(recipe=RECIPES["tensorwise"], accumulation=2, graph=False)
-    with (
-        pytest.raises(cuda_graph.CaptureError, match="RefusedError: tolist"),
-        cuda_graph.recorded(made, batches(2)[: cuda_graph.WARM_UP], OperatorTape()),
-    ):
-        pytest.fail("was recorded")
-
-
-def test_a_layer_that_is_never_called_is_no_reason_to_wait() -> None:
-    """Delayed scales of such a layer never come, and an eager step looks for them each time."""
-
-    class Idle(TinyLM):
-        def __init__(self) -> None:
-            super().__init__()
-            self.idle = nn.Linear(32, 32)
-
-    made = trainee(Idle, recipe=RECIPES["delayed"])
-    assert isinstance(made.model.get_submodule("idle"), Float8Linear)
-    with cuda_graph.recorded(made, batches()[: cuda_graph.WARM_UP], OperatorTape()) as step:
-        assert step(batches()[3]).isfinite()
-
-
-@pytest.mark.parametrize(
-    ("device", "experts", "reason"),
-    [
-        ("cuda", "hp", ""),
-        ("cuda:1", "hp", ""),
-        ("cpu", "hp", "a step is recorded as a CUDA graph; a cpu has none"),
-        ("cuda", "fp8", "experts=fp8: groups"),
-    ],
-)
-def test_what_is_not_even_tried(device: str, experts: str, reason: str) -> None:
-    why = cuda_graph.refused(device, experts)
-    assert why.startswith(reason)
-    assert "\n" not in why
-    assert bool(why) == bool(reason)
 
 
 def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:

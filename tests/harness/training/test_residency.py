@@ -10,7 +10,6 @@ from tiny_lm import TinyLM, tiny_lm, tokens
 from torch import Tensor, nn
 
 from fp8core.recipe import RECIPES
-from harness.timing.compiling import CompileWatch
 from harness.training.residency import Residency, keep
 from harness.training.setup import Setup, Trainee, prepare
 
@@ -93,19 +92,6 @@ def test_memory_that_is_not_the_allocators_own_is_moved() -> None:
             assert same(train(made), want)
 
 
-@pytest.mark.slow
-def test_compiled_code_survives_coming_and_going() -> None:
-    made = trainee("delayed", compiled=True)
-    resident = Residency(made, keep(made.model), "cpu")
-    with resident():
-        want = train(made)
-    watch = CompileWatch()
-    for _ in range(2):
-        with resident():
-            assert same(train(made), want)
-    assert watch.steady_fault() == ""
-
-
 def test_random_numbers_start_anew_and_those_outside_go_on() -> None:
     class Dropping(TinyLM):
         def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -137,12 +123,3 @@ def test_memory_is_given_up_after_a_failure_inside() -> None:
     assert held_bytes(made) == 0
     with resident():
         train(made, 1)
-
-
-def test_weights_of_another_model_are_refused() -> None:
-    made = trainee()
-    weights = keep(made.model)
-    with pytest.raises(ValueError, match=r"have nothing for head\.weight, \[65, 32\] of torch\.float32"):
-        Residency(made, {k: v for k, v in weights.items() if k != "head.weight"}, "cpu")
-    with pytest.raises(ValueError, match=r"have \[65, 32\] of torch\.bfloat16 for head\.weight"):
-        Residency(made, weights | {"head.weight": weights["head.weight"].bfloat16()}, "cpu")

@@ -100,11 +100,3 @@ def test_under_autocast_products_have_the_autocast_dtype() -> None:
     output.backward(grad.to(torch.bfloat16))
     assert rounded.weight.grad is not None
     assert rounded.weight.grad.dtype == torch.float32
-
-
-def test_bad_input() -> None:
-    layer, _, _ = tensors()
-    with pytest.raises(ValueError, match="operand 'output': expected some of input, weight, grad_output"):
-        RoundedLinear.from_float8(Float8Linear.from_float(layer, "tensorwise"), ["output"])
-    with pytest.raises(ValueError, match="recipe delayed"):
-        RoundedLinear.from_float8(Float8Linear.from_float(layer, "delayed"), ["input"])

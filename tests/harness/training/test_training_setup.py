@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
 import pytest
 import torch
-from tiny_lm import TinyLM, tiny_lm, tokens
+from tiny_lm import tiny_lm, tokens
 from torch import Tensor, nn
 
 from fp8core.convert import convert_to_float8_training
@@ -136,11 +135,6 @@ def test_dtypes(compute: str, weights: torch.dtype, products: torch.dtype, recip
     assert loss.dtype == torch.float32
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_optimizer_is_fused_where_asked(fused: bool) -> None:
-    assert all(g["fused"] is fused for g in trainee(fused=fused).optimizer.param_groups)
-
-
 def test_frozen_parameters_are_left_to_no_optimizer() -> None:
     model = tiny_lm()
     model.embedding.weight.requires_grad_(False)
@@ -205,79 +199,7 @@ def test_a_layer_in_two_places_stays_one() -> None:
     assert replaced[0] is replaced[2]
 
 
-@needs_torchao
-def test_layers_compiled_one_by_one_share_a_graph_by_shape_and_none_with_another_model() -> None:
-    """The eager layers of the same model; Dynamo may keep one graph of each code object here, no more."""
-    watch = CompileWatch()
-    with torch._dynamo.config.patch(recompile_limit=1):
-        for seed in (0, 1):
-            torch.manual_seed(seed)
-            plain = nn.Sequential(*(nn.Linear(*size, bias=False) for size in [(16, 32), (32, 16), (16, 32)]))
-            eager, compiled = (
-                replace_by_peer(
-                    convert_to_float8_training(copy.deepcopy(plain), config="tensorwise"),
-                    PEERS["torchao"],
-                    "tensorwise",
-                    alone,
-                )
-                for alone in (False, True)
-            )
-            assert list(compiled.state_dict()) == list(eager.state_dict())
-            for ours, theirs in zip(compiled, eager, strict=True):
-                x = torch.randn(16, ours.in_features)
-                torch.testing.assert_close(ours(x), theirs(x))
-                ours(x).sum().backward()
-                theirs(x).sum().backward()
-                torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
-    assert watch.fault() == ""
-    assert watch.summary()["compile_graphs"] == 2 * 2
-
-
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"compute": "fp16"}, r"unknown compute 'fp16' .*known: bf16, bf16_autocast, fp32"),
-        ({"checkpointing": "some"}, "unknown checkpointing 'some'.*known: full, none, selective"),
-        ({"peer": "te"}, "unknown peer 'te'.*torchao"),
-        ({"peer": "torchao"}, "peer 'torchao' offers tensorwise, rowwise, rowwise_with_gw_hp, not no recipe"),
-        ({"peer": "torchao", "recipe": RECIPES["delayed"]}, "peer 'torchao' offers .*, not delayed"),
-        ({"peer": "scaled_mm", "recipe": RECIPES["tensorwise"]}, "peer 'scaled_mm' offers no layer"),
-        ({"batch": 0}, "batch=0: expected an integer of at least 1"),
-        ({"grad_clip": 0.0}, "grad_clip=0.0: expected a number above 0, inf, or None"),
-        ({"lr": float("nan")}, "lr=nan: expected a finite number"),
-        (
-            {"graph": True, "compiled": True},
-            "graph=True records eager steps .* with a fused optimizer, no others",
-        ),
-        (
-            {"graph": True, "peer": "torchao", "recipe": RECIPES["tensorwise"]},
-            "graph=True records .* fp8core's",
-        ),
-    ],
-)
-def test_a_wrong_setup_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        setup(**change)
-
-
-def test_the_number_of_microbatches_is_checked() -> None:
-    with pytest.raises(ValueError, match="1 microbatches given; this set-up takes 2"):
-        trainee(accumulation=2).step([tokens(0)])
-
-
-@pytest.mark.parametrize(
-    ("output", "message"), [(torch.zeros(3), r"shape \[3\]"), (None, "NoneType"), (1.5, "float")]
-)
-def test_a_model_that_returns_no_loss_is_refused(output: Any, message: str) -> None:
-    class Strange(TinyLM):
-        def forward(self, tokens: Tensor, targets: Tensor) -> Any:
-            return output
-
-    with pytest.raises(TypeError, match=message):
-        trainee(Strange()).step([tokens(0)])
 
 
 @pytest.mark.parametrize(("experts", "stacked"), [("hp", 0), ("fp8", 6)])

@@ -77,7 +77,7 @@ def equal(mine: list[Any], theirs: list[Any]) -> bool:
 
 def planted(trial: Any, factor: float = 1.0, **ms: float) -> Any:
     """A trial that was just made, by whose clock FP8's steps take 80 ms and bf16's 100, or what is given by arm."""
-    times = {"base": 100.0, "base:again": 100.0, "fp8": 80.0, "fp8:gather": 64.0} | ms
+    times = {"base": 100.0, "base:again": 100.0, "fp8": 80.0} | ms
     trial._clock = PlantedClock(lambda: times[trial._turn.arm] * factor)
     return trial
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,6 @@ from fp8core import (
     PrecisionSchedule,
     convert_to_float8_training,
 )
-from fp8core.distributed.wire import count_collectives
 from harness import ab
 
 STEPS = 52  # three rounds
@@ -149,27 +147,6 @@ def other_trial(what: str) -> dict[str, Any]:
     return answer_of(trial, raised=raised, turn=loop.turn, hooks=len(loop.model._forward_hooks))
 
 
-def both_gathers() -> dict[str, Any]:
-    """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster."""
-    loop = Loop()
-    convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
-    # 11 steps that prove, then three rounds of four arms, a block of one step and one untimed step
-    trial = planted(ab.Trial(loop.model, steps=35, block=1, fp8_all_gather="both"))
-    shard(loop)
-    sent: dict[str, set[str]] = {}
-    while not trial.done:
-        with trial.step():
-            with (
-                count_collectives() if trial._turn.purpose == "timed" else contextlib.nullcontext() as counts
-            ):
-                loop.step()
-            if counts is not None:
-                sent.setdefault(trial._turn.arm, set()).add(str(sorted(counts.of("all_gather").items())))
-    return answer_of(
-        trial, sent=sent, gather_left={layer.recipe.fp8_all_gather for layer in trial._switch.layers}
-    )
-
-
 def tensor_parallel() -> dict[str, Any]:
     """A SwiGLU whose layers are cut by fp8core's styles; both ranks train on the same batch."""
 
@@ -191,22 +168,6 @@ def tensor_parallel() -> dict[str, Any]:
     loop.make_optimizer()
     trial = planted(ab.Trial(loop.model, steps=25, block=1, restore=[loop.optimizer]))
     loop.run(trial)
-    return answer_of(trial)
-
-
-def slowed(kind: str) -> dict[str, Any]:
-    """Each step has 150 ms of work, of rank 1 20 % more ("fsdp"); or rank 1 waits as long between steps ("ddp")."""
-    loop, rank = Loop(), dist.get_rank()
-    # After a profiled step no time between steps is read, so a block needs two timed ones
-    trial = ab.Trial(
-        loop.model, **({"steps": 55, "block": 1} if kind == "fsdp" else {"steps": 43, "block": 2})
-    )
-    if kind == "fsdp":
-        shard(loop)
-        loop.run(trial, inside=functools.partial(time.sleep, 0.15 * (1 + 0.2 * rank)))
-    else:
-        loop.model = DistributedDataParallel(loop.model)
-        loop.run(trial, before=functools.partial(time.sleep, 0.15 * rank))
     return answer_of(trial)
 
 

@@ -24,7 +24,7 @@ from harness.machine import hardware, mfu
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.compare import paired_ratios
 from harness.training.ab import rows
-from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, GATHER, WITH_GATHER, Plan
+from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, Plan
 from harness.training.ab.result import Round, TrialResult, merged
 from harness.training.ab.watch import SEEN
 
@@ -114,24 +114,11 @@ def test_a_block_that_counts_for_nothing_takes_its_pair_with_it_and_is_named() -
     assert "3 more blocks were left out" in text
 
 
-def test_a_reason_is_named_again_behind_a_decision_that_has_none() -> None:
-    """FP8's blocks are lost, and those with FP8 all-gather are not: the last line must not seem to speak of the line above."""
-    lost = {"faults": {FP8: "planted"}}
-    rounds = with_rounds(lambda r: lost | {"times_ms": {**r.times_ms, GATHER: r.times_ms[FP8]}}).rounds
-    decisions = good(rounds=rounds, arms=WITH_GATHER).lines()[2:5]
-    assert [": cannot tell, because 0 rounds count (planted)" in each for each in decisions] == [
-        True,
-        False,
-        True,
-    ]
-    assert decisions[1].endswith(": on")
-
-
-def steps_of(factor: float, fault: str = "", own: float = 0.0, gap: float = 1.0) -> list[dict[str, Any]]:
+def steps_of(factor: float, fault: str = "") -> list[dict[str, Any]]:
     """A rank's steps of a round: of each arm 100 ms, and `factor` times all of it in FP8."""
     found = []
     for arm, times in ((BASE, 1.0), (AGAIN, 1.0), (FP8, factor)):
-        seen = (100.0 * times, gap, 2.0 * times, round(10 * times), 5.0 * times, own or None)
+        seen = (100.0 * times, 1.0, 2.0 * times, round(10 * times), 5.0 * times)
         found.append(
             {"arm": arm, "faults": fault if arm == FP8 else "", **dict(zip(SEEN, seen, strict=True))}
         )
@@ -139,15 +126,12 @@ def steps_of(factor: float, fault: str = "", own: float = 0.0, gap: float = 1.0)
 
 
 def test_ranks_are_merged_by_the_slowest_step() -> None:
-    both = merged(4, [steps_of(1.0), steps_of(3.0, own=7.0)])
+    both = merged(4, [steps_of(1.0), steps_of(3.0)])
     assert (both.index, both.faults) == (4, {})
     assert both.times_ms == {BASE: (100.0,), AGAIN: (100.0,), FP8: (300.0,)}
     assert both.losses[FP8] == (4.0,)
     assert both.peak_bytes[FP8] == (30,)
     assert both.joules[FP8] == (10.0,)
-    assert both.of_ranks == {"times_ms": (100.0, 100.0), "gaps_ms": (1.0, 1.0)}, (
-        "own parts of rank 0 are not known"
-    )
     unread = [step | {"joules": None, "losses": None} for step in steps_of(1.0)]
     assert not any((one := merged(0, [steps_of(1.0), unread])).joules.values())
     assert one.losses == {}
@@ -156,15 +140,13 @@ def test_ranks_are_merged_by_the_slowest_step() -> None:
     assert len(merged(0, [partly]).times_ms[FP8]) == 2
 
 
-def test_blocks_left_out_give_no_energy_memory_or_slow_rank() -> None:
+def test_blocks_left_out_give_no_energy_or_memory() -> None:
     both = [steps_of(1.0), steps_of(7.0, "compiled")]
-    most_in_fp8 = [steps + 3 * steps[-1:] for steps in both]  # so that a rank's median would be theirs
-    rounds = tuple(merged(i, most_in_fp8) for i in range(4))
+    rounds = tuple(merged(i, both) for i in range(4))
     assert all(r.faults == {FP8: "rank 1: compiled"} for r in rounds)
     result = TrialResult("tensorwise", "cpu", rounds, ranks=2)
     assert result.peak_bytes == {BASE: 10, AGAIN: 10}
     assert result.joules == dict.fromkeys((BASE, AGAIN), tuple((i, 5.0) for i in range(4)))
-    assert result.slow_rank == ""
 
 
 def test_a_loader_slower_than_the_step_is_told() -> None:
@@ -291,22 +273,15 @@ def test_no_line_gives_a_ratio_where_the_trial_has_none(changes: dict[str, Any],
 
 
 def test_a_page_of_trials_says_what_each_answered(tmp_path: Path) -> None:
-    slow = [replace(r, of_ranks={"times_ms": (60.0, 100.0 + r.index)}) for r in of_h200().rounds]
-    good = of_h200(device="cpu", ranks=2, rounds=tuple(slow), proof="FP8 verified: planted")
-    assert "rank 1 takes about 71 % longer a step" in "\n".join(good.lines())
+    good = of_h200(device="cpu", ranks=2, proof="FP8 verified: planted")
     failed = replace(good, proved=False, rounds=(), problem="FP8 is not proved: rank 1: no FP8 GEMM ran")
-    rounds = tuple(Round(r.index, {**r.times_ms, GATHER: (50.0,)}) for r in good.rounds)
-    both = replace(
-        good, arms=WITH_GATHER, rounds=rounds, flops={**good.flops, GATHER: good.flops[FP8]}, tokens=None
-    )
-    for name, result in (("Good", good), ("Failed", failed), ("Both", both)):
-        rows.store(result, Plan(arms=result.arms), name, tmp_path)
+    for name, result in (("Good", good), ("Failed", failed)):
+        rows.store(result, Plan(), name, tmp_path)
     assert main(["report", str(tmp_path / "ab"), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "FP8 against bf16 in a user's own training loop" in page
-    for result in (good, failed, both):
+    for result in (good, failed):
         assert all(f"| {line} |" in page for line in result.lines())
-    assert "tensorwise_fp8_gather" in page
     assert "could not be written" not in page, "a trial that failed has written its rows"
     assert "ab base could not be proved" not in page, "bf16 has nothing to prove"
     assert "ended early" not in page

@@ -96,9 +96,3 @@ def test_a_model_that_has_neither_is_refused() -> None:
     assert why is not None
     assert why.kind == "shape"
     assert "take a Llama" in why.reason
-
-
-@pytest.mark.parametrize("norm", [nn.RMSNorm(8), nn.RMSNorm((4, 8), eps=1e-5)])
-def test_a_norm_that_fp8core_cannot_be_is_refused(norm: nn.RMSNorm) -> None:
-    with pytest.raises(ValueError, match="one dimension with its own eps"):
-        fuse(nn.Sequential(norm))

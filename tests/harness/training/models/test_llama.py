@@ -140,11 +140,3 @@ def test_sharing_changes_no_bit(recipe: str, monkeypatch: pytest.MonkeyPatch) ->
         loss.backward()
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     assert all(map(torch.equal, *results))
-
-
-def test_refuses_what_is_no_batch_of_tokens() -> None:
-    model = build("llama_tiny")
-    with pytest.raises(ValueError, match=r"shape \[1, 257\].*at most 256"):
-        model(torch.zeros(1, 257, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"expected \[batch, sequence\]"):
-        model(torch.zeros(5, dtype=torch.int64))

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from fp8core import RECIPES, audit, convert_to_float8_training
 from harness.store.errors import UsageError
@@ -56,24 +55,6 @@ def test_the_guides_7b_is_llama_3_8b() -> None:
     ffn = math.ceil(int(4 * 4096 * (2 / 3) * 1.3) / 256) * 256
     assert MODELS["llama_7b"].config.ffn == ffn
     assert count(build("llama_7b", device="meta")) == PUBLISHED["llama3_8b"]
-
-
-@pytest.mark.parametrize(("name", "step", "apart"), [("nano", 1e-6, 1e-5), ("llama_tiny", 1e-3, 1e-3)])
-def test_gradients(name: str, step: float, apart: float) -> None:
-    """Oracle: finite differences in float64 of every parameter; larger steps where rotations are float32."""
-    torch.manual_seed(0)
-    model = build(name, layers=1, vocab_size=7)
-    given = {
-        key: (p.detach() + 0.1 * torch.randn_like(p)).double().requires_grad_()
-        for key, p in model.named_parameters()
-    }
-
-    def logits(*parameters: torch.Tensor) -> torch.Tensor:
-        return functional_call(
-            model, dict(zip(given, parameters, strict=True)), (torch.tensor([[3, 0, 6, 1]]),)
-        )
-
-    assert torch.autograd.gradcheck(logits, tuple(given.values()), eps=step, atol=apart, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)
@@ -164,7 +145,6 @@ def _converted(name: str) -> nn.Module:
         ({"model": "lama3_8b"}, r"unknown model 'lama3_8b' \(nearest: llama3_8b\)"),
         ({"model": "nano", "layers": 0}, "layers=0: nano has 2 blocks; expected 1 to 2"),
         ({"model": "nano", "layers": 3}, "layers=3: nano has 2 blocks; expected 1 to 2"),
-        ({"model": "nano", "vocab_size": 0}, "vocab_size=0; expected at least 1"),
         ({"model": "nano", "checkpointing": "half"}, "unknown activation checkpointing 'half'"),
         ({"model": '{"_target_": "a.b"'}, "is no JSON mapping"),
     ],
