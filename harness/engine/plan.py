@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.engine.suite_calls import refusing
+from harness.machine import raw_output
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError, one_line, unknown
@@ -31,6 +33,7 @@ AXIS_KEYS = (
     "schedule",
     "ranks",
 )  # keys of a command line that are short for an axis
+TELL_S = 2.0  # between two words on a plan that takes long
 PROFILE_KEYS = ("profile", "profile_start", "profile_end")  # likewise, below `train.`
 
 
@@ -289,8 +292,11 @@ def _plan_part(part: _Part, config: Mapping[str, Any]) -> tuple[list[PlannedCase
     crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
     cases = expand(part.suite_name, crossed, points, int(config["seed"]))
     by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
-    planned = []
-    for case in cases:
+    planned, told = [], time.monotonic()
+    for number, case in enumerate(cases):
+        if time.monotonic() - told > TELL_S:
+            raw_output.say(f"planned {number} of {len(cases)} cases of {part.name}\n")
+            told = time.monotonic()
         reasons = {arm: why for arm in arms if (why := _unsupported(suite, case, arm, device))}
         for arm, why in reasons.items():
             if why.kind == "shape" and by_number:
