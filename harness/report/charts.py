@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
@@ -31,7 +32,7 @@ from harness.report.table import known
 from harness.report.verdicts import fp8_pairs
 from harness.store import text
 from harness.store.arm import Arm, arm_of, parse
-from harness.store.compare import FP8_DTYPES, rows_of
+from harness.store.compare import FP8_DTYPES, MODES
 from harness.store.json_columns import parse as parse_json
 
 if TYPE_CHECKING:
@@ -50,10 +51,8 @@ SIZES = ("randn", "outliers_1e2", "outliers_1e3", "outliers_1e4", "outliers_1e5"
 
 def speedups(machine: Machine) -> list[Chart]:
     """Speedup of each FP8 arm by shape, with its interval and the case's A/A band; a figure a suite."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for r in rows_of(fp8_pairs(machine)):
-        if known(r["speedup"]):
-            groups.setdefault((r["suite"], r["regime"]), []).append(r)
+    formed = (p for p in fp8_pairs(machine) if known(p["speedup"]))
+    groups = gathered(((p["suite"], p["regime"]), p) for p in formed)
     first = {"linear": 0, "gemm": 1}
     ordered = sorted(groups.items(), key=lambda item: (first.get(item[0][0], 2), item[0]))
     return [_forest(machine, suite, regime, own) for (suite, regime), own in ordered]
@@ -61,13 +60,14 @@ def speedups(machine: Machine) -> list[Chart]:
 
 @styled
 def _forest(machine: Machine, suite: str, regime: str, every: Sequence[Record]) -> Chart:
-    modes = {f"{m} against {m}": [r for r in every if arm_of(r).mode == m] for m in ("eager", "compile")}
-    panels: dict[str, Sequence[Record]] = {title: own for title, own in modes.items() if own} or {
+    modes = gathered((arm_of(r).mode, r) for r in every)
+    panels: dict[str, Sequence[Record]] = {f"{m} against {m}": modes[m] for m in MODES if m in modes} or {
         "against bf16": every
     }
     every = [r for own in panels.values() for r in own]
     cases = _largest(machine, every)
-    styles = {str(arm_of(r).modeless): look(machine, arm_of(r)) for r in every}
+    arms = {r["arm"]: arm_of(r) for r in every}
+    styles = {str(arm.modeless): look(machine, arm) for arm in arms.values()}
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(styles))
     key = f"speedup-{suite}-{regime}-{machine.env_id}"
     drawn = sheet(key, height, len(panels), grid="x", rows=list(cases.values()), sharex=True, sharey=True)
@@ -78,11 +78,9 @@ def _forest(machine: Machine, suite: str, regime: str, every: Sequence[Record]) 
         floors = {row[r["case_id"]]: r["floor"] for r in shown if known(r["floor"])}
         widths, lows = [f - 1 / f for f in floors.values()], [1 / f for f in floors.values()]
         axes.barh(list(floors), widths, left=lows, height=0.84, color=BAND, linewidth=0)
-        of_arm: dict[str, list[Record]] = {}
-        for r in shown:
-            of_arm.setdefault(str(arm_of(r).modeless), []).append(r)
+        of_arm = gathered((str(arms[r["arm"]].modeless), r) for r in shown)
         for i, (arm, style) in enumerate(styles.items()):
-            own = of_arm.get(arm, [])
+            own = of_arm[arm]
             at = [row[r["case_id"]] + (i - (len(styles) - 1) / 2) * 0.62 / max(len(styles), 2) for r in own]
             lines = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if known(r["low"])]
             if lines:

@@ -18,7 +18,8 @@ from harness.judge.model_title import title_of
 from harness.judge.verdict.result import percent
 from harness.machine import mfu
 from harness.report.compared import names
-from harness.report.records import SQNR, arm_records, newest, newest_fp8, numerics_by_arm
+from harness.report.records import SQNR, arm_records, fp8_by_arm, has_time, numerics_by_arm
+from harness.report.runs import newest
 from harness.report.standings import recipe, standings
 from harness.report.table import STYLES, Cell, Column, Table, columns, filled, known, make_table, resolved_of
 from harness.report.verdicts import counted, what_of
@@ -136,7 +137,7 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
     shares: list[float] = []
     flags: set[str] = set()
     rows = []
-    for r in newest(arm_records(machine, "train")):
+    for r in newest(arm_records(machine, "train"), has_time):
         converted = resolved_of(r).get("fp8_layers", 1)  # 0 where no layer is advised: the arm ran in bf16
         if r["arm"] == standing.arm and r["status"] == "ok" and converted:
             found = mfu.of_row(r, machine.device, machine.achieved or None)
@@ -159,9 +160,9 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
 
 def proof(machine: Machine, standing: Standing) -> Shown:
     """FP8 GEMMs that a profiler saw of those expected; "" where nothing counted them."""
-    rows = newest_fp8(machine)
-    own = [r for r in rows if arm_of(r) == standing.fields != standing.computes]
-    own = own or [r for r in rows if recipe(arm_of(r)) == standing.computes]
+    arms = fp8_by_arm(machine).values()
+    own = [r for rows in arms if arm_of(rows[0]) == standing.fields != standing.computes for r in rows]
+    own = own or [r for rows in arms if recipe(arm_of(rows[0])) == standing.computes for r in rows]
     counts = [r for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]
     if not counts:
         direct = [r for r in own if "float8" in str(resolved_of(r).get("a_dtype"))]

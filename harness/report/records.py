@@ -7,15 +7,18 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.report.runs import once
+from harness.judge import gathered
+from harness.machine.mfu import floor_seconds
+from harness.report.runs import newest, once
 from harness.report.table import known, resolved_of
 from harness.store.arm import Arm, arm_of
-from harness.store.compare import FP8_DTYPES, SECONDS, TIMES, rows_of
+from harness.store.compare import FP8_DTYPES, SECONDS, TIMES
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections import defaultdict
+    from collections.abc import Mapping, Sequence
 
     from harness.machine.hardware import Device
     from harness.report.runs import Machine
@@ -52,8 +55,7 @@ def arm_records(machine: Machine, suite: str) -> list[Row]:
     Beside the columns of the store, where they are known: `GAINS` of the paired ratio, every other metric of the arm by
     its name, `copy_share` of the measured copy bandwidth, `peak_share` and `over_peak` of the published peak.
     """
-    pairs = rows_of(machine.every_ratio[machine.every_ratio["suite"] == suite])
-    ratios = {(key_of(r), r["regime"], r["metric"]): r for r in pairs}
+    ratios = {(key_of(r), r["regime"], r["metric"]): r for r in machine.every_pair if r["suite"] == suite}
     figures: dict[Key, dict[str, float]] = {}
     for r in machine.pick(suite=suite, status="ok", part=""):
         if r["metric"] not in TIMES:
@@ -73,20 +75,15 @@ def arm_records(machine: Machine, suite: str) -> list[Row]:
     return records
 
 
-def newest(records: Iterable[Row]) -> list[Row]:
-    """Record of the newest run for each case, arm and regime; prefer records with a time."""
-    found: dict[tuple[str, ...], Row] = {}
-    for r in records:
-        key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])
-        if key not in found or r["status"] == "ok" or found[key]["status"] != "ok":
-            found[key] = r
-    return list(found.values())
+def has_time(record: Row) -> bool:
+    """Whether an arm was measured."""
+    return bool(record["status"] == "ok")
 
 
 def isolated(machine: Machine, suite: str) -> list[Row]:
     """The newest records of a suite that have a time, measured alone."""
-    records = newest(arm_records(machine, suite))
-    return [r for r in records if r["status"] == "ok" and r["regime"] in ("isolated", "")]
+    records = newest(arm_records(machine, suite), has_time)
+    return [r for r in records if has_time(r) and r["regime"] in ("isolated", "")]
 
 
 def _against_peak(device: Device | None, row: Record) -> Row:
@@ -97,14 +94,14 @@ def _against_peak(device: Device | None, row: Record) -> Row:
     """
     seconds = row["value"] * SECONDS[row["unit"]]
     work = {str(d): float(f) for d, f in parse(row["flops"]).items() if f}
-    peaks = {d: device.peak_tflops(d) if device else None for d in work}
-    if device is None or None in peaks.values():
+    least = floor_seconds(work, {d: device.peak_tflops(d) for d in work}) if device else None
+    if device is None or least is None:
         return {"peak_share": math.nan, "peak_known": False}
+    share = least / seconds
     if not work:
         share = row["gb_per_s"] / (1e3 * device.bandwidth_tb_s)
         over = None if share > 1 else False
     else:
-        share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
         clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
         over = device.exceeds_peak(work, seconds, statistics.median(clocks) if clocks else None)
     which = {True: "above the peak at the measured clock", None: "above the published peak", False: ""}[over]
@@ -122,9 +119,9 @@ def fp8_rows(machine: Machine) -> list[Row]:
 
 
 @once
-def newest_fp8(machine: Machine) -> list[Row]:
-    """The newest of `fp8_rows` for each case, arm and regime."""
-    return newest(fp8_rows(machine))
+def fp8_by_arm(machine: Machine) -> defaultdict[tuple[str, str], list[Row]]:
+    """The newest of `fp8_rows` for each case and regime, by suite and arm."""
+    return gathered(((r["suite"], r["arm"]), r) for r in newest(fp8_rows(machine), has_time))
 
 
 @once
@@ -264,11 +261,8 @@ def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
 def unchecked(machine: Machine, suite: str) -> list[Row]:
     """Times of FP8 in a suite whose result nothing checked in the same run: no SQNR, no codes, no first step."""
     checked = {key_of(r) for r in machine.pick(suite=suite, metric=(*SQNR, "mismatches"), status="ok")}
-    return [
-        r
-        for r in newest_fp8(machine)
-        if r["suite"] == suite and key_of(r) not in checked and "first_loss" not in resolved_of(r)
-    ]
+    own = [r for key, rows in fp8_by_arm(machine).items() if key[0] == suite for r in rows]
+    return [r for r in own if key_of(r) not in checked and "first_loss" not in resolved_of(r)]
 
 
 # First steps

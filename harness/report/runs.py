@@ -39,7 +39,7 @@ from harness.store.json_columns import parse
 from harness.store.private import public
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -141,12 +141,14 @@ class Machine:
         return _plain(paired_ratios(self.frame))
 
     @cached_property
-    def ratios(self) -> pd.DataFrame:
-        """The newest ratio of each case, arm and regime; one that could be formed before one that could not."""
-        found = self.every_ratio
-        formed = found.assign(formed=found["speedup"].notna()).sort_values("formed", kind="stable")
-        newest = formed.drop_duplicates(["suite", "case_id", "arm", "regime", "metric"], keep="last")
-        return newest.drop(columns="formed").sort_index()
+    def every_pair(self) -> list[Row]:
+        """The same as records, to be read only."""
+        return rows_of(self.every_ratio)
+
+    @cached_property
+    def pairs(self) -> list[Row]:
+        """The newest of them for each case, arm and regime; one that could be formed before one that could not."""
+        return newest(self.every_pair, lambda pair: pair["speedup"] == pair["speedup"])
 
     @cached_property
     def trainings(self) -> list[Setup]:
@@ -237,6 +239,16 @@ class Machine:
         """The first and the last day on which rows were measured (UTC), or the only one."""
         days = sorted({str(t)[:10] for t in self.frame["created_at"].unique() if t})
         return list(dict.fromkeys((*days[:1], *days[-1:])))
+
+
+def newest(records: Iterable[Row], is_whole: Callable[[Row], bool]) -> list[Row]:
+    """Record of the newest run for each case, arm, regime and metric; prefer whole ones."""
+    found: dict[tuple[str, ...], Row] = {}
+    for r in records:
+        key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])
+        if key not in found or is_whole(r) or not is_whole(found[key]):
+            found[key] = r
+    return list(found.values())
 
 
 def computed_in(axes: str) -> str:

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.judge.verdict.rows import is_candidate, unshown
-from harness.report.records import first_steps, newest_fp8, numerics_by_arm, unchecked
+from harness.report.records import first_steps, fp8_by_arm, numerics_by_arm, unchecked
 from harness.report.runs import once
-from harness.report.table import resolved_of
+from harness.report.table import known, resolved_of
 from harness.report.verdicts import STUDIES, WHAT, by_arm, deciding, fp8_pairs, rank, what_of
 from harness.report.words import titled
 from harness.store import text
 from harness.store.arm import Arm, arm_of, parse
 from harness.store.cause import REFUTED
-from harness.store.compare import BOTH_SIDES, DISTURBED, rows_of
+from harness.store.compare import BOTH_SIDES, DISTURBED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,11 +62,10 @@ def recipe(arm: Arm) -> Arm:
 @once
 def standings(machine: Machine) -> list[Standing]:
     """Arms of the deciding suite by gain; where no speed counts, one for each recipe."""
-    pairs = fp8_pairs(machine)
-    pairs = pairs[pairs["speedup"].notna() & (pairs["regime"] != "sustained")]
-    if machine.is_gpu and len(pairs):
-        suite = min(pairs["suite"].unique(), key=rank)
-        found = by_arm(pairs[pairs["suite"] == suite])
+    pairs = [p for p in fp8_pairs(machine) if known(p["speedup"]) and p["regime"] != "sustained"]
+    if machine.is_gpu and pairs:
+        suite = min((p["suite"] for p in pairs), key=rank)
+        found = by_arm(p for p in pairs if p["suite"] == suite)
         every = [Standing(arm_of(own[0]), suite, own, gain) for _, gain, own in found]
         return sorted(every, key=lambda s: (-s.gain, s.arm))
     arms = [w.fields for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
@@ -82,7 +81,8 @@ def timed(machine: Machine) -> list[Standing]:
 def in_question(machine: Machine) -> list[Standing]:
     """Arms that the answer about speed rests on: those of one suite and mode."""
     part = deciding(machine) if machine.is_gpu else None
-    return [s for s in timed(machine) if part and s.suite == part.suite and s.arm in set(part.pairs["arm"])]
+    arms = {(part.suite, p["arm"]) for p in part.pairs} if part else ()
+    return [s for s in timed(machine) if (s.suite, s.arm) in arms]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,8 @@ class Unjudged:
 
 def unjudged(machine: Machine, suite: str) -> list[Unjudged]:
     """FP8 arms of a suite that were asked for and have no ratio in any case, with the first reason of each."""
-    ratios = machine.ratios
-    own = rows_of(ratios[(ratios["suite"] == suite) & (ratios["regime"] != "sustained")])
-    formed = {r["arm"] for r in own if r["speedup"] == r["speedup"]}
+    own = [p for p in machine.pairs if p["suite"] == suite and p["regime"] != "sustained"]
+    formed = {r["arm"] for r in own if known(r["speedup"])}
     found: dict[str, Unjudged] = {}
     for r in own:
         arm = arm_of(r)
@@ -129,8 +128,8 @@ def doubts(machine: Machine, arm: str) -> list[str]:
     A loss that was not judged counts only where another recipe's was.
     """
     (standing,) = (s for s in standings(machine) if s.arm == arm)
-    pairs, every = standing.pairs, fp8_pairs(machine)
-    own = rows_of(every[(every["suite"] == standing.suite) & (every["arm"] == arm)])
+    pairs = standing.pairs
+    own = [p for p in fp8_pairs(machine) if (p["suite"], p["arm"]) == (standing.suite, arm)]
     not_slower = {p["case_id"] for p in pairs if p["verdict"] != "slower"}
     loaded = [p for p in own if p["regime"] == "sustained" and p["case_id"] in not_slower]
     missing = sum(p["verdict"] == "missing" and p["regime"] != "sustained" for p in own)
@@ -165,7 +164,8 @@ def _results(machine: Machine, standing: Standing) -> str:
     if any(s.fault for s in steps):
         return "first step not sound"
     if standing.pairs:
-        bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == standing.arm}
+        arm = standing.arm
+        bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == arm}
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
     passed = any(w.suite not in STUDIES and (w.sqnr or w.checked_codes) for w in checked)
@@ -174,7 +174,7 @@ def _results(machine: Machine, standing: Standing) -> str:
 
 def _gemms(machine: Machine, standing: Standing) -> str:
     """Case by case: what one case ran too often makes up for no other."""
-    rows = [r for r in newest_fp8(machine) if (r["suite"], r["arm"]) == (standing.suite, standing.arm)]
+    rows = fp8_by_arm(machine)[standing.suite, standing.arm]
     every = [resolved_of(r) for r in rows]
     counts = [
         (a["fp8_gemms"], a.get("fp8_gemms_expected", a["fp8_gemms"])) for a in every if "fp8_gemms" in a

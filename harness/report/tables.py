@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.report import charts
 from harness.report.drawing import EDGES, evenly
-from harness.report.records import SQNR, arm_records, compilations, numerics_by_arm
+from harness.report.records import SQNR, arm_records, compilations, key_of, numerics_by_arm
 from harness.report.section import Section, section
 from harness.report.table import (
     COMPUTED,
@@ -26,13 +28,14 @@ from harness.report.table import (
     known,
     make_table,
     number,
+    status_cell,
     table_of,
 )
-from harness.report.verdicts import VERDICTS, extremes, fp8_pairs, rank
+from harness.report.verdicts import extremes, fp8_pairs, geometric_mean, rank, tally
 from harness.report.words import blocks
 from harness.store import stats, text
 from harness.store.arm import baseline_of
-from harness.store.compare import MODES, rows_of, square, summary
+from harness.store.compare import MODES, PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +59,8 @@ def findings(machine: Machine) -> Section:
 def run_column(records: Sequence[Record]) -> list[Column]:
     """The column that names the run, where several runs measured the same."""
     names = ("suite", "case_id", "arm", "regime", "metric", "part")
-    seen = Counter(tuple(r[name] for name in names) for r in records)
+    several = len({r["run_id"] for r in records}) > 1
+    seen = Counter(tuple(r[name] for name in names) for r in records if several)
     return [Column("run", COMPUTED["run"])] if any(count > 1 for count in seen.values()) else []
 
 
@@ -72,13 +76,10 @@ def speed(machine: Machine) -> Section:
 
 def gains(machine: Machine) -> Table:
     """FP8 against bf16 by suite, arm and regime: geometric mean, extremes with their intervals, verdict counts."""
-    pairs = fp8_pairs(machine)
-    by_key: dict[tuple[Any, ...], list[Row]] = {}
     keys = ("suite", "arm", "baseline", "regime")
-    for p in rows_of(pairs):
-        by_key.setdefault(tuple(p[k] for k in keys), []).append(p)
+    groups = gathered((tuple(p[k] for k in keys), p) for p in fp8_pairs(machine))
     records = []
-    for s in sorted(rows_of(summary(pairs)), key=lambda s: (rank(s["suite"])[0], s["regime"])):
+    for key, own in sorted(groups.items(), key=lambda each: (rank(each[0][0])[0], each[0][3])):
         ends = [
             Cell(
                 text.ratio(p["speedup"]),
@@ -87,12 +88,17 @@ def gains(machine: Machine) -> Table:
                 p["where"],
                 text.interval(p["low"], p["high"]),
             )
-            for p in extremes(machine, by_key[tuple(s[k] for k in keys)])
+            for p in extremes(machine, own)
         ] or [NA]
-        mean = Cell(text.ratio(s["geometric_mean"]), s["geometric_mean"])
-        told = ", ".join(f"{s[v]} {v}" for v in VERDICTS if s[v])
-        more = {"geometric mean": mean, "slowest pair": ends[0], "fastest pair": ends[-1], "verdicts": told}
-        records.append(s | more)
+        mean = geometric_mean(own)
+        more = {
+            "geometric mean": Cell(text.ratio(mean), mean),
+            "slowest pair": ends[0],
+            "fastest pair": ends[-1],
+        }
+        records.append(
+            dict(zip(keys, key, strict=True)) | more | {"verdicts": tally(p["verdict"] for p in own)}
+        )
     return table_of(machine, "gains", records, sortable=False)
 
 
@@ -102,9 +108,8 @@ def heat_maps(machine: Machine, suite: str) -> list[Grid]:
     Of the isolated regime; none where a single shape was measured. The arms with the largest gain are drawn, compiled
     ones where there are any, since that is how models are trained, and sizes spread evenly where there are too many to draw.
     """
-    pairs = fp8_pairs(machine)
-    pairs = pairs[(pairs["suite"] == suite) & (pairs["regime"] == "isolated") & pairs["speedup"].notna()]
-    found = rows_of(pairs)
+    pairs = [p for p in fp8_pairs(machine) if (p["suite"], p["regime"]) == (suite, "isolated")]
+    found = [p for p in pairs if known(p["speedup"])]
     cells: dict[str, dict[tuple[Any, ...], list[float]]] = {}
     for r in [r for r in found if baseline_of(r).mode == "compile"] or found:
         sizes = tuple(text.axes_of(r["axes"]).get(name) for name in text.SIZES)
@@ -150,36 +155,34 @@ def square_grids(machine: Machine) -> list[Grid]:
 
     The first `MOST_SQUARES` of them: the table of the suite has all.
     """
-    timed = machine.frame[(machine.frame["suite"] == "linear") & (machine.frame["metric"] == "time_ms")]
-    cases = timed[["run_id", "case_id"]].drop_duplicates().head(MOST_SQUARES)
-    by_key: dict[tuple[str, str, str], list[Record]] = {}
-    for r in rows_of(square(timed.merge(cases, on=["run_id", "case_id"]))):
-        by_key.setdefault((r["run_id"], r["case_id"], r["regime"]), []).append(r)
+    times = [r for r in arm_records(machine, "linear") if r["metric"] == "time_ms"]
     across = [number(f"{mode} (ms)", partial(_square_cell, mode)) for mode in MODES]
     out = []
-    for key, own in by_key.items():
-        load = ", sustained" if key[2] == "sustained" else ""
-        made = make_table(
-            "-".join(("square", *key)), [Column("precision", "precision"), *across], own, sortable=False
-        )
-        out.append(Grid(machine.label({"suite": "linear", **own[0]}) + load, made))
+    for own in list(gathered((key_of(r)[:2], r) for r in times).values())[:MOST_SQUARES]:
+        regimes = gathered((r["regime"], r) for r in own)
+        absent = regimes.pop("", [])  # an arm that never ran has no regime: it is missing from all of them
+        for regime, measured in (regimes or {"": []}).items():
+            arms = {r["arm"]: r for r in (*absent, *measured)}
+            load = ", sustained" if regime == "sustained" else ""
+            key = "-".join(("square", *key_of(own[0])[:2], regime))
+            records = [{"precision": name, "arms": arms} for name in PRECISIONS]
+            made = make_table(key, [Column("precision"), *across], records, sortable=False)
+            out.append(Grid(machine.label(own[0]) + load, made))
     return out
 
 
 def _square_cell(mode: str, record: Record) -> Cell:
-    own = {
-        name: record[f"{mode}_{name}"]
-        for name in ("status", "note", "ms", "speedup", "low", "high", "verdict")
-    }
-    if own["status"] != "ok":
-        style = "bad" if own["status"] == "failed" else "muted"
-        return Cell(own["status"] or own["note"], None, style, own["note"] if own["status"] else "")
-    shown = text.number(own["ms"], 4)
-    if not known(own["speedup"]):
-        return Cell(shown, own["ms"])
-    ratio = estimate(own["speedup"], own["low"], own["high"])
+    r = record["arms"].get(f"{record['precision']}_{mode}")
+    if r is None:
+        return Cell("not measured in this run", None, "muted")
+    if r["status"] != "ok":
+        return replace(status_cell(r), note=r["reason"])
+    shown = Cell(text.number(r["value"], 4), r["value"])
+    if not known(r["speedup"]) or r["baseline"] != f"bf16_{mode}":
+        return shown
+    ratio = estimate(r["speedup"], r["low"], r["high"])
     interval = f" ({ratio.interval})" if ratio.interval else ""
-    return Cell(shown, own["ms"], own["verdict"], f"{ratio.text}{interval} {own['verdict']}")
+    return replace(shown, style=r["verdict"], note=f"{ratio.text}{interval} {r['verdict']}")
 
 
 # Numerics

@@ -143,9 +143,9 @@ def verdict_table(machine: Machine) -> Table:
         )
     hint = say("hint_settled")
     every = [
-        *(Column(name, name) for name in (*varying, "arm", "verdict")),
+        *(Column(name) for name in (*varying, "arm", "verdict")),
         *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
-        *([Column(_SETTLED, _SETTLED, hint)] if any(v.verdict.settled for v in verdicts) else []),
+        *([Column(_SETTLED, hint=hint)] if any(v.verdict.settled for v in verdicts) else []),
     ]
     return make_table(f"verdict-{machine.env_id}", every, records, _shared_by_all(machine), sortable=False)
 

@@ -28,11 +28,8 @@ def product(ms, m=16, k=32, n=64, invented=None, **axes):
 def test_a_map_holds_the_speedup_of_each_shape(tmp_path):
     """Oracle: the paired ratios. K and N of a case choose its cell, and the ratio its colour."""
     found = run_of(tmp_path, *linear_cases(Invented(), 690.0))
-    pairs = fp8_pairs(found)
-    isolated = pairs[(pairs["regime"] == "isolated") & pairs["arm"].str.endswith("_compile")]
-    ratios = {
-        (r.arm, *map(int, re.findall(r'"[KN]":(\d+)', r.axes))): r.speedup for r in isolated.itertuples()
-    }
+    pairs = [p for p in fp8_pairs(found) if p["regime"] == "isolated" and p["arm"].endswith("_compile")]
+    ratios = {(p["arm"], *map(int, re.findall(r'"[KN]":(\d+)', p["axes"]))): p["speedup"] for p in pairs}
     grids = tables.heat_maps(found, "linear")
     assert {g.name for g in grids} == {"M = 8192"}
     assert [g.group for g in grids] == ["tensorwise_compile", "rowwise_compile", "rowwise_with_gw_hp_compile"]
