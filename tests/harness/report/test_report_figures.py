@@ -7,7 +7,7 @@ import re
 
 import pytest
 from report_cases import ceiling_cases, gemm_cases, linear_cases
-from report_fixtures import Invented, figure
+from report_fixtures import Invented, absent, figure
 from report_pages import by_arm, run_of
 
 from harness.report import charts, records, tables
@@ -59,6 +59,26 @@ def test_maps_average_cases_of_one_shape_and_are_thinned_evenly(tmp_path):
     ks = [int(row[0].text) for row in grids[0].table.rows]
     assert (len(ks), ks[0], ks[-1]) == (tables.MOST_SIDE, 16, 320)
     assert tables.heat_maps(run_of(tmp_path / "one", cases[0]), "gemm") == []
+
+
+def test_the_square_is_whole_and_never_crosses_eager_and_compile(tmp_path):
+    """A cell without a time says why. What compiling gains stays out: bf16_compile has bf16_eager as its baseline."""
+    case = Case.of("linear", {"M": 16})
+    times = {"bf16_eager": (4.0, ""), "bf16_compile": (2.0, "bf16_eager"), "tensorwise_eager": (8.0, "bf16_eager"),
+             "tensorwise_compile": (1.0, "bf16_compile")}  # fmt: skip
+    arms = {arm: {"ms": ms, "baseline": base} for arm, (ms, base) in times.items()}
+    rows = [
+        *Invented(spread=0.0).times(case, arms),
+        absent(case, "rowwise_compile", "skipped", "no compiler", "bf16_compile"),
+    ]
+    (grid,) = tables.square_grids(run_of(tmp_path, rows))
+    cells = {
+        row[0].text: [(cell.text.split(".")[0], cell.note) for cell in row[1:]] for row in grid.table.rows
+    }
+    assert list(cells) == ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+    assert cells["rowwise"] == [("not measured in this run", ""), ("skipped", "no compiler")]
+    assert [note for _, note in cells["bf16"]] == ["", ""]
+    assert [note[:6] for _, note in cells["tensorwise"]] == ["0.500x", "2.00x "]
 
 
 def test_the_roofline_has_measured_and_published_ceilings(tmp_path):
