@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from harness.judge.verdict import GateResult, Settled
+    from harness.judge.verdict import GateResult
     from harness.judge.verdict.rows import Setup
     from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
@@ -62,7 +62,6 @@ _HEADINGS = {
 }  # fmt: skip
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
-_SETTLED = "gap stays small from step"
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
 GAPS = {"L4": "late gap", "L4h": "held-out gap"}
 LIMIT = 100 * MARGIN
@@ -133,19 +132,10 @@ def verdict_table(machine: Machine) -> Table:
             cell = Cell(outcome, outcome, "pass", "as it should")
         record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
         record |= {name: _gate_cell(gate) for name in shown if (gate := v.verdict.gate(name)) is not None}
-        records.append(
-            record
-            | {
-                "arm": Cell(v.arm, v.arm, note=note),
-                "verdict": cell,
-                _SETTLED: _settled_cell(v.verdict.settled),
-            }
-        )
-    hint = say("hint_settled")
+        records.append(record | {"arm": Cell(v.arm, v.arm, note=note), "verdict": cell})
     every = [
         *(Column(name) for name in (*varying, "arm", "verdict")),
         *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
-        *([Column(_SETTLED, hint=hint)] if any(v.verdict.settled for v in verdicts) else []),
     ]
     return make_table(f"verdict-{machine.env_id}", every, records, _shared_by_all(machine), sortable=False)
 
@@ -183,19 +173,6 @@ def _short(status: str) -> str:
     return "can't tell" if status == "INCONCLUSIVE" else status
 
 
-def _settled_cell(settled: Settled | None) -> Cell | None:
-    if settled is None or settled.problem:
-        return Cell("can't tell", None, "muted", settled.problem) if settled else None
-    if math.isinf(settled.step):
-        note = f"{settled.unsettled} of {len(settled.steps)} seeds outside at the end"
-        return Cell("not reached", None, "bad", note)
-    low, high, coverage = settled.interval
-    within = "within the noise" if settled.noise_runs else "within the margin"
-    interval = f"{low:,.0f} to {f'{high:,.0f}' if math.isfinite(high) else 'open'}"
-    note = f"{within}; covers {100 * coverage:.0f} %"
-    return Cell(f"{settled.step:,.0f}", settled.step, note=note, interval=interval)
-
-
 def gates_table(machine: Machine) -> Table:
     """Every gate in a sentence, and what else a verdict says."""
     rows: list[tuple[str, str, str | Cell, str]] = []
@@ -204,8 +181,6 @@ def gates_table(machine: Machine) -> Table:
         for g in v.verdict.gates:
             status = Cell(_short(g.status), _short(g.status), STYLES[g.status])
             rows.append((name, _HEADINGS[g.gate], status, g.sentence))
-        if v.verdict.settled is not None:
-            rows.append((name, _SETTLED, "", v.verdict.settled.sentence))
         rows += [(name, "note", "", note) for note in v.verdict.notes]
     records = [dict(zip(("arm", "gate", "status", "what it says"), row, strict=True)) for row in rows]
     return table_of(machine, "gates", records)

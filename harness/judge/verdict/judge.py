@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from harness.judge.verdict.curves import Run, Runs
     from harness.judge.verdict.gates import Evidence
     from harness.judge.verdict.result import GateResult
-    from harness.judge.verdict.settle import Settled
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 FIRST = 0.1  # of the steps: where the control begins
@@ -40,7 +39,6 @@ class Verdict:
         gates: one result a gate, in the order of `GATES`.
         notes: what a reader must know beside the gates: missing controls, runs that had no partner.
         limits: what runs of this length cannot certify, with their steps and tokens.
-        settled: from which step on the gap stays within the noise; None where nobody asked. It decides nothing.
         not_fp8: why FP8 cannot have run; "" where nothing speaks against it. Also among the notes.
     """
 
@@ -48,7 +46,6 @@ class Verdict:
     gates: tuple[GateResult, ...]
     notes: tuple[str, ...]
     limits: str
-    settled: Settled | None = None
     not_fp8: str = ""
 
     def gate(self, name: str) -> GateResult | None:
