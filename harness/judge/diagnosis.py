@@ -345,24 +345,15 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
     The finding names the parts that did not fit where both arms stored their memory by part; else they are not known.
     """
     failed = [r for r in material.rows if r["status"] == "failed" and r["cause"] == Cause.OOM]
-    fits = (
-        {(r["run_id"], r["case_id"], r["arm"]): r for r in material.rows if r["status"] == "ok"}
-        if failed
-        else {}
-    )
+    ok = (r for r in material.rows if failed and r["status"] == "ok")
+    fits = {(r["run_id"], r["case_id"], r["arm"]): r for r in ok}
     done = set()
     for r in failed:
         base, baseline = fits.get((r["run_id"], r["case_id"], r["baseline"])), r["baseline"]
         if base is None or _recipe(base) or (str(_setting(r)), r["arm"]) in done:
             continue
         done.add((str(_setting(r)), r["arm"]))
-        axes, resolved = parse(r["axes"]), parse(r["resolved"])
-        mine, theirs = (_sizes(parse(of["resolved"]).get("memory")) for of in (r, base))
-        parts = mine if resolved.get("memory") else theirs
-        remedies = resolved.get("remedies")
-        evidence = [r["reason"]]
-        if parts and "remedies" not in resolved:
-            evidence.append(f"predicted by part: {_largest_first(parts)}")
+        mine, theirs = (_sizes(of, "memory") for of in (r, base))
         lacking = [name for name, sizes in ((r["arm"], mine), (baseline, theirs)) if not sizes]
         more = {k: v - theirs.get(k, 0.0) for k, v in mine.items() if v > theirs.get(k, 0.0)}
         cause = f"not known: by prediction no part of its memory exceeds that of {baseline}"
@@ -370,26 +361,15 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
             cause = f"not known: the rows of {' and '.join(lacking)} do not say what their memory holds, part by part"
         elif more:
             cause = f"by prediction it holds more than {baseline}: {_largest_first(more)}"
-        # The two ways out with the bytes that each frees: as the suite predicted them, else bounds from the parts.
-        if isinstance(remedies, dict) and remedies:
-            ways = " or ".join(f"axes.{way}, which frees {bytes_(size)}" for way, size in remedies.items())
-        else:
-            batch, kept = axes.get("batch"), parts.get("activations", 0)
-            of_batch = sum(parts.get(k, 0) for k in ("activations", "logits", "workspace"))
-            halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
-            by_axis = {
-                "batch": f"{halved}, which frees {f'about {bytes_(of_batch / 2)}' if of_batch else 'bytes not known'}",
-                "checkpointing": "axes.checkpointing=full, which frees "
-                f"{f'at most {bytes_(kept)}' if kept else 'bytes not known'}",
-            }  # of those that the suite has
-            named = [way for axis, way in by_axis.items() if axis in axes]
-            ways = ", or ".join(named) or "a smaller case, or a device with more memory"
+        remedies = _sizes(r, "remedies").items()  # what the suite predicts of its own keys
+        ways = " or ".join(f"axes.{way}, which frees {bytes_(size)}" for way, size in remedies)
         symptom = f"{_name(r)} runs out of memory, {baseline} does not"
-        yield Finding(symptom, tuple(evidence), cause, ways)
+        yield Finding(symptom, (r["reason"],), cause, ways or "a smaller case, or a device with more memory")
 
 
-def _sizes(memory: object) -> dict[str, float]:
-    parts = memory.items() if isinstance(memory, dict) else ()
+def _sizes(row: Row, field: str) -> dict[str, float]:
+    sizes = parse(row["resolved"]).get(field)
+    parts = sizes.items() if isinstance(sizes, dict) else ()
     return {str(k): v for k, v in parts if isinstance(v, int | float) and not isinstance(v, bool) and v > 0}
 
 

@@ -36,7 +36,7 @@ from harness.store.compare import FP8_DTYPES, MODES
 from harness.store.json_columns import parse as parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.report.runs import Machine
     from harness.report.table import Record
@@ -258,11 +258,6 @@ def outliers(machine: Machine) -> list[Chart]:
     for arm, style in styles.items():
         drawn.axes.plot([], [], **style, label=arm)
     return [drawn.say("outliers")]
-
-
-OF_SUITE: Mapping[str, Sequence[Callable[[Machine], list[Chart]]]] = {
-    "gemm": (rates, roofline), "cast": (casts,), "outliers": (outliers,),
-}  # fmt: skip
 
 
 def _largest(machine: Machine, records: Sequence[Record]) -> dict[str, str]:

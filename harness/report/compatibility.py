@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.report.section import Section, section
 from harness.report.table import Cell, Column, Record, Table, columns, make_table, resolved_of, table_of, word
 from harness.store import text
 from harness.store.cause import Cause
@@ -22,11 +21,6 @@ _OTHERWISE = {
     "weights_gathered_as": "weights",
     "activations_gathered_as": "activations",
 }
-
-
-def parallel(machine: Machine) -> Section:
-    """Every cell, then the reasons."""
-    return section(machine, "parallel", first=[matrix(machine), reasons(machine)])
 
 
 def matrix(machine: Machine) -> Table:

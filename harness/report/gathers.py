@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from harness.report.section import Section, section
 from harness.report.table import Cell, Record, Table, resolved_of, status_cell, table_of
 from harness.report.words import say
 from harness.store import text
@@ -13,11 +12,6 @@ from harness.store import text
 if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.table import Row
-
-
-def gathers(machine: Machine) -> Section:
-    """The suite `allgather`."""
-    return section(machine, "allgather", first=[gathers_table(machine)])
 
 
 def gathers_table(machine: Machine) -> Table:

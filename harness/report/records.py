@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.judge import gathered
 from harness.machine.mfu import floor_seconds
@@ -116,6 +116,26 @@ def fp8_rows(machine: Machine) -> list[Row]:
         if any(str(d).startswith(FP8_DTYPES) for d in parse(r["flops"])) and not arm_of(r).control:
             found.setdefault(key_of(r), r)
     return list(found.values())
+
+
+class Gemms(NamedTuple):
+    """FP8 GEMMs of a row: those that a profiler saw (None: nothing counted) of those due; `direct`: its operands were float8."""
+
+    seen: int | None
+    due: int
+    direct: bool
+
+    @property
+    def short(self) -> bool:
+        """Whether FP8 did not run where it should; 0 of 0 is none, not all."""
+        return self.seen is not None and (self.seen < self.due or not self.seen)
+
+
+def gemms(row: Record) -> Gemms:
+    """What a row says of its GEMMs. A suite that counts gives no time to an arm that falls short."""
+    about = resolved_of(row)
+    seen = about.get("fp8_gemms")
+    return Gemms(seen, about.get("fp8_gemms_expected", seen), "float8" in str(about.get("a_dtype")))
 
 
 @once

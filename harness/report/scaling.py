@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.report.section import Section, section
 from harness.report.table import Cell, Table, resolved_of, table_of
 from harness.store import text
 
@@ -13,11 +12,6 @@ if TYPE_CHECKING:
     from harness.report.table import Record
 
 _GB = 1e9
-
-
-def scale(machine: Machine) -> Section:
-    """The predicted steps."""
-    return section(machine, "scale", tables=[scale_table(machine)])
 
 
 def scale_table(machine: Machine) -> Table:

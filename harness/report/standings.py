@@ -5,14 +5,14 @@ which rests on the answers and on these arms.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.judge.verdict.rows import is_candidate, unshown
-from harness.report.records import first_steps, fp8_by_arm, numerics_by_arm, unchecked
+from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
-from harness.report.table import known, resolved_of
-from harness.report.verdicts import STUDIES, WHAT, by_arm, deciding, fp8_pairs, rank, what_of
+from harness.report.table import Cell, known
+from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
 from harness.report.words import titled
 from harness.store import text
 from harness.store.arm import Arm, arm_of, parse
@@ -48,6 +48,16 @@ class Standing:
     def computes(self) -> Arm:
         """Its recipe."""
         return recipe(self.fields)
+
+    @property
+    def shown(self) -> Cell:
+        """Its gain, with the interval of one case or the range over several."""
+        values, verdicts = [p["speedup"] for p in self.pairs], {p["verdict"] for p in self.pairs}
+        cell = Cell(text.ratio(self.gain), self.gain, verdicts.pop() if len(verdicts) == 1 else "")
+        if len(values) > 1:
+            return replace(cell, note=text.spread(min(values), max(values), *counted(self.pairs)))
+        pair = self.pairs[0]
+        return replace(cell, interval=text.interval(pair["low"], pair["high"]) if known(pair["low"]) else "")
 
 
 def recipe(arm: Arm) -> Arm:
@@ -175,15 +185,11 @@ def _results(machine: Machine, standing: Standing) -> str:
 def _gemms(machine: Machine, standing: Standing) -> str:
     """Case by case: what one case ran too often makes up for no other."""
     rows = fp8_by_arm(machine)[standing.suite, standing.arm]
-    every = [resolved_of(r) for r in rows]
-    counts = [
-        (a["fp8_gemms"], a.get("fp8_gemms_expected", a["fp8_gemms"])) for a in every if "fp8_gemms" in a
-    ]
-    short = [(seen, due) for seen, due in counts if seen < due or not seen]
-    if short:
+    every = [gemms(r) for r in rows]
+    if short := [(ran.seen or 0, ran.due) for ran in every if ran.short]:
         seen, due = map(sum, zip(*short, strict=True))
         return _among(len(short), rows, f"only {seen} of {due} GEMMs in FP8 in ")
-    uncounted = sum("fp8_gemms" not in a and "float8" not in str(a.get("a_dtype")) for a in every)
+    uncounted = sum(ran.seen is None and not ran.direct for ran in every)
     return "FP8 not proved" if uncounted == len(every) else _among(uncounted, rows, "FP8 not proved in ")
 
 
@@ -249,15 +255,10 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
 
 
 def _words(best: Standing) -> str:
-    values = [p["speedup"] for p in best.pairs]
-    within = text.interval(best.pairs[0]["low"], best.pairs[0]["high"])
-    if len(values) > 1:
-        within = f"{text.number(min(values))} to {text.number(max(values))} over {text.plural(len(values), 'case')}"
-    within = ", ".join(filter(None, (within, _under(BOTH_SIDES, best.pairs))))
+    shown, both = best.shown, _under(BOTH_SIDES, best.pairs)
+    within = ", ".join(filter(None, (shown.interval, shown.note, both))) or text.NONE
     against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
-    return (
-        f"{best.arm} runs {what_of(best.suite)} at {text.ratio(best.gain)} the speed of {against} ({within})"
-    )
+    return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
 
 
 def _in_doubt(machine: Machine) -> str:

@@ -16,7 +16,6 @@ from harness.machine import mfu
 from harness.machine.kernels_by_name import CLASSES
 from harness.report.drawing import HATCHES, INK, SERIES, Chart, sheet, styled
 from harness.report.records import arm_records, compilations, key_of
-from harness.report.section import Section, section
 from harness.report.table import (
     NA,
     STYLES,
@@ -44,13 +43,6 @@ if TYPE_CHECKING:
 
 SUITE = "train"
 MOST_CASES = 6
-
-
-def steps(machine: Machine) -> Section:
-    """The suite `train`."""
-    tables = [*steps_tables(machine), mfu_table(machine), traces_table(machine)]
-    shown: Any = {"first": [advised_table(machine)], "charts": breakdown(machine), "tables": tables}
-    return section(machine, "train", timed=True, **shown)
 
 
 def steps_tables(machine: Machine) -> list[Table]:

@@ -9,10 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
-from harness.report import charts
 from harness.report.drawing import EDGES, evenly
 from harness.report.records import SQNR, arm_records, compilations, key_of, numerics_by_arm
-from harness.report.section import Section, section
 from harness.report.table import (
     COMPUTED,
     NA,
@@ -32,7 +30,6 @@ from harness.report.table import (
     table_of,
 )
 from harness.report.verdicts import extremes, fp8_pairs, geometric_mean, rank, tally
-from harness.report.words import blocks
 from harness.store import stats, text
 from harness.store.arm import baseline_of
 from harness.store.compare import MODES, PRECISIONS
@@ -46,14 +43,11 @@ if TYPE_CHECKING:
 
 MOST_SQUARES = 40
 MOST_ARMS, MOST_M, MOST_SIDE = 3, 4, 12  # of the maps
-NUMERIC = ("recipes", "outliers")  # suites whose figures mean the same on a CPU
 
 
-def findings(machine: Machine) -> Section:
+def findings(machine: Machine) -> Table:
     """What is probably wrong, with its figures, cause and way out."""
-    return section(
-        machine, "findings", first=[table_of(machine, "findings", machine.findings, sortable=False)]
-    )
+    return table_of(machine, "findings", machine.findings, sortable=False)
 
 
 def run_column(records: Sequence[Record]) -> list[Column]:
@@ -65,13 +59,6 @@ def run_column(records: Sequence[Record]) -> list[Column]:
 
 
 # FP8 against bf16
-
-
-def speed(machine: Machine) -> Section:
-    """Every paired ratio."""
-    maps = heat_maps(machine, "linear")
-    shown: Any = {"first": [gains(machine)], "charts": charts.speedups(machine), "grids": maps}
-    return section(machine, "speed", {"maps": maps}, timed=True, **shown)
 
 
 def gains(machine: Machine) -> Table:
@@ -145,11 +132,6 @@ def _map_cell(speedup: float | None) -> Cell | None:
     return Cell(text.number(speedup), speedup, f"h{bisect.bisect(EDGES, speedup)}")
 
 
-def squares(machine: Machine) -> Section:
-    """The 2x2 squares of the layers."""
-    return section(machine, "squares", timed=True, grids=square_grids(machine))
-
-
 def square_grids(machine: Machine) -> list[Grid]:
     """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name.
 
@@ -188,12 +170,6 @@ def _square_cell(mode: str, record: Record) -> Cell:
 # Numerics
 
 
-def numerics(machine: Machine) -> Section:
-    """How exact the arms are."""
-    made = [numerics_table(machine)]
-    return section(machine, "numerics", charts=charts.soundness(machine), tables=made)
-
-
 def numerics_table(machine: Machine) -> Table:
     """Worst figures by arm against the bounds that their suites stored, without empty columns."""
     records = [_worst_cells(w) for w in numerics_by_arm(machine)]
@@ -218,18 +194,6 @@ def _worst_cells(w: Worst) -> Row:
 # Each suite by itself
 
 
-def suite(machine: Machine, name: str) -> Section:
-    """The table of a suite with the figures that it has; it needs nobody who knows the suite."""
-    drawn = [chart for draw in charts.OF_SUITE.get(name, ()) for chart in draw(machine)]
-    shown: Any = {"charts": drawn, "tables": [suite_table(machine, name)]}
-    if name == "gemm":
-        shown["grids"] = heat_maps(machine, name)
-    block = f"section_suite_{name}"  # suites that are not of `section.OWN` have none
-    return section(
-        machine, name, block=block if block in blocks() else "", timed=name not in NUMERIC, **shown
-    )
-
-
 def suite_table(machine: Machine, suite: str) -> Table:
     """One row a (case, arm, regime) of a suite: what it cost, what it gained and how exact it is.
 
@@ -251,25 +215,19 @@ def suite_table(machine: Machine, suite: str) -> Table:
 # The rest
 
 
-def agreement(machine: Machine) -> Section:
+def agreement(machine: Machine) -> Table:
     """How far apart two precisions of one model are (`harness.agree`), and what is left without some layers."""
     records = [{**row, "arm_cell": row["arm"]} for row in machine.pick(suite="agree")]
-    return section(machine, "agree", block="", tables=[table_of(machine, "agreement", records)])
+    return table_of(machine, "agreement", records)
 
 
-def compile_times(machine: Machine) -> Section:
+def compile_times(machine: Machine) -> Table:
     """First call of each compiled arm, apart from every other time, and when it has paid."""
     records = [
         about | {"arm": arm, "run_id": run, "case": machine.label(about)}
         for (run, _, arm), about in compilations(machine).items()
     ]
-    made = [table_of(machine, "compile", records)]
-    return section(machine, "compile", tables=made, folded=not machine.is_gpu)
-
-
-def troubles(machine: Machine) -> Section:
-    """Every row that failed or was skipped."""
-    return section(machine, "troubles", tables=[troubles_table(machine)])
+    return table_of(machine, "compile", records)
 
 
 def troubles_table(machine: Machine) -> Table:
@@ -289,14 +247,6 @@ def troubles_table(machine: Machine) -> Table:
             dict(zip(("status", "suite", "metric", "reason", "arms", "cases"), (*key, *cells), strict=True))
         )
     return table_of(machine, "troubles", records)
-
-
-def every_row(machine: Machine) -> Section:
-    """All rows, for who looks for one of them."""
-    made = rows_table(machine)
-    whole = len(made.rows) + made.left_out
-    facts = {"whole": whole, "of_parts": len(machine.frame) - whole}
-    return section(machine, "rows", facts, tables=[made], folded=True, in_markdown=False)
 
 
 def rows_table(machine: Machine) -> Table:

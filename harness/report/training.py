@@ -15,7 +15,6 @@ from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate, unshown
 from harness.judge.verdict.rows import trains_the_same as answer_over
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
-from harness.report.section import Section, section
 from harness.report.table import (
     NA,
     STYLES,
@@ -76,18 +75,6 @@ DASHES: tuple[Any, ...] = (
     *((0, on_off) for on_off in ((5, 1, 1, 1, 1, 1), (7, 2), (1, 2), (3, 1, 1, 1))),
 )
 SECONDS_PER_HOUR = 3600
-
-
-def losses(machine: Machine) -> Section:
-    """The verdicts with their figures."""
-    drawn = [*cost_charts(machine), *loss_charts(machine)]
-    tables = [cost_table(machine), reach_table(machine), layers_table(machine)]
-    return section(machine, "divergence", charts=drawn, tables=[verdict_table(machine), *tables])
-
-
-def gates(machine: Machine) -> Section:
-    """Every gate in a sentence."""
-    return section(machine, "gates", tables=[gates_table(machine)], folded=True)
 
 
 def trains_the_same(machine: Machine) -> Answer:

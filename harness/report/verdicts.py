@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.judge import gathered
-from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm, unchecked
+from harness.judge.diagnosis import few
+from harness.report.records import SQNR, first_steps, fp8_rows, gemms, numerics_by_arm, unchecked
 from harness.report.runs import computed_in, once
 from harness.report.table import known, resolved_of
 from harness.report.words import paragraphs
@@ -79,13 +80,7 @@ def reasons(machine: Machine, most: int = 4) -> list[str]:
     bad = [r for r in machine.pick(metric=TIMES) if r["status"] != "ok"]
     counts = Counter((r["status"], r["suite"], r["reason"]) for r in bad)
     lines = [f"{s}, {suite}, {text.plural(n, 'arm')}: {why}" for (s, suite, why), n in counts.most_common()]
-    return shortened(lines, most)
-
-
-def shortened(lines: Sequence[str], most: int) -> list[str]:
-    """The first lines, and how many more there are."""
-    more = len(lines) - most
-    return [*lines[:most], *([f"and {more} more in the tables below"] if more > 0 else [])]
+    return [*few(lines, most)]
 
 
 # Speed
@@ -276,7 +271,7 @@ def is_sound(machine: Machine) -> Answer:
         if w.checked_codes and not w.mismatches:
             codes.setdefault(w.suite, []).append(w)
     evidence = paragraphs("evidence_sound", suites=suites, codes=codes, results=SQNR, least=_least)
-    evidence += shortened(_first_steps_said(passed), 5) if passed else []
+    evidence += few(_first_steps_said(passed), 5) if passed else []
     bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _refuted(machine)]
     bad += [f"{w.suite} {w.arm}: {text.count(w.mismatches)} codes differ" for w in worst if w.mismatches]
     bad += [f"{w.suite} {w.arm}: SQNR of {SQNR[m]} below its bound" for w in fp8 for m in w.failing]
@@ -289,7 +284,7 @@ def is_sound(machine: Machine) -> Answer:
     bare = [r for suite in WHAT for r in unchecked(machine, suite)]
     verdict: Verdict = "partly" if studied or bare else "yes"
     if bad:
-        verdict, evidence = "no", [*shortened(bad, 6), *evidence]
+        verdict, evidence = "no", [*few(bad, 6), *evidence]
     elif not judged and not exact and not steps:
         verdict, evidence = "can't tell", [*evidence, *paragraphs("how_to_check"), *reasons(machine)]
     return answer(
@@ -357,23 +352,18 @@ def did_fp8_run(machine: Machine) -> Answer:
     An arm without a count is taken as FP8 only where its own operands were float8 and went to the GEMM directly.
     """
     tally: dict[str, Counter[str]] = {}
-    arms: dict[str, dict[str, None]] = {}  # suite -> arms that were counted or ran on float8 operands
+    arms = gathered(
+        (r["suite"], r["arm"]) for r in fp8_rows(machine) if gemms(r).seen is not None or gemms(r).direct
+    )
     short = [_said(r, r["reason"]) for r in machine.pick(cause=Cause.NOT_FP8, metric=TIMES)]
     for row in fp8_rows(machine):
-        resolved = resolved_of(row)
-        count = tally.setdefault(row["suite"], Counter())
-        # A suite that counts gives no time to an arm that falls short, so a time without an expectation met it.
-        seen = resolved.get("fp8_gemms")
-        due = resolved.get("fp8_gemms_expected", seen)
-        direct = "float8" in str(resolved.get("a_dtype"))
-        if seen is not None or direct:
-            arms.setdefault(row["suite"], {})[row["arm"]] = None
-        if seen is None:
-            count["direct" if direct else "unproven"] += 1
+        count, ran = tally.setdefault(row["suite"], Counter()), gemms(row)
+        if ran.seen is None:
+            count["direct" if ran.direct else "unproven"] += 1
             continue
-        count.update(arms=1, counted=seen, expected=due)
-        if seen < due or not seen:  # 0 of 0 is none, not all
-            short.append(_said(row, f"{seen} of {due} GEMMs in FP8"))
+        count.update(arms=1, counted=ran.seen, expected=ran.due)
+        if ran.short:
+            short.append(_said(row, f"{ran.seen} of {ran.due} GEMMs in FP8"))
     tally["divergence"], disproved, unproven = _trained_in_fp8(machine)
     unproven += [_said(r, r["reason"]) for r in machine.pick(cause=Cause.UNPROVEN, metric=TIMES)]
     evidence = [*paragraphs("evidence_ran", tally=tally, arms=arms, **_what_ran(machine)), *reasons(machine)]
@@ -381,9 +371,9 @@ def did_fp8_run(machine: Machine) -> Answer:
     uncounted = sum(tally[suite]["unproven"] for suite in WHAT if suite in tally)
     verdict: Verdict = "partly" if uncounted else "yes"
     if short or disproved:
-        verdict, evidence = "no", [*shortened(short + disproved, 6), *evidence]
+        verdict, evidence = "no", [*few(short + disproved, 6), *evidence]
     elif unproven:
-        verdict, evidence = "can't tell", [*shortened(unproven, 6), *evidence]
+        verdict, evidence = "can't tell", [*few(unproven, 6), *evidence]
     elif not total["arms"] and not total["direct"]:
         verdict = "can't tell"
     facts = {"short": len(short), "disproved": len(disproved), "unproven": len(unproven)}
@@ -429,5 +419,5 @@ def _what_ran(machine: Machine) -> Row:
     return {
         "backends": list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend"))),
         "kind": "FP8 kernels" if named else "kernels",
-        "kernels": shortened([k[:72] for k in named or kernels], 3),
+        "kernels": few([k[:72] for k in named or kernels], 3),
     }

@@ -121,7 +121,7 @@ def test_break_even_by_hand(tmp_path):
         math.inf,
         False,
     )
-    shown = by_arm(tables.compile_times(found).tables[0])
+    shown = by_arm(tables.compile_times(found))
     assert [shown[arm]["pays after (calls)"] for arm in ("rowwise_compile", "delayed_compile")] == [
         "never",
         "",
