@@ -245,8 +245,9 @@ def test_out_of_memory_names_the_remedies_that_its_suite_predicts(tmp_path, reme
     assert (finding.evidence, finding.change) == ((LACKS,), change)
 
 
-@pytest.mark.parametrize("recipe", ["", "rowwise"])
-@pytest.mark.parametrize("known", [(), ("arm",), ("arm", "base")])
+@pytest.mark.parametrize(
+    ("recipe", "known"), [("", ()), ("rowwise", ()), ("rowwise", ("arm",)), ("rowwise", ("arm", "base"))]
+)
 def test_what_did_not_fit_is_said_only_where_rows_say_it(tmp_path, recipe, known):
     """FP8 copies are blamed for no shortage: not where the arm has no FP8, and not where nothing was counted."""
     case = Case.of("cast", {"M": 16384, "K": 4096})
