@@ -18,6 +18,7 @@ from harness.report.drawing import (
     Chart,
     bytes_axis,
     evenly,
+    forest,
     log_axis,
     look,
     ratio_axis,
@@ -82,11 +83,8 @@ def _forest(machine: Machine, suite: str, regime: str, every: Sequence[Record]) 
         for i, (arm, style) in enumerate(styles.items()):
             own = of_arm[arm]
             at = [row[r["case_id"]] + (i - (len(styles) - 1) / 2) * 0.62 / max(len(styles), 2) for r in own]
-            lines = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if known(r["low"])]
-            if lines:
-                axes.hlines(*zip(*lines, strict=True), color=style["color"], linewidth=1.3)
-            axes.plot([r["speedup"] for r in own], at, **style)
-            ends += [end for r in own for end in (r["low"], r["high"], r["speedup"]) if known(end)]
+            points = ((y, r["speedup"], r["low"], r["high"]) for y, r in zip(at, own, strict=True))
+            ends += forest(axes, points, style)
         ratio_axis(axes.xaxis, log=axes.set_xscale)
         axes.set(title=title, xlabel="speedup over bf16 (log scale)")
     drawn.axes.set_xlim(*ratio_limits(ends))

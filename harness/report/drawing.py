@@ -276,6 +276,23 @@ def span(axes: Axes, least: float) -> None:
     axes.set_xlim(low - more, high + more)
 
 
+def forest(
+    axes: Axes,
+    points: Iterable[tuple[float, float, float | None, float | None]],
+    style: Row,
+    width: float = 1.3,
+) -> list[float]:
+    """Marks of a style with their intervals, each a (height, value, low, high); returns what the horizontal axis must hold."""
+    points = list(points)
+    lines = [
+        (y, low, high) for y, _, low, high in points if low is not None and high is not None and low == low
+    ]
+    if lines:
+        axes.hlines(*zip(*lines, strict=True), color=style["color"], linewidth=width)
+    axes.plot([value for _, value, *_ in points], [y for y, *_ in points], **style)
+    return [*(value for _, value, *_ in points), *(end for _, *ends in lines for end in ends)]
+
+
 # SVG
 
 

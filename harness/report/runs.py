@@ -331,12 +331,7 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
     impossible = timed[timed].index[[not stats.are_times(x) for x in frame.loc[timed, "samples"]]]
     why = "a stored sample is no time: not finite, or not above 0"
-    instead: Row = {
-        "reason": why,
-        "status": "failed",
-        "cause": str(Cause.ERROR),
-        "value": math.nan,
-    }
+    instead: Row = {"reason": why, "status": "failed", "cause": str(Cause.ERROR), "value": math.nan}
     for column, value in instead.items():
         frame.loc[impossible, column] = value
     frame.attrs = attributes

@@ -14,7 +14,7 @@ from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate, unshown
 from harness.judge.verdict.rows import trains_the_same as answer_over
-from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
+from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look, sheet, styled, ticks
 from harness.report.table import (
     NA,
     STYLES,
@@ -364,16 +364,13 @@ def _forest(machine: Machine, setup: Setup, arms: Sequence[tuple[ArmVerdict, Gat
     axes.axvspan(-LIMIT, LIMIT, color=BAND, linewidth=0, label=f"margin, {LIMIT:g} %")
     axes.axvline(0, color=MUTED, linewidth=0.6)
     for shift, (name, title), fill in zip((-0.14, 0.14), GAPS.items(), ("full", "none"), strict=True):
-        near = [
-            (y, g, v)
-            for y, (v, _) in enumerate(arms)
-            if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR
-        ]
-        for y, g, v in near:
-            low, at, high = (100 * x for x in (g.low, g.effect, g.high))
-            style = look(machine, v.fields, fillstyle=fill, linewidth=1.1)
-            axes.errorbar(at, y + shift, xerr=[[at - low], [high - at]], **style, capsize=2.0)
-            inside.append(abs(at) + max(at - low, high - at))
+        near = {
+            y: g for y, (v, _) in enumerate(arms) if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR
+        }
+        for y, g in near.items():
+            style = look(machine, arms[y][0].fields, fillstyle=fill)
+            ends = forest(axes, [(y + shift, 100 * g.effect, 100 * g.low, 100 * g.high)], style)
+            inside.append(max(map(abs, ends)))
         if near:
             axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
     edge = 1.08 * min(max(inside), 100 * FAR)
