@@ -100,10 +100,8 @@ def soundness(machine: Machine) -> list[Chart]:
     worst = [w for w in numerics_by_arm(machine) if w.fp8 and any(map(math.isfinite, w.sqnr.values()))]
     if not worst:
         return []
-    values: dict[tuple[str, str, str], list[float]] = {}
-    for r in machine.pick(metric=SQNR, status="ok"):
-        if math.isfinite(r["value"]):
-            values.setdefault((r["metric"], r["suite"], r["arm"]), []).append(r["value"])
+    finite = (r for r in machine.pick(metric=SQNR, status="ok") if math.isfinite(r["value"]))
+    values = gathered(((r["metric"], r["suite"], r["arm"]), r["value"]) for r in finite)
     labels = [f"{w.suite}: {w.arm}" for w in worst]
     drawn = sheet(f"sqnr-{machine.env_id}", 0.8 + 0.24 * len(labels), rows=labels)
     bounded = False
@@ -112,7 +110,7 @@ def soundness(machine: Machine) -> list[Chart]:
     for i, metric in enumerate(shown):
         shift = 0.56 * (i - (len(shown) - 1) / 2) / max(len(shown), 2)
         for y, w in enumerate(worst):
-            own = sorted(values.get((metric, w.suite, w.arm), []))
+            own = sorted(values.get((metric, w.suite, w.arm), ()))
             own = [own[j] for j in evenly(len(own), MOST_MARKS)]
             style = look(machine, w.fields, markersize=3.2, markeredgewidth=0.8)
             drawn.axes.plot(own, [y + shift] * len(own), **style)
@@ -136,10 +134,10 @@ def rates(machine: Machine) -> list[Chart]:
         return []
     cases = _largest(machine, records)
     drawn = sheet(f"rates-{machine.env_id}", 0.8 + 0.24 * len(cases), rows=list(cases.values()))
-    for arm, fields in {r["arm"]: arm_of(r) for r in records}.items():
-        own = [r for r in records if r["case_id"] in cases and r["arm"] == arm]
-        at = [list(cases).index(r["case_id"]) for r in own]
-        drawn.axes.plot([r["tflops"] for r in own], at, **look(machine, fields), label=arm)
+    row = {case: i for i, case in enumerate(cases)}
+    for arm, own in gathered((r["arm"], r) for r in records).items():
+        points = [(r["tflops"], row[r["case_id"]]) for r in own if r["case_id"] in cases]
+        drawn.axes.plot(*zip(*points, strict=True), **look(machine, arm_of(own[0])), label=arm)
     for i, (kind, rate) in enumerate(sorted(machine.achieved.items())):
         line: Any = {"color": MUTED, "linewidth": 0.9, "linestyle": LINES[i % 4]}
         drawn.axes.axvline(rate, **line, label=f"best {kind} product")
@@ -203,17 +201,13 @@ def _ceilings(machine: Machine) -> tuple[dict[str, float], dict[str, float]]:
 @styled
 def casts(machine: Machine) -> list[Chart]:
     """Bandwidth of each cast by bytes moved, under the copy that this device reached; a panel an arm."""
-    arms: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for r in isolated(machine, "cast"):
-        if known(r["gb_per_s"]):
-            named = {k: v for k, v in text.axes_of(r["axes"]).items() if not isinstance(v, int)}
-            label = text.case_label(named, machine.constant_axes("cast"))
-            arms.setdefault(r["arm"], {}).setdefault(label, []).append((r["bytes_moved"], r["gb_per_s"]))
+    arms = gathered((r["arm"], r) for r in isolated(machine, "cast") if known(r["gb_per_s"]))
     if not arms:
         return []
     copy = [(moved, rate / 1e9) for moved, rate in machine.copies]
     drawn = sheet(f"casts-{machine.env_id}", 3.1, len(arms), sharey=True, grid="y")
-    for axes, (arm, series) in zip(drawn.panels, arms.items(), strict=True):
+    for axes, (arm, own) in zip(drawn.panels, arms.items(), strict=True):
+        series = gathered((_cast_label(machine, r), (r["bytes_moved"], r["gb_per_s"])) for r in own)
         for label, points in series.items():
             # The recipe whose scales a label names gives it its colour.
             recipe = next((word for word in label.replace(",", " ").split() if word in PLACES), "")
@@ -229,6 +223,11 @@ def casts(machine: Machine) -> list[Chart]:
         axes.set(title=arm, xlabel="bytes moved")
     drawn.axes.set_ylabel("GB/s")
     return [drawn.say("casts", copy=copy)]
+
+
+def _cast_label(machine: Machine, record: Record) -> str:
+    named = {k: v for k, v in text.axes_of(record["axes"]).items() if not isinstance(v, int)}
+    return text.case_label(named, machine.constant_axes("cast"))
 
 
 @styled

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.report.table import Cell, Column, Record, Table, columns, make_table, resolved_of, table_of, word
 from harness.store import text
 from harness.store.cause import Cause
@@ -47,9 +48,7 @@ def reasons(machine: Machine) -> Table:
             by_reason.setdefault(note, {}).setdefault(way, []).append(recipe)
     rows = []
     for (what, reason), ways in sorted(by_reason.items()):
-        alike: dict[str, list[str]] = {}  # recipes -> the ways in which it is they
-        for way, recipes in ways.items():
-            alike.setdefault(", ".join(recipes), []).append(way)
+        alike = gathered((", ".join(recipes), way) for way, recipes in ways.items())
         for recipes_of, of in alike.items():
             rows.append({"what": word(what), "ways": ", ".join(of), "recipes": recipes_of, "reason": reason})
     return table_of(machine, "compatibility-reasons", rows)

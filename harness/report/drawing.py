@@ -20,6 +20,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from harness.judge import gathered
 from harness.report.runs import once
 from harness.report.words import titled
 from harness.store import text
@@ -216,9 +217,7 @@ def _places(machine: Machine) -> tuple[Mapping[str, int], Mapping[str, list[tupl
     """The place of each recipe or implementation of these rows, those not in `PLACES` by name; and whose arms each has."""
     arms = set(arms_of(machine.frame))
     others = {subject(arm) for arm in arms} - {"", *PLACES}
-    whose: dict[str, list[tuple[str, str, str]]] = {}
-    for arm in arms:
-        whose.setdefault(subject(arm), []).append(_whose(arm))
+    whose = gathered((subject(arm), _whose(arm)) for arm in arms)
     sorted_whose = {name: sorted(set(own)) for name, own in whose.items()}
     return {name: i for i, name in enumerate((*PLACES, *sorted(others)))}, sorted_whose
 

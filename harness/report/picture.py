@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
@@ -143,10 +144,8 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
 
 
 def _quality(machine: Machine) -> Chart | None:
-    by_recipe: dict[Arm, list[Worst]] = {}
-    for w in numerics_by_arm(machine):
-        if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES and recipe(w.fields) != Arm():
-            by_recipe.setdefault(recipe(w.fields), []).append(w)
+    judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES)
+    by_recipe = gathered((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
     if not by_recipe:
         return None
     found = dict(list(by_recipe.items())[:MOST_ARMS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.judge import gathered
@@ -234,47 +235,50 @@ class Worst:
 @once
 def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for r in machine.pick(metric=NUMERICS, status="ok", part=""):
-        groups.setdefault((r["suite"], r["arm"]), []).append(r)
+    groups = gathered(
+        ((r["suite"], r["arm"]), r) for r in machine.pick(metric=NUMERICS, status="ok", part="")
+    )
     fp8 = {(r["suite"], r["arm"]) for r in fp8_rows(machine)}
     return [_worst(rows, key in fp8) for key, rows in groups.items()]
 
 
 def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
-    numbers: dict[str, list[float]] = {}
-    for r in rows:
-        if known(r["value"]):
-            numbers.setdefault(r["metric"], []).append(r["value"])
+    by_metric = gathered((r["metric"], r) for r in rows)
 
     def values(*metrics: str) -> list[float]:
-        return [value for metric in metrics for value in numbers.get(metric, ())]
+        return [r["value"] for metric in metrics for r in by_metric[metric] if known(r["value"])]
 
     codes = values("mismatches")
     # Every case has a bound of its own: that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3. Smallest margin first.
-    found: dict[str, tuple[float, float, float | None, tuple[str, str]]] = {}
-    for r in rows:
-        metric, value, stored = r["metric"], float(r["value"]), resolved_of(r).get("sqnr_bound_db")
-        bound = stored.get(metric) if isinstance(stored, dict) else stored if metric == "sqnr_db" else None
-        margin = value if bound is None else value - float(bound)
-        if metric in SQNR and (metric not in found or margin < found[metric][0]):
-            found[metric] = (margin, value, bound, (r["run_id"], r["case_id"]))
-    near = {metric: found[metric] for metric in SQNR if metric in found}
+    near = {}
+    for metric in SQNR:
+        margins = [(r["value"] - (_bound(r) or 0.0), r) for r in by_metric[metric]]
+        if margins:
+            near[metric] = min(margins, key=itemgetter(0))[1]
     return Worst(
         rows[0]["suite"],
         rows[0]["arm"],
         arm_of(rows[0]),
         is_fp8 or bool(codes),  # a cast does no FLOPs; what it makes is FP8 all the same
         len({r["case_id"] for r in rows}),
-        {metric: value for metric, (_, value, _, _) in near.items()},
-        {metric: float(bound) for metric, (_, _, bound, _) in near.items() if bound is not None},
-        {metric: where for metric, (*_, where) in near.items()},
+        {metric: float(r["value"]) for metric, r in near.items()},
+        {metric: bound for metric, r in near.items() if (bound := _bound(r)) is not None},
+        {metric: (r["run_id"], r["case_id"]) for metric, r in near.items()},
         min(values(*ROW_SQNR), default=math.nan),
         min(values("accum_sqnr_db"), default=math.nan),
         max(values("underflow_frac"), default=math.nan),
         max(codes, default=0.0),
         len(codes),
     )
+
+
+def _bound(row: Record) -> float | None:
+    """The least SQNR that its suite accepts, where it stores one."""
+    stored = resolved_of(row).get("sqnr_bound_db")
+    if not isinstance(stored, dict):
+        stored = {"sqnr_db": stored}
+    bound = stored.get(row["metric"])
+    return None if bound is None else float(bound)
 
 
 @once

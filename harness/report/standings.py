@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.judge.verdict.rows import is_candidate, unshown
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
@@ -263,15 +264,9 @@ def _words(best: Standing) -> str:
 
 def _in_doubt(machine: Machine) -> str:
     """Arms in doubt by name; of arms that share their doubts the first ones."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for s in timed(machine):
-        if why := doubts(machine, s.arm):
-            alike.setdefault(tuple(why), []).append(s.arm)
-    groups = sorted(alike.items(), key=lambda group: -len(group[0]))
-    few = [text.some(arms, MOST_NAMED, ", ") for _, arms in groups]
-    return text.some(
-        [f"{arms} ({', '.join(why)})" for arms, (why, _) in zip(few, groups, strict=True)], MOST_NAMED
-    )
+    alike = gathered((", ".join(why), s.arm) for s in timed(machine) if (why := doubts(machine, s.arm)))
+    groups = sorted(alike.items(), key=lambda group: -group[0].count(", "))
+    return text.some([f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in groups], MOST_NAMED)
 
 
 def _absent(machine: Machine) -> str:

@@ -97,16 +97,18 @@ def heat_maps(machine: Machine, suite: str) -> list[Grid]:
     """
     pairs = [p for p in fp8_pairs(machine) if (p["suite"], p["regime"]) == (suite, "isolated")]
     found = [p for p in pairs if known(p["speedup"])]
-    cells: dict[str, dict[tuple[Any, ...], list[float]]] = {}
-    for r in [r for r in found if baseline_of(r).mode == "compile"] or found:
-        sizes = tuple(text.axes_of(r["axes"]).get(name) for name in text.SIZES)
-        if all(isinstance(size, int) for size in sizes):
-            cells.setdefault(r["arm"], {}).setdefault(sizes, []).append(r["speedup"])
-    if len({sizes for own in cells.values() for sizes in own}) < 2:
+    found = [r for r in found if baseline_of(r).mode == "compile"] or found
+    sizes_of = [tuple(text.axes_of(r["axes"]).get(name) for name in text.SIZES) for r in found]
+    cells = gathered(
+        ((r["arm"], sizes), r)
+        for r, sizes in zip(found, sizes_of, strict=True)
+        if all(isinstance(size, int) for size in sizes)
+    )
+    if len({sizes for _, sizes in cells}) < 2:
         return []
-    gain = {
-        arm: {sizes: stats.geometric_mean(v).value for sizes, v in own.items()} for arm, own in cells.items()
-    }
+    gain: dict[str, dict[tuple[Any, ...], float]] = {}
+    for (arm, sizes), own in cells.items():
+        gain.setdefault(arm, {})[sizes] = geometric_mean(own)
     arms = sorted(gain, key=lambda arm: -stats.geometric_mean(list(gain[arm].values())).value)[:MOST_ARMS]
     every = [sorted({sizes[i] for arm in arms for sizes in gain[arm]}) for i in range(3)]
     most = (MOST_M, MOST_SIDE, MOST_SIDE)
@@ -232,10 +234,8 @@ def compile_times(machine: Machine) -> Table:
 
 def troubles_table(machine: Machine) -> Table:
     """Failed and skipped rows, gathered by metric and reason: nothing is hidden, nothing said twice."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for r in machine.rows:
-        if r["status"] != "ok":
-            groups.setdefault((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), []).append(r)
+    bad = (r for r in machine.rows if r["status"] != "ok")
+    groups = gathered(((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), r) for r in bad)
     records = []
     for key, members in sorted(groups.items()):
         arms, labels, ids = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -263,13 +263,8 @@ def is_sound(machine: Machine) -> Answer:
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
     steps = first_steps(machine)
     passed = [s for s in steps if not s.fault]
-    suites: dict[str, list[Worst]] = {}
-    codes: dict[str, list[Worst]] = {}
-    for w in fp8:
-        suites.setdefault(w.suite, []).append(w)
-    for w in worst:
-        if w.checked_codes and not w.mismatches:
-            codes.setdefault(w.suite, []).append(w)
+    suites = gathered((w.suite, w) for w in fp8)
+    codes = gathered((w.suite, w) for w in worst if w.checked_codes and not w.mismatches)
     evidence = paragraphs("evidence_sound", suites=suites, codes=codes, results=SQNR, least=_least)
     evidence += few(_first_steps_said(passed), 5) if passed else []
     bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _refuted(machine)]
@@ -352,12 +347,12 @@ def did_fp8_run(machine: Machine) -> Answer:
     An arm without a count is taken as FP8 only where its own operands were float8 and went to the GEMM directly.
     """
     tally: dict[str, Counter[str]] = {}
-    arms = gathered(
-        (r["suite"], r["arm"]) for r in fp8_rows(machine) if gemms(r).seen is not None or gemms(r).direct
-    )
+    arms = defaultdict[str, list[str]](list)  # suite -> arms that were counted or ran on float8 operands
     short = [_said(r, r["reason"]) for r in machine.pick(cause=Cause.NOT_FP8, metric=TIMES)]
     for row in fp8_rows(machine):
         count, ran = tally.setdefault(row["suite"], Counter()), gemms(row)
+        if ran.seen is not None or ran.direct:
+            arms[row["suite"]].append(row["arm"])
         if ran.seen is None:
             count["direct" if ran.direct else "unproven"] += 1
             continue

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from harness.judge import gathered
 from harness.judge.verdict import gates
 from harness.judge.verdict.curves import ema, half_life, pair
 from harness.judge.verdict.result import LATE, MARGIN, MIN_POINTS, MIN_SEEDS, percent
@@ -56,10 +57,7 @@ class Verdict:
     def reasons(self) -> tuple[str, ...]:
         """The gates that decided, or the warnings of a PASS, as "L4: sentence"; those that say the same, in one."""
         decisive = "WARN" if self.outcome == "PASS" else self.outcome
-        names: dict[str, list[str]] = {}
-        for g in self.gates:
-            if g.status == decisive:
-                names.setdefault(g.sentence, []).append(g.gate)
+        names = gathered((g.sentence, g.gate) for g in self.gates if g.status == decisive)
         return tuple(f"{', '.join(gates)}: {sentence}" for sentence, gates in names.items())
 
 

@@ -19,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from harness.judge import gathered
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
 from harness.judge.verdict.gates import MIN_WINDOW
 from harness.judge.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
@@ -184,10 +185,7 @@ def is_candidate(arm: Arm) -> bool:
 
 def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
     """The verdicts of each set-up."""
-    groups: dict[tuple[str, str], list[ArmVerdict]] = {}
-    for v in verdicts:
-        groups.setdefault((v.run_id, json.dumps(v.axes, sort_keys=True)), []).append(v)
-    return list(groups.values())
+    return list(gathered(((v.run_id, json.dumps(v.axes, sort_keys=True)), v) for v in verdicts).values())
 
 
 def unshown(verdicts: list[ArmVerdict]) -> bool:
@@ -211,10 +209,7 @@ def lines(verdicts: list[ArmVerdict]) -> list[str]:
     for members in by_setup(verdicts):
         first = members[0]
         out.append("verdict  " + " ".join(f"{k}={v}" for k, v in first.axes.items() if v not in (None, "")))
-        arms: dict[str, list[str]] = {}
-        for v in members:
-            for reason in (*v.verdict.reasons, *v.verdict.notes):
-                arms.setdefault(reason, []).append(v.arm)
+        arms = gathered((why, v.arm) for v in members for why in (*v.verdict.reasons, *v.verdict.notes))
         for v in members:
             as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
             out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
