@@ -377,7 +377,8 @@ def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
     for env_id in dict.fromkeys(e for _, frame in parts for e in frame["env_id"]):
         own = [(run, rows) for run, frame in parts if len(rows := frame[frame["env_id"] == env_id])]
         whole = pd.concat([rows for _, rows in own], ignore_index=True)
-        whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)  # a run that was copied is one run
+        if len(own) > 1:  # a run that was copied is one run
+            whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)
         envs = tuple(dict(parse(env)) for env in whole["env"].unique())
         machines.append(Machine(str(env_id), envs, tuple(run for run, _ in own), with_rates(whole)))
     # GPUs first: they are what the question is about.
