@@ -76,7 +76,7 @@ def lines(
         for arm in (a for a in arms if a not in NOT_TESTED):
             said = f"no stored run of this arm: unknown; run {MIN_SEEDS} seeds first"
             if noise := best_noise(stored, axes, arm):
-                counts = [seeds_for(noise.sd, MARGIN, gap, POWER, MOST) for gap in (0.0, MARGIN / 2)]
+                counts = [seeds_for(noise.sd, MARGIN, gap) for gap in (0.0, MARGIN / 2)]
                 heldout = "unknown" if noise.heldout is None else percent(noise.heldout)[1:]
                 other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
                 said = (
@@ -161,10 +161,8 @@ def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0, sides: in
     return float((weights * np.maximum(passes, 0)).sum() / 2)
 
 
-def seeds_for(
-    sd: float, margin: float, gap: float = 0.0, power: float = POWER, most: int = MOST, sides: int = 1
-) -> int | None:
-    """Fewest seeds with which two one-sided tests at `ALPHA` pass with a probability of at least `power`.
+def seeds_for(sd: float, margin: float, gap: float = 0.0, sides: int = 1) -> int | None:
+    """Fewest seeds with which two one-sided tests at `ALPHA` pass with a probability of at least `POWER`.
 
     >>> seeds_for(sd=1.0, margin=1.0), seeds_for(sd=0.25, margin=1.0)
     (11, 3)
@@ -173,14 +171,11 @@ def seeds_for(
         sd: of the paired gaps between seeds, in any unit.
         margin: of equivalence, in that unit.
         gap: the true one, in that unit.
-        power: above 0 and below 1.
-        most: seeds that are tried.
         sides: as of `tost_power`.
 
     Returns:
-        At least `MIN_SEEDS`, below which nothing is judged; None where `most` are too few.
-
+        At least `MIN_SEEDS`, below which nothing is judged; None where `MOST` are too few.
     """
-    counts = range(MIN_SEEDS, most + 1)
-    at = bisect_left(counts, power, key=lambda n: tost_power(sd, margin, n, gap, sides))
+    counts = range(MIN_SEEDS, MOST + 1)
+    at = bisect_left(counts, POWER, key=lambda n: tost_power(sd, margin, n, gap, sides))
     return counts[at] if at < len(counts) else None
