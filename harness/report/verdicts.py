@@ -121,7 +121,7 @@ def by_arm(pairs: Iterable[Row]) -> list[tuple[str, float, list[Row]]]:
 
 
 def geometric_mean(pairs: Iterable[Row]) -> float:
-    """Of the speedups that could be formed; NaN without one."""
+    """Geometric mean of the speedups that could be formed; NaN without one."""
     formed = [p["speedup"] for p in pairs if known(p["speedup"])]
     return stats.geometric_mean(formed).value if formed else math.nan
 
