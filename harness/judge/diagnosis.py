@@ -8,10 +8,8 @@ that never move.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +17,24 @@ import numpy as np
 
 from harness.advise import fp8_break_even
 from harness.advise.advised_arms import FLOOR, advised_arms
-from harness.judge import verdict
+from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
 from harness.store.arm import WARMUP
-from harness.store.cause import Cause, known
+from harness.store.cause import Cause
 from harness.store.compare import TIMES, rows_of
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
 from harness.store.text import bytes_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pandas as pd
 
     from harness.judge.verdict import ArmVerdict, Run
     from harness.judge.verdict.rows import Setup
+
+    Row = dict[str, Any]
 
 FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
 EARLY_STEPS = 50
@@ -79,22 +79,19 @@ class Finding:
     change: str
 
 
-class Record:
-    """One stored row with its JSON columns parsed."""
+def _recipe(row: Row) -> str:
+    """ "" of an arm without FP8."""
+    name = str(parse(row["resolved"]).get("recipe") or "")
+    return "" if name in ("none", "None") else name
 
-    def __init__(self, row: dict[str, Any]) -> None:
-        self.run_id, self.suite, self.case_id = row["run_id"], row["suite"], row["case_id"]
-        self.arm, self.metric, self.baseline = row["arm"], row["metric"], row["baseline"]
-        self.part, self.reason = row["part"], row["reason"]
-        self.status, self.cause, self.samples = row["status"], known(row["cause"]), row["samples"]
-        self.axes, self.resolved, self.env = parse(row["axes"]), parse(row["resolved"]), parse(row["env"])
-        name = str(self.resolved.get("recipe") or "")
-        self.recipe = "" if name in ("none", "None") else name  # empty for an arm without FP8
 
-    @property
-    def setting(self) -> str:
-        """The set-up that the row belongs to: its axes without the seed."""
-        return json.dumps({k: v for k, v in self.axes.items() if k != "seed"}, sort_keys=True)
+def _setting(row: Row) -> dict[str, Any]:
+    """The set-up that a row belongs to: its axes without the seed."""
+    return {k: v for k, v in parse(row["axes"]).items() if k != "seed"}
+
+
+def _name(row: Row) -> str:
+    return f"{row['suite']} {row['arm']}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,18 +99,10 @@ class Material:
     """What the checks look at."""
 
     frame: pd.DataFrame
-    records: Sequence[Record]
+    rows: Sequence[Row]
     setups: Sequence[Setup]
     verdicts: Sequence[ArmVerdict]
     ratios: pd.DataFrame | None = None  # of `harness.store.compare.paired_ratios`, where they are at hand
-
-
-def gathered(lines: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Lines by the arm that they are about, in order."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for arm, line in lines:
-        found[arm].append(line)
-    return found
 
 
 def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:
@@ -127,7 +116,7 @@ def findings(
     frame: pd.DataFrame,
     verdicts: Sequence[ArmVerdict] | None = None,
     ratios: pd.DataFrame | None = None,
-    rows: Sequence[dict[str, Any]] | None = None,
+    rows: Sequence[Row] | None = None,
 ) -> list[Finding]:
     """Everything that the rows show to be wrong, in the order of `CHECKS`; each finding once.
 
@@ -137,9 +126,9 @@ def findings(
         ratios: of `harness.store.compare.paired_ratios`, likewise.
         rows: of `harness.store.compare.rows_of`, likewise.
     """
-    records = [Record(row) for row in (rows_of(frame) if rows is None else rows)]
+    rows = rows_of(frame) if rows is None else rows
     verdicts = verdict.judge(frame) if verdicts is None else verdicts
-    material = Material(frame, records, setups(frame), verdicts, ratios)
+    material = Material(frame, rows, setups(frame), verdicts, ratios)
     return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
 
 
@@ -157,11 +146,10 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
     lines, unconverted = [], set()
     for r in _measured(material):
         why, is_unconverted = _not_fp8(r)
-        arm = f"{r.suite} {r.arm}"
         if why:
-            lines.append((arm, why))
+            lines.append((_name(r), why))
         if is_unconverted:
-            unconverted.add(arm)
+            unconverted.add(_name(r))
     lines += [(f"divergence {v.arm}", v.verdict.not_fp8) for v in material.verdicts if v.verdict.not_fp8]
     for arm, reasons in gathered(lines).items():
         cause = "GEMMs that should be FP8 were not observed as FP8; the rows do not show their layers"
@@ -175,38 +163,42 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
         )
 
 
-def _not_fp8(r: Record) -> tuple[str, bool]:
+def _not_fp8(row: Row) -> tuple[str, bool]:
     """Why a row's arm did not run in FP8, and whether no layer was converted; "" where nothing says so.
 
     What could not be proved is `fp8_not_proved`.
     """
-    outcome = proof_outcome(r.resolved)
-    counted, expected = r.resolved.get("fp8_gemms"), r.resolved.get("fp8_gemms_expected")
+    resolved = parse(row["resolved"])
+    outcome = proof_outcome(resolved)
+    counted, expected = resolved.get("fp8_gemms"), resolved.get("fp8_gemms_expected")
     if outcome is ProofOutcome.UNPROVEN:
         return "", False
-    if r.cause is Cause.NOT_FP8:
-        return r.reason or "no reason stored", False
-    if r.recipe and r.resolved.get("fp8_layers") == []:
-        skipped = r.resolved.get("skipped_layers")
+    if row["cause"] == Cause.NOT_FP8:
+        return row["reason"] or "no reason stored", False
+    if _recipe(row) and resolved.get("fp8_layers") == []:
+        skipped = resolved.get("skipped_layers")
         named = [f"{name}: {why}" for name, why in skipped.items()] if isinstance(skipped, dict) else []
         return f"no layer converted; {'; '.join(few(named)) or 'no reasons stored'}", True
     if outcome is ProofOutcome.DISPROVED:
-        return str(r.resolved.get("verify") or outcome), False
-    if r.recipe and counted is not None and expected is not None and counted < expected:
+        return str(resolved.get("verify") or outcome), False
+    if _recipe(row) and counted is not None and expected is not None and counted < expected:
         return f"{counted} of {expected} GEMMs in FP8", False
     return "", False
 
 
-def _measured(material: Material) -> Iterator[Record]:
-    return (r for r in material.records if r.metric in (*TIMES, "loss"))
+def _measured(material: Material) -> Iterator[Row]:
+    """Times and losses; of those that say the same, one."""
+    names = ("suite", "arm", "cause", "reason", "resolved")
+    rows = (r for r in material.rows if r["metric"] in (*TIMES, "loss"))
+    yield from {tuple(r[name] for name in names): r for r in rows}.values()
 
 
 def fp8_not_proved(material: Material) -> Iterator[Finding]:
     """An arm in which `fp8core.verify` found nothing wrong, and which it could not compare as a whole."""
     lines = (
-        (f"{r.suite} {r.arm}", str(r.resolved.get("verify") or r.reason))
+        (_name(r), str(parse(r["resolved"]).get("verify") or r["reason"]))
         for r in _measured(material)
-        if r.cause is Cause.UNPROVEN or proof_outcome(r.resolved) is ProofOutcome.UNPROVEN
+        if r["cause"] == Cause.UNPROVEN or proof_outcome(parse(r["resolved"])) is ProofOutcome.UNPROVEN
     )
     for arm, reasons in gathered(lines).items():
         yield Finding(
@@ -219,14 +211,13 @@ def fp8_not_proved(material: Material) -> Iterator[Finding]:
 
 def unsupported_hardware(material: Material) -> Iterator[Finding]:
     """A GPU without FP8 tensor cores."""
-    gpus = {
-        (str(r.env["gpu"]), str(r.env.get("gpu_capability"))) for r in material.records if r.env.get("gpu")
-    }
+    envs = [parse(env) for env in material.frame["env"].unique()]
+    gpus = {(str(env["gpu"]), str(env.get("gpu_capability"))) for env in envs if env.get("gpu")}
     for gpu, capability in sorted(gpus):
         if re.fullmatch(r"\d+\.\d+", capability) and float(capability) < FIRST_FP8_CAPABILITY:
-            own = [r for r in material.records if str(r.env.get("gpu")) == gpu]
-            emulated = len({(r.case_id, r.arm) for r in own if r.resolved.get("emulated")})
-            skipped = len({(r.case_id, r.arm) for r in own if r.status == "skipped"})
+            own = [r for r in material.rows if str(parse(r["env"]).get("gpu")) == gpu]
+            emulated = len({(r["case_id"], r["arm"]) for r in own if parse(r["resolved"]).get("emulated")})
+            skipped = len({(r["case_id"], r["arm"]) for r in own if r["status"] == "skipped"})
             yield Finding(
                 f"{gpu} has no FP8 tensor cores",
                 (f"compute capability {capability}; {emulated} arms emulated, {skipped} skipped",),
@@ -333,11 +324,12 @@ def _diverged(run: Run, control: Run | None) -> str:
 
 def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
-    setting = json.dumps(dict(setup.axes), sort_keys=True)
-    looks = [r for r in material.records if r.part and r.arm == arm and r.setting == setting]
+    looks = [r for r in material.rows if r["part"] and r["arm"] == arm and _setting(r) == setup.axes]
     lines, looked = [], []
     for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
-        shares = [(max(r.samples), r.part) for r in looks if r.metric == metric and len(r.samples)]
+        shares = [
+            (max(r["samples"]), r["part"]) for r in looks if r["metric"] == metric and len(r["samples"])
+        ]
         share, part = max(shares, default=(0.0, ""))
         looked.append(bool(shares))
         if share > 0:
@@ -352,52 +344,32 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
 
     The finding names the parts that did not fit where both arms stored their memory by part; else they are not known.
     """
-    fits = {(r.run_id, r.case_id, r.arm): r for r in material.records if r.status == "ok"}
+    failed = [r for r in material.rows if r["status"] == "failed" and r["cause"] == Cause.OOM]
+    ok = (r for r in material.rows if failed and r["status"] == "ok")
+    fits = {(r["run_id"], r["case_id"], r["arm"]): r for r in ok}
     done = set()
-    for r in material.records:
-        base = fits.get((r.run_id, r.case_id, r.baseline))
-        if (
-            r.status != "failed"
-            or r.cause is not Cause.OOM
-            or base is None
-            or base.recipe
-            or (r.setting, r.arm) in done
-        ):
+    for r in failed:
+        base, baseline = fits.get((r["run_id"], r["case_id"], r["baseline"])), r["baseline"]
+        if base is None or _recipe(base) or (str(_setting(r)), r["arm"]) in done:
             continue
-        done.add((r.setting, r.arm))
-        mine, theirs = (_sizes(of.resolved.get("memory")) for of in (r, base))
-        parts = mine if r.resolved.get("memory") else theirs
-        remedies = r.resolved.get("remedies")
-        evidence = [r.reason]
-        if parts and "remedies" not in r.resolved:
-            evidence.append(f"predicted by part: {_largest_first(parts)}")
-        lacking = [name for name, sizes in ((r.arm, mine), (r.baseline, theirs)) if not sizes]
+        done.add((str(_setting(r)), r["arm"]))
+        mine, theirs = (_sizes(of, "memory") for of in (r, base))
+        lacking = [name for name, sizes in ((r["arm"], mine), (baseline, theirs)) if not sizes]
         more = {k: v - theirs.get(k, 0.0) for k, v in mine.items() if v > theirs.get(k, 0.0)}
-        cause = f"not known: by prediction no part of its memory exceeds that of {r.baseline}"
+        cause = f"not known: by prediction no part of its memory exceeds that of {baseline}"
         if lacking:
             cause = f"not known: the rows of {' and '.join(lacking)} do not say what their memory holds, part by part"
         elif more:
-            cause = f"by prediction it holds more than {r.baseline}: {_largest_first(more)}"
-        # The two ways out with the bytes that each frees: as the suite predicted them, else bounds from the parts.
-        if isinstance(remedies, dict) and remedies:
-            ways = " or ".join(f"axes.{way}, which frees {bytes_(size)}" for way, size in remedies.items())
-        else:
-            batch, kept = r.axes.get("batch"), parts.get("activations", 0)
-            of_batch = sum(parts.get(k, 0) for k in ("activations", "logits", "workspace"))
-            halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
-            by_axis = {
-                "batch": f"{halved}, which frees {f'about {bytes_(of_batch / 2)}' if of_batch else 'bytes not known'}",
-                "checkpointing": "axes.checkpointing=full, which frees "
-                f"{f'at most {bytes_(kept)}' if kept else 'bytes not known'}",
-            }  # of those that the suite has
-            named = [way for axis, way in by_axis.items() if axis in r.axes]
-            ways = ", or ".join(named) or "a smaller case, or a device with more memory"
-        symptom = f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not"
-        yield Finding(symptom, tuple(evidence), cause, ways)
+            cause = f"by prediction it holds more than {baseline}: {_largest_first(more)}"
+        remedies = _sizes(r, "remedies").items()  # what the suite predicts of its own keys
+        ways = " or ".join(f"axes.{way}, which frees {bytes_(size)}" for way, size in remedies)
+        symptom = f"{_name(r)} runs out of memory, {baseline} does not"
+        yield Finding(symptom, (r["reason"],), cause, ways or "a smaller case, or a device with more memory")
 
 
-def _sizes(memory: object) -> dict[str, float]:
-    parts = memory.items() if isinstance(memory, dict) else ()
+def _sizes(row: Row, field: str) -> dict[str, float]:
+    sizes = parse(row["resolved"]).get(field)
+    parts = sizes.items() if isinstance(sizes, dict) else ()
     return {str(k): v for k, v in parts if isinstance(v, int | float) and not isinstance(v, bool) and v > 0}
 
 
@@ -443,9 +415,15 @@ def advice_was_wrong(material: Material) -> Iterator[Finding]:
 def frozen_scales(material: Material) -> Iterator[Finding]:
     """Delayed scales that stay where they are while the tensors move."""
     series: dict[tuple[str, str, str, str], dict[str, Any]] = {}
-    for r in material.records:
-        if r.part and r.metric in ("scale_log2", "amax") and "delayed" in r.recipe and r.status == "ok":
-            series.setdefault((r.run_id, r.setting, r.arm, r.part), {})[r.metric] = np.array(r.samples)
+    for r in material.rows:
+        if (
+            r["part"]
+            and r["metric"] in ("scale_log2", "amax")
+            and "delayed" in _recipe(r)
+            and r["status"] == "ok"
+        ):
+            key = (r["run_id"], str(_setting(r)), r["arm"], r["part"])
+            series.setdefault(key, {})[r["metric"]] = np.array(r["samples"])
     lines = []
     for (_, _, arm, part), found in series.items():
         if len(found) == 2 and found["scale_log2"].size >= 5:
@@ -466,21 +444,22 @@ def frozen_scales(material: Material) -> Iterator[Finding]:
 def unhealthy_casts(material: Material) -> Iterator[Finding]:
     """Layers whose casts saturate, underflow or lose more than a Gaussian tensor's would."""
     alarms: dict[str, dict[str, list[tuple[float, str, str]]]] = {}  # by arm and kind
-    for r in material.records:
-        if not r.part or r.status != "ok" or not r.recipe or r.arm == NEGATIVE:
+    for r in material.rows:
+        part, metric = r["part"], r["metric"]
+        if not part or r["status"] != "ok" or not _recipe(r) or r["arm"] == NEGATIVE:
             continue
-        values = [value for value in r.samples if math.isfinite(value)]
+        values = [value for value in r["samples"] if math.isfinite(value)]
         if not values:
             continue
         most, least = max(values), min(values)
-        is_dynamic = not any(word in r.recipe for word in ("delayed", "static"))
-        own = alarms.setdefault(r.arm, {kind: [] for kind in CASTS})
-        if r.metric == "saturated_frac" and is_dynamic and most > 0:
-            own["saturated"].append((-most, r.part, f"{100 * most:.3g} % saturated"))
-        elif r.metric == "underflow_frac" and most > UNDERFLOW_ALARM:
-            own["underflow"].append((-most, r.part, f"{100 * most:.3g} % underflow"))
-        elif r.metric == "sqnr_db" and least < SQNR_ALARM.get(r.part.rpartition(":")[2], -math.inf):
-            own["SQNR"].append((least, r.part, f"SQNR {least:.1f} dB"))
+        is_dynamic = not any(word in _recipe(r) for word in ("delayed", "static"))
+        own = alarms.setdefault(r["arm"], {kind: [] for kind in CASTS})
+        if metric == "saturated_frac" and is_dynamic and most > 0:
+            own["saturated"].append((-most, part, f"{100 * most:.3g} % saturated"))
+        elif metric == "underflow_frac" and most > UNDERFLOW_ALARM:
+            own["underflow"].append((-most, part, f"{100 * most:.3g} % underflow"))
+        elif metric == "sqnr_db" and least < SQNR_ALARM.get(part.rpartition(":")[2], -math.inf):
+            own["SQNR"].append((least, part, f"SQNR {least:.1f} dB"))
     for arm, kinds in alarms.items():
         for kind, lines in kinds.items():
             worst: dict[str, str] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
@@ -17,6 +18,7 @@ from harness.report.drawing import (
     Chart,
     bytes_axis,
     evenly,
+    forest,
     log_axis,
     look,
     ratio_axis,
@@ -31,11 +33,11 @@ from harness.report.table import known
 from harness.report.verdicts import fp8_pairs
 from harness.store import text
 from harness.store.arm import Arm, arm_of, parse
-from harness.store.compare import FP8_DTYPES, rows_of
+from harness.store.compare import FP8_DTYPES, MODES
 from harness.store.json_columns import parse as parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.report.runs import Machine
     from harness.report.table import Record
@@ -50,10 +52,8 @@ SIZES = ("randn", "outliers_1e2", "outliers_1e3", "outliers_1e4", "outliers_1e5"
 
 def speedups(machine: Machine) -> list[Chart]:
     """Speedup of each FP8 arm by shape, with its interval and the case's A/A band; a figure a suite."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for r in rows_of(fp8_pairs(machine)):
-        if known(r["speedup"]):
-            groups.setdefault((r["suite"], r["regime"]), []).append(r)
+    formed = (p for p in fp8_pairs(machine) if known(p["speedup"]))
+    groups = gathered(((p["suite"], p["regime"]), p) for p in formed)
     first = {"linear": 0, "gemm": 1}
     ordered = sorted(groups.items(), key=lambda item: (first.get(item[0][0], 2), item[0]))
     return [_forest(machine, suite, regime, own) for (suite, regime), own in ordered]
@@ -61,13 +61,14 @@ def speedups(machine: Machine) -> list[Chart]:
 
 @styled
 def _forest(machine: Machine, suite: str, regime: str, every: Sequence[Record]) -> Chart:
-    modes = {f"{m} against {m}": [r for r in every if arm_of(r).mode == m] for m in ("eager", "compile")}
-    panels: dict[str, Sequence[Record]] = {title: own for title, own in modes.items() if own} or {
+    modes = gathered((arm_of(r).mode, r) for r in every)
+    panels: dict[str, Sequence[Record]] = {f"{m} against {m}": modes[m] for m in MODES if m in modes} or {
         "against bf16": every
     }
     every = [r for own in panels.values() for r in own]
     cases = _largest(machine, every)
-    styles = {str(arm_of(r).modeless): look(machine, arm_of(r)) for r in every}
+    arms = {r["arm"]: arm_of(r) for r in every}
+    styles = {str(arm.modeless): look(machine, arm) for arm in arms.values()}
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(styles))
     key = f"speedup-{suite}-{regime}-{machine.env_id}"
     drawn = sheet(key, height, len(panels), grid="x", rows=list(cases.values()), sharex=True, sharey=True)
@@ -78,17 +79,12 @@ def _forest(machine: Machine, suite: str, regime: str, every: Sequence[Record]) 
         floors = {row[r["case_id"]]: r["floor"] for r in shown if known(r["floor"])}
         widths, lows = [f - 1 / f for f in floors.values()], [1 / f for f in floors.values()]
         axes.barh(list(floors), widths, left=lows, height=0.84, color=BAND, linewidth=0)
-        of_arm: dict[str, list[Record]] = {}
-        for r in shown:
-            of_arm.setdefault(str(arm_of(r).modeless), []).append(r)
+        of_arm = gathered((str(arms[r["arm"]].modeless), r) for r in shown)
         for i, (arm, style) in enumerate(styles.items()):
-            own = of_arm.get(arm, [])
+            own = of_arm[arm]
             at = [row[r["case_id"]] + (i - (len(styles) - 1) / 2) * 0.62 / max(len(styles), 2) for r in own]
-            lines = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if known(r["low"])]
-            if lines:
-                axes.hlines(*zip(*lines, strict=True), color=style["color"], linewidth=1.3)
-            axes.plot([r["speedup"] for r in own], at, **style)
-            ends += [end for r in own for end in (r["low"], r["high"], r["speedup"]) if known(end)]
+            points = ((y, r["speedup"], r["low"], r["high"]) for y, r in zip(at, own, strict=True))
+            ends += forest(axes, points, style)
         ratio_axis(axes.xaxis, log=axes.set_xscale)
         axes.set(title=title, xlabel="speedup over bf16 (log scale)")
     drawn.axes.set_xlim(*ratio_limits(ends))
@@ -104,10 +100,8 @@ def soundness(machine: Machine) -> list[Chart]:
     worst = [w for w in numerics_by_arm(machine) if w.fp8 and any(map(math.isfinite, w.sqnr.values()))]
     if not worst:
         return []
-    values: dict[tuple[str, str, str], list[float]] = {}
-    for r in machine.pick(metric=SQNR, status="ok"):
-        if math.isfinite(r["value"]):
-            values.setdefault((r["metric"], r["suite"], r["arm"]), []).append(r["value"])
+    finite = (r for r in machine.pick(metric=SQNR, status="ok") if math.isfinite(r["value"]))
+    values = gathered(((r["metric"], r["suite"], r["arm"]), r["value"]) for r in finite)
     labels = [f"{w.suite}: {w.arm}" for w in worst]
     drawn = sheet(f"sqnr-{machine.env_id}", 0.8 + 0.24 * len(labels), rows=labels)
     bounded = False
@@ -116,7 +110,7 @@ def soundness(machine: Machine) -> list[Chart]:
     for i, metric in enumerate(shown):
         shift = 0.56 * (i - (len(shown) - 1) / 2) / max(len(shown), 2)
         for y, w in enumerate(worst):
-            own = sorted(values.get((metric, w.suite, w.arm), []))
+            own = sorted(values.get((metric, w.suite, w.arm), ()))
             own = [own[j] for j in evenly(len(own), MOST_MARKS)]
             style = look(machine, w.fields, markersize=3.2, markeredgewidth=0.8)
             drawn.axes.plot(own, [y + shift] * len(own), **style)
@@ -140,10 +134,10 @@ def rates(machine: Machine) -> list[Chart]:
         return []
     cases = _largest(machine, records)
     drawn = sheet(f"rates-{machine.env_id}", 0.8 + 0.24 * len(cases), rows=list(cases.values()))
-    for arm, fields in {r["arm"]: arm_of(r) for r in records}.items():
-        own = [r for r in records if r["case_id"] in cases and r["arm"] == arm]
-        at = [list(cases).index(r["case_id"]) for r in own]
-        drawn.axes.plot([r["tflops"] for r in own], at, **look(machine, fields), label=arm)
+    row = {case: i for i, case in enumerate(cases)}
+    for arm, own in gathered((r["arm"], r) for r in records).items():
+        points = [(r["tflops"], row[r["case_id"]]) for r in own if r["case_id"] in cases]
+        drawn.axes.plot(*zip(*points, strict=True), **look(machine, arm_of(own[0])), label=arm)
     for i, (kind, rate) in enumerate(sorted(machine.achieved.items())):
         line: Any = {"color": MUTED, "linewidth": 0.9, "linestyle": LINES[i % 4]}
         drawn.axes.axvline(rate, **line, label=f"best {kind} product")
@@ -207,17 +201,13 @@ def _ceilings(machine: Machine) -> tuple[dict[str, float], dict[str, float]]:
 @styled
 def casts(machine: Machine) -> list[Chart]:
     """Bandwidth of each cast by bytes moved, under the copy that this device reached; a panel an arm."""
-    arms: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for r in isolated(machine, "cast"):
-        if known(r["gb_per_s"]):
-            named = {k: v for k, v in text.axes_of(r["axes"]).items() if not isinstance(v, int)}
-            label = text.case_label(named, machine.constant_axes("cast"))
-            arms.setdefault(r["arm"], {}).setdefault(label, []).append((r["bytes_moved"], r["gb_per_s"]))
+    arms = gathered((r["arm"], r) for r in isolated(machine, "cast") if known(r["gb_per_s"]))
     if not arms:
         return []
     copy = [(moved, rate / 1e9) for moved, rate in machine.copies]
     drawn = sheet(f"casts-{machine.env_id}", 3.1, len(arms), sharey=True, grid="y")
-    for axes, (arm, series) in zip(drawn.panels, arms.items(), strict=True):
+    for axes, (arm, own) in zip(drawn.panels, arms.items(), strict=True):
+        series = gathered((_cast_label(machine, r), (r["bytes_moved"], r["gb_per_s"])) for r in own)
         for label, points in series.items():
             # The recipe whose scales a label names gives it its colour.
             recipe = next((word for word in label.replace(",", " ").split() if word in PLACES), "")
@@ -233,6 +223,11 @@ def casts(machine: Machine) -> list[Chart]:
         axes.set(title=arm, xlabel="bytes moved")
     drawn.axes.set_ylabel("GB/s")
     return [drawn.say("casts", copy=copy)]
+
+
+def _cast_label(machine: Machine, record: Record) -> str:
+    named = {k: v for k, v in text.axes_of(record["axes"]).items() if not isinstance(v, int)}
+    return text.case_label(named, machine.constant_axes("cast"))
 
 
 @styled
@@ -260,11 +255,6 @@ def outliers(machine: Machine) -> list[Chart]:
     for arm, style in styles.items():
         drawn.axes.plot([], [], **style, label=arm)
     return [drawn.say("outliers")]
-
-
-OF_SUITE: Mapping[str, Sequence[Callable[[Machine], list[Chart]]]] = {
-    "gemm": (rates, roofline), "cast": (casts,), "outliers": (outliers,),
-}  # fmt: skip
 
 
 def _largest(machine: Machine, records: Sequence[Record]) -> dict[str, str]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from harness.report.records import SQNR
 from harness.report.section import Section
-from harness.report.table import Cell, Column, Table, make_table, number
+from harness.report.table import Cell, Column, Table, known, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.report.words import titled
 from harness.store import stats, text
-from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,15 +72,15 @@ def _table(
             }
             records.append(dict(zip(keys, key, strict=True)) | own | {"shared cases": len(common)})
     across = [number(title, f"machine {i}") for i, title in enumerate(names(machines))]
-    columns = [*(Column(key, key) for key in keys), number("shared cases", "shared cases", str), *across]
+    columns = [*(Column(key) for key in keys), number("shared cases", show=str), *across]
     return make_table(f"machines-{name}", columns, records, titled(f"caption_machines_{name}")[0])
 
 
 def _gains(machine: Machine) -> Found:
     """Speedups over bf16; the newest run."""
     found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    for r in rows_of(fp8_pairs(machine)):
-        if r["speedup"] == r["speedup"]:
+    for r in fp8_pairs(machine):
+        if known(r["speedup"]):
             found[tuple(r[name] for name in _GAIN_OF)][r["case_id"]] = r["speedup"]
     return found
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.report.section import Section, section
+from harness.judge import gathered
 from harness.report.table import Cell, Column, Record, Table, columns, make_table, resolved_of, table_of, word
 from harness.store import text
 from harness.store.cause import Cause
@@ -22,11 +22,6 @@ _OTHERWISE = {
     "weights_gathered_as": "weights",
     "activations_gathered_as": "activations",
 }
-
-
-def parallel(machine: Machine) -> Section:
-    """Every cell, then the reasons."""
-    return section(machine, "parallel", first=[matrix(machine), reasons(machine)])
 
 
 def matrix(machine: Machine) -> Table:
@@ -53,9 +48,7 @@ def reasons(machine: Machine) -> Table:
             by_reason.setdefault(note, {}).setdefault(way, []).append(recipe)
     rows = []
     for (what, reason), ways in sorted(by_reason.items()):
-        alike: dict[str, list[str]] = {}  # recipes -> the ways in which it is they
-        for way, recipes in ways.items():
-            alike.setdefault(", ".join(recipes), []).append(way)
+        alike = gathered((", ".join(recipes), way) for way, recipes in ways.items())
         for recipes_of, of in alike.items():
             rows.append({"what": word(what), "ways": ", ".join(of), "recipes": recipes_of, "reason": reason})
     return table_of(machine, "compatibility-reasons", rows)

@@ -20,6 +20,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from harness.judge import gathered
 from harness.report.runs import once
 from harness.report.words import titled
 from harness.store import text
@@ -216,9 +217,7 @@ def _places(machine: Machine) -> tuple[Mapping[str, int], Mapping[str, list[tupl
     """The place of each recipe or implementation of these rows, those not in `PLACES` by name; and whose arms each has."""
     arms = set(arms_of(machine.frame))
     others = {subject(arm) for arm in arms} - {"", *PLACES}
-    whose: dict[str, list[tuple[str, str, str]]] = {}
-    for arm in arms:
-        whose.setdefault(subject(arm), []).append(_whose(arm))
+    whose = gathered((subject(arm), _whose(arm)) for arm in arms)
     sorted_whose = {name: sorted(set(own)) for name, own in whose.items()}
     return {name: i for i, name in enumerate((*PLACES, *sorted(others)))}, sorted_whose
 
@@ -274,6 +273,23 @@ def span(axes: Axes, least: float) -> None:
     low, high = axes.get_xlim()
     more = max(0.0, (least - (high - low)) / 2)
     axes.set_xlim(low - more, high + more)
+
+
+def forest(
+    axes: Axes,
+    points: Iterable[tuple[float, float, float | None, float | None]],
+    style: Row,
+    width: float = 1.3,
+) -> list[float]:
+    """Marks of a style with their intervals, each a (height, value, low, high); returns what the horizontal axis must hold."""
+    points = list(points)
+    lines = [
+        (y, low, high) for y, _, low, high in points if low is not None and high is not None and low == low
+    ]
+    if lines:
+        axes.hlines(*zip(*lines, strict=True), color=style["color"], linewidth=width)
+    axes.plot([value for _, value, *_ in points], [y for y, *_ in points], **style)
+    return [*(value for _, value, *_ in points), *(end for _, *ends in lines for end in ends)]
 
 
 # SVG

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -91,14 +90,15 @@ def _extensions(machine: Machine) -> list[tuple[str, str]]:
 def _how_timed(machine: Machine) -> list[tuple[str, str]]:
     rows = machine.pick(metric=TIMES, status="ok")
     timings = [parse(r["timing"]) for r in rows]
-    clocks = [c for r in rows for c in r["sample_clock_mhz"] if math.isfinite(c)]
+    clocks = np.concatenate([np.zeros(0), *(r["sample_clock_mhz"] for r in rows)])
+    clocks = clocks[np.isfinite(clocks)]
     out = []
     words = {"method": "timing method", "l2": "L2 before a sample", "stop_reason": "stopped because"}
     for key, name in words.items():
         seen = Counter(str(t[key]) for t in timings if t.get(key) is not None)
         if seen:
             out.append((name, ", ".join(f"{value} ({count})" for value, count in seen.most_common())))
-    if clocks:
+    if clocks.size:
         low, middle, high = (text.number(float(q), 4) for q in np.quantile(clocks, (0, 0.5, 1)))
         out.append(("SM clock while timed", f"median {middle} MHz, {low} to {high} MHz"))
     for key, name in (("throttled", "throttled"), ("contended", "another process ran")):

@@ -5,26 +5,22 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from harness.report.section import Section, section
+from harness.judge import gathered
+from harness.report.records import key_of
 from harness.report.table import Cell, Record, Table, resolved_of, status_cell, table_of
 from harness.report.words import say
 from harness.store import text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.report.runs import Machine
     from harness.report.table import Row
 
 
-def gathers(machine: Machine) -> Section:
-    """The suite `allgather`."""
-    return section(machine, "allgather", first=[gathers_table(machine)])
-
-
 def gathers_table(machine: Machine) -> Table:
     """A row for each case and arm; an arm that could not run says why in the table of failed and skipped rows."""
-    arms: dict[tuple[str, str, str], list[Record]] = {}
-    for r in machine.pick(suite="allgather"):
-        arms.setdefault((r["run_id"], r["case_id"], r["arm"]), []).append(r)
+    arms = gathered((key_of(r), r) for r in machine.pick(suite="allgather"))
     records = []
     for key, own in arms.items():
         axes: Any = text.axes_of(own[0]["axes"])
@@ -40,7 +36,7 @@ def gathers_table(machine: Machine) -> Table:
     return table_of(machine, "gathers", records, caption, sortable=False)
 
 
-def _figures(own: list[Record], base: float, machine: Machine) -> Row:
+def _figures(own: Sequence[Record], base: float, machine: Machine) -> Row:
     by_metric: Row = {r["metric"]: r for r in own if not r["part"]}
     size, apart = _sum(own, "wire_bytes", "all_gather"), by_metric.get("loss_deviation")
     figures = {
@@ -57,5 +53,5 @@ def _figures(own: list[Record], base: float, machine: Machine) -> Row:
     return figures
 
 
-def _sum(rows: list[Record], metric: str, collective: str) -> float:
+def _sum(rows: Sequence[Record], metric: str, collective: str) -> float:
     return sum(r["value"] for r in rows if r["metric"] == metric and r["part"].startswith(collective))

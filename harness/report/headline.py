@@ -12,19 +12,20 @@ import shlex
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.judge.model_title import title_of
 from harness.judge.verdict.result import percent
 from harness.machine import mfu
 from harness.report.compared import names
-from harness.report.records import SQNR, arm_records, newest, newest_fp8, numerics_by_arm
+from harness.report.records import SQNR, arm_records, fp8_by_arm, gemms, has_time, numerics_by_arm
+from harness.report.runs import newest
 from harness.report.standings import recipe, standings
 from harness.report.table import STYLES, Cell, Column, Table, columns, filled, known, make_table, resolved_of
-from harness.report.verdicts import counted, what_of
+from harness.report.verdicts import what_of
 from harness.store import text
 from harness.store.arm import arm_of
-from harness.store.compare import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -103,15 +104,7 @@ def _title(machine: Machine, standing: Standing) -> str:
 
 
 def _gain(_: Machine, standing: Standing) -> Shown:
-    pairs = standing.pairs
-    if not pairs:
-        return NOTHING
-    verdicts, values = {p["verdict"] for p in pairs}, [p["speedup"] for p in pairs]
-    shown = Cell(text.ratio(standing.gain), standing.gain, verdicts.pop() if len(verdicts) == 1 else "")
-    if len(values) > 1:
-        return replace(shown, note=text.spread(min(values), max(values), *counted(pairs))), pairs
-    interval = text.interval(pairs[0]["low"], pairs[0]["high"])
-    return shown if interval == text.NONE else replace(shown, interval=interval), pairs
+    return (standing.shown, standing.pairs) if standing.pairs else NOTHING
 
 
 def _worst(machine: Machine, standing: Standing) -> Shown:
@@ -136,7 +129,7 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
     shares: list[float] = []
     flags: set[str] = set()
     rows = []
-    for r in newest(arm_records(machine, "train")):
+    for r in newest(arm_records(machine, "train"), has_time):
         converted = resolved_of(r).get("fp8_layers", 1)  # 0 where no layer is advised: the arm ran in bf16
         if r["arm"] == standing.arm and r["status"] == "ok" and converted:
             found = mfu.of_row(r, machine.device, machine.achieved or None)
@@ -159,16 +152,16 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Shown:
 
 def proof(machine: Machine, standing: Standing) -> Shown:
     """FP8 GEMMs that a profiler saw of those expected; "" where nothing counted them."""
-    rows = newest_fp8(machine)
-    own = [r for r in rows if arm_of(r) == standing.fields != standing.computes]
-    own = own or [r for r in rows if recipe(arm_of(r)) == standing.computes]
-    counts = [r for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]
+    arms = fp8_by_arm(machine).values()
+    own = [r for rows in arms if arm_of(rows[0]) == standing.fields != standing.computes for r in rows]
+    own = own or [r for rows in arms if recipe(arm_of(rows[0])) == standing.computes for r in rows]
+    counts = [r for r in own if gemms(r).seen is not None]
     if not counts:
-        direct = [r for r in own if "float8" in str(resolved_of(r).get("a_dtype"))]
+        direct = [r for r in own if gemms(r).direct]
         return (Cell("direct", "direct", note="float8 operands"), direct) if direct else NOTHING
-    every = [resolved_of(r) for r in counts]
-    seen = sum(about["fp8_gemms"] for about in every)
-    due = sum(about.get("fp8_gemms_expected", about["fp8_gemms"]) for about in every)
+    seen, due = (
+        sum(each) for each in zip(*((ran.seen or 0, ran.due) for ran in map(gemms, counts)), strict=True)
+    )
     return Cell(f"{seen} of {due}", seen / due if due else 0.0, "bad" if seen < due else ""), counts
 
 
@@ -195,62 +188,57 @@ class Claim:
     """Numbers of a headline that rest on the same cases.
 
     Attributes:
+        place: its number on the page.
         subject: whose numbers they are.
         rows: (run id, case id) of what they rest on.
-        conditions: device, power limit, versions, commit, date.
         commands: what measures them again, a command a run.
         values: each number as the headline shows it, with what it is.
     """
 
+    place: int
     subject: str
-    rows: tuple[tuple[str, str], ...]
-    conditions: str
-    commands: tuple[str, ...]
+    rows: Sequence[tuple[str, str]]
+    commands: str
     values: list[str]
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Collects the claims of a page in the order in which they are made."""
+    """Collects the claims of a page in the order in which they are made, by conditions, subject and rows."""
 
-    claims: list[Claim] = field(default_factory=list)
+    claims: dict[Any, Claim] = field(default_factory=dict)
 
     def add(
         self, machine: Machine, conditions: str, subject: str, value: str, rows: Iterable[tuple[str, str]]
     ) -> str:
         """Enters a number as it is shown, with what it rests on; returns the id of its claim within the page, "claim-3"."""
         rows = tuple(sorted(rows))
-        for place, claim in enumerate(self.claims, 1):
-            if (claim.subject, claim.conditions, claim.rows) == (subject, conditions, rows):
-                claim.values.append(value)
-                return f"claim-{place}"
-        commands = [
-            again(run, own) for run in machine.runs if (own := [c for r, c in rows if r == run.run_id])
-        ]
-        self.claims.append(Claim(subject, rows, conditions, tuple(dict.fromkeys(commands)), [value]))
-        return f"claim-{len(self.claims)}"
+        cases = gathered(rows)
+        commands = dict.fromkeys(again(run, cases[run.run_id]) for run in machine.runs if run.run_id in cases)
+        made = Claim(len(self.claims) + 1, subject, rows, "\n".join(commands), [])
+        claim = self.claims.setdefault((conditions, subject, rows), made)
+        claim.values.append(value)
+        return f"claim-{claim.place}"
 
     def tables(self) -> list[Table]:
         """The ledger, a table for each set of conditions, its claims in the order of the page."""
-        groups: dict[str, list[tuple[int, Claim]]] = {}
-        for place, claim in enumerate(self.claims, 1):
-            groups.setdefault(claim.conditions, []).append((place, claim))
+        groups = gathered((key[0], claim) for key, claim in self.claims.items())
         return [_claims(i, conditions, own) for i, (conditions, own) in enumerate(groups.items())]
 
 
-def _claims(place: int, conditions: str, claims: Sequence[tuple[int, Claim]]) -> Table:
-    runs = {run for _, claim in claims for run, _ in claim.rows}
+def _claims(place: int, conditions: str, claims: Sequence[Claim]) -> Table:
+    runs = {run for claim in claims for run, _ in claim.rows}
 
-    def cases(numbered: tuple[int, Claim]) -> Cell:
-        own, every = (list(dict.fromkeys(key[i] for key in numbered[1].rows)) for i in (0, 1))
+    def cases(claim: Claim) -> Cell:
+        own, every = (list(dict.fromkeys(key[i] for key in claim.rows)) for i in (0, 1))
         return Cell(text.some(every, 3), style="id", note=f"run {text.some(own, 2)}" if len(runs) > 1 else "")
 
     columns = (
-        Column("", lambda c: Cell(str(c[0]), anchor=f"claim-{c[0]}")),
-        Column("claim", lambda c: c[1].subject),
-        Column("value", lambda c: "; ".join(c[1].values)),
+        Column("", lambda c: Cell(str(c.place), anchor=f"claim-{c.place}")),
+        Column("claim", "subject"),
+        Column("value", lambda c: "; ".join(c.values)),
         Column("cases", cases),
-        Column("measure it again", lambda c: Cell("\n".join(c[1].commands), style="command")),
+        Column("measure it again", lambda c: Cell(c.commands, style="command")),
     )
     caption = f"{conditions}." + (f" Run {next(iter(runs))}." if len(runs) == 1 else "")
     return make_table(f"claims-{place}", columns, claims, caption, sortable=False)

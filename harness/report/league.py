@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.report.records import SQNR, arm_records
-from harness.report.section import Section, section
 from harness.report.table import Cell, Table, known, resolved_of, table_of
 from harness.report.words import say
 from harness.store import stats, text
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     Times = Mapping[tuple[str, str], Record]  # of an arm, by run and case
 
 LEVELS = {"cast": "cast", "gemm": "GEMM", "linear": "linear layer", "train": "training step"}
-
-
-def league(machine: Machine) -> Section:
-    """Who is faster than fp8core."""
-    return section(machine, "league", timed=True, first=[league_table(machine)])
 
 
 def league_table(machine: Machine) -> Table:

@@ -75,4 +75,4 @@ def sort_key(value: object) -> str:
 
 def pack(text: str) -> str:
     """Text as gzip in base64, for the page to unpack; the same text gives the same bytes (mtime=0)."""
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
@@ -13,6 +14,7 @@ from harness.report.drawing import (
     MUTED,
     PAPER,
     Chart,
+    forest,
     look,
     ratio_axis,
     ratio_limits,
@@ -127,27 +129,23 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
     ordered = sorted(standing.pairs, key=lambda p: p["speedup"])
     step = max(1, -(-len(ordered) // MOST_CASES))
     pairs = [*ordered[::step], *ordered[-1:]] if step > 1 else ordered
-    ends = [standing.gain]
+    ends, small = (
+        [standing.gain],
+        {"marker": "." * (len(pairs) > 1), "markersize": 3, "color": style["color"]},
+    )
     for i, pair in enumerate(pairs):
-        at = y + 0.62 * ((i + 0.5) / len(pairs) - 0.5)
-        floor, interval = pair["floor"], [v for v in (pair["low"], pair["high"]) if known(v)]
+        at, floor = y + 0.62 * ((i + 0.5) / len(pairs) - 0.5), pair["floor"]
         if known(floor):
             height = 0.62 / len(pairs)
             axes.barh(at, floor - 1 / floor, left=1 / floor, height=height, color=BAND, linewidth=0)
-        if interval:
-            axes.hlines(at, interval[0], interval[-1], color=style["color"], linewidth=1.6)
-        if len(pairs) > 1:
-            axes.plot([pair["speedup"]], [at], marker=".", markersize=3, color=style["color"])
-        ends += [pair["speedup"], *interval]
+        ends += forest(axes, [(at, pair["speedup"], pair["low"], pair["high"])], small, 1.6)
     axes.plot([standing.gain], [y], **style | {"markersize": 7.5})
     return ends
 
 
 def _quality(machine: Machine) -> Chart | None:
-    by_recipe: dict[Arm, list[Worst]] = {}
-    for w in numerics_by_arm(machine):
-        if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES and recipe(w.fields) != Arm():
-            by_recipe.setdefault(recipe(w.fields), []).append(w)
+    judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES)
+    by_recipe = gathered((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
     if not by_recipe:
         return None
     found = dict(list(by_recipe.items())[:MOST_ARMS])

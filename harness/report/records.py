@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.report.runs import once
+from harness.judge import gathered
+from harness.machine.mfu import floor_seconds
+from harness.report.runs import newest, once
 from harness.report.table import known, resolved_of
 from harness.store.arm import Arm, arm_of
-from harness.store.compare import FP8_DTYPES, SECONDS, TIMES, rows_of
+from harness.store.compare import FP8_DTYPES, SECONDS, TIMES
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections import defaultdict
+    from collections.abc import Mapping, Sequence
 
     from harness.machine.hardware import Device
     from harness.report.runs import Machine
@@ -52,8 +56,7 @@ def arm_records(machine: Machine, suite: str) -> list[Row]:
     Beside the columns of the store, where they are known: `GAINS` of the paired ratio, every other metric of the arm by
     its name, `copy_share` of the measured copy bandwidth, `peak_share` and `over_peak` of the published peak.
     """
-    pairs = rows_of(machine.every_ratio[machine.every_ratio["suite"] == suite])
-    ratios = {(key_of(r), r["regime"], r["metric"]): r for r in pairs}
+    ratios = {(key_of(r), r["regime"], r["metric"]): r for r in machine.every_pair if r["suite"] == suite}
     figures: dict[Key, dict[str, float]] = {}
     for r in machine.pick(suite=suite, status="ok", part=""):
         if r["metric"] not in TIMES:
@@ -73,20 +76,15 @@ def arm_records(machine: Machine, suite: str) -> list[Row]:
     return records
 
 
-def newest(records: Iterable[Row]) -> list[Row]:
-    """Record of the newest run for each case, arm and regime; prefer records with a time."""
-    found: dict[tuple[str, ...], Row] = {}
-    for r in records:
-        key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])
-        if key not in found or r["status"] == "ok" or found[key]["status"] != "ok":
-            found[key] = r
-    return list(found.values())
+def has_time(record: Row) -> bool:
+    """Whether an arm was measured."""
+    return bool(record["status"] == "ok")
 
 
 def isolated(machine: Machine, suite: str) -> list[Row]:
     """The newest records of a suite that have a time, measured alone."""
-    records = newest(arm_records(machine, suite))
-    return [r for r in records if r["status"] == "ok" and r["regime"] in ("isolated", "")]
+    records = newest(arm_records(machine, suite), has_time)
+    return [r for r in records if has_time(r) and r["regime"] in ("isolated", "")]
 
 
 def _against_peak(device: Device | None, row: Record) -> Row:
@@ -97,14 +95,14 @@ def _against_peak(device: Device | None, row: Record) -> Row:
     """
     seconds = row["value"] * SECONDS[row["unit"]]
     work = {str(d): float(f) for d, f in parse(row["flops"]).items() if f}
-    peaks = {d: device.peak_tflops(d) if device else None for d in work}
-    if device is None or None in peaks.values():
+    least = floor_seconds(work, {d: device.peak_tflops(d) for d in work}) if device else None
+    if device is None or least is None:
         return {"peak_share": math.nan, "peak_known": False}
+    share = least / seconds
     if not work:
         share = row["gb_per_s"] / (1e3 * device.bandwidth_tb_s)
         over = None if share > 1 else False
     else:
-        share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
         clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
         over = device.exceeds_peak(work, seconds, statistics.median(clocks) if clocks else None)
     which = {True: "above the peak at the measured clock", None: "above the published peak", False: ""}[over]
@@ -121,10 +119,30 @@ def fp8_rows(machine: Machine) -> list[Row]:
     return list(found.values())
 
 
+class Gemms(NamedTuple):
+    """FP8 GEMMs of a row: those that a profiler saw (None: nothing counted) of those due; `direct`: its operands were float8."""
+
+    seen: int | None
+    due: int
+    direct: bool
+
+    @property
+    def short(self) -> bool:
+        """Whether FP8 did not run where it should; 0 of 0 is none, not all."""
+        return self.seen is not None and (self.seen < self.due or not self.seen)
+
+
+def gemms(row: Record) -> Gemms:
+    """What a row says of its GEMMs. A suite that counts gives no time to an arm that falls short."""
+    about = resolved_of(row)
+    seen = about.get("fp8_gemms")
+    return Gemms(seen, about.get("fp8_gemms_expected", seen), "float8" in str(about.get("a_dtype")))
+
+
 @once
-def newest_fp8(machine: Machine) -> list[Row]:
-    """The newest of `fp8_rows` for each case, arm and regime."""
-    return newest(fp8_rows(machine))
+def fp8_by_arm(machine: Machine) -> defaultdict[tuple[str, str], list[Row]]:
+    """The newest of `fp8_rows` for each case and regime, by suite and arm."""
+    return gathered(((r["suite"], r["arm"]), r) for r in newest(fp8_rows(machine), has_time))
 
 
 @once
@@ -217,41 +235,35 @@ class Worst:
 @once
 def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for r in machine.pick(metric=NUMERICS, status="ok", part=""):
-        groups.setdefault((r["suite"], r["arm"]), []).append(r)
+    groups = gathered(
+        ((r["suite"], r["arm"]), r) for r in machine.pick(metric=NUMERICS, status="ok", part="")
+    )
     fp8 = {(r["suite"], r["arm"]) for r in fp8_rows(machine)}
     return [_worst(rows, key in fp8) for key, rows in groups.items()]
 
 
 def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
-    numbers: dict[str, list[float]] = {}
-    for r in rows:
-        if known(r["value"]):
-            numbers.setdefault(r["metric"], []).append(r["value"])
+    by_metric = gathered((r["metric"], r) for r in rows)
 
     def values(*metrics: str) -> list[float]:
-        return [value for metric in metrics for value in numbers.get(metric, ())]
+        return [r["value"] for metric in metrics for r in by_metric[metric] if known(r["value"])]
 
     codes = values("mismatches")
     # Every case has a bound of its own: that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3. Smallest margin first.
-    found: dict[str, tuple[float, float, float | None, tuple[str, str]]] = {}
-    for r in rows:
-        metric, value, stored = r["metric"], float(r["value"]), resolved_of(r).get("sqnr_bound_db")
-        bound = stored.get(metric) if isinstance(stored, dict) else stored if metric == "sqnr_db" else None
-        margin = value if bound is None else value - float(bound)
-        if metric in SQNR and (metric not in found or margin < found[metric][0]):
-            found[metric] = (margin, value, bound, (r["run_id"], r["case_id"]))
-    near = {metric: found[metric] for metric in SQNR if metric in found}
+    near = {}
+    for metric in SQNR:
+        margins = [(r["value"] - (_bound(r) or 0.0), r) for r in by_metric[metric]]
+        if margins:
+            near[metric] = min(margins, key=itemgetter(0))[1]
     return Worst(
         rows[0]["suite"],
         rows[0]["arm"],
         arm_of(rows[0]),
         is_fp8 or bool(codes),  # a cast does no FLOPs; what it makes is FP8 all the same
         len({r["case_id"] for r in rows}),
-        {metric: value for metric, (_, value, _, _) in near.items()},
-        {metric: float(bound) for metric, (_, _, bound, _) in near.items() if bound is not None},
-        {metric: where for metric, (*_, where) in near.items()},
+        {metric: float(r["value"]) for metric, r in near.items()},
+        {metric: bound for metric, r in near.items() if (bound := _bound(r)) is not None},
+        {metric: (r["run_id"], r["case_id"]) for metric, r in near.items()},
         min(values(*ROW_SQNR), default=math.nan),
         min(values("accum_sqnr_db"), default=math.nan),
         max(values("underflow_frac"), default=math.nan),
@@ -260,15 +272,21 @@ def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
     )
 
 
+def _bound(row: Record) -> float | None:
+    """The least SQNR that its suite accepts, where it stores one."""
+    stored = resolved_of(row).get("sqnr_bound_db")
+    if not isinstance(stored, dict):
+        stored = {"sqnr_db": stored}
+    bound = stored.get(row["metric"])
+    return None if bound is None else float(bound)
+
+
 @once
 def unchecked(machine: Machine, suite: str) -> list[Row]:
     """Times of FP8 in a suite whose result nothing checked in the same run: no SQNR, no codes, no first step."""
     checked = {key_of(r) for r in machine.pick(suite=suite, metric=(*SQNR, "mismatches"), status="ok")}
-    return [
-        r
-        for r in newest_fp8(machine)
-        if r["suite"] == suite and key_of(r) not in checked and "first_loss" not in resolved_of(r)
-    ]
+    own = [r for key, rows in fp8_by_arm(machine).items() if key[0] == suite for r in rows]
+    return [r for r in own if key_of(r) not in checked and "first_loss" not in resolved_of(r)]
 
 
 # First steps

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
     from harness.report.section import Section
 
+NO_WORDS = Markup()
 FOLD = 12  # rows of a table that stays open; a longer one is folded
 
 
@@ -96,10 +97,19 @@ def render(
     return Page(html, markdown, {f"{c.key}.svg": standalone(c, css) for c in charts})
 
 
-def render_sections(title: str, kicker: str, subtitle: str, shown: Sequence[Section]) -> str:
-    """A page of sections alone, about no machine, in HTML without JavaScript."""
+def render_sections(
+    title: str, kicker: str, subtitle: str, shown: Sequence[Section], words: Markup = NO_WORDS
+) -> str:
+    """A page of sections alone, then some words, about no machine, in HTML without JavaScript."""
     empty = dict.fromkeys(("machines", "notices", "definitions", "shared", "ledger", "runs", "problems"), ())
-    about = {"title": title, "kicker": kicker, "subtitle": subtitle, "first": shown, "overview": None}
+    about = {
+        "title": title,
+        "kicker": kicker,
+        "subtitle": subtitle,
+        "first": shown,
+        "overview": None,
+        "words": words,
+    }
     css = (HERE / "page.css").read_text(encoding="utf-8")
     return _jinja().get_template("page.html.j2").render(**empty, **about, css=css)
 
@@ -141,7 +151,7 @@ def _jinja() -> jinja2.Environment:
         count=text.count,
     )
     environment.globals.update(
-        script="", rows=markup.rows_html, pack=markup.pack, shown=markup.SHOWN, most_markdown=markup.MOST_MARKDOWN,
+        script="", words="", rows=markup.rows_html, pack=markup.pack, shown=markup.SHOWN, most_markdown=markup.MOST_MARKDOWN,
         fold=FOLD,
     )  # fmt: skip
     return environment

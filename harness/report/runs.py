@@ -39,7 +39,7 @@ from harness.store.json_columns import parse
 from harness.store.private import public
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -141,12 +141,14 @@ class Machine:
         return _plain(paired_ratios(self.frame))
 
     @cached_property
-    def ratios(self) -> pd.DataFrame:
-        """The newest ratio of each case, arm and regime; one that could be formed before one that could not."""
-        found = self.every_ratio
-        formed = found.assign(formed=found["speedup"].notna()).sort_values("formed", kind="stable")
-        newest = formed.drop_duplicates(["suite", "case_id", "arm", "regime", "metric"], keep="last")
-        return newest.drop(columns="formed").sort_index()
+    def every_pair(self) -> list[Row]:
+        """The same as records, to be read only."""
+        return rows_of(self.every_ratio)
+
+    @cached_property
+    def pairs(self) -> list[Row]:
+        """The newest of them for each case, arm and regime; one that could be formed before one that could not."""
+        return newest(self.every_pair, lambda pair: pair["speedup"] == pair["speedup"])
 
     @cached_property
     def trainings(self) -> list[Setup]:
@@ -239,6 +241,16 @@ class Machine:
         return list(dict.fromkeys((*days[:1], *days[-1:])))
 
 
+def newest(records: Iterable[Row], is_whole: Callable[[Row], bool]) -> list[Row]:
+    """Record of the newest run for each case, arm, regime and metric; prefer whole ones."""
+    found: dict[tuple[str, ...], Row] = {}
+    for r in records:
+        key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])
+        if key not in found or is_whole(r) or not is_whole(found[key]):
+            found[key] = r
+    return list(found.values())
+
+
 def computed_in(axes: str) -> str:
     """ "bf16", or "fp32" where a case says that all but FP8 is computed so, whatever its arms are called."""
     return "fp32" if parse(axes).get("compute") == "fp32" else "bf16"
@@ -319,12 +331,7 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
     impossible = timed[timed].index[[not stats.are_times(x) for x in frame.loc[timed, "samples"]]]
     why = "a stored sample is no time: not finite, or not above 0"
-    instead: Row = {
-        "reason": why,
-        "status": "failed",
-        "cause": str(Cause.ERROR),
-        "value": math.nan,
-    }
+    instead: Row = {"reason": why, "status": "failed", "cause": str(Cause.ERROR), "value": math.nan}
     for column, value in instead.items():
         frame.loc[impossible, column] = value
     frame.attrs = attributes
@@ -370,7 +377,8 @@ def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
     for env_id in dict.fromkeys(e for _, frame in parts for e in frame["env_id"]):
         own = [(run, rows) for run, frame in parts if len(rows := frame[frame["env_id"] == env_id])]
         whole = pd.concat([rows for _, rows in own], ignore_index=True)
-        whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)  # a run that was copied is one run
+        if len(own) > 1:  # a run that was copied is one run
+            whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)
         envs = tuple(dict(parse(env)) for env in whole["env"].unique())
         machines.append(Machine(str(env_id), envs, tuple(run for run, _ in own), with_rates(whole)))
     # GPUs first: they are what the question is about.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harness.report.section import Section, section
+from harness.judge import gathered
 from harness.report.table import Cell, Table, resolved_of, table_of
 from harness.store import text
 
@@ -15,36 +15,30 @@ if TYPE_CHECKING:
 _GB = 1e9
 
 
-def scale(machine: Machine) -> Section:
-    """The predicted steps."""
-    return section(machine, "scale", tables=[scale_table(machine)])
-
-
 def scale_table(machine: Machine) -> Table:
     """A row for each predicted step: what a GPU sends for what, its memory, its tokens/s and MFU.
 
     One for each case and arm of the newest run that has it, by job and then by size: runs at once end in any order.
     """
     without = machine.constant_axes("scale")
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in sorted(machine.pick(suite="scale", status="ok"), key=lambda r: str(r["run_id"])):
-        key, resolved = (row["case_id"], row["arm"]), resolved_of(row)
-        if found.get(key, {}).get("run_id") != row["run_id"]:
-            axes = dict(text.axes_of(row["axes"]))
-            world = axes.pop("world", None)
-            found[key] = {name: row[name] for name in ("run_id", "arm", "axes")} | {"world": world}
-            found[key] |= {name: resolved.get(name) for name in ("tokens_per_s", "mfu_mixed")}
-            found[key] |= {"job": text.case_label(axes, without), "speedup": _speedup(resolved)}
-        record = found[key]
-        if row["metric"] == "sent_bytes" and row["part"]:
-            record[row["part"]] = row["value"] / _GB
-        elif (row["metric"], row["part"]) == ("predicted_memory_bytes", ""):
-            record["memory"] = _memory(row["value"], resolved.get("fits", True))
-        elif (row["metric"], row["part"]) == ("predicted_step_ms", "communication"):
-            record["exposed"] = row["value"]
-        elif not row["part"]:
-            record[row["metric"]] = row["value"]
-    records = sorted(found.values(), key=lambda r: (r["job"], r["world"] or 0, r["arm"]))
+    records = []
+    for every in gathered(
+        ((r["case_id"], r["arm"]), r) for r in machine.pick(suite="scale", status="ok")
+    ).values():
+        last = max(every, key=lambda r: str(r["run_id"]))
+        own = {(r["metric"], r["part"]): r["value"] for r in every if r["run_id"] == last["run_id"]}
+        resolved, axes = resolved_of(last), dict(text.axes_of(last["axes"]))
+        record = {"world": axes.pop("world", None), "arm": last["arm"], "axes": last["axes"]}
+        record |= {name: resolved.get(name) for name in ("tokens_per_s", "mfu_mixed")}
+        record |= {"job": text.case_label(axes, without), "speedup": _speedup(resolved)}
+        record |= {metric: value for (metric, part), value in own.items() if not part}
+        record |= {
+            part: value / _GB for (metric, part), value in own.items() if metric == "sent_bytes" and part
+        }
+        if size := own.get(("predicted_memory_bytes", "")):
+            record["memory"] = _memory(size, resolved.get("fits", True))
+        records.append(record | {"exposed": own.get(("predicted_step_ms", "communication"))})
+    records.sort(key=lambda r: (r["job"], r["world"] or 0, r["arm"]))
     shared = text.axes_said(text.axes_of(records[0]["axes"]), sorted(without)) if records else ""
     return table_of(
         machine, "scale", records, f"Predictions, all with {shared}." if shared else "Predictions."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from harness.report.drawing import INK, MUTED, SERIES, Chart, ratio_axis, ratio_limits, sheet, styled
-from harness.report.words import HERE
+from harness.report.drawing import INK, MUTED, SERIES, Chart, forest, ratio_axis, ratio_limits, sheet, styled
+from harness.report.render import render_sections
+from harness.report.section import Section
 from harness.store.measurement import METRICS
 from harness.store.text import axes_of, case_label, constant_axes, short
 
@@ -34,17 +34,13 @@ def page(found: Changes, frames: Sequence[pd.DataFrame], names: Sequence[str], t
         names: of both.
         told: the words on it, recorded by a console.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
-    )
     charts = [*_ratios(found, names), *_curves(frames, names)]
     # rich escapes what it records
     words = Markup(
         told.export_html(inline_styles=True, code_format='<pre style="white-space: pre">{code}</pre>')
     )
-    css = (HERE / "page.css").read_text(encoding="utf-8")
-    template = environment.get_template("side_by_side.html.j2")
-    return template.render(title=" and ".join(names), charts=charts, words=words, css=css)
+    shown = [Section("moved", "What moved", charts=charts)] if charts else []
+    return render_sections(" and ".join(names), "Two runs side by side", "", shown, words)
 
 
 @styled
@@ -55,15 +51,13 @@ def _ratios(found: Changes, names: Sequence[str]) -> list[Chart]:
     constant = constant_axes(t.axes for t in found.times)
     rows = [f"{short(case_label(axes_of(t.axes), constant), 40)} {t.arm}" for t in ranked]
     drawn = sheet("ratios", 1.0 + 0.26 * len(rows), grid="x", rows=rows)
-    axes = drawn.axes
+    axes, ends = drawn.axes, list[float]()
     axes.axvline(1, color=INK, linewidth=0.9)
     for y, t in enumerate(ranked):
         colour = SERIES[1] if t.verdict in ("slower", "faster") else MUTED
-        if t.low is not None and t.high is not None:
-            axes.hlines(y, t.low, t.high, color=colour, linewidth=1.3)
-        axes.plot([t.ratio], [y], "o", color=colour)
+        ends += forest(axes, [(y, t.ratio, t.low, t.high)], {"color": colour, "marker": "o"})
     ratio_axis(axes.xaxis, axes.set_xscale)
-    axes.set_xlim(*ratio_limits(x for t in ranked for x in (t.ratio, t.low, t.high) if x is not None))
+    axes.set_xlim(*ratio_limits(ends))
     axes.set_xlabel(
         f"time in {short(names[1], 40)} over {short(names[0], 40)}; above 1 is slower (log scale)"
     )

@@ -5,19 +5,20 @@ which rests on the answers and on these arms.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.judge.verdict.rows import is_candidate, unshown
-from harness.report.records import first_steps, newest_fp8, numerics_by_arm, unchecked
+from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
-from harness.report.table import resolved_of
-from harness.report.verdicts import STUDIES, WHAT, by_arm, deciding, fp8_pairs, rank, what_of
+from harness.report.table import Cell, known
+from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
 from harness.report.words import titled
 from harness.store import text
 from harness.store.arm import Arm, arm_of, parse
 from harness.store.cause import REFUTED
-from harness.store.compare import BOTH_SIDES, DISTURBED, rows_of
+from harness.store.compare import BOTH_SIDES, DISTURBED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,16 @@ class Standing:
         """Its recipe."""
         return recipe(self.fields)
 
+    @property
+    def shown(self) -> Cell:
+        """Its gain, with the interval of one case or the range over several."""
+        values, verdicts = [p["speedup"] for p in self.pairs], {p["verdict"] for p in self.pairs}
+        cell = Cell(text.ratio(self.gain), self.gain, verdicts.pop() if len(verdicts) == 1 else "")
+        if len(values) > 1:
+            return replace(cell, note=text.spread(min(values), max(values), *counted(self.pairs)))
+        pair = self.pairs[0]
+        return replace(cell, interval=text.interval(pair["low"], pair["high"]) if known(pair["low"]) else "")
+
 
 def recipe(arm: Arm) -> Arm:
     """What an arm computes, however it is run: the recipe and whose it is; an empty arm where it is of no recipe.
@@ -62,11 +73,10 @@ def recipe(arm: Arm) -> Arm:
 @once
 def standings(machine: Machine) -> list[Standing]:
     """Arms of the deciding suite by gain; where no speed counts, one for each recipe."""
-    pairs = fp8_pairs(machine)
-    pairs = pairs[pairs["speedup"].notna() & (pairs["regime"] != "sustained")]
-    if machine.is_gpu and len(pairs):
-        suite = min(pairs["suite"].unique(), key=rank)
-        found = by_arm(pairs[pairs["suite"] == suite])
+    pairs = [p for p in fp8_pairs(machine) if known(p["speedup"]) and p["regime"] != "sustained"]
+    if machine.is_gpu and pairs:
+        suite = min((p["suite"] for p in pairs), key=rank)
+        found = by_arm(p for p in pairs if p["suite"] == suite)
         every = [Standing(arm_of(own[0]), suite, own, gain) for _, gain, own in found]
         return sorted(every, key=lambda s: (-s.gain, s.arm))
     arms = [w.fields for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
@@ -82,7 +92,8 @@ def timed(machine: Machine) -> list[Standing]:
 def in_question(machine: Machine) -> list[Standing]:
     """Arms that the answer about speed rests on: those of one suite and mode."""
     part = deciding(machine) if machine.is_gpu else None
-    return [s for s in timed(machine) if part and s.suite == part.suite and s.arm in set(part.pairs["arm"])]
+    arms = {(part.suite, p["arm"]) for p in part.pairs} if part else ()
+    return [s for s in timed(machine) if (s.suite, s.arm) in arms]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +107,8 @@ class Unjudged:
 
 def unjudged(machine: Machine, suite: str) -> list[Unjudged]:
     """FP8 arms of a suite that were asked for and have no ratio in any case, with the first reason of each."""
-    ratios = machine.ratios
-    own = rows_of(ratios[(ratios["suite"] == suite) & (ratios["regime"] != "sustained")])
-    formed = {r["arm"] for r in own if r["speedup"] == r["speedup"]}
+    own = [p for p in machine.pairs if p["suite"] == suite and p["regime"] != "sustained"]
+    formed = {r["arm"] for r in own if known(r["speedup"])}
     found: dict[str, Unjudged] = {}
     for r in own:
         arm = arm_of(r)
@@ -129,8 +139,8 @@ def doubts(machine: Machine, arm: str) -> list[str]:
     A loss that was not judged counts only where another recipe's was.
     """
     (standing,) = (s for s in standings(machine) if s.arm == arm)
-    pairs, every = standing.pairs, fp8_pairs(machine)
-    own = rows_of(every[(every["suite"] == standing.suite) & (every["arm"] == arm)])
+    pairs = standing.pairs
+    own = [p for p in fp8_pairs(machine) if (p["suite"], p["arm"]) == (standing.suite, arm)]
     not_slower = {p["case_id"] for p in pairs if p["verdict"] != "slower"}
     loaded = [p for p in own if p["regime"] == "sustained" and p["case_id"] in not_slower]
     missing = sum(p["verdict"] == "missing" and p["regime"] != "sustained" for p in own)
@@ -165,7 +175,8 @@ def _results(machine: Machine, standing: Standing) -> str:
     if any(s.fault for s in steps):
         return "first step not sound"
     if standing.pairs:
-        bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == standing.arm}
+        arm = standing.arm
+        bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == arm}
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
     passed = any(w.suite not in STUDIES and (w.sqnr or w.checked_codes) for w in checked)
@@ -174,16 +185,12 @@ def _results(machine: Machine, standing: Standing) -> str:
 
 def _gemms(machine: Machine, standing: Standing) -> str:
     """Case by case: what one case ran too often makes up for no other."""
-    rows = [r for r in newest_fp8(machine) if (r["suite"], r["arm"]) == (standing.suite, standing.arm)]
-    every = [resolved_of(r) for r in rows]
-    counts = [
-        (a["fp8_gemms"], a.get("fp8_gemms_expected", a["fp8_gemms"])) for a in every if "fp8_gemms" in a
-    ]
-    short = [(seen, due) for seen, due in counts if seen < due or not seen]
-    if short:
+    rows = fp8_by_arm(machine)[standing.suite, standing.arm]
+    every = [gemms(r) for r in rows]
+    if short := [(ran.seen or 0, ran.due) for ran in every if ran.short]:
         seen, due = map(sum, zip(*short, strict=True))
         return _among(len(short), rows, f"only {seen} of {due} GEMMs in FP8 in ")
-    uncounted = sum("fp8_gemms" not in a and "float8" not in str(a.get("a_dtype")) for a in every)
+    uncounted = sum(ran.seen is None and not ran.direct for ran in every)
     return "FP8 not proved" if uncounted == len(every) else _among(uncounted, rows, "FP8 not proved in ")
 
 
@@ -249,28 +256,17 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
 
 
 def _words(best: Standing) -> str:
-    values = [p["speedup"] for p in best.pairs]
-    within = text.interval(best.pairs[0]["low"], best.pairs[0]["high"])
-    if len(values) > 1:
-        within = f"{text.number(min(values))} to {text.number(max(values))} over {text.plural(len(values), 'case')}"
-    within = ", ".join(filter(None, (within, _under(BOTH_SIDES, best.pairs))))
+    shown, both = best.shown, _under(BOTH_SIDES, best.pairs)
+    within = ", ".join(filter(None, (shown.interval, shown.note, both))) or text.NONE
     against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
-    return (
-        f"{best.arm} runs {what_of(best.suite)} at {text.ratio(best.gain)} the speed of {against} ({within})"
-    )
+    return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
 
 
 def _in_doubt(machine: Machine) -> str:
     """Arms in doubt by name; of arms that share their doubts the first ones."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for s in timed(machine):
-        if why := doubts(machine, s.arm):
-            alike.setdefault(tuple(why), []).append(s.arm)
-    groups = sorted(alike.items(), key=lambda group: -len(group[0]))
-    few = [text.some(arms, MOST_NAMED, ", ") for _, arms in groups]
-    return text.some(
-        [f"{arms} ({', '.join(why)})" for arms, (why, _) in zip(few, groups, strict=True)], MOST_NAMED
-    )
+    alike = gathered((", ".join(why), s.arm) for s in timed(machine) if (why := doubts(machine, s.arm)))
+    groups = sorted(alike.items(), key=lambda group: -group[0].count(", "))
+    return text.some([f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in groups], MOST_NAMED)
 
 
 def _absent(machine: Machine) -> str:

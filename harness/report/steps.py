@@ -10,13 +10,15 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
+from harness.judge import gathered
 from harness.judge.model_title import title_of
 from harness.machine import mfu
 from harness.machine.kernels_by_name import CLASSES
 from harness.report.drawing import HATCHES, INK, SERIES, Chart, sheet, styled
 from harness.report.records import arm_records, compilations, key_of
-from harness.report.section import Section, section
 from harness.report.table import (
     NA,
     STYLES,
@@ -46,13 +48,6 @@ SUITE = "train"
 MOST_CASES = 6
 
 
-def steps(machine: Machine) -> Section:
-    """The suite `train`."""
-    tables = [*steps_tables(machine), mfu_table(machine), traces_table(machine)]
-    shown: Any = {"first": [advised_table(machine)], "charts": breakdown(machine), "tables": tables}
-    return section(machine, "train", timed=True, **shown)
-
-
 def steps_tables(machine: Machine) -> list[Table]:
     """One row a (case, arm): speed with its paired ratio, then memory, energy and what compiling costs."""
     compiling = compilations(machine)
@@ -79,7 +74,7 @@ def steps_tables(machine: Machine) -> list[Table]:
 
 def advised_table(machine: Machine) -> Table:
     """Arms that converted what was advised, against the bar that no model may lose by the advice."""
-    arms, constant = advised_arms(machine.frame, machine.ratios), machine.constant_axes(SUITE)
+    arms, constant = advised_arms(machine.frame, machine.every_ratio), machine.constant_axes(SUITE)
     records = []
     for a in arms:
         is_control, style = a.layers and math.isnan(a.predicted), STYLES.get(a.outcome, "")
@@ -101,10 +96,8 @@ def advised_table(machine: Machine) -> Table:
 
 def traces_table(machine: Machine) -> Table:
     """The traces that were asked for: which steps of which arm, and the file in the run's folder."""
-    found: dict[Any, Record] = {}
-    for r in machine.pick(suite=SUITE):
-        if resolved_of(r).get("trace") and not arm_of(r).control:
-            found.setdefault(key_of(r), r)
+    traced = (r for r in machine.pick(suite=SUITE) if resolved_of(r).get("trace") and not arm_of(r).control)
+    found = {key: own[0] for key, own in gathered((key_of(r), r) for r in traced).items()}
     runs, cases = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
     records = []
     for row in found.values():
@@ -167,37 +160,34 @@ def definitions() -> list[tuple[str, str]]:
 @styled
 def breakdown(machine: Machine) -> list[Chart]:
     """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
-    cases: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
-    labels: dict[tuple[str, str], str] = {}
-    for r in machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok"):
-        if r["part"]:
-            cases.setdefault(key_of(r)[:2], {}).setdefault(r["arm"], {})[r["part"]] = r["value"]
-            labels[key_of(r)[:2]] = machine.label(r)
+    rows = [r for r in machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok") if r["part"]]
+    cases = list(gathered((key_of(r)[:2], r) for r in rows).values())
     if not cases:
         return []
-    shown = dict(list(cases.items())[:MOST_CASES])
-    seen = {name for arms in shown.values() for classes in arms.values() for name in classes}
+    shown = [(own, list(dict.fromkeys(r["arm"] for r in own))) for own in cases[:MOST_CASES]]
+    seen = {r["part"] for own, _ in shown for r in own}
     order = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
     styles: list[Any] = [
         {"color": SERIES[i % 8], "hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
         for i in range(len(order))
     ]
     # A scale for each case: a small model's bars would vanish beside a large one's.
-    ratios = [1.2 + len(arms) for arms in shown.values()]
-    height = 0.5 + sum(0.75 + 0.31 * len(arms) for arms in shown.values())
+    ratios = [1.2 + len(arms) for _, arms in shown]
+    height = 0.5 + sum(0.75 + 0.31 * len(arms) for _, arms in shown)
     drawn = sheet(f"breakdown-{machine.env_id}", height, 1, len(shown), grid="x", height_ratios=ratios)
-    for axes, (key, arms) in zip(drawn.panels, shown.items(), strict=True):
-        left = [0.0] * len(arms)
+    for axes, (own, arms) in zip(drawn.panels, shown, strict=True):
+        times = {(r["part"], r["arm"]): r["value"] for r in own}
+        left = np.zeros(len(arms))
         for name, style in zip(order, styles, strict=True):
-            widths = [classes.get(name, 0.0) for classes in arms.values()]
+            widths = [times.get((name, arm), 0.0) for arm in arms]
             axes.barh(range(len(arms)), widths, left=left, height=0.62, **style)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
+            left += widths
         for y, total in enumerate(left):
             axes.annotate(
                 f"{text.number(total)} ms", (total, y), (5, 0), textcoords="offset points", va="center"
             )
-        axes.set_yticks(range(len(arms)), list(arms))
-        title = labels[key] if len(shown) > 1 else ""
+        axes.set_yticks(range(len(arms)), arms)
+        title = machine.label(own[0]) if len(shown) > 1 else ""
         axes.set(ylim=(len(arms) - 0.4, -0.6), xlim=(0, 1.14 * max(left) or 1.0), title=title)
     for name, style in zip(order, styles, strict=True):
         drawn.axes.barh([0], [0], label=name, **style)

@@ -79,7 +79,7 @@ class Column:
 
     Attributes:
         title: the heading, with the unit.
-        value: the record's field, or a function of the record. A `Cell` is taken as it is; a text is shown and sorts as
+        value: the record's field (the title, unless given), or a function of the record. A `Cell` is taken as it is; a text is shown and sorts as
             it is; a number is shown by `show` and sorts by its value; anything else gives an empty cell.
         hint: what the heading means, shown when it is pointed at.
         numeric: numbers are aligned right and sort as numbers.
@@ -96,7 +96,7 @@ class Column:
 
     def cell(self, record: Any) -> Cell:
         """The cell of one record."""
-        found = self.value(record) if callable(self.value) else _field(record, self.value)
+        found = self.value(record) if callable(self.value) else _field(record, self.value or self.title)
         if isinstance(found, Cell):
             return found
         if isinstance(found, str):
@@ -262,9 +262,10 @@ def make_table(
         caption: what holds of all rows.
         sortable: with sorting and a filter in the browser.
     """
-    columns = [c for c in columns if not c.needs or any(given(_field(r, c.needs)) for r in records)]
-    rows = [tuple(c.cell(r) for c in columns) for r in records[:MOST]]
-    left_out = max(0, len(records) - MOST)
+    shown = records[:MOST]
+    columns = [c for c in columns if not c.needs or any(given(_field(r, c.needs)) for r in shown)]
+    rows = [tuple(c.cell(r) for c in columns) for r in shown]
+    left_out = len(records) - len(shown)
     if left_out:
         caption += (
             f" The first {text.count(MOST)} of {text.count(len(records))} rows; the Parquet files have all."
@@ -327,7 +328,7 @@ def quantile(samples: Sequence[float], q: float) -> float | None:
 
 def known(value: object) -> TypeGuard[float]:
     """Whether a value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def given(value: object) -> bool:

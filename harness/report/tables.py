@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.report import charts
+from harness.judge import gathered
 from harness.report.drawing import EDGES, evenly
-from harness.report.records import SQNR, arm_records, compilations, numerics_by_arm
-from harness.report.section import Section, section
+from harness.report.records import SQNR, arm_records, compilations, key_of, numerics_by_arm
 from harness.report.table import (
     COMPUTED,
     NA,
@@ -26,13 +26,13 @@ from harness.report.table import (
     known,
     make_table,
     number,
+    status_cell,
     table_of,
 )
-from harness.report.verdicts import VERDICTS, extremes, fp8_pairs, rank
-from harness.report.words import blocks
+from harness.report.verdicts import extremes, fp8_pairs, geometric_mean, rank, tally
 from harness.store import stats, text
 from harness.store.arm import baseline_of
-from harness.store.compare import MODES, rows_of, square, summary
+from harness.store.compare import MODES, PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,42 +43,30 @@ if TYPE_CHECKING:
 
 MOST_SQUARES = 40
 MOST_ARMS, MOST_M, MOST_SIDE = 3, 4, 12  # of the maps
-NUMERIC = ("recipes", "outliers")  # suites whose figures mean the same on a CPU
 
 
-def findings(machine: Machine) -> Section:
+def findings(machine: Machine) -> Table:
     """What is probably wrong, with its figures, cause and way out."""
-    return section(
-        machine, "findings", first=[table_of(machine, "findings", machine.findings, sortable=False)]
-    )
+    return table_of(machine, "findings", machine.findings, sortable=False)
 
 
 def run_column(records: Sequence[Record]) -> list[Column]:
     """The column that names the run, where several runs measured the same."""
     names = ("suite", "case_id", "arm", "regime", "metric", "part")
-    seen = Counter(tuple(r[name] for name in names) for r in records)
+    several = len({r["run_id"] for r in records}) > 1
+    seen = Counter(tuple(r[name] for name in names) for r in records if several)
     return [Column("run", COMPUTED["run"])] if any(count > 1 for count in seen.values()) else []
 
 
 # FP8 against bf16
 
 
-def speed(machine: Machine) -> Section:
-    """Every paired ratio."""
-    maps = heat_maps(machine, "linear")
-    shown: Any = {"first": [gains(machine)], "charts": charts.speedups(machine), "grids": maps}
-    return section(machine, "speed", {"maps": maps}, timed=True, **shown)
-
-
 def gains(machine: Machine) -> Table:
     """FP8 against bf16 by suite, arm and regime: geometric mean, extremes with their intervals, verdict counts."""
-    pairs = fp8_pairs(machine)
-    by_key: dict[tuple[Any, ...], list[Row]] = {}
     keys = ("suite", "arm", "baseline", "regime")
-    for p in rows_of(pairs):
-        by_key.setdefault(tuple(p[k] for k in keys), []).append(p)
+    groups = gathered((tuple(p[k] for k in keys), p) for p in fp8_pairs(machine))
     records = []
-    for s in sorted(rows_of(summary(pairs)), key=lambda s: (rank(s["suite"])[0], s["regime"])):
+    for key, own in sorted(groups.items(), key=lambda each: (rank(each[0][0])[0], each[0][3])):
         ends = [
             Cell(
                 text.ratio(p["speedup"]),
@@ -87,12 +75,17 @@ def gains(machine: Machine) -> Table:
                 p["where"],
                 text.interval(p["low"], p["high"]),
             )
-            for p in extremes(machine, by_key[tuple(s[k] for k in keys)])
+            for p in extremes(machine, own)
         ] or [NA]
-        mean = Cell(text.ratio(s["geometric_mean"]), s["geometric_mean"])
-        told = ", ".join(f"{s[v]} {v}" for v in VERDICTS if s[v])
-        more = {"geometric mean": mean, "slowest pair": ends[0], "fastest pair": ends[-1], "verdicts": told}
-        records.append(s | more)
+        mean = geometric_mean(own)
+        more = {
+            "geometric mean": Cell(text.ratio(mean), mean),
+            "slowest pair": ends[0],
+            "fastest pair": ends[-1],
+        }
+        records.append(
+            dict(zip(keys, key, strict=True)) | more | {"verdicts": tally(p["verdict"] for p in own)}
+        )
     return table_of(machine, "gains", records, sortable=False)
 
 
@@ -102,19 +95,20 @@ def heat_maps(machine: Machine, suite: str) -> list[Grid]:
     Of the isolated regime; none where a single shape was measured. The arms with the largest gain are drawn, compiled
     ones where there are any, since that is how models are trained, and sizes spread evenly where there are too many to draw.
     """
-    pairs = fp8_pairs(machine)
-    pairs = pairs[(pairs["suite"] == suite) & (pairs["regime"] == "isolated") & pairs["speedup"].notna()]
-    found = rows_of(pairs)
-    cells: dict[str, dict[tuple[Any, ...], list[float]]] = {}
-    for r in [r for r in found if baseline_of(r).mode == "compile"] or found:
-        sizes = tuple(text.axes_of(r["axes"]).get(name) for name in text.SIZES)
-        if all(isinstance(size, int) for size in sizes):
-            cells.setdefault(r["arm"], {}).setdefault(sizes, []).append(r["speedup"])
-    if len({sizes for own in cells.values() for sizes in own}) < 2:
+    pairs = [p for p in fp8_pairs(machine) if (p["suite"], p["regime"]) == (suite, "isolated")]
+    found = [p for p in pairs if known(p["speedup"])]
+    found = [r for r in found if baseline_of(r).mode == "compile"] or found
+    sizes_of = [tuple(text.axes_of(r["axes"]).get(name) for name in text.SIZES) for r in found]
+    cells = gathered(
+        ((r["arm"], sizes), r)
+        for r, sizes in zip(found, sizes_of, strict=True)
+        if all(isinstance(size, int) for size in sizes)
+    )
+    if len({sizes for _, sizes in cells}) < 2:
         return []
-    gain = {
-        arm: {sizes: stats.geometric_mean(v).value for sizes, v in own.items()} for arm, own in cells.items()
-    }
+    gain: dict[str, dict[tuple[Any, ...], float]] = {}
+    for (arm, sizes), own in cells.items():
+        gain.setdefault(arm, {})[sizes] = geometric_mean(own)
     arms = sorted(gain, key=lambda arm: -stats.geometric_mean(list(gain[arm].values())).value)[:MOST_ARMS]
     every = [sorted({sizes[i] for arm in arms for sizes in gain[arm]}) for i in range(3)]
     most = (MOST_M, MOST_SIDE, MOST_SIDE)
@@ -140,55 +134,42 @@ def _map_cell(speedup: float | None) -> Cell | None:
     return Cell(text.number(speedup), speedup, f"h{bisect.bisect(EDGES, speedup)}")
 
 
-def squares(machine: Machine) -> Section:
-    """The 2x2 squares of the layers."""
-    return section(machine, "squares", timed=True, grids=square_grids(machine))
-
-
 def square_grids(machine: Machine) -> list[Grid]:
     """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name.
 
     The first `MOST_SQUARES` of them: the table of the suite has all.
     """
-    timed = machine.frame[(machine.frame["suite"] == "linear") & (machine.frame["metric"] == "time_ms")]
-    cases = timed[["run_id", "case_id"]].drop_duplicates().head(MOST_SQUARES)
-    by_key: dict[tuple[str, str, str], list[Record]] = {}
-    for r in rows_of(square(timed.merge(cases, on=["run_id", "case_id"]))):
-        by_key.setdefault((r["run_id"], r["case_id"], r["regime"]), []).append(r)
+    times = [r for r in arm_records(machine, "linear") if r["metric"] == "time_ms"]
     across = [number(f"{mode} (ms)", partial(_square_cell, mode)) for mode in MODES]
     out = []
-    for key, own in by_key.items():
-        load = ", sustained" if key[2] == "sustained" else ""
-        made = make_table(
-            "-".join(("square", *key)), [Column("precision", "precision"), *across], own, sortable=False
-        )
-        out.append(Grid(machine.label({"suite": "linear", **own[0]}) + load, made))
+    for own in list(gathered((key_of(r)[:2], r) for r in times).values())[:MOST_SQUARES]:
+        regimes = gathered((r["regime"], r) for r in own)
+        absent = regimes.pop("", [])  # an arm that never ran has no regime: it is missing from all of them
+        for regime, measured in (regimes or {"": []}).items():
+            arms = {r["arm"]: r for r in (*absent, *measured)}
+            load = ", sustained" if regime == "sustained" else ""
+            key = "-".join(("square", *key_of(own[0])[:2], regime))
+            records = [{"precision": name, "arms": arms} for name in PRECISIONS]
+            made = make_table(key, [Column("precision"), *across], records, sortable=False)
+            out.append(Grid(machine.label(own[0]) + load, made))
     return out
 
 
 def _square_cell(mode: str, record: Record) -> Cell:
-    own = {
-        name: record[f"{mode}_{name}"]
-        for name in ("status", "note", "ms", "speedup", "low", "high", "verdict")
-    }
-    if own["status"] != "ok":
-        style = "bad" if own["status"] == "failed" else "muted"
-        return Cell(own["status"] or own["note"], None, style, own["note"] if own["status"] else "")
-    shown = text.number(own["ms"], 4)
-    if not known(own["speedup"]):
-        return Cell(shown, own["ms"])
-    ratio = estimate(own["speedup"], own["low"], own["high"])
+    r = record["arms"].get(f"{record['precision']}_{mode}")
+    if r is None:
+        return Cell("not measured in this run", None, "muted")
+    if r["status"] != "ok":
+        return replace(status_cell(r), note=r["reason"])
+    shown = Cell(text.number(r["value"], 4), r["value"])
+    if not known(r["speedup"]) or r["baseline"] != f"bf16_{mode}":
+        return shown
+    ratio = estimate(r["speedup"], r["low"], r["high"])
     interval = f" ({ratio.interval})" if ratio.interval else ""
-    return Cell(shown, own["ms"], own["verdict"], f"{ratio.text}{interval} {own['verdict']}")
+    return replace(shown, style=r["verdict"], note=f"{ratio.text}{interval} {r['verdict']}")
 
 
 # Numerics
-
-
-def numerics(machine: Machine) -> Section:
-    """How exact the arms are."""
-    made = [numerics_table(machine)]
-    return section(machine, "numerics", charts=charts.soundness(machine), tables=made)
 
 
 def numerics_table(machine: Machine) -> Table:
@@ -215,18 +196,6 @@ def _worst_cells(w: Worst) -> Row:
 # Each suite by itself
 
 
-def suite(machine: Machine, name: str) -> Section:
-    """The table of a suite with the figures that it has; it needs nobody who knows the suite."""
-    drawn = [chart for draw in charts.OF_SUITE.get(name, ()) for chart in draw(machine)]
-    shown: Any = {"charts": drawn, "tables": [suite_table(machine, name)]}
-    if name == "gemm":
-        shown["grids"] = heat_maps(machine, name)
-    block = f"section_suite_{name}"  # suites that are not of `section.OWN` have none
-    return section(
-        machine, name, block=block if block in blocks() else "", timed=name not in NUMERIC, **shown
-    )
-
-
 def suite_table(machine: Machine, suite: str) -> Table:
     """One row a (case, arm, regime) of a suite: what it cost, what it gained and how exact it is.
 
@@ -248,33 +217,25 @@ def suite_table(machine: Machine, suite: str) -> Table:
 # The rest
 
 
-def agreement(machine: Machine) -> Section:
+def agreement(machine: Machine) -> Table:
     """How far apart two precisions of one model are (`harness.agree`), and what is left without some layers."""
     records = [{**row, "arm_cell": row["arm"]} for row in machine.pick(suite="agree")]
-    return section(machine, "agree", block="", tables=[table_of(machine, "agreement", records)])
+    return table_of(machine, "agreement", records)
 
 
-def compile_times(machine: Machine) -> Section:
+def compile_times(machine: Machine) -> Table:
     """First call of each compiled arm, apart from every other time, and when it has paid."""
     records = [
         about | {"arm": arm, "run_id": run, "case": machine.label(about)}
         for (run, _, arm), about in compilations(machine).items()
     ]
-    made = [table_of(machine, "compile", records)]
-    return section(machine, "compile", tables=made, folded=not machine.is_gpu)
-
-
-def troubles(machine: Machine) -> Section:
-    """Every row that failed or was skipped."""
-    return section(machine, "troubles", tables=[troubles_table(machine)])
+    return table_of(machine, "compile", records)
 
 
 def troubles_table(machine: Machine) -> Table:
     """Failed and skipped rows, gathered by metric and reason: nothing is hidden, nothing said twice."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for r in machine.rows:
-        if r["status"] != "ok":
-            groups.setdefault((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), []).append(r)
+    bad = (r for r in machine.rows if r["status"] != "ok")
+    groups = gathered(((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), r) for r in bad)
     records = []
     for key, members in sorted(groups.items()):
         arms, labels, ids = (
@@ -286,14 +247,6 @@ def troubles_table(machine: Machine) -> Table:
             dict(zip(("status", "suite", "metric", "reason", "arms", "cases"), (*key, *cells), strict=True))
         )
     return table_of(machine, "troubles", records)
-
-
-def every_row(machine: Machine) -> Section:
-    """All rows, for who looks for one of them."""
-    made = rows_table(machine)
-    whole = len(made.rows) + made.left_out
-    facts = {"whole": whole, "of_parts": len(machine.frame) - whole}
-    return section(machine, "rows", facts, tables=[made], folded=True, in_markdown=False)
 
 
 def rows_table(machine: Machine) -> Table:

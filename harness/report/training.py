@@ -14,8 +14,7 @@ from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate, unshown
 from harness.judge.verdict.rows import trains_the_same as answer_over
-from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
-from harness.report.section import Section, section
+from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look, sheet, styled, ticks
 from harness.report.table import (
     NA,
     STYLES,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from harness.judge.verdict import GateResult, Settled
+    from harness.judge.verdict import GateResult
     from harness.judge.verdict.rows import Setup
     from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
@@ -62,7 +61,6 @@ _HEADINGS = {
 }  # fmt: skip
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
-_SETTLED = "gap stays small from step"
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
 GAPS = {"L4": "late gap", "L4h": "held-out gap"}
 LIMIT = 100 * MARGIN
@@ -77,18 +75,6 @@ DASHES: tuple[Any, ...] = (
     *((0, on_off) for on_off in ((5, 1, 1, 1, 1, 1), (7, 2), (1, 2), (3, 1, 1, 1))),
 )
 SECONDS_PER_HOUR = 3600
-
-
-def losses(machine: Machine) -> Section:
-    """The verdicts with their figures."""
-    drawn = [*cost_charts(machine), *loss_charts(machine)]
-    tables = [cost_table(machine), reach_table(machine), layers_table(machine)]
-    return section(machine, "divergence", charts=drawn, tables=[verdict_table(machine), *tables])
-
-
-def gates(machine: Machine) -> Section:
-    """Every gate in a sentence."""
-    return section(machine, "gates", tables=[gates_table(machine)], folded=True)
 
 
 def trains_the_same(machine: Machine) -> Answer:
@@ -133,19 +119,10 @@ def verdict_table(machine: Machine) -> Table:
             cell = Cell(outcome, outcome, "pass", "as it should")
         record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
         record |= {name: _gate_cell(gate) for name in shown if (gate := v.verdict.gate(name)) is not None}
-        records.append(
-            record
-            | {
-                "arm": Cell(v.arm, v.arm, note=note),
-                "verdict": cell,
-                _SETTLED: _settled_cell(v.verdict.settled),
-            }
-        )
-    hint = say("hint_settled")
+        records.append(record | {"arm": Cell(v.arm, v.arm, note=note), "verdict": cell})
     every = [
-        *(Column(name, name) for name in (*varying, "arm", "verdict")),
+        *(Column(name) for name in (*varying, "arm", "verdict")),
         *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
-        *([Column(_SETTLED, _SETTLED, hint)] if any(v.verdict.settled for v in verdicts) else []),
     ]
     return make_table(f"verdict-{machine.env_id}", every, records, _shared_by_all(machine), sortable=False)
 
@@ -183,19 +160,6 @@ def _short(status: str) -> str:
     return "can't tell" if status == "INCONCLUSIVE" else status
 
 
-def _settled_cell(settled: Settled | None) -> Cell | None:
-    if settled is None or settled.problem:
-        return Cell("can't tell", None, "muted", settled.problem) if settled else None
-    if math.isinf(settled.step):
-        note = f"{settled.unsettled} of {len(settled.steps)} seeds outside at the end"
-        return Cell("not reached", None, "bad", note)
-    low, high, coverage = settled.interval
-    within = "within the noise" if settled.noise_runs else "within the margin"
-    interval = f"{low:,.0f} to {f'{high:,.0f}' if math.isfinite(high) else 'open'}"
-    note = f"{within}; covers {100 * coverage:.0f} %"
-    return Cell(f"{settled.step:,.0f}", settled.step, note=note, interval=interval)
-
-
 def gates_table(machine: Machine) -> Table:
     """Every gate in a sentence, and what else a verdict says."""
     rows: list[tuple[str, str, str | Cell, str]] = []
@@ -204,8 +168,6 @@ def gates_table(machine: Machine) -> Table:
         for g in v.verdict.gates:
             status = Cell(_short(g.status), _short(g.status), STYLES[g.status])
             rows.append((name, _HEADINGS[g.gate], status, g.sentence))
-        if v.verdict.settled is not None:
-            rows.append((name, _SETTLED, "", v.verdict.settled.sentence))
         rows += [(name, "note", "", note) for note in v.verdict.notes]
     records = [dict(zip(("arm", "gate", "status", "what it says"), row, strict=True)) for row in rows]
     return table_of(machine, "gates", records)
@@ -402,16 +364,13 @@ def _forest(machine: Machine, setup: Setup, arms: Sequence[tuple[ArmVerdict, Gat
     axes.axvspan(-LIMIT, LIMIT, color=BAND, linewidth=0, label=f"margin, {LIMIT:g} %")
     axes.axvline(0, color=MUTED, linewidth=0.6)
     for shift, (name, title), fill in zip((-0.14, 0.14), GAPS.items(), ("full", "none"), strict=True):
-        near = [
-            (y, g, v)
-            for y, (v, _) in enumerate(arms)
-            if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR
-        ]
-        for y, g, v in near:
-            low, at, high = (100 * x for x in (g.low, g.effect, g.high))
-            style = look(machine, v.fields, fillstyle=fill, linewidth=1.1)
-            axes.errorbar(at, y + shift, xerr=[[at - low], [high - at]], **style, capsize=2.0)
-            inside.append(abs(at) + max(at - low, high - at))
+        near = {
+            y: g for y, (v, _) in enumerate(arms) if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR
+        }
+        for y, g in near.items():
+            style = look(machine, arms[y][0].fields, fillstyle=fill)
+            ends = forest(axes, [(y + shift, 100 * g.effect, 100 * g.low, 100 * g.high)], style)
+            inside.append(max(map(abs, ends)))
         if near:
             axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
     edge = 1.08 * min(max(inside), 100 * FAR)

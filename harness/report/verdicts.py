@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-
-from harness.report.records import SQNR, first_steps, fp8_rows, numerics_by_arm, unchecked
+from harness.judge import gathered
+from harness.judge.diagnosis import few
+from harness.report.records import SQNR, first_steps, fp8_rows, gemms, numerics_by_arm, unchecked
 from harness.report.runs import computed_in, once
 from harness.report.table import known, resolved_of
 from harness.report.words import paragraphs
-from harness.store import text
+from harness.store import stats, text
 from harness.store.arm import baseline_of
 from harness.store.cause import REFUTED, Cause
-from harness.store.compare import MODES, TIMES, rows_of, summary
+from harness.store.compare import MODES, TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    import pandas as pd
 
     from harness.report.records import FirstStep, Worst
     from harness.report.runs import Machine
@@ -82,31 +80,21 @@ def reasons(machine: Machine, most: int = 4) -> list[str]:
     bad = [r for r in machine.pick(metric=TIMES) if r["status"] != "ok"]
     counts = Counter((r["status"], r["suite"], r["reason"]) for r in bad)
     lines = [f"{s}, {suite}, {text.plural(n, 'arm')}: {why}" for (s, suite, why), n in counts.most_common()]
-    return shortened(lines, most)
-
-
-def shortened(lines: Sequence[str], most: int) -> list[str]:
-    """The first lines, and how many more there are."""
-    more = len(lines) - most
-    return [*lines[:most], *([f"and {more} more in the tables below"] if more > 0 else [])]
+    return [*few(lines, most)]
 
 
 # Speed
 
 
 @once
-def fp8_pairs(machine: Machine) -> pd.DataFrame:
+def fp8_pairs(machine: Machine) -> list[Row]:
     """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included.
 
     A GPU's against a control in float32, which nobody would train there, say nothing of a gain over bf16.
     """
-    ratios = machine.ratios
-    if machine.is_gpu:
-        ratios = ratios[ratios["axes"].map(computed_in) == "bf16"]
-    keys = list(zip(ratios["suite"], ratios["arm"], strict=True))
-    arms = {key for key, is_fp8 in zip(keys, ratios["fp8"], strict=True) if is_fp8}
-    of_arms = np.array([key in arms for key in keys], bool)
-    return ratios[ratios["fp8"] | ((ratios["verdict"] == "missing") & of_arms)]
+    pairs = [p for p in machine.pairs if not machine.is_gpu or computed_in(p["axes"]) == "bf16"]
+    arms = {(p["suite"], p["arm"]) for p in pairs if p["fp8"]}
+    return [p for p in pairs if p["fp8"] or (p["verdict"] == "missing" and (p["suite"], p["arm"]) in arms)]
 
 
 def what_of(suite: str) -> str:
@@ -125,14 +113,17 @@ def tally(verdicts: Iterable[str]) -> str:
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
 
 
-def by_arm(pairs: pd.DataFrame) -> list[tuple[str, float, list[Row]]]:
+def by_arm(pairs: Iterable[Row]) -> list[tuple[str, float, list[Row]]]:
     """Each arm of one part with its geometric mean and pairs, the fastest first; arms without a ratio are left out."""
-    means: dict[str, float] = {}
-    for s in rows_of(summary(pairs.assign(baseline=""))):
-        if known(s["geometric_mean"]):
-            means[s["arm"]] = s["geometric_mean"]
-    found = [(arm, mean, rows_of(pairs[pairs["arm"] == arm])) for arm, mean in means.items()]
-    return sorted(found, key=lambda each: -each[1])
+    arms = gathered((p["arm"], p) for p in pairs)
+    found = [(arm, geometric_mean(own), own) for arm, own in arms.items()]
+    return sorted((each for each in found if known(each[1])), key=lambda each: -each[1])
+
+
+def geometric_mean(pairs: Iterable[Row]) -> float:
+    """Geometric mean of the speedups that could be formed; NaN without one."""
+    formed = [p["speedup"] for p in pairs if known(p["speedup"])]
+    return stats.geometric_mean(formed).value if formed else math.nan
 
 
 def is_faster(machine: Machine) -> Answer:
@@ -148,12 +139,12 @@ def is_faster(machine: Machine) -> Answer:
         evidence = reasons(machine) if machine.is_gpu else [told]
         return answer("speed", "can't tell", evidence, machine=machine, ran=ran, arms=[])
     evidence = [line for part in parts for line in _spreads(machine, part)]
-    missing = int((pairs["verdict"] == "missing").sum())
+    missing = sum(p["verdict"] == "missing" for p in pairs)
     if missing:
         evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
     suite, mode, how, first = parts[0]
-    arms, same_suite = by_arm(first), pairs[pairs["suite"] == suite]
-    slower = _slower_under_load(same_suite, [arm for arm, *_ in arms])
+    arms, slow = by_arm(first), _slower_under_load(p for p in pairs if p["suite"] == suite)
+    slower = [arm for arm, *_ in arms if arm in slow]
     judged = [_speed_verdict(own, arm in slower) for arm, _, own in arms]
     told_arms = []
     for arm, mean, own in arms:
@@ -183,7 +174,7 @@ class Part(NamedTuple):
     suite: str
     mode: str
     how: str
-    pairs: pd.DataFrame
+    pairs: list[Row]
 
 
 @once
@@ -192,17 +183,17 @@ def deciding(machine: Machine) -> Part | None:
     return next(iter(_by_part(fp8_pairs(machine))), None)
 
 
-def _by_part(pairs: pd.DataFrame) -> list[Part]:
+def _by_part(pairs: Iterable[Row]) -> list[Part]:
     """The parts that have a ratio, the one that decides the question first."""
-    modes = [baseline_of(r).mode for r in rows_of(pairs[["baseline", "baseline_fields"]])]
-    grouped = pairs.assign(mode=[m if m in (*MODES, "graph") else "" for m in modes])
     parts = []
-    for (suite, mode, regime), group in grouped.groupby(["suite", "mode", "regime"]):
-        if group["speedup"].notna().any():
+    for (suite, mode, regime), own in gathered(
+        ((p["suite"], baseline_of(p).mode, p["regime"]), p) for p in pairs
+    ).items():
+        if any(known(p["speedup"]) for p in own):
+            mode = mode if mode in (*MODES, "graph") else ""
             how = [f"{mode} against {mode}"] * bool(mode) + ["sustained load"] * (regime == "sustained")
-            part = Part(str(suite), str(mode), ", ".join(how), group)
-            order = (rank(part.suite)[0], regime == "sustained", mode != "compile", part.suite, part.how)
-            parts.append((order, part))
+            part = Part(suite, mode, ", ".join(how), own)
+            parts.append(((rank(suite)[0], regime == "sustained", mode != "compile", suite, part.how), part))
     return [part for _, part in sorted(parts, key=lambda each: each[0])]
 
 
@@ -225,16 +216,12 @@ def _together(verdicts: Collection[Verdict]) -> Verdict:
     return "partly" if {"yes", "partly"} & set(verdicts) else "can't tell"
 
 
-def _slower_under_load(pairs: pd.DataFrame, arms: Collection[str]) -> list[str]:
+def _slower_under_load(pairs: Iterable[Row]) -> set[str]:
     """Arms that are slower than bf16 under sustained load in a case in which they are not slower alone."""
-    alone, loaded = set(), set()
-    for p in rows_of(pairs[["arm", "case_id", "regime", "verdict"]]):
-        if p["regime"] == "sustained" and p["verdict"] == "slower":
-            loaded.add((p["arm"], p["case_id"]))
-        elif p["regime"] != "sustained" and p["verdict"] in ("faster", "same", "unclear"):
-            alone.add((p["arm"], p["case_id"]))
-    both = {arm for arm, _ in alone & loaded}
-    return [arm for arm in arms if arm in both]
+    seen = gathered((p["regime"] == "sustained", p) for p in pairs)
+    loaded = {(p["arm"], p["case_id"]) for p in seen[True] if p["verdict"] == "slower"}
+    alone = {(p["arm"], p["case_id"]) for p in seen[False] if p["verdict"] in ("faster", "same", "unclear")}
+    return {arm for arm, _ in alone & loaded}
 
 
 def counted(pairs: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
@@ -276,15 +263,10 @@ def is_sound(machine: Machine) -> Answer:
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
     steps = first_steps(machine)
     passed = [s for s in steps if not s.fault]
-    suites: dict[str, list[Worst]] = {}
-    codes: dict[str, list[Worst]] = {}
-    for w in fp8:
-        suites.setdefault(w.suite, []).append(w)
-    for w in worst:
-        if w.checked_codes and not w.mismatches:
-            codes.setdefault(w.suite, []).append(w)
+    suites = gathered((w.suite, w) for w in fp8)
+    codes = gathered((w.suite, w) for w in worst if w.checked_codes and not w.mismatches)
     evidence = paragraphs("evidence_sound", suites=suites, codes=codes, results=SQNR, least=_least)
-    evidence += shortened(_first_steps_said(passed), 5) if passed else []
+    evidence += few(_first_steps_said(passed), 5) if passed else []
     bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _refuted(machine)]
     bad += [f"{w.suite} {w.arm}: {text.count(w.mismatches)} codes differ" for w in worst if w.mismatches]
     bad += [f"{w.suite} {w.arm}: SQNR of {SQNR[m]} below its bound" for w in fp8 for m in w.failing]
@@ -297,7 +279,7 @@ def is_sound(machine: Machine) -> Answer:
     bare = [r for suite in WHAT for r in unchecked(machine, suite)]
     verdict: Verdict = "partly" if studied or bare else "yes"
     if bad:
-        verdict, evidence = "no", [*shortened(bad, 6), *evidence]
+        verdict, evidence = "no", [*few(bad, 6), *evidence]
     elif not judged and not exact and not steps:
         verdict, evidence = "can't tell", [*evidence, *paragraphs("how_to_check"), *reasons(machine)]
     return answer(
@@ -365,23 +347,18 @@ def did_fp8_run(machine: Machine) -> Answer:
     An arm without a count is taken as FP8 only where its own operands were float8 and went to the GEMM directly.
     """
     tally: dict[str, Counter[str]] = {}
-    arms: dict[str, dict[str, None]] = {}  # suite -> arms that were counted or ran on float8 operands
+    arms = defaultdict[str, list[str]](list)  # suite -> arms that were counted or ran on float8 operands
     short = [_said(r, r["reason"]) for r in machine.pick(cause=Cause.NOT_FP8, metric=TIMES)]
     for row in fp8_rows(machine):
-        resolved = resolved_of(row)
-        count = tally.setdefault(row["suite"], Counter())
-        # A suite that counts gives no time to an arm that falls short, so a time without an expectation met it.
-        seen = resolved.get("fp8_gemms")
-        due = resolved.get("fp8_gemms_expected", seen)
-        direct = "float8" in str(resolved.get("a_dtype"))
-        if seen is not None or direct:
-            arms.setdefault(row["suite"], {})[row["arm"]] = None
-        if seen is None:
-            count["direct" if direct else "unproven"] += 1
+        count, ran = tally.setdefault(row["suite"], Counter()), gemms(row)
+        if ran.seen is not None or ran.direct:
+            arms[row["suite"]].append(row["arm"])
+        if ran.seen is None:
+            count["direct" if ran.direct else "unproven"] += 1
             continue
-        count.update(arms=1, counted=seen, expected=due)
-        if seen < due or not seen:  # 0 of 0 is none, not all
-            short.append(_said(row, f"{seen} of {due} GEMMs in FP8"))
+        count.update(arms=1, counted=ran.seen, expected=ran.due)
+        if ran.short:
+            short.append(_said(row, f"{ran.seen} of {ran.due} GEMMs in FP8"))
     tally["divergence"], disproved, unproven = _trained_in_fp8(machine)
     unproven += [_said(r, r["reason"]) for r in machine.pick(cause=Cause.UNPROVEN, metric=TIMES)]
     evidence = [*paragraphs("evidence_ran", tally=tally, arms=arms, **_what_ran(machine)), *reasons(machine)]
@@ -389,9 +366,9 @@ def did_fp8_run(machine: Machine) -> Answer:
     uncounted = sum(tally[suite]["unproven"] for suite in WHAT if suite in tally)
     verdict: Verdict = "partly" if uncounted else "yes"
     if short or disproved:
-        verdict, evidence = "no", [*shortened(short + disproved, 6), *evidence]
+        verdict, evidence = "no", [*few(short + disproved, 6), *evidence]
     elif unproven:
-        verdict, evidence = "can't tell", [*shortened(unproven, 6), *evidence]
+        verdict, evidence = "can't tell", [*few(unproven, 6), *evidence]
     elif not total["arms"] and not total["direct"]:
         verdict = "can't tell"
     facts = {"short": len(short), "disproved": len(disproved), "unproven": len(unproven)}
@@ -437,5 +414,5 @@ def _what_ran(machine: Machine) -> Row:
     return {
         "backends": list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend"))),
         "kind": "FP8 kernels" if named else "kernels",
-        "kernels": shortened([k[:72] for k in named or kernels], 3),
+        "kernels": few([k[:72] for k in named or kernels], 3),
     }

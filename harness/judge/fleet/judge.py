@@ -331,6 +331,8 @@ def _slower(times: pd.DataFrame, earlier: pd.DataFrame, tolerance: float) -> Ite
     """Cards that are slower than they were in an earlier attempt of the same cases."""
     before = earlier.groupby(["card", *_KEY])["log"].median().rename("before")
     both = times.join(before, on=["card", *_KEY], how="inner")
+    if both.empty:  # pandas does not group what has no row
+        return
     scores = (both["log"] - both["before"]).groupby([both[name] for name in ("card", *_PLACE)]).median()
     limit = widening(max(ENOUGH, both["card"].nunique()), max(1, both.groupby(_PLACE).ngroups))
     far = scores[scores > limit * math.log1p(tolerance)].reset_index(name="score")

@@ -7,7 +7,6 @@ from harness.judge.verdict.curves import Curve, Run, ema
 from harness.judge.verdict.judge import Verdict, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import GATES, MARGIN, GateResult
 from harness.judge.verdict.rows import ArmVerdict, judge, lines
-from harness.judge.verdict.settle import Settled, settle
 from harness.judge.verdict.time_to_loss import Reach, time_to_loss
 
 __all__ = [
@@ -18,13 +17,11 @@ __all__ = [
     "GateResult",
     "Reach",
     "Run",
-    "Settled",
     "Verdict",
     "ema",
     "judge",
     "judge_other_seeds",
     "judge_pairs",
     "lines",
-    "settle",
     "time_to_loss",
 ]

@@ -395,22 +395,18 @@ def _margin_at(means: Vector, slopes: Vector, end: float, margin: float) -> floa
         end: log(step) at the end of the run, from that mean.
         margin: relative to the loss.
     """
-    times = stats.t_quantile(1 - ALPHA, means.size - 1) / math.sqrt(means.size)
+    from scipy.optimize import brentq
 
-    def is_below(ahead: float) -> bool:
+    times, most = stats.t_quantile(1 - ALPHA, means.size - 1) / math.sqrt(means.size), math.log(SEARCHED)
+
+    def above(ahead: float) -> float:
         at = means + slopes * (end + ahead)
-        return bool(at.mean() + times * at.std(ddof=1) < margin)
+        return float(at.mean() + times * at.std(ddof=1) - margin)
 
-    low, high = 0.0, math.log(SEARCHED)
-    if not is_below(low):
+    if above(0.0) >= 0:
         return 1.0
-    if is_below(high):
-        return math.inf
     # The bound is convex in log(step): from below the margin it crosses it once.
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-    return math.exp(high)
+    return math.inf if above(most) < 0 else math.exp(brentq(above, 0.0, most, xtol=1e-6))
 
 
 def gradients(evidence: Evidence) -> GateResult:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from harness.judge import gathered
 from harness.judge.verdict import gates
 from harness.judge.verdict.curves import ema, half_life, pair
 from harness.judge.verdict.result import LATE, MARGIN, MIN_POINTS, MIN_SEEDS, percent
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from harness.judge.verdict.curves import Run, Runs
     from harness.judge.verdict.gates import Evidence
     from harness.judge.verdict.result import GateResult
-    from harness.judge.verdict.settle import Settled
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 FIRST = 0.1  # of the steps: where the control begins
@@ -40,7 +40,6 @@ class Verdict:
         gates: one result a gate, in the order of `GATES`.
         notes: what a reader must know beside the gates: missing controls, runs that had no partner.
         limits: what runs of this length cannot certify, with their steps and tokens.
-        settled: from which step on the gap stays within the noise; None where nobody asked. It decides nothing.
         not_fp8: why FP8 cannot have run; "" where nothing speaks against it. Also among the notes.
     """
 
@@ -48,7 +47,6 @@ class Verdict:
     gates: tuple[GateResult, ...]
     notes: tuple[str, ...]
     limits: str
-    settled: Settled | None = None
     not_fp8: str = ""
 
     def gate(self, name: str) -> GateResult | None:
@@ -59,10 +57,7 @@ class Verdict:
     def reasons(self) -> tuple[str, ...]:
         """The gates that decided, or the warnings of a PASS, as "L4: sentence"; those that say the same, in one."""
         decisive = "WARN" if self.outcome == "PASS" else self.outcome
-        names: dict[str, list[str]] = {}
-        for g in self.gates:
-            if g.status == decisive:
-                names.setdefault(g.sentence, []).append(g.gate)
+        names = gathered((g.sentence, g.gate) for g in self.gates if g.status == decisive)
         return tuple(f"{', '.join(gates)}: {sentence}" for sentence, gates in names.items())
 
 

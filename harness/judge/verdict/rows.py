@@ -19,11 +19,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from harness.judge import gathered
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
 from harness.judge.verdict.gates import MIN_WINDOW
 from harness.judge.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
-from harness.judge.verdict.settle import settle
 from harness.judge.verdict.spike_events import first_stretch
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
@@ -185,10 +185,7 @@ def is_candidate(arm: Arm) -> bool:
 
 def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
     """The verdicts of each set-up."""
-    groups: dict[tuple[str, str], list[ArmVerdict]] = {}
-    for v in verdicts:
-        groups.setdefault((v.run_id, json.dumps(v.axes, sort_keys=True)), []).append(v)
-    return list(groups.values())
+    return list(gathered(((v.run_id, json.dumps(v.axes, sort_keys=True)), v) for v in verdicts).values())
 
 
 def unshown(verdicts: list[ArmVerdict]) -> bool:
@@ -212,11 +209,7 @@ def lines(verdicts: list[ArmVerdict]) -> list[str]:
     for members in by_setup(verdicts):
         first = members[0]
         out.append("verdict  " + " ".join(f"{k}={v}" for k, v in first.axes.items() if v not in (None, "")))
-        arms: dict[str, list[str]] = {}
-        for v in members:
-            settled = v.verdict.settled
-            for reason in (*v.verdict.reasons, *v.verdict.notes, *([settled.sentence] if settled else [])):
-                arms.setdefault(reason, []).append(v.arm)
+        arms = gathered((why, v.arm) for v in members for why in (*v.verdict.reasons, *v.verdict.notes))
         for v in members:
             as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
             out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
@@ -328,17 +321,6 @@ def _judge_arm(it: _Judged, margin: float) -> Verdict:
             twin_name=it.against if warm_up else fields.recipe,
             margin=margin,
         )
-        if it.against == CONTROL and fields.has_fp8:
-            switches = [run.switch_step or 0 for run in runs.values()]
-            settled = settle(
-                runs,
-                it.control,
-                perturbed=setup.runs_of(Arm(fields.recipe, variant=EPS)),
-                unperturbed=setup.runs_of(Arm(fields.recipe)),
-                start=max(switches) if warm_up else 0,
-                margin=margin,
-            )
-            verdict = replace(verdict, settled=settled)
     for note in (note for condition in CONDITIONS for note in condition(it)):
         notes.append(note.text)
         if note.withholds and verdict.outcome == "PASS":

@@ -76,7 +76,7 @@ def lines(
         for arm in (a for a in arms if a not in NOT_TESTED):
             said = f"no stored run of this arm: unknown; run {MIN_SEEDS} seeds first"
             if noise := best_noise(stored, axes, arm):
-                counts = [seeds_for(noise.sd, MARGIN, gap, POWER, MOST) for gap in (0.0, MARGIN / 2)]
+                counts = [seeds_for(noise.sd, MARGIN, gap) for gap in (0.0, MARGIN / 2)]
                 heldout = "unknown" if noise.heldout is None else percent(noise.heldout)[1:]
                 other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
                 said = (
@@ -141,21 +141,14 @@ def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0, sides: in
     (0.95, 0.8)
 
     Args:
-        sd: of the paired gaps between seeds, in any unit.
+        sd: of the paired gaps between seeds, in any unit; above 0.
         margin: of equivalence, in that unit.
         seeds: at least 2.
         gap: the true one, in that unit.
         sides: 2 for the difference of two means of so many unpaired runs, each with that sd; `sd` is then of the runs.
-
-    Raises:
-        ValueError: an sd or margin that is not above 0, or fewer than 2 seeds.
     """
     from scipy.special import gammaincinv, ndtr
 
-    if not (0 < sd < math.inf and 0 < margin < math.inf and seeds >= 2 and math.isfinite(gap)):
-        raise ValueError(
-            f"sd={sd}, margin={margin}, seeds={seeds}, gap={gap}: expected an sd and a margin above 0, 2 seeds, finite numbers"
-        )
     # Of Welch's test on two sides with one spread: (v1 + v2)^2 / (v1^2 + v2^2) is 2 n / (n + 1) in the mean.
     degrees = (seeds - 1) * (1 if sides == 1 else 2 * seeds / (seeds + 1))
     scale = math.sqrt(seeds / sides) / sd
@@ -168,10 +161,8 @@ def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0, sides: in
     return float((weights * np.maximum(passes, 0)).sum() / 2)
 
 
-def seeds_for(
-    sd: float, margin: float, gap: float = 0.0, power: float = POWER, most: int = MOST, sides: int = 1
-) -> int | None:
-    """Fewest seeds with which two one-sided tests at `ALPHA` pass with a probability of at least `power`.
+def seeds_for(sd: float, margin: float, gap: float = 0.0, sides: int = 1) -> int | None:
+    """Fewest seeds with which two one-sided tests at `ALPHA` pass with a probability of at least `POWER`.
 
     >>> seeds_for(sd=1.0, margin=1.0), seeds_for(sd=0.25, margin=1.0)
     (11, 3)
@@ -180,18 +171,11 @@ def seeds_for(
         sd: of the paired gaps between seeds, in any unit.
         margin: of equivalence, in that unit.
         gap: the true one, in that unit.
-        power: above 0 and below 1.
-        most: seeds that are tried.
         sides: as of `tost_power`.
 
     Returns:
-        At least `MIN_SEEDS`, below which nothing is judged; None where `most` are too few.
-
-    Raises:
-        ValueError: as `tost_power`, or a power outside of (0, 1).
+        At least `MIN_SEEDS`, below which nothing is judged; None where `MOST` are too few.
     """
-    if not 0 < power < 1:
-        raise ValueError(f"power={power}: expected a number between 0 and 1")
-    counts = range(MIN_SEEDS, most + 1)
-    at = bisect_left(counts, power, key=lambda n: tost_power(sd, margin, n, gap, sides))
+    counts = range(MIN_SEEDS, MOST + 1)
+    at = bisect_left(counts, POWER, key=lambda n: tost_power(sd, margin, n, gap, sides))
     return counts[at] if at < len(counts) else None

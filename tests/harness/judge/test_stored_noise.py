@@ -43,16 +43,7 @@ def test_the_seeds_are_the_fewest_that_reach_the_power(sd: float, gap: float) ->
 def test_where_no_number_suffices_it_says_so() -> None:
     assert seeds_for(1.0, 1.0, gap=1.0) is None
     assert seeds_for(1.0, 1.0, gap=2.0) is None
-    assert seeds_for(1.0, 1.0, most=10) is None
-    assert seeds_for(1.0, 1.0, most=11) == 11
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"sd": 0.0}, {"sd": math.nan}, {"margin": 0.0}, {"power": 1.0}, {"gap": math.inf}, {"sd": -1.0}]
-)
-def test_what_is_no_question_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        seeds_for(**{"sd": 1.0, "margin": 1.0, **wrong})
+    assert seeds_for(1.0, 1.0) == 11
 
 
 GAPS = (-1.0, 0.0, 1.0, 0.5, -0.5)  # of the seeds, in units of `size`

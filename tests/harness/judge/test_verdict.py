@@ -57,25 +57,31 @@ def test_half_life_changes_above_a_thousand_steps():
 # L1
 
 
-def test_a_nan_tail_fails_and_the_other_gates_go_on_without_that_seed():
-    loss = BASE[2].loss.values.copy()
-    loss[-15:] = math.nan
-    verdict = judge_pairs(with_loss(shifted(BASE), 2, loss), BASE)
-    assert verdict.outcome == "FAIL"
-    assert "seed 2 at step 285" in gate(verdict, "L1").sentence
-    assert gate(verdict, "L4").seeds == 4
-
-
-def test_an_infinite_gradient_and_a_cut_curve_count_as_not_finite():
-    norms = BASE[1].grad_norm.values.copy()
-    norms[7] = math.inf
+def broken_at(name, seed, step, value=math.nan):
+    """A candidate of which one curve of one seed holds such a value at a step."""
     runs = shifted(BASE)
-    runs[1] = dataclasses.replace(runs[1], grad_norm=Curve.of(norms))
-    assert "seed 1 at step 7" in gate(judge_pairs(runs, BASE), "L1").sentence
-    cut = with_loss(shifted(BASE), 4, BASE[4].loss.values[:40], nonfinite_step=40, stopped="loss is NaN")
-    verdict = judge_pairs(cut, BASE)
-    assert gate(verdict, "L1").status == "FAIL"
-    assert "seed 4 at step 40" in gate(verdict, "L1").sentence
+    values = getattr(BASE[seed], name if name != "fp8_grad_norm" else "grad_norm").values.copy()
+    values[step] = value
+    return {**runs, seed: dataclasses.replace(runs[seed], **{name: Curve.of(values)})}
+
+
+@pytest.mark.parametrize(
+    ("runs", "where"),
+    [
+        (lambda: broken_at("loss", 2, slice(285, None)), "seed 2 at step 285"),
+        (lambda: broken_at("grad_norm", 1, 7, math.inf), "seed 1 at step 7"),
+        (lambda: broken_at("fp8_grad_norm", 1, 7), "seed 1 at step 7"),
+        (
+            lambda: with_loss(shifted(BASE), 4, BASE[4].loss.values[:40], nonfinite_step=40),
+            "seed 4 at step 40",
+        ),
+    ],
+    ids=["a tail of NaN", "an infinite gradient", "a norm of the FP8 layers", "a curve that was cut"],
+)
+def test_what_is_not_finite_fails_and_the_other_gates_go_on_without_that_seed(runs, where):
+    verdict = judge_pairs(runs(), BASE)
+    assert (verdict.outcome, gate(verdict, "L1").status, gate(verdict, "L4").seeds) == ("FAIL", "FAIL", 4)
+    assert where in gate(verdict, "L1").sentence
 
 
 # L3
@@ -306,15 +312,6 @@ def test_an_unusable_norm_of_the_fp8_layers_is_not_replaced_by_one_that_hides_th
     )
     broken = gate(judge_pairs(candidate, BASE, golden=with_fp8_norms(shifted(BASE), lambda s: zero)), "L6")
     assert broken.status == "INCONCLUSIVE"
-
-
-def test_nan_in_the_norm_of_the_fp8_layers_is_a_nan():
-    ones = np.ones(STEPS)
-    nan = ones.copy()
-    nan[7] = np.nan
-    verdict = judge_pairs(with_fp8_norms(shifted(BASE), lambda s: nan if s == 1 else ones), BASE)
-    assert gate(verdict, "L1").status == "FAIL"
-    assert "seed 1 at step 7" in gate(verdict, "L1").sentence
 
 
 def test_a_held_out_loss_of_the_first_step_is_not_the_final_one():

@@ -165,6 +165,7 @@ def test_a_wrong_result_is_a_no_and_is_named(tmp_path, ask, wrong, evidence):
     [
         ({"fp8_gemms": 3, "fp8_gemms_expected": 3}, "yes"),
         ({"fp8_gemms": 2, "fp8_gemms_expected": 3}, "no"),
+        ({"fp8_gemms": 0, "fp8_gemms_expected": 0}, "no"),
         ({"a_dtype": "float8_e4m3fn"}, "yes"),
         ({}, "can't tell"),
     ],
@@ -172,7 +173,13 @@ def test_a_wrong_result_is_a_no_and_is_named(tmp_path, ask, wrong, evidence):
 def test_proof_that_fp8_ran(tmp_path, resolved, verdict):
     answer = verdicts.did_fp8_run(stored(tmp_path, checked(about=resolved)[1]))
     assert answer.verdict == verdict
-    assert verdict != "no" or "2 of 3 GEMMs in FP8" in answer.evidence[0]
+    assert verdict != "no" or " GEMMs in FP8" in answer.evidence[0]
+
+
+def test_each_case_is_held_against_its_own_bound(tmp_path):
+    """The case of the least SQNR is within its bound, another one is not."""
+    rows = [*sqnr("linear", 28.1, 28.3), *sqnr("linear", 24.6, 24.3, layer="qkv")]
+    assert verdicts.is_sound(stored(tmp_path, rows)).verdict == "no"
 
 
 def test_a_time_that_nobody_saw_run_in_fp8_makes_no_yes(tmp_path):

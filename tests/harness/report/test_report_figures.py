@@ -7,7 +7,7 @@ import re
 
 import pytest
 from report_cases import ceiling_cases, gemm_cases, linear_cases
-from report_fixtures import Invented, figure
+from report_fixtures import Invented, absent, figure
 from report_pages import by_arm, run_of
 
 from harness.report import charts, records, tables
@@ -28,11 +28,8 @@ def product(ms, m=16, k=32, n=64, invented=None, **axes):
 def test_a_map_holds_the_speedup_of_each_shape(tmp_path):
     """Oracle: the paired ratios. K and N of a case choose its cell, and the ratio its colour."""
     found = run_of(tmp_path, *linear_cases(Invented(), 690.0))
-    pairs = fp8_pairs(found)
-    isolated = pairs[(pairs["regime"] == "isolated") & pairs["arm"].str.endswith("_compile")]
-    ratios = {
-        (r.arm, *map(int, re.findall(r'"[KN]":(\d+)', r.axes))): r.speedup for r in isolated.itertuples()
-    }
+    pairs = [p for p in fp8_pairs(found) if p["regime"] == "isolated" and p["arm"].endswith("_compile")]
+    ratios = {(p["arm"], *map(int, re.findall(r'"[KN]":(\d+)', p["axes"]))): p["speedup"] for p in pairs}
     grids = tables.heat_maps(found, "linear")
     assert {g.name for g in grids} == {"M = 8192"}
     assert [g.group for g in grids] == ["tensorwise_compile", "rowwise_compile", "rowwise_with_gw_hp_compile"]
@@ -62,6 +59,26 @@ def test_maps_average_cases_of_one_shape_and_are_thinned_evenly(tmp_path):
     ks = [int(row[0].text) for row in grids[0].table.rows]
     assert (len(ks), ks[0], ks[-1]) == (tables.MOST_SIDE, 16, 320)
     assert tables.heat_maps(run_of(tmp_path / "one", cases[0]), "gemm") == []
+
+
+def test_the_square_is_whole_and_never_crosses_eager_and_compile(tmp_path):
+    """A cell without a time says why. What compiling gains stays out: bf16_compile has bf16_eager as its baseline."""
+    case = Case.of("linear", {"M": 16})
+    times = {"bf16_eager": (4.0, ""), "bf16_compile": (2.0, "bf16_eager"), "tensorwise_eager": (8.0, "bf16_eager"),
+             "tensorwise_compile": (1.0, "bf16_compile")}  # fmt: skip
+    arms = {arm: {"ms": ms, "baseline": base} for arm, (ms, base) in times.items()}
+    rows = [
+        *Invented(spread=0.0).times(case, arms),
+        absent(case, "rowwise_compile", "skipped", "no compiler", "bf16_compile"),
+    ]
+    (grid,) = tables.square_grids(run_of(tmp_path, rows))
+    cells = {
+        row[0].text: [(cell.text.split(".")[0], cell.note) for cell in row[1:]] for row in grid.table.rows
+    }
+    assert list(cells) == ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+    assert cells["rowwise"] == [("not measured in this run", ""), ("skipped", "no compiler")]
+    assert [note for _, note in cells["bf16"]] == ["", ""]
+    assert [note[:6] for _, note in cells["tensorwise"]] == ["0.500x", "2.00x "]
 
 
 def test_the_roofline_has_measured_and_published_ceilings(tmp_path):
@@ -104,7 +121,7 @@ def test_break_even_by_hand(tmp_path):
         math.inf,
         False,
     )
-    shown = by_arm(tables.compile_times(found).tables[0])
+    shown = by_arm(tables.compile_times(found))
     assert [shown[arm]["pays after (calls)"] for arm in ("rowwise_compile", "delayed_compile")] == [
         "never",
         "",

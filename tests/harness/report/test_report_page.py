@@ -119,9 +119,11 @@ def test_a_misspelt_word_column_or_field_is_seen():
     assert [named for named in fields if named[1] is not True and named[1] not in known] == []
     assert set(columns_of.said_columns()) <= known
     assert facts.names().keys() <= strings(code / "machine")
-    assert {b for b in words.blocks() if b.startswith("section_suite_")} == {
-        f"section_suite_{name}" for name in section.OWN if name not in section.INSTEAD
+    assert {b for b in words.blocks() if b.startswith("section_")} == {
+        f"section_{name}" for name in {"machines", *section.plans()} - {"agree", "*"}
     }
+    parts = {word for plan in section.plans().values() for word in plan}
+    assert parts <= {*section.PARTS, "reads", "timed", "folded", "in_markdown"}
     with pytest.raises(TypeError, match="hnit"):
         columns_of.column(title="cases", hnit="how many")
     with pytest.raises(KeyError):

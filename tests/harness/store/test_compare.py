@@ -1,4 +1,4 @@
-"""compare: paired ratios, noise floor, verdicts, rates, the square. Oracles: scipy, and figures worked out by hand."""
+"""compare: paired ratios, noise floor, verdicts, rates. Oracles: scipy, and figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import scipy.stats
 from report_fixtures import TIMING, absent, frame
 
 from harness.store.case import Case
-from harness.store.compare import PRECISIONS, paired_ratios, square, summary, with_rates
+from harness.store.compare import paired_ratios, with_rates
 from harness.store.measurement import Measurement
 
 CASE = Case.of("gemm", {"M": 16, "K": 32, "N": 48})
@@ -146,18 +146,6 @@ def test_rates_by_hand(tmp_path):
     assert rated.loc[["none", "failed"], ["tflops", "gb_per_s"]].isna().all(axis=None)
 
 
-def test_summary_takes_the_geometric_mean(tmp_path):
-    """Oracle: scipy.stats.gmean of the speedups."""
-    rows = []
-    for m, time in ((1, 1.0), (2, 2.0), (3, 0.4)):
-        case = Case.of("gemm", {"M": m})
-        rows += [timed("bf16", [1.0] * 4, case=case), timed("fp8", [time] * 4, "bf16", case=case)]
-    rows += [timed("bf16", [1.0] * 4), absent(CASE, "fp8", "skipped", "no", "bf16")]
-    got = summary(paired_ratios(frame(tmp_path, rows))).set_index("regime").loc["isolated"]
-    assert got["geometric_mean"] == pytest.approx(scipy.stats.gmean([1.0, 0.5, 2.5]))
-    assert got[["pairs", "faster", "slower", "unclear", "missing"]].tolist() == [3, 1, 1, 1, 1]
-
-
 WALL = {**TIMING, "method": "perf_counter"}
 TOKENS = {"tokens_per_step": 1000}
 LEVEL = [1.0, 1.4, 2.0, 3.0]
@@ -213,29 +201,9 @@ def test_what_was_cut_off_is_paired_where_it_is_asked_for_and_decides_nothing(tm
     assert got["speedup"] == pytest.approx(2.0 if partial else math.nan, nan_ok=True)
 
 
-def test_the_square_is_whole_and_never_crosses_eager_and_compile(tmp_path):
-    """A cell without a time says why. What compiling gains stays out: bf16_compile has bf16_eager as its baseline."""
-    case = Case.of("linear", {"M": 16})
-    times = {"bf16_eager": (4.0, ""), "bf16_compile": (2.0, "bf16_eager"), "tensorwise_eager": (8.0, "bf16_eager"),
-             "tensorwise_compile": (1.0, "bf16_compile")}  # fmt: skip
-    rows = [
-        timed(arm, [ms] * 4, base, case=case, flops={"bf16" if arm[0] == "b" else "e4m3": 1.0})
-        for arm, (ms, base) in times.items()
-    ]
-    rows.append(absent(case, "rowwise_compile", "skipped", "no compiler", "bf16_compile"))
-    stored = frame(tmp_path, rows)
-    cells = square(stored).set_index("precision")
-    assert list(cells.index) == list(PRECISIONS)
-    assert list(cells.loc["rowwise", ["compile_status", "compile_note"]]) == ["skipped", "no compiler"]
-    assert list(cells.loc["rowwise", ["eager_status", "eager_note"]]) == ["", "not measured in this run"]
-    assert math.isnan(cells.loc["bf16", "compile_speedup"])
-    assert list(cells.loc["tensorwise", ["eager_speedup", "compile_speedup"]]) == pytest.approx([0.5, 2.0])
-    for mode in ("eager", "compile"):
-        assert (cells[f"{mode}_ms"].isna() == (cells[f"{mode}_note"] != "")).all()
-    fp8 = paired_ratios(stored).set_index("arm")["fp8"]
-    assert [bool(fp8[arm]) for arm in ("bf16_compile", "tensorwise_eager", "rowwise_compile")] == [
-        False,
-        True,
-        False,
-    ]
-    assert not len(summary(paired_ratios(stored[stored["arm"] == "bf16_eager"])))
+def test_only_an_arm_in_fp8_against_one_without_counts_as_fp8(tmp_path):
+    flops = {"bf16": {"bf16": 1.0}, "fp8": {"e4m3": 1.0}}
+    rows = [timed("base", [4.0] * 4, flops=flops["bf16"])]
+    rows += [timed(name, [2.0] * 4, "base", flops=own) for name, own in flops.items()]
+    assert only(paired_ratios(frame(tmp_path / "a", rows)), "fp8")["fp8"]
+    assert not only(paired_ratios(frame(tmp_path / "b", rows)), "bf16")["fp8"]
