@@ -211,7 +211,7 @@ def test_what_an_arm_of_this_process_answers_is_data() -> None:
     """Oracle: an object whose making anew would leave a file does not. With processes: `test_survival`."""
     acts = dict(enumerate(("unreadable", "unsendable", "tensor", "words", "undecodable"), 1))
     outcome, frame = sweep(Unruly(acts=acts), len(acts), places=())
-    assert all(reason.isascii() for reason in outcome.reasons)
+    assert all(reason.isascii() for _, reason in outcome.reasons)
     whole(frame, len(acts))
     assert frame[frame["status"] == "failed"]["axes"].tolist() == ['{"n":4}', '{"n":5}']
     assert not Path("called").exists()

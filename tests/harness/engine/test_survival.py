@@ -88,7 +88,7 @@ def hostile(folder: Path) -> pd.DataFrame:
         acts = {NUMBERS[name]: acting for name, (acting, _, _) in HOSTILE.items()}
         outcome, frame = sweep(Unruly(ARMS=FOUR, acts=acts), 2 * len(HOSTILE) + 1)
     assert outcome.state == "finished"
-    assert all(reason.isascii() for reason in outcome.reasons)
+    assert all(reason.isascii() for _, reason in outcome.reasons)
     return frame
 
 
