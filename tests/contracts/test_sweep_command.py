@@ -290,6 +290,7 @@ def test_a_multirun_lists_the_cases_of_each_shard(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_multirun_measures_every_shard_reports_them_as_one_and_refuses_other_arms(tmp_path: Path) -> None:
     """Hydra's own launcher: one command after the other; the rest differ in where they start it."""
     spread = ["-m", *CAST, *QUICKLY, "run_id=twice", "shard=0/2,1/2", "hydra/launcher=basic", HERE]

@@ -20,7 +20,7 @@ PRESENT, NONE = Margins(), Margins(1.0, 1.0, -math.inf)
     [
         drawn,
         pytest.param(functools.partial(named, "gpt2"), marks=pytest.mark.slow),
-        functools.partial(named, "llama_125m"),
+        pytest.param(functools.partial(named, "llama_125m"), marks=pytest.mark.slow),
     ],
 )
 def test_the_advice_never_loses_by_itself_and_seldom_where_its_rates_err(

@@ -110,6 +110,7 @@ def test_the_timetable(builds: Builds, capsys: pytest.CaptureFixture[str]) -> No
     assert not Path("results").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("signals_are_heard")
 def test_a_part_that_is_cut_off_is_tried_again_and_given_up(builds: Builds) -> None:
     builds.acts = {1: lambda: time.sleep(30)}

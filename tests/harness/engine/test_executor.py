@@ -149,12 +149,10 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-def test_more_shapes_than_dynamos_limit_all_run_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_shapes_than_dynamos_limit_all_run_compiled(tmp_path: Path) -> None:
     """Past so many graphs of a code object (by default 8) a plain torch.compile runs eager."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
-    _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), [2, 3, 4, 5])
+    with torch._dynamo.config.patch(recompile_limit=2):
+        _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), [2, 3, 4, 5])
     rows = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")]
     assert len(rows) == 4
     assert (rows["status"] == "ok").all()

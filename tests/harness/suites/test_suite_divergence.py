@@ -237,6 +237,7 @@ def test_a_run_that_passes_or_that_fails_without_fp8_is_not_searched() -> None:
         bisect(UNITS, lambda chosen: True)
 
 
+@pytest.mark.slow
 def test_a_fault_in_one_gemm_of_one_layer_of_a_real_run_is_located() -> None:
     """Planted: an amax of infinity in one layer, for the gradient of its weight alone, which therefore is NaN."""
     sick = "layers.1.mlp.up"
