@@ -53,6 +53,13 @@ class Call(NamedTuple):
     onednn: bool  # torch's switch, by which an operator on a CPU chooses its kernel; a CUDA graph keeps the kernel itself
 
 
+class _Capturing:
+    """The current stream."""
+
+    def is_capturing(self) -> bool:
+        return True
+
+
 class OperatorTape:
     """A tape of `harness.training.cuda_graph`."""
 
@@ -71,7 +78,13 @@ class OperatorTape:
         notes = _Notes(self.calls)
         capturing = {"is_available": lambda: True, "is_current_stream_capturing": lambda: True}
         try:
-            with mock.patch.multiple(torch.cuda, **capturing), _NoReads(), notes:
+            with (
+                mock.patch.multiple(torch.cuda, **capturing),
+                # A build for CUDA has an optimizer ask here
+                mock.patch.object(torch.accelerator, "current_stream", _Capturing),
+                _NoReads(),
+                notes,
+            ):
                 yield
         finally:
             torch.set_rng_state(random)
