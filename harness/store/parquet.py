@@ -57,16 +57,22 @@ def new_run_id(env: Mapping[str, Any], *of: object) -> str:
 
     Args:
         env: facts of the machine; absent ones leave their word out.
-        of: the sweep, and its model where it is one; what is no text is left out.
+        of: the sweep, and its model where it is one; one that is given by its code is left out.
     """
     device = str(env.get("gpu") or env.get("device") or "").removeprefix("NVIDIA ")
-    words = [
-        re.sub(r"[^a-z0-9]+", "_", word.lower())[:24].strip("_")
+    # Of a path its last name, unless that is a user's home: the id of a run is published
+    named = [
+        public(word).removesuffix("/config.json").rpartition("/")[2]
         for word in (*of, device)
-        if isinstance(word, str)
+        if _is_name(word)
     ]
+    words = [re.sub(r"[^a-z0-9]+", "_", word.lower())[:24].strip("_") for word in named]
     stamp, commit = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), (env.get("git_commit") or "nogit")[:7]
     return "-".join([stamp, *filter(None, words), commit, secrets.token_hex(4)])
+
+
+def _is_name(word: object) -> bool:
+    return isinstance(word, str) and not word.startswith("{")
 
 
 class RunWriter:

@@ -349,7 +349,7 @@ def test_a_run_is_found_by_its_id_or_its_path(tmp_path: Path) -> None:
 
 def test_run_ids_sort_by_time_and_name_sweep_model_device_and_commit() -> None:
     facts = {"git_commit": "abcdef0123456789", "device": "cuda", "gpu": "NVIDIA H200"}
-    assert store.new_run_id(facts, "train", "my/model").split("-")[1:5] == [
+    assert store.new_run_id(facts, "train", "my model").split("-")[1:5] == [
         "train",
         "my_model",
         "h200",
@@ -357,6 +357,25 @@ def test_run_ids_sort_by_time_and_name_sweep_model_device_and_commit() -> None:
     ]
     assert store.new_run_id({"device": "cpu"}, "cast", None).split("-")[1:4] == ["cast", "cpu", "nogit"]
     assert len({store.new_run_id({}) for _ in range(50)}) == 50
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        ("/home/zz_secretuser/Qwen3-8B/config.json", ["qwen3_8b"]),
+        ("/home/zz_secretuser/config.json", []),
+        ("/mnt/homes/zz_secretuser/mine", ["mine"]),
+        ('{"_target_": "zz_secretuser.build"}', []),
+        ("meta-llama/Llama-3", ["llama_3"]),
+    ],
+)
+def test_a_run_id_names_no_place_of_a_user(
+    model: str, word: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/zz_secretuser")
+    made = store.new_run_id({"device": "cpu"}, "train", model)
+    assert "secret" not in made
+    assert made.split("-")[1:-2] == ["train", *word, "cpu"]
 
 
 def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
