@@ -54,13 +54,13 @@ def cast_saturating(
         TypeError: x of another dtype; float64 in particular, see `fp8core.scaling.check_hp`.
         ValueError: fmt is no element format.
     """
-    fmt = fmt if isinstance(fmt, Format) and fmt.signed else as_element_format(fmt)
+    fmt = as_element_format(fmt)
     check_hp(x)
-    wide, largest = without_grad(x).float(), torch.finfo(fmt.dtype).max
+    wide = without_grad(x).float()
     if overwrite or x.dtype != torch.float32:
-        wide.clamp_(-largest, largest)
+        wide.clamp_(-fmt.largest, fmt.largest)
     else:
-        wide = wide.clamp(-largest, largest)
+        wide = wide.clamp(-fmt.largest, fmt.largest)
     return wide.to(fmt.dtype)
 
 
@@ -99,7 +99,7 @@ def scale_and_cast(
     Raises:
         TypeError, ValueError: as `amax` and `compute_scale`.
     """
-    fmt = fmt if isinstance(fmt, Format) and fmt.signed else as_element_format(fmt)
+    fmt = as_element_format(fmt)
     group_amax = amax(x, granularity, dim) if known_amax is None else known_amax
     if granularity == "1x32":
         scale_inv = mx_scale_code(group_amax, fmt, mx_mode)
@@ -129,7 +129,7 @@ def cast_rows_and_columns(
     Raises:
         TypeError, ValueError: as `scale_and_cast`.
     """
-    fmt = fmt if isinstance(fmt, Format) and fmt.signed else as_element_format(fmt)
+    fmt = as_element_format(fmt)
     x = without_grad(x)
     M, K = x.shape
     row_amax, column_amax = amax(x, "rowwise", 1), amax(x, "rowwise", 0)

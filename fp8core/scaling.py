@@ -145,8 +145,8 @@ def compute_scale(
     Raises:
         ValueError: fmt is no element format.
     """
-    fmt = fmt if isinstance(fmt, Format) and fmt.signed else as_element_format(fmt)
-    scale = (torch.finfo(fmt.dtype).max / without_grad(amax).double().clamp(min=_amax_floor())).float()
+    fp8_max = as_element_format(fmt).largest
+    scale = (fp8_max / without_grad(amax).double().clamp(min=_amax_floor())).float()
     if power_of_two:
         masked = (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
         scale = torch.where(scale.isnan(), scale, masked)  # the mask alone would turn NaN into Inf
