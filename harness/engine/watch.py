@@ -134,9 +134,9 @@ def summary(parts: Sequence[Part], now: float) -> str:
     if silent > SILENT_S:
         said.append(f"the longest silent for {duration(silent)}")
     rows = sum((Counter(part.statuses) for part in parts), Counter())
-    return "; ".join(
-        [*said, ", ".join(f"{rows[status]} {status}" for status in sorted(rows))][: None if rows else -1]
-    )
+    if rows:
+        said.append(", ".join(f"{rows[status]} {status}" for status in sorted(rows)))
+    return "; ".join(said)
 
 
 def _stated(folder: Path, parts: Sequence[Part], now: float) -> str:

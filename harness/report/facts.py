@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from harness.report.runs import dates
 from harness.store import text
 from harness.store.compare import TIMES
 from harness.store.json_columns import parse
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
@@ -63,7 +62,7 @@ def described(machine: Machine) -> str:
 @cache
 def names() -> dict[str, tuple[str, str]]:
     """Fields of the environment fingerprint with a name, and a unit, of their own; all others follow as they are."""
-    said = yaml.safe_load(Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8"))
+    said = beside(__file__, "environment.yaml")
     return {key: (each, "") if isinstance(each, str) else tuple(each) for key, each in said.items()}
 
 

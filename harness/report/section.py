@@ -9,10 +9,9 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from harness.report.words import HERE, blocks, titled
+from harness.report.words import blocks, titled
 from harness.store import text
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,9 +54,7 @@ class Section:
 @cache
 def plans() -> Mapping[str, Mapping[str, Any]]:
     """What `sections.yaml` says of each section."""
-    found: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
-        (HERE / "sections.yaml").read_text(encoding="utf-8")
-    )
+    found: Mapping[str, Mapping[str, Any]] = beside(__file__, "sections.yaml")
     return found
 
 
@@ -92,10 +89,10 @@ def _section(machine: Machine, key: str, plan: Mapping[str, Any]) -> Section:
     )
 
 
-def _made(machine: Machine, key: str, names: Sequence[str]) -> Iterator[Any]:
+def _made(machine: Machine, key: str, names: Sequence[str | list[str]]) -> Iterator[Any]:
     """What functions make, each a table, or several tables, figures or grids."""
     for name in names:
-        called, *more = name.split()
+        called, *more = [name] if isinstance(name, str) else name
         module, _, function = called.partition(".")
         made = getattr(import_module(f"harness.report.{module}"), function)
         found = made(machine, *(key if word == "*" else word for word in more))

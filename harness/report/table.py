@@ -11,15 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
-
-import yaml
 
 from harness.store import text
 from harness.store.compare import SECONDS
 from harness.store.json_columns import parse
 from harness.store.measurement import METRICS
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
@@ -201,9 +199,7 @@ def columns(table: str) -> tuple[Column, ...]:
 @cache
 def said_columns() -> Mapping[str, Sequence[Any]]:
     """What `columns.yaml` says of each table."""
-    found: Mapping[str, Sequence[Any]] = yaml.safe_load(
-        Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8")
-    )
+    found: Mapping[str, Sequence[Any]] = beside(__file__, "columns.yaml")
     return found
 
 

@@ -27,7 +27,7 @@ def store_run(
     run_id = new_run_id(facts, suite, model)
     writer = RunWriter(
         Path(results_dir) / suite / run_id, run_id=run_id, sweep=suite, env_id=environment.env_id(facts),
-        env=facts, about={**about},
+        env=facts, about=about,
     )  # fmt: skip
     writer.append(rows)
     writer.close("finished")
