@@ -297,7 +297,7 @@ def test_a_budget_that_cannot_hold_a_decision_is_refused_after_one_round(tmp_pat
 
 NOISY = np.random.default_rng(0).normal(0, 0.4, 20)
 QUIET = [0.001, -0.001] * 10
-UNSETTLED = [0.05, -0.05] * 10  # by ten rounds, not by five
+UNSETTLED = [0.05, -0.05] * 10
 
 
 @pytest.mark.parametrize(
@@ -308,6 +308,7 @@ UNSETTLED = [0.05, -0.05] * 10  # by ten rounds, not by five
         ({"a": NOISY, "b": SLOWER}, 7.0, 10 + 10, 1, 1),
         ({"a": QUIET}, 7.0, 10, 0, 0),
         ({"a": UNSETTLED}, 22.0, 5, 1, 6),  # the time holds no more of them
+        ({"a": [0.03, -0.03] * 10}, 7.0, 10, 0, 0),  # open after five rounds, decided by ten
     ],
 )
 def test_what_the_budget_cannot_decide_is_told_once_and_early_and_where_that_is_all_measuring_ends(
