@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.store.arm import WITHOUT_FP8, arm_of
-from harness.store.compare import DISTURBED, paired_ratios, rows_of
+from harness.store.compare import DISTURBED, pairs_of, rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -62,20 +62,20 @@ class AdvisedArm:
         return f"{self.model}, {self.arm}"
 
 
-def advised_arms(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> list[AdvisedArm]:
+def advised_arms(frame: pd.DataFrame, pairs: Sequence[Mapping[str, Any]] | None = None) -> list[AdvisedArm]:
     """Every arm of a recipe in the cases with `convert: advised`, in the order of the rows.
 
     Args:
         frame: rows as read by `harness.store.read`.
-        ratios: of `harness.store.compare.paired_ratios` on them, where they are at hand.
+        pairs: of `harness.store.compare.pairs_of` on them, where they are at hand.
     """
     own = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
     own = own[own["axes"].str.contains('"convert":"advised"', regex=False, na=False)]
     if own.empty:
         return []
-    pairs = paired_ratios(own) if ratios is None else ratios
     keys = ["run_id", "case_id", "arm"]
-    by_key = {tuple(r[k] for k in keys): r for r in rows_of(pairs[pairs["suite"] == "train"])}
+    pairs = pairs_of(own) if pairs is None else pairs
+    by_key = {tuple(p[k] for k in keys): p for p in pairs if p["suite"] == "train"}
     found = {}
     for row in rows_of(own):
         key, arm = tuple(row[k] for k in keys), arm_of(row)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from harness.machine.ceilings import ceilings
 from harness.machine.hardware import of_env
 from harness.machine.kernels_by_name import CAST
-from harness.store.compare import FP8_DTYPES, paired_ratios, rows_of
+from harness.store.compare import FP8_DTYPES, pairs_of, rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pandas as pd
 
@@ -80,23 +80,19 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
 
 
-def losses(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> Iterator[Loss]:
+def losses(frame: pd.DataFrame, pairs: Sequence[Mapping[str, Any]] | None = None) -> Iterator[Loss]:
     """Arms that FP8 made slower, with the reason that sizes or casts give: (symptom, evidence, cause).
 
     Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
     steps (suite `train`) by what FP8 could save at best.
     """
-    if ratios is None:
-        ratios = paired_ratios(frame[frame["suite"].isin(["linear", "train"])])
+    if pairs is None:
+        pairs = pairs_of(frame[frame["suite"].isin(["linear", "train"])])
     for env_id, own in frame.groupby("env_id", sort=False):
         machine = rates(own)
         if machine is None or parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
             continue
-        slower = [
-            r
-            for r in rows_of(ratios[(ratios["env_id"] == env_id) & (ratios["verdict"] == "slower")])
-            if r["fp8"]
-        ]
+        slower = [p for p in pairs if p["env_id"] == env_id and p["verdict"] == "slower" and p["fp8"]]
         yield from _layers(machine, [r for r in slower if r["suite"] == "linear"])
         steps = [r for r in rows_of(own[own["suite"] == "train"]) if r["status"] == "ok"]
         for pair in slower:

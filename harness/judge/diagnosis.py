@@ -21,9 +21,10 @@ from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
 from harness.store.arm import WARMUP
 from harness.store.cause import Cause
-from harness.store.compare import TIMES, rows_of
+from harness.store.compare import TIMES
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
+from harness.store.rows import Rows
 from harness.store.text import bytes_
 
 if TYPE_CHECKING:
@@ -99,10 +100,10 @@ class Material:
     """What the checks look at."""
 
     frame: pd.DataFrame
-    rows: Sequence[Row]
+    rows: Rows
     setups: Sequence[Setup]
     verdicts: Sequence[ArmVerdict]
-    ratios: pd.DataFrame | None = None  # of `harness.store.compare.paired_ratios`, where they are at hand
+    pairs: Sequence[Row] | None = None  # of `harness.store.compare.pairs_of`, where they are at hand
 
 
 def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:
@@ -115,20 +116,19 @@ def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:
 def findings(
     frame: pd.DataFrame,
     verdicts: Sequence[ArmVerdict] | None = None,
-    ratios: pd.DataFrame | None = None,
-    rows: Sequence[Row] | None = None,
+    pairs: Sequence[Row] | None = None,
+    rows: Rows | None = None,
 ) -> list[Finding]:
     """Everything that the rows show to be wrong, in the order of `CHECKS`; each finding once.
 
     Args:
         frame: rows as read by `harness.store.read`.
         verdicts: of `harness.judge.verdict.judge` on the same rows, where they are at hand.
-        ratios: of `harness.store.compare.paired_ratios`, likewise.
-        rows: of `harness.store.compare.rows_of`, likewise.
+        pairs: of `harness.store.compare.pairs_of`, likewise.
+        rows: those of the frame, likewise.
     """
-    rows = rows_of(frame) if rows is None else rows
     verdicts = verdict.judge(frame) if verdicts is None else verdicts
-    material = Material(frame, rows, setups(frame), verdicts, ratios)
+    material = Material(frame, rows or Rows(frame), setups(frame), verdicts, pairs)
     return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
 
 
@@ -189,7 +189,7 @@ def _not_fp8(row: Row) -> tuple[str, bool]:
 def _measured(material: Material) -> Iterator[Row]:
     """Times and losses; of those that say the same, one."""
     names = ("suite", "arm", "cause", "reason", "resolved")
-    rows = (r for r in material.rows if r["metric"] in (*TIMES, "loss"))
+    rows = material.rows.pick(metric=(*TIMES, "loss"))
     yield from {tuple(r[name] for name in names): r for r in rows}.values()
 
 
@@ -215,7 +215,7 @@ def unsupported_hardware(material: Material) -> Iterator[Finding]:
     gpus = {(str(env["gpu"]), str(env.get("gpu_capability"))) for env in envs if env.get("gpu")}
     for gpu, capability in sorted(gpus):
         if re.fullmatch(r"\d+\.\d+", capability) and float(capability) < FIRST_FP8_CAPABILITY:
-            own = [r for r in material.rows if str(parse(r["env"]).get("gpu")) == gpu]
+            own = material.rows.pick(env=lambda env, gpu=gpu: str(parse(env).get("gpu")) == gpu)
             emulated = len({(r["case_id"], r["arm"]) for r in own if parse(r["resolved"]).get("emulated")})
             skipped = len({(r["case_id"], r["arm"]) for r in own if r["status"] == "skipped"})
             yield Finding(
@@ -324,7 +324,7 @@ def _diverged(run: Run, control: Run | None) -> str:
 
 def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
-    looks = [r for r in material.rows if r["part"] and r["arm"] == arm and _setting(r) == setup.axes]
+    looks = [r for r in material.rows.pick(part=bool, arm=arm) if _setting(r) == setup.axes]
     lines, looked = [], []
     for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
         shares = [
@@ -344,8 +344,9 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
 
     The finding names the parts that did not fit where both arms stored their memory by part; else they are not known.
     """
-    failed = [r for r in material.rows if r["status"] == "failed" and r["cause"] == Cause.OOM]
-    ok = (r for r in material.rows if failed and r["status"] == "ok")
+    failed = material.rows.pick(status="failed", cause=Cause.OOM)
+    cases = {r["case_id"] for r in failed}
+    ok = material.rows.pick(status="ok", case_id=cases) if cases else ()
     fits = {(r["run_id"], r["case_id"], r["arm"]): r for r in ok}
     done = set()
     for r in failed:
@@ -393,7 +394,7 @@ def loss_spikes(material: Material) -> Iterator[Finding]:
 
 def cannot_pay(material: Material) -> Iterator[Finding]:
     """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
-    for found in fp8_break_even.losses(material.frame, material.ratios):
+    for found in fp8_break_even.losses(material.frame, material.pairs):
         yield Finding(
             *found, "bf16 for these layers (a module filter by size), a larger batch, or a larger model"
         )
@@ -401,7 +402,7 @@ def cannot_pay(material: Material) -> Iterator[Finding]:
 
 def advice_was_wrong(material: Material) -> Iterator[Finding]:
     """An arm that converted what was advised, and is slower than bf16 by more than an advice may cost."""
-    for a in advised_arms(material.frame, material.ratios):
+    for a in advised_arms(material.frame, material.pairs):
         if a.outcome == "below":
             shown = f"predicted {a.predicted:.2f}x" if a.converted else "nothing was converted"
             yield Finding(
@@ -415,13 +416,8 @@ def advice_was_wrong(material: Material) -> Iterator[Finding]:
 def frozen_scales(material: Material) -> Iterator[Finding]:
     """Delayed scales that stay where they are while the tensors move."""
     series: dict[tuple[str, str, str, str], dict[str, Any]] = {}
-    for r in material.rows:
-        if (
-            r["part"]
-            and r["metric"] in ("scale_log2", "amax")
-            and "delayed" in _recipe(r)
-            and r["status"] == "ok"
-        ):
+    for r in material.rows.pick(part=bool, metric=("scale_log2", "amax"), status="ok"):
+        if "delayed" in _recipe(r):
             key = (r["run_id"], str(_setting(r)), r["arm"], r["part"])
             series.setdefault(key, {})[r["metric"]] = np.array(r["samples"])
     lines = []
@@ -444,9 +440,9 @@ def frozen_scales(material: Material) -> Iterator[Finding]:
 def unhealthy_casts(material: Material) -> Iterator[Finding]:
     """Layers whose casts saturate, underflow or lose more than a Gaussian tensor's would."""
     alarms: dict[str, dict[str, list[tuple[float, str, str]]]] = {}  # by arm and kind
-    for r in material.rows:
+    for r in material.rows.pick(part=bool, status="ok", arm=lambda arm: arm != NEGATIVE):
         part, metric = r["part"], r["metric"]
-        if not part or r["status"] != "ok" or not _recipe(r) or r["arm"] == NEGATIVE:
+        if not _recipe(r):
             continue
         values = [value for value in r["samples"] if math.isfinite(value)]
         if not values:

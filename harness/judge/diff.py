@@ -186,7 +186,7 @@ def _times(frame: pd.DataFrame) -> dict[Key, dict[str, Any]]:
     return {
         (r["suite"], r["case_id"], r["arm"], r["regime"] or "", r["metric"]): r
         for r in rows_of(own)
-        if not arm_of(r).control and stats.are_times(r["samples"])
+        if not arm_of(r).control and stats.all_are_times([r["samples"]])[0]
     }
 
 

@@ -81,7 +81,7 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
 
 def _extensions(machine: Machine) -> list[tuple[str, str]]:
     """What other packages brought to these rows: recipes, peers, suites, models and backends of theirs."""
-    rows = [parse(each).get("extensions", {}) for each in {r["resolved"] for r in machine.rows}]
+    rows = [parse(each).get("extensions", {}) for each in machine.frame["resolved"].unique()]
     seen = sorted({f"{package} {version}".strip() for row in rows for package, version in row.items()})
     return [("extensions, not part of the harness", ", ".join(seen))] if seen else []
 

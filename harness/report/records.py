@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
 
 from harness.judge import gathered
 from harness.machine.mfu import floor_seconds
@@ -19,13 +20,16 @@ from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
     from collections import defaultdict
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+
+    import pandas as pd
 
     from harness.machine.hardware import Device
     from harness.report.runs import Machine
     from harness.report.table import Record, Row
 
 Key = tuple[str, str, str]  # run, case, arm
+FIGURE = ["run_id", "case_id", "arm", "metric", "value"]  # columns
 GAINS = ("speedup", "low", "high", "floor", "verdict")
 SQNR = {"sqnr_db": "output", "grad_input_sqnr_db": "grad_input", "grad_weight_sqnr_db": "grad_weight"}
 ROW_SQNR = ("sqnr_row_min_db", "grad_input_sqnr_row_min_db", "grad_weight_sqnr_row_min_db")
@@ -58,16 +62,16 @@ def arm_records(machine: Machine, suite: str) -> list[Row]:
     """
     ratios = {(key_of(r), r["regime"], r["metric"]): r for r in machine.every_pair if r["suite"] == suite}
     figures: dict[Key, dict[str, float]] = {}
-    for r in machine.pick(suite=suite, status="ok", part=""):
-        if r["metric"] not in TIMES:
-            figures.setdefault(key_of(r), {})[r["metric"]] = r["value"]
+    others = machine.rows.where(suite=suite, status="ok", part="", metric=lambda metric: metric not in TIMES)
+    for *key, metric, value in machine.frame.loc[others, FIGURE].itertuples(index=False):
+        figures.setdefault(cast("Key", tuple(key)), {})[metric] = value
     reached = machine.ceilings if suite != "ceilings" else None
     records = []
     for row in machine.pick(suite=suite, metric=TIMES):
         if arm_of(row).control:
             continue
         pair = ratios.get((key_of(row), row["regime"], row["metric"]), {})
-        record = row | {name: pair.get(name) for name in GAINS} | figures.get(key_of(row), {})
+        record = {**row, **{name: pair.get(name) for name in GAINS}, **figures.get(key_of(row), {})}
         if reached is not None and known(row["gb_per_s"]) and (copy := reached.bandwidth(row["bytes_moved"])):
             record["copy_share"] = 1e9 * row["gb_per_s"] / copy
         if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
@@ -235,50 +239,49 @@ class Worst:
 @once
 def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
-    groups = gathered(
-        ((r["suite"], r["arm"]), r) for r in machine.pick(metric=NUMERICS, status="ok", part="")
-    )
+    rows = machine.frame[machine.rows.where(metric=NUMERICS, status="ok", part="")]
     fp8 = {(r["suite"], r["arm"]) for r in fp8_rows(machine)}
-    return [_worst(rows, key in fp8) for key, rows in groups.items()]
+    return [_worst(own, key in fp8) for key, own in rows.groupby(["suite", "arm"], sort=False)]
 
 
-def _worst(rows: Sequence[Record], is_fp8: bool) -> Worst:
-    by_metric = gathered((r["metric"], r) for r in rows)
-
-    def values(*metrics: str) -> list[float]:
-        return [r["value"] for metric in metrics for r in by_metric[metric] if known(r["value"])]
-
-    codes = values("mismatches")
+def _worst(rows: pd.DataFrame, is_fp8: bool) -> Worst:
+    values = rows.groupby("metric")["value"]
+    least, most = values.min().to_dict(), values.max().to_dict()
+    codes = int((rows["metric"] == "mismatches").sum())
     # Every case has a bound of its own: that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3. Smallest margin first.
-    near = {}
-    for metric in SQNR:
-        margins = [(r["value"] - (_bound(r) or 0.0), r) for r in by_metric[metric]]
-        if margins:
-            near[metric] = min(margins, key=itemgetter(0))[1]
+    near: dict[str, Row] = {}
+    bounds: dict[str, float] = {}
+    for metric in (m for m in SQNR if m in least):
+        own = rows[rows["metric"] == metric]
+        each = own["resolved"].map({told: _bound(told, metric) for told in own["resolved"].unique()})
+        place = int(np.argmin(own["value"] - each.fillna(0.0)))
+        near[metric] = own.iloc[place]
+        if not math.isnan(bound := each.iloc[place]):
+            bounds[metric] = float(bound)
     return Worst(
-        rows[0]["suite"],
-        rows[0]["arm"],
-        arm_of(rows[0]),
+        (first := rows.iloc[0])["suite"],
+        first["arm"],
+        arm_of(first),
         is_fp8 or bool(codes),  # a cast does no FLOPs; what it makes is FP8 all the same
-        len({r["case_id"] for r in rows}),
+        rows["case_id"].nunique(),
         {metric: float(r["value"]) for metric, r in near.items()},
-        {metric: bound for metric, r in near.items() if (bound := _bound(r)) is not None},
+        bounds,
         {metric: (r["run_id"], r["case_id"]) for metric, r in near.items()},
-        min(values(*ROW_SQNR), default=math.nan),
-        min(values("accum_sqnr_db"), default=math.nan),
-        max(values("underflow_frac"), default=math.nan),
-        max(codes, default=0.0),
-        len(codes),
+        min((least[m] for m in ROW_SQNR if m in least), default=math.nan),
+        least.get("accum_sqnr_db", math.nan),
+        most.get("underflow_frac", math.nan),
+        most.get("mismatches", 0.0),
+        codes,
     )
 
 
-def _bound(row: Record) -> float | None:
-    """The least SQNR that its suite accepts, where it stores one."""
-    stored = resolved_of(row).get("sqnr_bound_db")
+def _bound(resolved: str, metric: str) -> float:
+    """The least SQNR that a suite accepts; NaN where it stores none."""
+    stored = parse(resolved).get("sqnr_bound_db")
     if not isinstance(stored, dict):
         stored = {"sqnr_db": stored}
-    bound = stored.get(row["metric"])
-    return None if bound is None else float(bound)
+    bound = stored.get(metric)
+    return math.nan if bound is None else float(bound)
 
 
 @once

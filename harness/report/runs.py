@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
-import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
@@ -33,20 +32,20 @@ from harness.machine.hardware import Device, of_env
 from harness.report.words import say
 from harness.store import run_state, stats, text
 from harness.store.cause import Cause
-from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
+from harness.store.compare import TIMES, pairs_of, rows_of, with_rates
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.private import public
+from harness.store.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from harness.judge.diagnosis import Finding
     from harness.judge.verdict import ArmVerdict
     from harness.judge.verdict.rows import Setup
     from harness.report.table import Row
+    from harness.store.rows import Wanted
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _IDENTITY = [
@@ -100,7 +99,7 @@ class Machine:
         envs: distinct ones, the first rows' first: they differ in what no time depends on, such as the commit.
         runs: whose rows they are.
         frame: rows of the store, with `tflops`, `gb_per_s` and `commit` added.
-        memo: of `once`, and of `pick`.
+        memo: of `once`.
     """
 
     env_id: str
@@ -115,35 +114,18 @@ class Machine:
         return self.envs[0]
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """The rows of the frame, to be read only."""
-        return rows_of(self.frame)
+    def rows(self) -> Rows:
+        """The rows of the frame as records."""
+        return Rows(self.frame)
 
-    def pick(self, **wanted: str | Container[str]) -> list[Row]:
+    def pick(self, **wanted: Wanted) -> list[Row]:
         """The rows with these values, to be read only; where several are given for a field, with any of them."""
-        fits = np.ones(len(self.frame), bool)
-        for name, value in wanted.items():
-            values = (value,) if isinstance(value, str) else value
-            codes, words = self._codes(name)
-            fits &= np.array([word in values for word in words], bool)[codes]
-        return [self.rows[i] for i in np.flatnonzero(fits)]
-
-    def _codes(self, name: str) -> tuple[NDArray[np.intp], list[Any]]:
-        """A column as places in the list of its distinct values."""
-        if name not in self.memo:
-            codes, words = pd.factorize(self.frame[name], use_na_sentinel=False)
-            self.memo[name] = codes, list(words)
-        return cast("tuple[NDArray[np.intp], list[Any]]", self.memo[name])
-
-    @cached_property
-    def every_ratio(self) -> pd.DataFrame:
-        """Paired ratios of all runs of this machine."""
-        return _plain(paired_ratios(self.frame))
+        return self.rows.pick(**wanted)
 
     @cached_property
     def every_pair(self) -> list[Row]:
-        """The same as records, to be read only."""
-        return rows_of(self.every_ratio)
+        """Paired ratios of all runs of this machine, to be read only."""
+        return pairs_of(self.frame)
 
     @cached_property
     def pairs(self) -> list[Row]:
@@ -163,7 +145,7 @@ class Machine:
     @cached_property
     def findings(self) -> list[Finding]:
         """What is probably wrong in these rows."""
-        return diagnosis.findings(self.frame, self.verdicts, self.every_ratio, self.rows)
+        return diagnosis.findings(self.frame, self.verdicts, self.every_pair, self.rows)
 
     @cached_property
     def device(self) -> Device | None:
@@ -329,7 +311,7 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     frame = _plain(frame)
     frame["commit"] = frame["env"].map({env: _commit(parse(env)) for env in frame["env"].unique()})
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
-    impossible = timed[timed].index[[not stats.are_times(x) for x in frame.loc[timed, "samples"]]]
+    impossible = timed[timed].index[~stats.all_are_times(frame.loc[timed, "samples"])]
     why = "a stored sample is no time: not finite, or not above 0"
     instead: Row = {"reason": why, "status": "failed", "cause": str(Cause.ERROR), "value": math.nan}
     for column, value in instead.items():

@@ -74,7 +74,7 @@ def steps_tables(machine: Machine) -> list[Table]:
 
 def advised_table(machine: Machine) -> Table:
     """Arms that converted what was advised, against the bar that no model may lose by the advice."""
-    arms, constant = advised_arms(machine.frame, machine.every_ratio), machine.constant_axes(SUITE)
+    arms, constant = advised_arms(machine.frame, machine.every_pair), machine.constant_axes(SUITE)
     records = []
     for a in arms:
         is_control, style = a.layers and math.isnan(a.predicted), STYLES.get(a.outcome, "")

@@ -239,15 +239,16 @@ class Grid:
 
 def table_of(
     machine: Machine, name: str, records: Sequence[Any], caption: str = "", *, lead: Sequence[Column] = (),
-    sortable: bool = True, key: str = "",
+    sortable: bool = True, key: str = "", count: int = 0,
 ) -> Table:  # fmt: skip
     """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
     every = [*lead, *columns(name)]
-    return make_table(f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable)
+    return make_table(f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count)
 
 
 def make_table(
-    key: str, columns: Sequence[Column], records: Sequence[Any], caption: str = "", *, sortable: bool = True
+    key: str, columns: Sequence[Column], records: Sequence[Any], caption: str = "", *, sortable: bool = True,
+    count: int = 0,
 ) -> Table:  # fmt: skip
     """A table of records: a row a record, as many as a browser can bear.
 
@@ -257,15 +258,15 @@ def make_table(
         records: mappings or objects that the columns read.
         caption: what holds of all rows.
         sortable: with sorting and a filter in the browser.
+        count: how many records there are, where only the first are given.
     """
     shown = records[:MOST]
     columns = [c for c in columns if not c.needs or any(given(_field(r, c.needs)) for r in shown)]
     rows = [tuple(c.cell(r) for c in columns) for r in shown]
-    left_out = len(records) - len(shown)
+    count = count or len(records)
+    left_out = count - len(shown)
     if left_out:
-        caption += (
-            f" The first {text.count(MOST)} of {text.count(len(records))} rows; the Parquet files have all."
-        )
+        caption += f" The first {text.count(MOST)} of {text.count(count)} rows; the Parquet files have all."
     return Table(key, tuple(columns), tuple(rows), caption.strip(), sortable, left_out)
 
 

@@ -13,6 +13,7 @@ from harness.report.drawing import EDGES, evenly
 from harness.report.records import SQNR, arm_records, compilations, key_of, numerics_by_arm
 from harness.report.table import (
     COMPUTED,
+    MOST,
     NA,
     Cell,
     Column,
@@ -108,7 +109,7 @@ def heat_maps(machine: Machine, suite: str) -> list[Grid]:
         return []
     gain: dict[str, dict[tuple[Any, ...], float]] = {}
     for (arm, sizes), own in cells.items():
-        gain.setdefault(arm, {})[sizes] = geometric_mean(own)
+        gain.setdefault(arm, {})[sizes] = own[0]["speedup"] if len(own) == 1 else geometric_mean(own)
     arms = sorted(gain, key=lambda arm: -stats.geometric_mean(list(gain[arm].values())).value)[:MOST_ARMS]
     every = [sorted({sizes[i] for arm in arms for sizes in gain[arm]}) for i in range(3)]
     most = (MOST_M, MOST_SIDE, MOST_SIDE)
@@ -234,7 +235,7 @@ def compile_times(machine: Machine) -> Table:
 
 def troubles_table(machine: Machine) -> Table:
     """Failed and skipped rows, gathered by metric and reason: nothing is hidden, nothing said twice."""
-    bad = (r for r in machine.rows if r["status"] != "ok")
+    bad = machine.pick(status=lambda status: status != "ok")
     groups = gathered(((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), r) for r in bad)
     records = []
     for key, members in sorted(groups.items()):
@@ -254,9 +255,10 @@ def rows_table(machine: Machine) -> Table:
 
     Rows of a part (a layer, a class of kernels) can be thousands; they have tables of their own.
     """
-    cases = dict.fromkeys((r["suite"], r["axes"]) for r in machine.rows)
+    cases = list(machine.frame[["suite", "axes"]].drop_duplicates().itertuples(index=False))
     several = len(cases) > len(machine.suites)  # else an id alone tells its case
-    whole = machine.pick(part="")
+    whole = machine.rows.pick(MOST, part="")
     lead = [*run_column(whole), *columns("rows_case"), *([Column("axes", machine.label)] if several else [])]
     named = " ".join(f"{suite}: {text.case_label(text.axes_of(axes))}." for suite, axes in cases)
-    return table_of(machine, "rows", whole, "" if several else named, lead=lead)
+    count = int(machine.rows.where(part="").sum())
+    return table_of(machine, "rows", whole, "" if several else named, lead=lead, count=count)

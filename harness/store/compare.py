@@ -64,9 +64,9 @@ _COLUMNS = [
 ]
 
 
-def paired_ratios(
+def pairs_of(
     frame: pd.DataFrame, *, partial: bool = False, metrics: Collection[str] = TIMES
-) -> pd.DataFrame:
+) -> list[dict[str, Any]]:
     """How each arm compares with the baseline that its suite declares for it.
 
     Args:
@@ -76,7 +76,7 @@ def paired_ratios(
         metrics: times that are paired.
 
     Returns:
-        One row a (run, case, arm, regime, time metric), A/A controls left out:
+        A record for each (run, case, arm, regime, time metric), A/A controls left out:
 
         - `arm_fields`, `baseline_fields`: both arms as records (`harness.store.arm`);
         - `baseline_value`, `value`: medians of all samples, in `unit`;
@@ -110,12 +110,18 @@ def paired_ratios(
         for arm, base, *_ in pairs
     ]
     found = effect.all_paired(logs, [floor for *_, floor in pairs])
-    out = [
+    return [
         _compare(arm, base, regime, each) for (arm, base, regime, _), each in zip(pairs, found, strict=True)
     ]
+
+
+def paired_ratios(
+    frame: pd.DataFrame, *, partial: bool = False, metrics: Collection[str] = TIMES
+) -> pd.DataFrame:
+    """`pairs_of` as a frame."""
     import pandas as pd
 
-    return pd.DataFrame(out, columns=_COLUMNS)
+    return pd.DataFrame(pairs_of(frame, partial=partial, metrics=metrics), columns=_COLUMNS)
 
 
 def against(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 Vector = NDArray[np.float64]
 
@@ -186,10 +186,12 @@ class Welch:
         return float(stdtr(self.degrees, (abs(self.difference) - margin) / self.error))
 
 
-def are_times(samples: ArrayLike) -> bool:
-    """Whether all samples are finite and above 0, as `round_medians` needs them."""
-    x = np.asarray(samples, dtype=np.float64)
-    return bool((np.isfinite(x) & (x > 0)).all())
+def all_are_times(arms: Collection[ArrayLike]) -> NDArray[np.bool_]:
+    """Whether all samples of each arm are finite and above 0, as `round_medians` needs them."""
+    sizes = [np.size(samples) for samples in arms]
+    x = np.concatenate([np.zeros(0), *(np.asarray(samples, np.float64) for samples in arms)])
+    refused = np.repeat(np.arange(len(sizes)), sizes)[~(np.isfinite(x) & (x > 0))]
+    return ~np.isin(np.arange(len(sizes)), refused)
 
 
 def round_medians(samples: ArrayLike, rounds: ArrayLike) -> dict[int, float]:

@@ -1,0 +1,51 @@
+"""Rows: those of a frame as dictionaries, each made when it is first asked for: a report shows a tenth of what is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pandas as pd
+
+from harness.store.compare import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from numpy.typing import NDArray
+
+    Row = dict[str, Any]
+    Wanted = str | Container[str] | Callable[[str], object]
+
+
+class Rows:
+    """The rows of a frame."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._frame = frame
+        self._made: dict[int, Row] = {}
+        self._columns: dict[str, tuple[NDArray[np.intp], list[Any]]] = {}
+
+    def where(self, **wanted: Wanted) -> NDArray[np.bool_]:
+        """Which rows have these values: one, any of several, or those that a function accepts."""
+        fits = np.ones(len(self._frame), bool)
+        for name, value in wanted.items():
+            if name not in self._columns:
+                codes, words = pd.factorize(self._frame[name], use_na_sentinel=False)
+                self._columns[name] = codes, list(words)
+            codes, words = self._columns[name]
+            if callable(value):
+                accepted = [bool(value(word)) for word in words]
+            else:
+                values = (value,) if isinstance(value, str) else cast("Container[str]", value)
+                accepted = [word in values for word in words]
+            fits &= np.array(accepted, bool)[codes]
+        return fits
+
+    def pick(self, most: int | None = None, **wanted: Wanted) -> list[Row]:
+        """The rows that `where` names, or so many of them; to be read only."""
+        places = np.flatnonzero(self.where(**wanted)).tolist()[:most]
+        missing = [i for i in places if i not in self._made]
+        if missing:
+            self._made.update(zip(missing, rows_of(self._frame.iloc[missing]), strict=True))
+        return [self._made[i] for i in places]
