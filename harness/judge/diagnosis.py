@@ -21,7 +21,7 @@ from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
 from harness.store.arm import WARMUP
 from harness.store.cause import Cause
-from harness.store.compare import TIMES
+from harness.store.compare import TIMES, rows_of
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
 from harness.store.rows import Rows
@@ -188,9 +188,9 @@ def _not_fp8(row: Row) -> tuple[str, bool]:
 
 def _measured(material: Material) -> Iterator[Row]:
     """Times and losses; of those that say the same, one."""
-    names = ("suite", "arm", "cause", "reason", "resolved")
-    rows = material.rows.pick(metric=(*TIMES, "loss"))
-    yield from {tuple(r[name] for name in names): r for r in rows}.values()
+    names = ["suite", "arm", "cause", "reason", "resolved"]
+    rows = material.frame.loc[material.rows.where(metric=(*TIMES, "loss")), names]
+    yield from rows_of(rows.drop_duplicates())
 
 
 def fp8_not_proved(material: Material) -> Iterator[Finding]:

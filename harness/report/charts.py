@@ -16,6 +16,7 @@ from harness.report.drawing import (
     PLACES,
     SERIES,
     Chart,
+    bands,
     bytes_axis,
     evenly,
     forest,
@@ -76,9 +77,7 @@ def _forest(machine: Machine, suite: str, regime: str, every: Sequence[Record]) 
     for axes, (title, group) in zip(drawn.panels, panels.items(), strict=True):
         axes.axvline(1, color=INK, linewidth=0.9)
         shown = [r for r in group if r["case_id"] in cases]
-        floors = {row[r["case_id"]]: r["floor"] for r in shown if known(r["floor"])}
-        widths, lows = [f - 1 / f for f in floors.values()], [1 / f for f in floors.values()]
-        axes.barh(list(floors), widths, left=lows, height=0.84, color=BAND, linewidth=0)
+        bands(axes, {row[r["case_id"]]: r["floor"] for r in shown}.items(), 0.84)
         of_arm = gathered((str(arms[r["arm"]].modeless), r) for r in shown)
         for i, (arm, style) in enumerate(styles.items()):
             own = of_arm[arm]

@@ -292,6 +292,14 @@ def forest(
     return [*(value for _, value, *_ in points), *(end for _, *ends in lines for end in ends)]
 
 
+def bands(axes: Axes, floors: Iterable[tuple[float, float | None]], height: float) -> None:
+    """The noise floors behind a forest, each a (height, floor) as a bar from 1 / floor to floor; none where it is not known."""
+    known = [(y, floor) for y, floor in floors if floor is not None and floor == floor]
+    lows = [1 / floor for _, floor in known]
+    widths = [floor - low for (_, floor), low in zip(known, lows, strict=True)]
+    axes.barh([y for y, _ in known], widths, left=lows, height=height, color=BAND, linewidth=0)
+
+
 # SVG
 
 

@@ -11,7 +11,7 @@ import math
 import shlex
 import statistics
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
@@ -65,7 +65,7 @@ def headline_rows(machine: Machine, conditions: str, ledger: Ledger) -> list[Hea
                 said = f"{title} {cell.text}" + (f" ({cell.interval})" if cell.interval else "")
                 said = ", ".join(filter(None, (said, cell.note)))
                 keys = {(r["run_id"], r["case_id"]) for r in of}
-                cell = replace(cell, href=f"#{ledger.add(machine, conditions, standing.arm, said, keys)}")
+                cell = cell._replace(href=f"#{ledger.add(machine, conditions, standing.arm, said, keys)}")
             cells.append(cell)
         cases = {p["case_id"] for p in standing.pairs}
         note = [_title(machine, standing), text.plural(len(cases), "case") if cases else ""]
@@ -85,7 +85,7 @@ def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
     whole = []
     for name, (machine, own) in zip(names(list(rows)), rows.items(), strict=True):
         for arm, *numbers in own[:MOST_OF_EACH]:
-            whole.append((replace(arm, note=name, href=f"#m-{machine.env_id}"), *numbers))
+            whole.append((arm._replace(note=name, href=f"#m-{machine.env_id}"), *numbers))
     cut = any(len(own) > MOST_OF_EACH for own in rows.values())
     caption = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
     return _table("headline", whole, caption) if whole else None

@@ -16,6 +16,7 @@ from harness.report.words import say
 from harness.store import stats, text
 from harness.store.arm import WITHOUT_FP8, arm_of
 from harness.store.cause import Cause
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,7 +45,9 @@ def places(machine: Machine) -> list[Row]:
     found: list[Row] = []
     for suite, level in LEVELS.items():
         by_arm: dict[str, dict[tuple[str, str], Record]] = {}
-        for r in arm_records(machine, suite) if suite in machine.suites else ():
+        if not machine.rows.where(suite=suite, resolved=lambda said: "peer" in parse(said)).any():
+            continue
+        for r in arm_records(machine, suite):
             if r["status"] == "ok" and r["regime"] in ("isolated", ""):
                 by_arm.setdefault(r["arm"], {})[r["run_id"], r["case_id"]] = r
         leagues: dict[tuple[str, frozenset[tuple[str, str]]], list[str]] = {}

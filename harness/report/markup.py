@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
@@ -55,12 +56,17 @@ def _cell_html(cell: Cell, column: Column, is_named: bool, tag: str) -> str:
     key = ""
     if cell.order is not None and str(cell.order) != cell.text:
         key = f' data-order="{escape(sort_key(cell.order))}"'
-    shown: str = escape(printable(cell.text))
+    shown: str = _escaped(cell.text)
     if cell.href:
         shown = f'<a href="{escape(cell.href)}">{shown}</a>'
     below = ", ".join(filter(None, (cell.interval, cell.note)))
-    note = f"<small>{escape(printable(below))}</small>" if below else ""
+    note = f"<small>{_escaped(below)}</small>" if below else ""
     return f"<{tag}{name}{key}>{shown}{note}</{tag[:2]}>"
+
+
+@lru_cache(maxsize=1 << 14)  # tables repeat their arms, sizes and rates
+def _escaped(words: str) -> str:
+    return str(escape(printable(words)))
 
 
 def sort_key(value: object) -> str:

@@ -14,6 +14,7 @@ from harness.report.drawing import (
     MUTED,
     PAPER,
     Chart,
+    bands,
     forest,
     look,
     ratio_axis,
@@ -26,7 +27,6 @@ from harness.report.drawing import (
 )
 from harness.report.records import SQNR, numerics_by_arm
 from harness.report.standings import doubts, recipe, timed, unjudged
-from harness.report.table import known
 from harness.report.verdicts import STUDIES, tally, what_of
 from harness.report.words import titled
 from harness.store import text
@@ -129,16 +129,13 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
     ordered = sorted(standing.pairs, key=lambda p: p["speedup"])
     step = max(1, -(-len(ordered) // MOST_CASES))
     pairs = [*ordered[::step], *ordered[-1:]] if step > 1 else ordered
-    ends, small = (
-        [standing.gain],
-        {"marker": "." * (len(pairs) > 1), "markersize": 3, "color": style["color"]},
-    )
-    for i, pair in enumerate(pairs):
-        at, floor = y + 0.62 * ((i + 0.5) / len(pairs) - 0.5), pair["floor"]
-        if known(floor):
-            height = 0.62 / len(pairs)
-            axes.barh(at, floor - 1 / floor, left=1 / floor, height=height, color=BAND, linewidth=0)
-        ends += forest(axes, [(at, pair["speedup"], pair["low"], pair["high"])], small, 1.6)
+    dot = "." if len(pairs) > 1 else ""
+    small = {"marker": dot, "markersize": 3, "color": style["color"], "linestyle": "none"}
+    ends = [standing.gain]
+    places = [y + 0.62 * ((i + 0.5) / len(pairs) - 0.5) for i in range(len(pairs))]
+    bands(axes, zip(places, (p["floor"] for p in pairs), strict=True), 0.62 / len(pairs))
+    points = [(at, p["speedup"], p["low"], p["high"]) for at, p in zip(places, pairs, strict=True)]
+    ends += forest(axes, points, small, 1.6)
     axes.plot([standing.gain], [y], **style | {"markersize": 7.5})
     return ends
 

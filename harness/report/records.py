@@ -54,28 +54,36 @@ def key_of(row: Record) -> Key:
 
 
 @once
-def arm_records(machine: Machine, suite: str) -> list[Row]:
-    """Time rows of a suite, of all runs, joined with their ratio and figures; A/A controls left out.
-
-    Beside the columns of the store, where they are known: `GAINS` of the paired ratio, every other metric of the arm by
-    its name, `copy_share` of the measured copy bandwidth, `peak_share` and `over_peak` of the published peak.
-    """
+def timed_records(machine: Machine, suite: str) -> list[Row]:
+    """Time rows of a suite, of all runs, with `GAINS` of the paired ratio where they are known; A/A controls left out."""
     ratios = {(key_of(r), r["regime"], r["metric"]): r for r in machine.every_pair if r["suite"] == suite}
+    own = [r for r in machine.pick(suite=suite, metric=TIMES) if not arm_of(r).control]
+    pairs = (ratios.get((key_of(r), r["regime"], r["metric"]), {}) for r in own)
+    return [{**r, **{name: pair.get(name) for name in GAINS}} for r, pair in zip(own, pairs, strict=True)]
+
+
+@once
+def arm_records(machine: Machine, suite: str, most: int | None = None) -> list[Row]:
+    """All of `timed_records`, or so many, with what else is known of the arm.
+
+    That is every other metric by its name, `copy_share` of the measured copy bandwidth, `peak_share` and `over_peak` of the
+    published peak.
+    """
+    own = timed_records(machine, suite)[:most]
+    others = machine.rows.where(
+        suite=suite, case_id={r["case_id"] for r in own}, status="ok", part="", metric=lambda metric: metric not in TIMES
+    )
     figures: dict[Key, dict[str, float]] = {}
-    others = machine.rows.where(suite=suite, status="ok", part="", metric=lambda metric: metric not in TIMES)
     for *key, metric, value in machine.frame.loc[others, FIGURE].itertuples(index=False):
         figures.setdefault(cast("Key", tuple(key)), {})[metric] = value
     reached = machine.ceilings if suite != "ceilings" else None
     records = []
-    for row in machine.pick(suite=suite, metric=TIMES):
-        if arm_of(row).control:
-            continue
-        pair = ratios.get((key_of(row), row["regime"], row["metric"]), {})
-        record = {**row, **{name: pair.get(name) for name in GAINS}, **figures.get(key_of(row), {})}
+    for row in own:
+        record = {**row, **figures.get(key_of(row), {})}
         if reached is not None and known(row["gb_per_s"]) and (copy := reached.bandwidth(row["bytes_moved"])):
             record["copy_share"] = 1e9 * row["gb_per_s"] / copy
         if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
-            record |= _against_peak(machine.device, row)
+            record.update(_against_peak(machine.device, row))
         records.append(record)
     return records
 
@@ -87,7 +95,7 @@ def has_time(record: Row) -> bool:
 
 def isolated(machine: Machine, suite: str) -> list[Row]:
     """The newest records of a suite that have a time, measured alone."""
-    records = newest(arm_records(machine, suite), has_time)
+    records = newest(timed_records(machine, suite), has_time)
     return [r for r in records if has_time(r) and r["regime"] in ("isolated", "")]
 
 
@@ -117,10 +125,14 @@ def _against_peak(device: Device | None, row: Record) -> Row:
 def fp8_rows(machine: Machine) -> list[Row]:
     """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
     found: dict[Key, Row] = {}
-    for r in machine.pick(metric=TIMES, status="ok"):
-        if any(str(d).startswith(FP8_DTYPES) for d in parse(r["flops"])) and not arm_of(r).control:
+    for r in machine.pick(metric=TIMES, status="ok", flops=_in_fp8):
+        if not arm_of(r).control:
             found.setdefault(key_of(r), r)
     return list(found.values())
+
+
+def _in_fp8(flops: str) -> bool:
+    return any(str(dtype).startswith(FP8_DTYPES) for dtype in parse(flops))
 
 
 class Gemms(NamedTuple):
@@ -168,7 +180,7 @@ def compilations(machine: Machine) -> dict[Key, Row]:
         about |= {name: resolved.get(name) for name in COMPILE_FACTS}
     times: dict[Key, tuple[float, Any]] = {}
     for suite in {about["suite"] for about in found.values()}:
-        for r in arm_records(machine, suite):
+        for r in timed_records(machine, suite):
             if r["status"] == "ok" and r["regime"] in ("isolated", ""):
                 tokens = resolved_of(r).get("tokens_per_step")
                 times[key_of(r)] = (r["value"] * SECONDS[r["unit"]], tokens)

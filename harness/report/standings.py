@@ -5,7 +5,7 @@ which rests on the answers and on these arms.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
@@ -56,9 +56,9 @@ class Standing:
         values, verdicts = [p["speedup"] for p in self.pairs], {p["verdict"] for p in self.pairs}
         cell = Cell(text.ratio(self.gain), self.gain, verdicts.pop() if len(verdicts) == 1 else "")
         if len(values) > 1:
-            return replace(cell, note=text.spread(min(values), max(values), *counted(self.pairs)))
+            return cell._replace(note=text.spread(min(values), max(values), *counted(self.pairs)))
         pair = self.pairs[0]
-        return replace(cell, interval=text.interval(pair["low"], pair["high"]) if known(pair["low"]) else "")
+        return cell._replace(interval=text.interval(pair["low"], pair["high"]) if known(pair["low"]) else "")
 
 
 def recipe(arm: Arm) -> Arm:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from harness.store import text
 from harness.store.compare import SECONDS
@@ -34,8 +34,7 @@ STYLES = {  # of words in cells
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """Text of one cell, the key it sorts by (None sorts last) and a style: "", faster, slower, muted, bad."""
 
     text: str
@@ -117,7 +116,7 @@ def number(
 
 def status_cell(record: Record) -> Cell:
     """ "failed" or "skipped" in place of a number."""
-    return replace(word(record["status"]), order=None)
+    return word(record["status"])._replace(order=None)
 
 
 def arm_cell(record: Record) -> Cell:
@@ -146,7 +145,7 @@ def _peak(record: Record) -> Cell | None:
         return None
     shown = Cell(text.percent(record["peak_share"]), record["peak_share"])
     over = record.get("over_peak", "")
-    return replace(shown, style="bad", note=over) if over else shown
+    return shown._replace(style="bad", note=over) if over else shown
 
 
 def _gain(record: Record) -> Cell | None:
@@ -325,7 +324,7 @@ def quantile(samples: Sequence[float], q: float) -> float | None:
 
 def known(value: object) -> TypeGuard[float]:
     """Whether a value is a number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, (float, int)) and value == value and not isinstance(value, bool)
 
 
 def given(value: object) -> bool:

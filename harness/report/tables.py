@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
 from harness.report.drawing import EDGES, evenly
-from harness.report.records import SQNR, arm_records, compilations, key_of, numerics_by_arm
+from harness.report.records import SQNR, arm_records, compilations, key_of, numerics_by_arm, timed_records
 from harness.report.table import (
     COMPUTED,
     MOST,
@@ -140,7 +139,7 @@ def square_grids(machine: Machine) -> list[Grid]:
 
     The first `MOST_SQUARES` of them: the table of the suite has all.
     """
-    times = [r for r in arm_records(machine, "linear") if r["metric"] == "time_ms"]
+    times = [r for r in timed_records(machine, "linear") if r["metric"] == "time_ms"]
     across = [number(f"{mode} (ms)", partial(_square_cell, mode)) for mode in MODES]
     out = []
     for own in list(gathered((key_of(r)[:2], r) for r in times).values())[:MOST_SQUARES]:
@@ -161,13 +160,13 @@ def _square_cell(mode: str, record: Record) -> Cell:
     if r is None:
         return Cell("not measured in this run", None, "muted")
     if r["status"] != "ok":
-        return replace(status_cell(r), note=r["reason"])
+        return status_cell(r)._replace(note=r["reason"])
     shown = Cell(text.number(r["value"], 4), r["value"])
     if not known(r["speedup"]) or r["baseline"] != f"bf16_{mode}":
         return shown
     ratio = estimate(r["speedup"], r["low"], r["high"])
     interval = f" ({ratio.interval})" if ratio.interval else ""
-    return replace(shown, style=r["verdict"], note=f"{ratio.text}{interval} {r['verdict']}")
+    return shown._replace(style=r["verdict"], note=f"{ratio.text}{interval} {r['verdict']}")
 
 
 # Numerics
@@ -202,17 +201,17 @@ def suite_table(machine: Machine, suite: str) -> Table:
 
     Columns that no row can fill are left out; axes that are the same in every row stand in the caption.
     """
-    records: list[Record] = [*arm_records(machine, suite)]
-    if len({r["regime"] for r in records} - {""}) > 1:
+    every = timed_records(machine, suite)
+    records = arm_records(machine, suite, MOST)
+    if len({r["regime"] for r in every} - {""}) > 1:
         records = [{**r, "regime_cell": r["regime"]} for r in records]
     constant = machine.constant_axes(suite)
-    lead = [*run_column(records), *axis_columns(records, constant)]
-    every = [c.title for c in axis_columns(records, ())]
-    said = text.axes_said(
-        text.axes_of(records[0]["axes"]) if records else {}, [n for n in every if n in constant]
-    )
+    named = axis_columns(every, ())
+    lead = [*run_column(records), *(c for c in named if c.title not in constant)]
+    axes = text.axes_of(records[0]["axes"]) if records else {}
+    said = text.axes_said(axes, [c.title for c in named if c.title in constant])
     caption = f"All rows: {said}." if said else ""
-    return table_of(machine, "suite", records, caption, lead=lead, key=suite)
+    return table_of(machine, "suite", records, caption, lead=lead, key=suite, count=len(every))
 
 
 # The rest
