@@ -99,8 +99,8 @@ def soundness(machine: Machine) -> list[Chart]:
     worst = [w for w in numerics_by_arm(machine) if w.fp8 and any(map(math.isfinite, w.sqnr.values()))]
     if not worst:
         return []
-    finite = (r for r in machine.pick(metric=SQNR, status="ok") if math.isfinite(r["value"]))
-    values = gathered(((r["metric"], r["suite"], r["arm"]), r["value"]) for r in finite)
+    own = machine.frame.loc[machine.rows.where(metric=SQNR, status="ok"), ["metric", "suite", "arm", "value"]]
+    values = gathered((tuple(key), value) for *key, value in own[np.isfinite(own["value"])].itertuples(index=False))
     labels = [f"{w.suite}: {w.arm}" for w in worst]
     drawn = sheet(f"sqnr-{machine.env_id}", 0.8 + 0.24 * len(labels), rows=labels)
     bounded = False

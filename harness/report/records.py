@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -74,8 +74,8 @@ def arm_records(machine: Machine, suite: str, most: int | None = None) -> list[R
         suite=suite, case_id={r["case_id"] for r in own}, status="ok", part="", metric=lambda metric: metric not in TIMES
     )
     figures: dict[Key, dict[str, float]] = {}
-    for *key, metric, value in machine.frame.loc[others, FIGURE].itertuples(index=False):
-        figures.setdefault(cast("Key", tuple(key)), {})[metric] = value
+    for run, case, arm, metric, value in machine.frame.loc[others, FIGURE].itertuples(index=False, name=None):
+        figures.setdefault((run, case, arm), {})[metric] = value
     reached = machine.ceilings if suite != "ceilings" else None
     records = []
     for row in own:
@@ -299,7 +299,8 @@ def _bound(resolved: str, metric: str) -> float:
 @once
 def unchecked(machine: Machine, suite: str) -> list[Row]:
     """Times of FP8 in a suite whose result nothing checked in the same run: no SQNR, no codes, no first step."""
-    checked = {key_of(r) for r in machine.pick(suite=suite, metric=(*SQNR, "mismatches"), status="ok")}
+    with_check = machine.rows.where(suite=suite, metric=(*SQNR, "mismatches"), status="ok")
+    checked = set(machine.frame.loc[with_check, FIGURE[:3]].itertuples(index=False, name=None))
     own = [r for key, rows in fp8_by_arm(machine).items() if key[0] == suite for r in rows]
     return [r for r in own if key_of(r) not in checked and "first_loss" not in resolved_of(r)]
 

@@ -94,7 +94,12 @@ def pairs_of(
 
         Figures are NaN where there is nothing to compare.
     """
-    cases = _cases(frame[frame["metric"].isin(list(metrics))], partial)
+    return pairs_among(rows_of(frame[frame["metric"].isin(list(metrics))]), partial)
+
+
+def pairs_among(times: Sequence[dict[str, Any]], partial: bool = False) -> list[dict[str, Any]]:
+    """`pairs_of` some rows of times."""
+    cases = _cases(times, partial)
     grouped = [group for rows in cases.values() for group in _by_regime(rows)]
     pairs: list[tuple[_Row, _Row | None, str, float]] = []
     for (regime, arms), floors in zip(grouped, _noise_floors([arms for _, arms in grouped]), strict=True):
@@ -137,7 +142,7 @@ def noise_floors(frame: pd.DataFrame) -> dict[str, float]:
     """The noise floor of each case that has an A/A control, as a ratio >= 1: the widest of its baselines and regimes."""
     times = frame[frame["metric"].isin(TIMES)]
     with_control = times["case_id"].isin(times.loc[controls(times), "case_id"])
-    cases = _cases(times[with_control])
+    cases = _cases(rows_of(times[with_control]))
     found: dict[str, float] = {}
     groups = [(case_id, arms) for (_, case_id, _), rows in cases.items() for _, arms in _by_regime(rows)]
     for (case_id, _), floors in zip(groups, _noise_floors([arms for _, arms in groups]), strict=True):
@@ -171,11 +176,11 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _cases(frame: pd.DataFrame, partial: bool = False) -> dict[tuple[str, str, str], list[_Row]]:
+def _cases(times: Sequence[dict[str, Any]], partial: bool = False) -> dict[tuple[str, str, str], list[_Row]]:
     """Rows of times by (run, case, metric), the samples of all of them gathered by round at once."""
     # Grouped here and not by pandas: a group of a frame costs a millisecond, and a sweep has thousands of cases.
     cases: dict[tuple[str, str, str], list[_Row]] = {}
-    rows = [_Row(record, partial) for record in rows_of(frame)]
+    rows = [_Row(record, partial) for record in times]
     timed = [row for row in rows if len(row.record["rounds"])]
     medians = stats.all_round_medians([(row.record["samples"], row.record["rounds"]) for row in timed])
     for row, own in zip(timed, medians, strict=True):
