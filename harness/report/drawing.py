@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.table import Row
 
-INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
+INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
-HEAT = tuple(f"#0b000{i}" for i in range(9))
 EDGES = (
     0.67,
     0.8,
@@ -48,10 +47,8 @@ EDGES = (
     1.25,
     1.5,
 )  # speedups between these nine; the middle one is "the same"
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"}
-VARIABLES |= {
-    c: f"--{name}-{i}" for name, own in (("series", SERIES), ("heat", HEAT)) for i, c in enumerate(own)
-}
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"}
+VARIABLES |= {colour: f"--series-{i}" for i, colour in enumerate(SERIES)}
 MARKERS = "osD^vPX*"
 HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 # Recipes that fp8core publishes, each with a place of its own, so that pages of different runs agree.
@@ -96,12 +93,10 @@ class Chart:
     title: str
     svg: str
     caption: str
-    narrow: str = ""  # the same for a screen of 400 px, where it is worth a drawing of its own
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
         object.__setattr__(self, "svg", _named(self.svg, self.title))
-        object.__setattr__(self, "narrow", _named(self.narrow, self.title))
 
 
 @dataclass(frozen=True, slots=True)

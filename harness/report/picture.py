@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
@@ -12,7 +11,6 @@ from harness.report.drawing import (
     INK,
     LEAST_DB,
     MUTED,
-    PAPER,
     Chart,
     bands,
     forest,
@@ -22,18 +20,16 @@ from harness.report.drawing import (
     sheet,
     span,
     styled,
-    svg,
     ticks,
 )
 from harness.report.records import SQNR, numerics_by_arm
 from harness.report.standings import doubts, recipe, timed, unjudged
 from harness.report.verdicts import STUDIES, tally, what_of
-from harness.report.words import titled
 from harness.store import text
 from harness.store.arm import Arm, arm_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
@@ -42,8 +38,9 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.standings import Standing
 
-    Words = tuple[str, str, list[str]]  # name of a row, its verdict, what stands against it
     from harness.report.table import Row
+
+    Words = tuple[str, str, list[str]]  # name of a row, its verdict, what stands against it
 
 MOST_ARMS, MOST_UNJUDGED, MOST_CASES = 10, 4, 12
 BYTES = {"saved_bytes_per_elem": "kept for backward", "cast_bytes_per_elem": "moved by fused casts"}
@@ -54,74 +51,43 @@ def picture(machine: Machine) -> Chart | None:
     return _gains(machine) if machine.is_gpu else _quality(machine)
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """Size of a drawing: inches across, inches a row, and whether names stand above their rows instead of beside them."""
-
-    width: float
-    row: float
-    stacked: bool
-
-    def sheet(self, rows: int, panels: int = 1) -> Sheet:
-        """Panels side by side, or one below the other on a narrow screen, with room for so many rows each."""
-        down = panels if self.stacked else 1
-        height = down * (0.85 + self.row * max(rows, 2))
-        shared: Any = {"width": self.width, "grid": "x", "sharey": not self.stacked}
-        drawn = sheet("", height, panels // down, down, **shared)
-        for axes in drawn.panels:
-            axes.set_ylim(*((rows - 0.6, -0.75) if self.stacked else (rows - 0.4, -0.6)))
-        return drawn
-
-
 @styled
-def _chart(machine: Machine, block: str, facts: Row, draw: Callable[[_Size], Sheet]) -> Chart:
-    """The figure at both widths."""
-    key = f"picture-{machine.env_id}"
-    wide = svg(draw(_Size(9.2, 0.36, False)).figure, key)
-    narrow = svg(draw(_Size(4.2, 0.52, True)).figure, f"{key}-narrow")
-    title, caption = titled(f"figure_{block}", **facts)
-    return Chart(key, title, wide, caption, narrow)
-
-
 def _gains(machine: Machine) -> Chart | None:
     every = timed(machine)
     if not every:
         return None
     found, absent = every[:MOST_ARMS], unjudged(machine, every[0].suite)
     shown = absent[:MOST_UNJUDGED]
-    against = {s.arm: doubts(machine, s.arm) for s in found}
+    against = [doubts(machine, s.arm) for s in found]
+    drawn = _sheet(machine, len(found) + len(shown))
+    axes, ends = drawn.axes, [1.0]
+    words: list[Words] = []
+    axes.axvline(1, color=INK, linewidth=0.9)
+    for y, (s, why) in enumerate(zip(found, against, strict=True)):
+        ends += _gain_row(axes, y, s, look(machine, s.fields, fillstyle="none" if why else "full"))
+        verdicts = [p["verdict"] for p in s.pairs]
+        told = tally(verdicts) if len(set(verdicts)) > 1 else verdicts[0]
+        words.append((s.arm, f"{text.ratio(s.gain)} {told}", why))
+    ratio_axis(axes.xaxis, log=axes.set_xscale)
+    axes.set(xlim=ratio_limits(ends), xlabel="speedup over bf16, same mode (log scale)")
+    for y in range(len(found), len(found) + len(shown)):  # at the edge: a mark at 1 would read as a tie
+        axes.plot([0.012], [y], marker="x", color=MUTED, transform=axes.get_yaxis_transform())
+    words += [(u.arm, u.word, [text.short(text.reason(u.reason), 40)]) for u in shown]
+    _label(axes, words)
+    axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
+    return drawn.say(
+        "gains",
+        what=what_of(every[0].suite),
+        several=any(len(s.pairs) > 1 for s in found),
+        doubted=any(against),
+        left=len(every) - len(found) + len(absent) - len(shown),
+    )
 
-    def draw(size: _Size) -> Sheet:
-        rows = len(found) + len(shown)
-        drawn = size.sheet(rows)
-        axes, ends, words = drawn.axes, [1.0], []
-        axes.axvline(1, color=INK, linewidth=0.9)
-        for y, s in enumerate(found):
-            why = against[s.arm]
-            ends += _gain_row(axes, y, s, look(machine, s.fields, fillstyle="none" if why else "full"))
-            verdicts = [p["verdict"] for p in s.pairs]
-            # Without their numbers on a narrow screen, which leaves room for what stands against them.
-            several = "mixed" if size.stacked and why else tally(verdicts)
-            words.append(
-                (s.arm, f"{text.ratio(s.gain)} {several if len(set(verdicts)) > 1 else verdicts[0]}", why)
-            )
-        ratio_axis(axes.xaxis, log=axes.set_xscale)
-        axes.set(xlim=ratio_limits(ends), xlabel="speedup over bf16, same mode (log scale)")
-        for y in range(len(found), rows):  # at the edge: a mark at 1 would read as a tie
-            axes.plot([0.012], [y], marker="x", color=MUTED, transform=axes.get_yaxis_transform())
-        words += [(u.arm, u.word, [text.short(text.reason(u.reason), 40)]) for u in shown]
-        _label(axes, size, words)
-        axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
-        drawn.legend()
-        return drawn
 
-    facts = {
-        "what": what_of(every[0].suite),
-        "several": any(len(s.pairs) > 1 for s in found),
-        "doubted": any(against.values()),
-        "left": len(every) - len(found) + len(absent) - len(shown),
-    }
-    return _chart(machine, "gains", facts, draw)
+def _sheet(machine: Machine, rows: int, panels: int = 1) -> Sheet:
+    drawn = sheet(f"picture-{machine.env_id}", 0.85 + 0.36 * max(rows, 2), panels, width=9.2, grid="x", sharey=True)
+    drawn.axes.set_ylim(rows - 0.4, -0.6)
+    return drawn
 
 
 def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[float]:
@@ -140,6 +106,7 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
     return ends
 
 
+@styled
 def _quality(machine: Machine) -> Chart | None:
     judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES)
     by_recipe = gathered((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
@@ -152,36 +119,20 @@ def _quality(machine: Machine) -> Chart | None:
             own = bytes_of.setdefault(recipe(arm_of(r)), {})
             own[r["metric"]] = max(r["value"], own.get(r["metric"], 0.0))
     kinds = [name for name in BYTES if any(name in bytes_of.get(arm, {}) for arm in found)]
-    values, base = (
-        [bytes_of.get(arm, {}) for arm in found],
-        bytes_of.get(Arm("bf16"), {}).get("saved_bytes_per_elem"),
-    )
-
-    def draw(size: _Size) -> Sheet:
-        drawn = size.sheet(len(found), 1 + bool(kinds))
-        first, *more = drawn.panels
-        words = [
-            (str(arm), *_quality_row(first, y, every, look(machine, arm)))
-            for y, (arm, every) in enumerate(found.items())
-        ]
-        span(first, LEAST_DB)
-        first.set_xlabel("worst SQNR (dB), higher is better")
-        first.plot([], [], color=INK, linewidth=1.6, label="least accepted")
-        _label(first, size, words, beside=not more)
-        for panel in more:
-            _bytes_panel(panel, values, kinds, base, 0.08 * size.stacked)
-            if size.stacked:
-                _label(panel, size, [(str(arm), "", []) for arm in found])
-        if not size.stacked:
-            drawn.legend()
-            return drawn
-        for panel in drawn.panels:
-            panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0, fontsize=7.5)
-        return drawn
-
-    return _chart(
-        machine, "quality", {"kinds": [BYTES[k] for k in kinds], "left": len(by_recipe) - len(found)}, draw
-    )
+    drawn = _sheet(machine, len(found), 1 + bool(kinds))
+    axes = drawn.axes
+    words = [
+        (str(arm), *_quality_row(axes, y, every, look(machine, arm)))
+        for y, (arm, every) in enumerate(found.items())
+    ]
+    span(axes, LEAST_DB)
+    axes.set_xlabel("worst SQNR (dB), higher is better")
+    axes.plot([], [], color=INK, linewidth=1.6, label="least accepted")
+    _label(axes, words, beside=not kinds)
+    if kinds:
+        base = bytes_of.get(Arm("bf16"), {}).get("saved_bytes_per_elem")
+        _bytes_panel(drawn.panels[1], [bytes_of.get(arm, {}) for arm in found], kinds, base)
+    return drawn.say("quality", kinds=[BYTES[k] for k in kinds], left=len(by_recipe) - len(found))
 
 
 def _quality_row(axes: Axes, y: float, every: Sequence[Worst], style: Row) -> tuple[str, list[str]]:
@@ -200,13 +151,13 @@ def _quality_row(axes: Axes, y: float, every: Sequence[Worst], style: Row) -> tu
 
 
 def _bytes_panel(
-    axes: Axes, values: Sequence[dict[str, float]], kinds: Sequence[str], base: float | None, down: float
+    axes: Axes, values: Sequence[dict[str, float]], kinds: Sequence[str], base: float | None
 ) -> None:
-    """Two bars a recipe from 0, so far below the middle of its row, and what bf16 keeps as a line."""
+    """Two bars a recipe from 0, and what bf16 keeps as a line."""
     for i, (kind, alpha) in enumerate(zip(kinds, (1.0, 0.45), strict=False)):
-        at = [y + down + (0.18 - down / 2) * (2 * i - 1) * (len(kinds) > 1) for y in range(len(values))]
+        at = [y + 0.18 * (2 * i - 1) * (len(kinds) > 1) for y in range(len(values))]
         widths = [own.get(kind, 0.0) for own in values]
-        axes.barh(at, widths, height=0.3 - down, color=MUTED, alpha=alpha, label=BYTES[kind])
+        axes.barh(at, widths, height=0.3, color=MUTED, alpha=alpha, label=BYTES[kind])
         for y, own, width in zip(at, values, widths, strict=True):
             said = text.number(own[kind]) if kind in own else "not measured" if not (own or i) else ""
             axes.annotate(said, (width, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
@@ -217,22 +168,9 @@ def _bytes_panel(
     ticks(axes.xaxis, 5, integer=True)
 
 
-def _label(axes: Axes, size: _Size, words: Sequence[Words], beside: bool = True) -> None:
-    """Names of the rows, with the verdict and what stands against it: beside the rows, or above each on a narrow screen."""
+def _label(axes: Axes, words: Sequence[Words], beside: bool = True) -> None:
+    """Names of the rows, with the verdict and what stands against it beside them."""
     about: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "color": INK}
-    if size.stacked:
-        axes.set_yticks([])
-        about |= {
-            "fontsize": 8.5,
-            "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8},
-        }  # lines end before the words
-        for y, (name, verdict, more) in enumerate(words):
-            room = max(len(verdict), 54 - len(name))
-            tail = ": ".join(filter(None, (verdict, _fitting(more, room - len(verdict) - 2))))
-            axes.text(0.012, y - 0.4, text.short(name, 30), **about)
-            if tail:
-                axes.text(1, y - 0.4, tail, ha="right", **about)
-        return
     names = [text.short(n, 32) if beside else f"{text.short(n, 28)}\n{v}" for n, v, _ in words]
     axes.set_yticks(range(len(words)), names)
     for y, (_, verdict, more) in enumerate(words if beside else ()):
