@@ -59,13 +59,13 @@ def main(words: Sequence[str]) -> int:
     else:
         show(found, runs, console())
     if options.output is not None:
-        from harness.report import side_by_side
+        from harness.report.pages import two_runs
 
         names = [Path(run).name for run in runs]
         told = Console(file=io.StringIO(), record=True, width=130, highlight=False)
         show(found, names, told)
         try:
-            options.output.write_text(side_by_side.page(found, frames, names, told), encoding="utf-8")
+            options.output.write_text(two_runs(found, frames, names, told), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
         console().print(f"page     {options.output}", markup=False, soft_wrap=True)

@@ -73,10 +73,10 @@ def main(words: Sequence[str]) -> int:
     for line in found.lines:
         terminal.say(where, line, STYLES[found.outcome] if line.startswith(found.outcome) else "")
     if options.output:
-        from harness.report.curves_page import page
+        from harness.report.pages import curve_verdict
 
         try:
-            options.output.write_text(page(found), encoding="utf-8")
+            options.output.write_text(curve_verdict(found), encoding="utf-8")
         except OSError as error:
             raise UsageError(
                 f"cannot write {options.output} ({error.strerror}); choose another place with -o FILE.html"

@@ -30,7 +30,18 @@ _KINDS = {
 }  # by axis `what` of suite ceilings
 SUITES = ("ceilings", "gemm")  # whose rows are read
 _SUSTAINED = "sustained"
-_COLUMNS = ["run_id", "suite", "arm", "arm_fields", "axes", "metric", "regime", "value", "unit", "bytes_moved"]
+_COLUMNS = [
+    "run_id",
+    "suite",
+    "arm",
+    "arm_fields",
+    "axes",
+    "metric",
+    "regime",
+    "value",
+    "unit",
+    "bytes_moved",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,11 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
     products: dict[tuple[object, ...], tuple[bool, Product]] = {}
     moves: dict[str, dict[float, float]] = {}
     launches = []
-    own = frame["suite"].isin(SUITES) & (frame["status"] == "ok") & frame["metric"].isin(["time_ms", "launch_us"])
+    own = (
+        frame["suite"].isin(SUITES)
+        & (frame["status"] == "ok")
+        & frame["metric"].isin(["time_ms", "launch_us"])
+    )
     for row in rows_of(frame.loc[own, [name for name in _COLUMNS if name in frame.columns]]):
         if arm_of(row).control:
             continue

@@ -100,7 +100,9 @@ def soundness(machine: Machine) -> list[Chart]:
     if not worst:
         return []
     own = machine.frame.loc[machine.rows.where(metric=SQNR, status="ok"), ["metric", "suite", "arm", "value"]]
-    values = gathered((tuple(key), value) for *key, value in own[np.isfinite(own["value"])].itertuples(index=False))
+    values = gathered(
+        (tuple(key), value) for *key, value in own[np.isfinite(own["value"])].itertuples(index=False)
+    )
     labels = [f"{w.suite}: {w.arm}" for w in worst]
     drawn = sheet(f"sqnr-{machine.env_id}", 0.8 + 0.24 * len(labels), rows=labels)
     bounded = False

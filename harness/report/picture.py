@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from harness.report.records import Worst
     from harness.report.runs import Machine
     from harness.report.standings import Standing
-
     from harness.report.table import Row
 
     Words = tuple[str, str, list[str]]  # name of a row, its verdict, what stands against it
@@ -85,7 +84,9 @@ def _gains(machine: Machine) -> Chart | None:
 
 
 def _sheet(machine: Machine, rows: int, panels: int = 1) -> Sheet:
-    drawn = sheet(f"picture-{machine.env_id}", 0.85 + 0.36 * max(rows, 2), panels, width=9.2, grid="x", sharey=True)
+    drawn = sheet(
+        f"picture-{machine.env_id}", 0.85 + 0.36 * max(rows, 2), panels, width=9.2, grid="x", sharey=True
+    )
     drawn.axes.set_ylim(rows - 0.4, -0.6)
     return drawn
 

@@ -71,7 +71,11 @@ def arm_records(machine: Machine, suite: str, most: int | None = None) -> list[R
     """
     own = timed_records(machine, suite)[:most]
     others = machine.rows.where(
-        suite=suite, case_id={r["case_id"] for r in own}, status="ok", part="", metric=lambda metric: metric not in TIMES
+        suite=suite,
+        case_id={r["case_id"] for r in own},
+        status="ok",
+        part="",
+        metric=lambda metric: metric not in TIMES,
     )
     figures: dict[Key, dict[str, float]] = {}
     for run, case, arm, metric, value in machine.frame.loc[others, FIGURE].itertuples(index=False, name=None):

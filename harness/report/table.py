@@ -242,7 +242,9 @@ def table_of(
 ) -> Table:  # fmt: skip
     """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
     every = [*lead, *columns(name)]
-    return make_table(f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count)
+    return make_table(
+        f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count
+    )
 
 
 def make_table(

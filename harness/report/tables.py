@@ -217,6 +217,16 @@ def suite_table(machine: Machine, suite: str) -> Table:
 # The rest
 
 
+def trials(machine: Machine) -> Table:
+    """A row a line of each trial's answer, as it was printed; a CPU's says that its times decide nothing."""
+    rows = []
+    for run in machine.runs:
+        told = run.about.get("answer")
+        for place, line in enumerate(told if isinstance(told, list) else ()):
+            rows.append({"trial": Cell(run.run_id if place == 0 else "", run.run_id), "answer": str(line)})
+    return table_of(machine, "trials", rows, sortable=False)
+
+
 def agreement(machine: Machine) -> Table:
     """How far apart two precisions of one model are (`harness.agree`), and what is left without some layers."""
     records = [{**row, "arm_cell": row["arm"]} for row in machine.pick(suite="agree")]

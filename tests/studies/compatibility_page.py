@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.report.compatibility import SUITE, matrix, reasons
 from harness.report.facts import described
 from harness.report.markup import cell_markdown
+from harness.report.parallel import SUITE, matrix, reasons
 from harness.report.runs import load
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compatibility_page import page
 
-from harness.report.compatibility import matrix
+from harness.report.parallel import matrix
 from harness.report.runs import load
 
 ROOT = Path(__file__).parents[2]

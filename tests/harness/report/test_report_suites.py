@@ -15,9 +15,8 @@ from report_fixtures import CPU, H200, TIMING, Invented, figure, write_run
 from report_pages import machine, run_of, table
 
 from harness.engine.rows import REFUSES as OF_ROWS
-from harness.report.compatibility import REFUSES
 from harness.report.league import places
-from harness.report.scaling import scale_table
+from harness.report.parallel import REFUSES, scale_table
 from harness.store.case import Case
 from harness.store.measurement import Measurement
 

@@ -1,16 +1,34 @@
-"""Two runs in one page, for `diff RUN RUN -o FILE.html`: what changed in words, ratios with their intervals, curves over each other."""
+"""Pages beside the report: two runs side by side (`diff RUN RUN -o FILE.html`), and a verdict on anyone's loss curves."""
 
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
 
-from harness.report.drawing import INK, MUTED, SERIES, Chart, forest, ratio_axis, ratio_limits, sheet, styled
+from harness.judge.curve_verdict import SIDES
+from harness.judge.verdict.result import percent
+from harness.report.drawing import (
+    BAND,
+    INK,
+    MUTED,
+    SERIES,
+    Chart,
+    evenly,
+    forest,
+    mark,
+    ratio_axis,
+    ratio_limits,
+    sheet,
+    styled,
+    ticks,
+)  # fmt: skip
 from harness.report.render import render_sections
 from harness.report.section import Section
+from harness.report.table import Cell, Column, make_table, word
 from harness.store.measurement import METRICS
 from harness.store.text import axes_of, case_label, constant_axes, short
 
@@ -20,12 +38,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from harness.judge.curve_verdict import CurveVerdict
     from harness.judge.diff import Changes
 
 MOST_RATIOS, MOST_CURVES = 40, 8
+MOST_POINTS = 240  # of a line; more cannot be seen
 
 
-def page(found: Changes, frames: Sequence[pd.DataFrame], names: Sequence[str], told: Console) -> str:
+def two_runs(found: Changes, frames: Sequence[pd.DataFrame], names: Sequence[str], told: Console) -> str:
     """The page.
 
     Args:
@@ -95,3 +115,46 @@ def _curves(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> list[Chart]
             drawn.chart(metric, f"Means over cases and seeds; dashed: {names[0]}, drawn: {names[1]}.{left}")
         )
     return made
+
+
+# A verdict on loss curves
+
+
+def curve_verdict(found: CurveVerdict) -> str:
+    """The HTML of a verdict."""
+    said = {"because": found.reasons, "beside it": found.notes, "read": found.read}
+    rows = [
+        ("verdict", word(found.outcome)),
+        *((name, Cell(line)) for name, lines in said.items() for line in lines),
+    ]
+    about = make_table(
+        "curves", [Column("what", itemgetter(0)), Column("", itemgetter(1))], rows, sortable=False
+    )
+    shown = Section("verdict", "What the curves show", first=[about], charts=[_losses(found)])
+    margin = f"margin {percent(found.margin)[1:]} of the base's loss"
+    return render_sections(f"Trains the same: {found.outcome}", "Verdict on loss curves", margin, [shown])
+
+
+@styled
+def _losses(found: CurveVerdict) -> Chart:
+    """Each run over the mean of the base's, in percent, at steps of the base."""
+    made, steps = sheet("curves", 3.6), found.sides[0][0].curve.steps
+    steps = steps[evenly(steps.size, MOST_POINTS)]
+    sides = [
+        np.array([np.interp(steps, r.curve.steps, r.curve.values) for r in runs]) for runs in found.sides
+    ]
+    limit = 100 * found.margin
+    made.axes.axhspan(-limit, limit, color=BAND, label="margin")
+    looks = {"color": INK, "linestyle": "--"}, mark(1, linestyle="-")
+    for losses, name, look in zip(sides, SIDES, looks, strict=True):
+        gaps = np.ma.masked_invalid(100 * (losses / np.ma.masked_invalid(sides[0]).mean(axis=0) - 1))
+        limit = max(limit, 400 * found.margin, float(np.ma.max(np.abs(gaps[:, steps.size // 2 :])) or 0))
+        made.axes.plot(steps, gaps.T, label=[name, *[""] * (len(losses) - 1)], linewidth=0.7, **look)
+    made.axes.set(
+        xlabel=found.sides[0][0].columns[1], ylabel="loss over the base's mean - 1, %", ylim=(-limit, limit)
+    )
+    ticks(made.axes.yaxis, 7, signed=True)
+    return made.chart(
+        "Every run against the base's mean",
+        "Scaled to the second half of the steps; early values may lie beyond.",
+    )

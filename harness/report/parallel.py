@@ -1,0 +1,192 @@
+"""Parallel: which ways of training in parallel run with which recipes, what FSDP2 sends when weights are gathered in FP8, and what a
+step is predicted to send, hold and take on GPUs that are not here.
+
+Nothing here is asserted: a cell without a row is empty. Where several runs have the same cell, the newest one counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from harness.judge import gathered
+from harness.report.records import key_of
+from harness.report.table import (
+    Cell,
+    Column,
+    Record,
+    Table,
+    columns,
+    make_table,
+    resolved_of,
+    status_cell,
+    table_of,
+    word,
+)  # fmt: skip
+from harness.report.words import say
+from harness.store import text
+from harness.store.cause import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.report.runs import Machine
+    from harness.report.table import Row
+
+SUITE = "parallel"
+GB = 1e9
+REFUSES = "refuses: "  # before what fp8core said; the word of the cell says it already
+_OTHERWISE = {
+    "emulated": "emulated",
+    "weights_gathered_as": "weights",
+    "activations_gathered_as": "activations",
+}
+
+
+def matrix(machine: Machine) -> Table:
+    """A row for each way, a column for each recipe."""
+    found = _newest(machine)
+    ways: dict[str, dict[str, Any]] = {}
+    for (way, recipe), row in found.items():
+        record, about = ways.setdefault(way, {"way": Cell(way)}), resolved_of(row)
+        record[f"cell {recipe}"] = _cell(row)
+        if about.get("doc") and not record["way"].note:
+            record["way"] = Cell(way, note=about["doc"])
+        if about.get("world"):
+            record.setdefault("ranks", about["world"])
+    recipes = [Column(recipe, f"cell {recipe}") for recipe in dict.fromkeys(recipe for _, recipe in found)]
+    every = [*columns("compatibility"), *recipes]
+    return make_table(f"compatibility-{machine.env_id}", every, list(ways.values()), sortable=False)
+
+
+def reasons(machine: Machine) -> Table:
+    """Why what does not run does not, and what runs otherwise than asked."""
+    by_reason: dict[tuple[str, str], dict[str, list[str]]] = {}  # (what, reason) -> way -> recipes
+    for (way, recipe), record in _newest(machine).items():
+        for note in _notes(record):
+            by_reason.setdefault(note, {}).setdefault(way, []).append(recipe)
+    rows = []
+    for (what, reason), ways in sorted(by_reason.items()):
+        alike = gathered((", ".join(recipes), way) for way, recipes in ways.items())
+        for recipes_of, of in alike.items():
+            rows.append({"what": word(what), "ways": ", ".join(of), "recipes": recipes_of, "reason": reason})
+    return table_of(machine, "compatibility-reasons", rows)
+
+
+def _notes(record: Record) -> list[tuple[str, str]]:
+    """What is to be said of a cell beside that it runs."""
+    if record["status"] != "ok":
+        return [(_word(record), text.reason(str(record["reason"])).removeprefix(REFUSES))]
+    found = []
+    for key, what in _OTHERWISE.items():
+        value = resolved_of(record).get(key)
+        given = value if isinstance(value, list) else [value]
+        found += [(f"runs, {what}", str(way)) for way in given if way and way != "fp8"]
+    return found
+
+
+def _newest(machine: Machine) -> dict[tuple[str, str], Record]:
+    """(way, recipe) -> its row: that of the deviation where it ran, else the one that says why not."""
+    rows = sorted(machine.pick(suite=SUITE), key=lambda r: str(r["run_id"]))  # an id begins with its time
+    kept = [r for r in rows if r["metric"] == "loss_deviation" or r["status"] != "ok"]
+    return {(str(text.axes_of(r["axes"])["cell"]), r["arm"]): r for r in kept}
+
+
+def _word(record: Record) -> str:
+    if record["status"] == "failed":
+        return "failed"
+    return "refuses" if record["cause"] == Cause.REFUSED else "unsupported here"
+
+
+def _cell(record: Record) -> Cell:
+    if record["status"] != "ok":
+        return word(_word(record))
+    bound, apart = resolved_of(record).get("bound"), record["value"]
+    return word("runs", f"{text.number(apart, 2)}, bound {text.number(bound, 2)}" if apart else "bit for bit")
+
+
+# Weights gathered in FP8
+
+
+def gathers_table(machine: Machine) -> Table:
+    """A row for each case and arm; an arm that could not run says why in the table of failed and skipped rows."""
+    arms = gathered((key_of(r), r) for r in machine.pick(suite="allgather"))
+    records = []
+    for key, own in arms.items():
+        axes: Any = text.axes_of(own[0]["axes"])
+        record = {"ranks": axes["ranks"], "weights as": str(axes["param_dtype"]), "arm": own[0]["arm"]}
+        if all(r["status"] == "ok" for r in own):
+            base = arms.get((*key[:2], own[0]["baseline"] or key[2]))
+            record |= _gathered(own, _sum(base, "wire_bytes", "all_gather") if base else 0, machine)
+        else:
+            record["gathered"] = status_cell(own[0])
+        records.append(record)
+    every = (resolved_of(r).get("weights") for own in arms.values() for r in own)
+    caption = say("caption_gathers", weights=next(filter(None, every), {})) if records else ""
+    return table_of(machine, "gathers", records, caption, sortable=False)
+
+
+def _gathered(own: Sequence[Record], base: float, machine: Machine) -> Row:
+    by_metric: Row = {r["metric"]: r for r in own if not r["part"]}
+    size, apart = _sum(own, "wire_bytes", "all_gather"), by_metric.get("loss_deviation")
+    figures = {
+        "gathered": size,
+        "of_baseline": size / base if base else None,
+        "reduces": _sum(own, "collectives", "all_reduce"),
+        "scattered": _sum(own, "wire_bytes", "reduce_scatter"),
+        "loss": by_metric["loss"]["value"],
+        "same": apart and (f"{text.number(apart['value'], 2)} apart" if apart["value"] else "yes"),
+    }
+    exposed = statistics.median(by_metric["exposed_ms"]["samples"])
+    for name, ms in (("step", by_metric["step_ms"]["value"]), ("exposed", exposed)):
+        figures[name] = Cell(text.number(ms), ms, note="" if machine.is_gpu else "of a CPU")
+    return figures
+
+
+def _sum(rows: Sequence[Record], metric: str, collective: str) -> float:
+    return sum(r["value"] for r in rows if r["metric"] == metric and r["part"].startswith(collective))
+
+
+# Beyond this machine
+
+
+def scale_table(machine: Machine) -> Table:
+    """A row for each predicted step: what a GPU sends for what, its memory, its tokens/s and MFU.
+
+    One for each case and arm of the newest run that has it, by job and then by size: runs at once end in any order.
+    """
+    without = machine.constant_axes("scale")
+    records = []
+    for every in gathered(
+        ((r["case_id"], r["arm"]), r) for r in machine.pick(suite="scale", status="ok")
+    ).values():
+        last = max(every, key=lambda r: str(r["run_id"]))
+        own = {(r["metric"], r["part"]): r["value"] for r in every if r["run_id"] == last["run_id"]}
+        resolved, axes = resolved_of(last), dict(text.axes_of(last["axes"]))
+        record = {"world": axes.pop("world", None), "arm": last["arm"], "axes": last["axes"]}
+        record |= {name: resolved.get(name) for name in ("tokens_per_s", "mfu_mixed")}
+        record |= {"job": text.case_label(axes, without), "speedup": _speedup(resolved)}
+        record |= {metric: value for (metric, part), value in own.items() if not part}
+        record |= {
+            part: value / GB for (metric, part), value in own.items() if metric == "sent_bytes" and part
+        }
+        if size := own.get(("predicted_memory_bytes", "")):
+            record["memory"] = _memory(size, resolved.get("fits", True))
+        records.append(record | {"exposed": own.get(("predicted_step_ms", "communication"))})
+    records.sort(key=lambda r: (r["job"], r["world"] or 0, r["arm"]))
+    shared = text.axes_said(text.axes_of(records[0]["axes"]), sorted(without)) if records else ""
+    return table_of(
+        machine, "scale", records, f"Predictions, all with {shared}." if shared else "Predictions."
+    )
+
+
+def _memory(size: float, fits: bool) -> Cell:
+    return Cell(text.number(size / GB, 3), size, "" if fits else "bad", "" if fits else "more than it has")
+
+
+def _speedup(resolved: Record) -> Cell | None:
+    found = resolved.get("predicted_speedup")
+    if not isinstance(found, dict):
+        return None
+    said = f"{found['value']:.2f}x ({found['low']:.2f}-{found['high']:.2f})"
+    return Cell(said, found["value"], note=str(found["decision"]))
