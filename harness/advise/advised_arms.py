@@ -74,10 +74,11 @@ def advised_arms(frame: pd.DataFrame, pairs: Sequence[Mapping[str, Any]] | None 
     if own.empty:
         return []
     keys = ["run_id", "case_id", "arm"]
-    pairs = pairs_of(own) if pairs is None else pairs
+    times = rows_of(own)
+    pairs = pairs_of(times) if pairs is None else pairs
     by_key = {tuple(p[k] for k in keys): p for p in pairs if p["suite"] == "train"}
     found = {}
-    for row in rows_of(own):
+    for row in times:
         key, arm = tuple(row[k] for k in keys), arm_of(row)
         if arm.recipe not in WITHOUT_FP8 and not arm.control:
             found[key] = _arm(row, by_key.get(key, {}))

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from harness.machine.ceilings import ceilings
 from harness.machine.hardware import of_env
 from harness.machine.kernels_by_name import CAST
-from harness.store.compare import FP8_DTYPES, pairs_of, rows_of
+from harness.store.compare import FP8_DTYPES, TIMES, pairs_of, rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pandas as pd
 
@@ -80,14 +80,15 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
 
 
-def losses(frame: pd.DataFrame, pairs: Sequence[Mapping[str, Any]] | None = None) -> Iterator[Loss]:
+def losses(frame: pd.DataFrame, pairs: Sequence[dict[str, Any]] | None = None) -> Iterator[Loss]:
     """Arms that FP8 made slower, with the reason that sizes or casts give: (symptom, evidence, cause).
 
     Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
     steps (suite `train`) by what FP8 could save at best.
     """
     if pairs is None:
-        pairs = pairs_of(frame[frame["suite"].isin(["linear", "train"])])
+        times = frame["suite"].isin(["linear", "train"]) & frame["metric"].isin(TIMES)
+        pairs = pairs_of(rows_of(frame[times]))
     for env_id, own in frame.groupby("env_id", sort=False):
         machine = rates(own)
         if machine is None or parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):

@@ -215,7 +215,8 @@ def unsupported_hardware(material: Material) -> Iterator[Finding]:
     gpus = {(str(env["gpu"]), str(env.get("gpu_capability"))) for env in envs if env.get("gpu")}
     for gpu, capability in sorted(gpus):
         if re.fullmatch(r"\d+\.\d+", capability) and float(capability) < FIRST_FP8_CAPABILITY:
-            own = material.rows.pick(env=lambda env, gpu=gpu: str(parse(env).get("gpu")) == gpu)
+            texts = [env for env in material.frame["env"].unique() if str(parse(env).get("gpu")) == gpu]
+            own = material.rows.pick(env=texts)
             emulated = len({(r["case_id"], r["arm"]) for r in own if parse(r["resolved"]).get("emulated")})
             skipped = len({(r["case_id"], r["arm"]) for r in own if r["status"] == "skipped"})
             yield Finding(

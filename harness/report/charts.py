@@ -99,10 +99,10 @@ def soundness(machine: Machine) -> list[Chart]:
     worst = [w for w in numerics_by_arm(machine) if w.fp8 and any(map(math.isfinite, w.sqnr.values()))]
     if not worst:
         return []
-    own = machine.frame.loc[machine.rows.where(metric=SQNR, status="ok"), ["metric", "suite", "arm", "value"]]
-    values = gathered(
-        (tuple(key), value) for *key, value in own[np.isfinite(own["value"])].itertuples(index=False)
-    )
+    columns = ["metric", "suite", "arm", "value"]
+    checked = machine.frame.loc[machine.rows.where(metric=SQNR, status="ok"), columns]
+    rows = checked[np.isfinite(checked["value"])].itertuples(index=False)
+    values = gathered((tuple(key), value) for *key, value in rows)
     labels = [f"{w.suite}: {w.arm}" for w in worst]
     drawn = sheet(f"sqnr-{machine.env_id}", 0.8 + 0.24 * len(labels), rows=labels)
     bounded = False

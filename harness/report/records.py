@@ -14,7 +14,7 @@ from harness.machine.mfu import floor_seconds
 from harness.report.runs import newest, once
 from harness.report.table import known, resolved_of
 from harness.store.arm import Arm, arm_of
-from harness.store.compare import FP8_DTYPES, SECONDS, TIMES
+from harness.store.compare import FP8_DTYPES, SECONDS, TIMES, rows_of
 from harness.store.json_columns import parse
 from harness.store.proof import ProofOutcome, proof_outcome
 
@@ -261,11 +261,11 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
 
 
 def _worst(rows: pd.DataFrame, is_fp8: bool) -> Worst:
-    values = rows.groupby("metric")["value"]
+    (first,), values = rows_of(rows.iloc[:1]), rows.groupby("metric")["value"]
     least, most = values.min().to_dict(), values.max().to_dict()
     codes = int((rows["metric"] == "mismatches").sum())
     # Every case has a bound of its own: that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3. Smallest margin first.
-    near: dict[str, Row] = {}
+    near: dict[str, pd.Series[Any]] = {}
     bounds: dict[str, float] = {}
     for metric in (m for m in SQNR if m in least):
         own = rows[rows["metric"] == metric]
@@ -275,7 +275,7 @@ def _worst(rows: pd.DataFrame, is_fp8: bool) -> Worst:
         if not math.isnan(bound := each.iloc[place]):
             bounds[metric] = float(bound)
     return Worst(
-        (first := rows.iloc[0])["suite"],
+        first["suite"],
         first["arm"],
         arm_of(first),
         is_fp8 or bool(codes),  # a cast does no FLOPs; what it makes is FP8 all the same

@@ -32,7 +32,7 @@ from harness.machine.hardware import Device, of_env
 from harness.report.words import say
 from harness.store import run_state, stats, text
 from harness.store.cause import Cause
-from harness.store.compare import TIMES, pairs_among, rows_of, with_rates
+from harness.store.compare import TIMES, pairs_of, rows_of, with_rates
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.private import public
@@ -120,12 +120,12 @@ class Machine:
 
     def pick(self, **wanted: Wanted) -> list[Row]:
         """The rows with these values, to be read only; where several are given for a field, with any of them."""
-        return self.rows.pick(**wanted)
+        return self.rows.pick(None, **wanted)
 
     @cached_property
     def every_pair(self) -> list[Row]:
         """Paired ratios of all runs of this machine, to be read only."""
-        return pairs_among(self.pick(metric=TIMES))
+        return pairs_of(self.pick(metric=TIMES))
 
     @cached_property
     def pairs(self) -> list[Row]:

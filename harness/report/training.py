@@ -118,7 +118,11 @@ def verdict_table(machine: Machine) -> Table:
         if outcome == v.expected == "FAIL":
             cell = Cell(outcome, outcome, "pass", "as it should")
         record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
-        record |= {name: _gate_cell(gate) for name in shown if (gate := v.verdict.gate(name)) is not None}
+        record |= {
+            name: _gate_cell(gate, _gate_figure(gate))
+            for name in shown
+            if (gate := v.verdict.gate(name)) is not None
+        }
         records.append(record | {"arm": Cell(v.arm, v.arm, note=note), "verdict": cell})
     every = [
         *(Column(name) for name in (*varying, "arm", "verdict")),
@@ -144,20 +148,19 @@ def _shared_by_all(machine: Machine) -> str:
     )
 
 
-def _gate_cell(gate: GateResult) -> Cell:
-    figure = ""
-    if math.isfinite(gate.effect):
-        if gate.unit == "of the loss" and gate.gate != "L5":
-            figure = percent(gate.effect)
-        elif gate.unit == "ratio":
-            figure = text.number(gate.effect, 4)
-        elif gate.unit == "spikes" and gate.effect:
-            figure = f"{gate.effect:+.0f}"
-    return Cell(_short(gate.status), gate.status, STYLES[gate.status], figure)
+def _gate_cell(gate: GateResult, figure: str = "") -> Cell:
+    shown = "can't tell" if gate.status == "INCONCLUSIVE" else gate.status
+    return Cell(shown, gate.status, STYLES[gate.status], figure)
 
 
-def _short(status: str) -> str:
-    return "can't tell" if status == "INCONCLUSIVE" else status
+def _gate_figure(gate: GateResult) -> str:
+    if not math.isfinite(gate.effect):
+        return ""
+    if gate.unit == "of the loss" and gate.gate != "L5":
+        return percent(gate.effect)
+    if gate.unit == "ratio":
+        return text.number(gate.effect, 4)
+    return f"{gate.effect:+.0f}" if gate.unit == "spikes" and gate.effect else ""
 
 
 def gates_table(machine: Machine) -> Table:
@@ -165,9 +168,7 @@ def gates_table(machine: Machine) -> Table:
     rows: list[tuple[str, str, str | Cell, str]] = []
     for v in machine.verdicts:
         name = label(machine, v)
-        for g in v.verdict.gates:
-            status = Cell(_short(g.status), _short(g.status), STYLES[g.status])
-            rows.append((name, _HEADINGS[g.gate], status, g.sentence))
+        rows += [(name, _HEADINGS[g.gate], _gate_cell(g), g.sentence) for g in v.verdict.gates]
         rows += [(name, "note", "", note) for note in v.verdict.notes]
     records = [dict(zip(("arm", "gate", "status", "what it says"), row, strict=True)) for row in rows]
     return table_of(machine, "gates", records)

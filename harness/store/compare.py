@@ -64,16 +64,13 @@ _COLUMNS = [
 ]
 
 
-def pairs_of(
-    frame: pd.DataFrame, *, partial: bool = False, metrics: Collection[str] = TIMES
-) -> list[dict[str, Any]]:
+def pairs_of(times: Sequence[dict[str, Any]], partial: bool = False) -> list[dict[str, Any]]:
     """How each arm compares with the baseline that its suite declares for it.
 
     Args:
-        frame: rows as read by `harness.store.read`.
+        times: rows of times as `rows_of` gives them.
         partial: also pair the finished rounds of cases that were cut off; their verdict is "unclear" and the reason
             says so. By default they are missing.
-        metrics: times that are paired.
 
     Returns:
         A record for each (run, case, arm, regime, time metric), A/A controls left out:
@@ -94,11 +91,6 @@ def pairs_of(
 
         Figures are NaN where there is nothing to compare.
     """
-    return pairs_among(rows_of(frame[frame["metric"].isin(list(metrics))]), partial)
-
-
-def pairs_among(times: Sequence[dict[str, Any]], partial: bool = False) -> list[dict[str, Any]]:
-    """`pairs_of` some rows of times."""
     cases = _cases(times, partial)
     grouped = [group for rows in cases.values() for group in _by_regime(rows)]
     pairs: list[tuple[_Row, _Row | None, str, float]] = []
@@ -123,10 +115,11 @@ def pairs_among(times: Sequence[dict[str, Any]], partial: bool = False) -> list[
 def paired_ratios(
     frame: pd.DataFrame, *, partial: bool = False, metrics: Collection[str] = TIMES
 ) -> pd.DataFrame:
-    """`pairs_of` as a frame."""
+    """`pairs_of` the rows of these metrics in a frame as read by `harness.store.read`, as a frame."""
     import pandas as pd
 
-    return pd.DataFrame(pairs_of(frame, partial=partial, metrics=metrics), columns=_COLUMNS)
+    times = rows_of(frame[frame["metric"].isin(list(metrics))])
+    return pd.DataFrame(pairs_of(times, partial), columns=_COLUMNS)
 
 
 def against(

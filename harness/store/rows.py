@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -31,18 +31,18 @@ class Rows:
         fits = np.ones(len(self._frame), bool)
         for name, value in wanted.items():
             if name not in self._columns:
-                codes, words = pd.factorize(self._frame[name], use_na_sentinel=False)
-                self._columns[name] = codes, list(words)
+                found, distinct = pd.factorize(self._frame[name], use_na_sentinel=False)
+                self._columns[name] = found, list(distinct)
             codes, words = self._columns[name]
             if callable(value):
                 accepted = [bool(value(word)) for word in words]
             else:
-                values = (value,) if isinstance(value, str) else cast("Container[str]", value)
+                values = (value,) if isinstance(value, str) else value
                 accepted = [word in values for word in words]
             fits &= np.array(accepted, bool)[codes]
         return fits
 
-    def pick(self, most: int | None = None, **wanted: Wanted) -> list[Row]:
+    def pick(self, most: int | None = None, /, **wanted: Wanted) -> list[Row]:
         """The rows that `where` names, or so many of them; to be read only."""
         places = np.flatnonzero(self.where(**wanted)).tolist()[:most]
         missing = [i for i in places if i not in self._made]

@@ -13,7 +13,7 @@ from report_fixtures import Invented, absent, frame
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.diagnosis import findings
 from harness.store.case import Case
-from harness.store.compare import pairs_of
+from harness.store.compare import pairs_of, rows_of
 from harness.store.measurement import Measurement
 
 ON = {"converted": ["up", "down"], "left_in_bf16": {"proj": "0.87x"}, "predicted_step": [1.05, 0.95, 1.16]}
@@ -70,7 +70,7 @@ def test_the_whole_interval_decides(tmp_path: Path, gain: float, noise: float, o
     assert found.low < found.speedup < found.high
     assert (found.model, found.arm, found.baseline) == ("gpt2", "tensorwise_eager", "bf16_eager")
     assert (found.converted, found.layers, found.predicted) == (2, 3, 1.05)
-    assert advised_arms(stored, pairs_of(stored)) == [found]
+    assert advised_arms(stored, pairs_of(rows_of(stored[stored["metric"] == "time_ms"]))) == [found]
 
 
 def test_only_advised_cases_are_judged_and_their_controls_are_not(tmp_path: Path) -> None:
