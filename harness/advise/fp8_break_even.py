@@ -87,8 +87,8 @@ def losses(frame: pd.DataFrame, pairs: Sequence[dict[str, Any]] | None = None) -
     steps (suite `train`) by what FP8 could save at best.
     """
     if pairs is None:
-        times = frame["suite"].isin(["linear", "train"]) & frame["metric"].isin(TIMES)
-        pairs = pairs_of(rows_of(frame[times]))
+        timed = frame["suite"].isin(["linear", "train"]) & frame["metric"].isin(TIMES)
+        pairs = pairs_of(rows_of(frame[timed]))
     for env_id, own in frame.groupby("env_id", sort=False):
         machine = rates(own)
         if machine is None or parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
