@@ -25,7 +25,7 @@ from harness.report.table import (
 )  # fmt: skip
 from harness.report.words import say
 from harness.store import text
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from harness.report.records import SQNR, numerics_by_arm
 from harness.report.standings import doubts, recipe, timed, unjudged
 from harness.report.verdicts import STUDIES, tally, what_of
 from harness.store import text
-from harness.store.arm import Arm, arm_of
+from harness.store.case import Arm, arm_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
