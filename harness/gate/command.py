@@ -24,7 +24,6 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -55,18 +54,12 @@ ENDING_S = 1.0  # for helpers, as multiprocessing's tracker, to see that their p
 ORDINARY = range(1, 126)
 
 
-class Kind(Enum):
-    """Kinds of fault: only one that the program reports itself says that its code is broken."""
-
-    FAILED = auto()  # an exit code of its own, or it wrote no benchmark
-    ENDED = auto()  # by a signal, or it could not be started, or what it started had not ended
-
-
 class Fault(NamedTuple):
-    """Why a run did not work."""
+    """Why a run did not work: by an exit code of its own, or without a benchmark, which says that its code is broken; or, where
+    `ended`, by a signal, as it could not be started, or as what it started had not ended."""
 
     reason: str
-    kind: Kind = Kind.FAILED
+    ended: bool = False
 
 
 def run_shell(
@@ -98,11 +91,10 @@ def run_shell(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if left:
-        return seconds, Fault(f"{left} still ran when the line had ended: wait for it there", Kind.ENDED)
+        return seconds, Fault(f"{left} still ran when the line had ended: wait for it there", ended=True)
     if code == 0:
         return seconds + waited, None
-    kind = Kind.FAILED if code in ORDINARY else Kind.ENDED
-    return seconds, Fault(f"exit code {code}; {last_line(output)}", kind)
+    return seconds, Fault(f"exit code {code}; {last_line(output)}", code not in ORDINARY)
 
 
 def _left_behind(mark: str) -> tuple[float, str]:
@@ -197,13 +189,7 @@ class Commanded(Instrument):
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
     step: str = COMMAND
-
-    @property
-    def cheaper(self) -> str:
-        """How to have a decision in less time; what counts is named where it is installed."""
-        counts = {"perf": "perf stat -e instructions:u", "valgrind": "valgrind --tool=callgrind"}
-        found = next((f", or counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), "")
-        return f"fewer benchmarks, longer ones{found}"
+    cheaper = "fewer benchmarks, longer ones, or counts of instructions (perf stat -e instructions:u, valgrind --tool=callgrind)"
 
     def set_up(self, tell: Callable[[str], None]) -> None:
         """Runs the set-up once in each tree.
@@ -381,7 +367,7 @@ class Commanded(Instrument):
         if len(faults) > 1:
             raise GateError(Exit.USAGE, f"the {self.step} works on neither side ({said}): {line}")
         ((side, fault),) = faults.items()
-        if fault.kind is Kind.ENDED:
+        if fault.ended:
             raise GateError(
                 Exit.INCONCLUSIVE,
                 f"the {self.step} on the {said}; ended by a signal or not started (126, 127 and above), which need not be its "
