@@ -150,7 +150,6 @@ SET_UP, COMMAND = "set-up", "command"
 class Run:
     """One run of the command on one side. `fault` is None where it worked."""
 
-    seconds: float
     fault: Fault | None
     document: dict[str, Any]
     out: Path
@@ -303,7 +302,12 @@ class Commanded(Instrument):
         proven = self.proof.check(side, read_modules(folder / "modules"))
         self.seen |= proven.changed
         shutil.rmtree(folder / "modules")
-        document: dict[str, Any] = {}
+        machine = {
+            "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
+            "node": platform.node(), "cpu": {"count": os.cpu_count()},
+        }  # fmt: skip
+        wall = {"fullname": WALL, "stats": {"data": [seconds]}}
+        document: dict[str, Any] = {"machine_info": machine, "benchmarks": [wall]}
         if OUT in self.line:
             try:
                 document = read_document(out)
@@ -312,7 +316,7 @@ class Commanded(Instrument):
                 fault = fault or Fault(f"{what}; {last_line(output)}")
         if fault is None:
             self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
-        return Run(seconds, fault, document, out)
+        return Run(fault, document, out)
 
     @contextmanager
     def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
@@ -386,8 +390,6 @@ class Commanded(Instrument):
 
     def _rows(self, run: Run) -> dict[str, dict[str, Any]]:
         """Rows by benchmark, as `Collected.take` reads them."""
-        if OUT not in self.line:
-            return {WALL: _row(WALL, (1e3 * run.seconds,), {"timed": "the whole command"})}
         rows: dict[str, dict[str, Any]] = {}
         for test in run.document["benchmarks"]:
             measured = row_of(test, run.out)
@@ -396,18 +398,18 @@ class Commanded(Instrument):
                 raise GateError(
                     Exit.USAGE, f"two benchmarks are named {name}; a name decides which ones are compared"
                 )
-            rows[name] = _row(name, measured.samples, measured.resolved)
+            case = Case.of(SUITE, {"test": name})
+            rows[name] = {
+                "suite": SUITE, "case_id": case.case_id, "axes": case.axes_json, "seed": case.seed, "arm": ARM,
+                "arm_fields": Arm(variant=ARM).as_json, "baseline": "", "metric": "time_ms", "status": "ok",
+                "samples": measured.samples,
+                "resolved": measured.resolved if OUT in self.line else {"timed": "the whole command"},
+            }  # fmt: skip
         return rows
 
     def _env(self, side: str, run: Run) -> dict[str, Any]:
         """The environment as the benchmark file states it, with the commit of the work tree."""
-        here = {
-            "machine_info": {
-                "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
-                "node": platform.node(), "cpu": {"count": os.cpu_count()},
-            }
-        }  # fmt: skip
-        return {**environment_of(run.document or here), **self.commits[side], "imported_from": None}
+        return {**environment_of(run.document), **self.commits[side], "imported_from": None}
 
 
 def named_paths(line: str, inside: str) -> dict[str, str]:
@@ -433,12 +435,3 @@ def recording(scratch: Path, folder: Path, *, opened: bool = False) -> dict[str,
     path = filter(None, (str(site), os.environ.get("PYTHONPATH")))
     env = {**os.environ, VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
     return {**env, OPENED: "1"} if opened else env
-
-
-def _row(name: str, samples: Sequence[float], resolved: object) -> dict[str, Any]:
-    case = Case.of(SUITE, {"test": name})
-    return {
-        "suite": SUITE, "case_id": case.case_id, "axes": case.axes_json, "seed": case.seed, "arm": ARM, "baseline": "",
-        "arm_fields": Arm(variant=ARM).as_json, "metric": "time_ms", "status": "ok", "samples": samples,
-        "resolved": resolved,
-    }  # fmt: skip

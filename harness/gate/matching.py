@@ -147,7 +147,11 @@ def _units(
                 broken[arm] = unit
         found = theirs.get(key, [])
         is_there = bool(found) and found[0].status == "ok"
-        if row.status != "ok" or unit.rule.rule == "ignore" or (_is_curve(row) and (is_there or key.metric != LOSS)):
+        if (
+            row.status != "ok"
+            or unit.rule.rule == "ignore"
+            or (_is_curve(row) and (is_there or key.metric != LOSS))
+        ):
             continue  # no number that can have become worse; a training run can be lost
         units.append(unit)
         if is_there:

@@ -6,7 +6,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -18,3 +20,17 @@ def gathered(pairs: Iterable[tuple[K, V]]) -> defaultdict[K, list[V]]:
     for key, value in pairs:
         found[key].append(value)
     return found
+
+
+def print_tables(
+    where: Console, tables: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]]
+) -> None:
+    """Prints tables, each a title, names of columns as `terminal.table` reads them, and rows; none without a row."""
+    from harness.machine.terminal import row, table
+
+    for title, columns, rows in tables:
+        if rows:
+            made = table(title, *columns)
+            for cells in rows:
+                row(made, *cells)
+            where.print(made)

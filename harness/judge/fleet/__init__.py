@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.judge import print_tables
 from harness.judge.fleet.judge import Group, judge
 from harness.machine import raw_output, terminal
 from harness.store.errors import UsageError
@@ -122,11 +123,7 @@ def _show(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str],
     for group in found:
         for i, line in enumerate(_lines(group)):
             terminal.say(where, line, "" if i else "bold")
-        for title, columns, rows in _tables(group):
-            made = terminal.table(title, *columns)
-            for cells in rows:
-                terminal.row(made, *cells)
-            where.print(made)
+        print_tables(where, _tables(group))
     terminal.say(where, _verdict(found, unread, missing), style)
 
 
