@@ -145,41 +145,12 @@ def comment(answer: Answer) -> str:
 
 def junit(answer: Answer) -> str:
     """JUnit XML: one test a unit, and one for the whole."""
-    cases = []
-    for f in answer.findings:
-        result = ""
-        if f.verdict in (
-            Verdict.REGRESSED,
-            Verdict.INCONCLUSIVE,
-        ):  # what does not count is reported, allowed, or open
-            result = "failure" if f.counts else "skipped"
-        where = f"{f.unit.key.suite}.{f.unit.case}"
-        cases.append((where, _name(f), result, f"{f.verdict}: {f.reason}", str(f.verdict)))
-    result = "failure" if answer.code in (Exit.REGRESSED, Exit.NUMERICS) else "error"
-    text = f"{answer.head}: {answer.text}" if answer.text else answer.head
-    cases.append(("gate", "verdict", result if answer.code else "system-out", text, answer.code.name))
-    return str(_forms().junit(answer, cases, Counter(case[2] for case in cases)))
+    return str(_forms().junit(answer))
 
 
 def github_lines(answer: Answer) -> str:
     """Workflow commands of GitHub: an error for what fails the gate, a warning for what is open, a line each."""
-    worst = [f for f in answer.findings if f.counts]
-    told = []
-    for f in worst[: MOST_ANNOTATIONS - 1]:
-        file = _FILE.search(
-            f.unit.case
-        )  # of a pytest-benchmark test; of other units no file is known to be at fault
-        words = f"{f.unit.key.suite} {f.unit.case}: {_name(f)}: {f.reason}"
-        told.append(("error", f"Gate: {f.verdict}", words, file[1] if file else ""))
-    if len(worst) >= MOST_ANNOTATIONS:
-        told.append(("error", "Gate", f"{len(worst) - MOST_ANNOTATIONS + 1} more regressions", ""))
-    elif answer.code is not Exit.OK and not worst:
-        title = f"exit {int(answer.code)}" if answer.judgement else answer.head
-        told.append(("error", f"Gate: {title}", answer.text or answer.head, ""))
-    told += [("warning", "Gate", note, "") for note in _loud(answer)]
-    if answer.code is Exit.OK and (j := answer.judgement) and j.undecided:
-        told.append(("warning", "Gate", f"{len(j.undecided)} of {len(j.times)} times are undecided", ""))
-    return str(_forms().annotations(told))
+    return str(_forms().annotations(answer, list(_loud(answer)), MOST_ANNOTATIONS))
 
 
 def as_json(answer: Answer) -> str:
@@ -278,11 +249,6 @@ def _row(f: Finding) -> tuple[str, ...]:
     return word, case, key.arm, metric, change, "; ".join(why)
 
 
-def _name(f: Finding) -> str:
-    key = f.unit.key
-    return " ".join(filter(None, (key.arm, key.metric, key.regime, key.part)))
-
-
 def _conditions(j: Judgement) -> list[str]:
     env = j.candidate.env
     device = env.get("gpu") or env.get("cpu") or env.get("device") or "unknown device"
@@ -315,6 +281,7 @@ def _forms() -> Any:
         "xml": lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
         "data": lambda text: _escaped(text, "%\r\n"),
         "property": lambda text: _escaped(text, "%\r\n:,"),
+        "files": _FILE.findall,  # of a pytest-benchmark test; of other units no file is known to be at fault
     }
     return env.get_template("forms.j2").module
 
