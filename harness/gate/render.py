@@ -17,13 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import markupsafe
 
 from harness.gate.decide import Verdict
 from harness.gate.options import Exit, Loud
 from harness.gate.sides import differing_fields
 from harness.gate.unit import RATIO, State
+from harness.judge import macros
 from harness.store import run_files, text
 from harness.store.errors import UsageError
 from harness.store.measurement import to_json
@@ -272,18 +272,14 @@ def _loud(answer: Answer) -> Iterator[str]:
 
 @cache
 def _forms() -> Any:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    env = jinja2.Environment(
-        loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    return macros(
+        Path(__file__).with_name("forms.j2"),
+        cell=text.markdown,
+        xml=lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
+        data=lambda text: _escaped(text, "%\r\n"),
+        property=lambda text: _escaped(text, "%\r\n:,"),
+        files=_FILE.findall,  # of a pytest-benchmark test; of other units no file is known to be at fault
     )
-    env.filters |= {
-        "cell": text.markdown,
-        "xml": lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
-        "data": lambda text: _escaped(text, "%\r\n"),
-        "property": lambda text: _escaped(text, "%\r\n:,"),
-        "files": _FILE.findall,  # of a pytest-benchmark test; of other units no file is known to be at fault
-    }
-    return env.get_template("forms.j2").module
 
 
 def _flat(text: str) -> str:

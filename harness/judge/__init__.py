@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
@@ -34,3 +35,17 @@ def print_tables(
             for cells in rows:
                 row(made, *cells)
             where.print(made)
+
+
+def macros(file: Path, **filters: Callable[..., object]) -> Any:
+    """The macros of a Jinja file, as functions."""
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(file.parent),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    made.filters |= filters
+    return made.get_template(file.name).module
