@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from harness.store.text import markdown, plural, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -37,6 +41,7 @@ def print_tables(
             where.print(made)
 
 
+@cache
 def macros(file: Path, **filters: Callable[..., object]) -> Any:
     """The macros of a Jinja file, as functions."""
     import jinja2
@@ -49,3 +54,9 @@ def macros(file: Path, **filters: Callable[..., object]) -> Any:
     )
     made.filters |= filters
     return made.get_template(file.name).module
+
+
+def words() -> Any:
+    """The macros of `words.j2`."""
+    file = Path(__file__).with_name("words.j2")
+    return macros(file, plural=plural, some=some, median=statistics.median, markdown=markdown)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.judge import macros, print_tables
+from harness.judge import print_tables, words
 from harness.judge.fleet.judge import Group, judge
 from harness.machine import raw_output, terminal
 from harness.store.errors import UsageError
 from harness.store.private import hashed, of_run, salt_file
-from harness.store.text import markdown, percent, plural, ratio, some
+from harness.store.text import percent, plural, ratio, some
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ def main(words: Sequence[str]) -> int:
         sys.stdout.write(json.dumps(said, indent=1) + "\n")
     elif options.markdown:
         pages = [(_lines(group), list(_tables(group))) for group in found]
-        sys.stdout.write(str(_words().fleet_page(pages, _verdict(found, unread, missing))))
+        sys.stdout.write(str(words().fleet_page(pages, _verdict(found, unread, missing))))
     else:
         _show(found, unread, missing, "bold red" if is_out else "bold")
     return 1 if is_out else 2 if unread else 0
@@ -114,15 +112,9 @@ def _show(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str],
     terminal.say(where, _verdict(found, unread, missing), style)
 
 
-@cache
-def _words() -> Any:
-    file = Path(__file__).parents[1] / "words.j2"
-    return macros(file, plural=plural, some=some, median=statistics.median, markdown=markdown)
-
-
 def _lines(group: Group) -> list[str]:
     """Its title, then what is said of it."""
-    return str(_words().fleet_lines(group)).splitlines()
+    return str(words().fleet_lines(group)).splitlines()
 
 
 def _tables(group: Group) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
@@ -150,7 +142,7 @@ def _tables(group: Group) -> Iterator[tuple[str, Sequence[str], list[list[str]]]
 
 def _verdict(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str]) -> str:
     outliers = [outlier for group in found for outlier in group.outliers]
-    said = _words().fleet_verdict(
+    said = words().fleet_verdict(
         every={card for group in found for card in group.cards},
         out={outlier.card for outlier in outliers if outlier.kind != "low"},
         low={outlier.card for outlier in outliers if outlier.kind == "low"},
