@@ -316,7 +316,7 @@ def show(found: Changes, runs: Sequence[str], where: Console) -> None:
         say(where, POLICY)
 
 
-def _tables(found: Changes) -> Iterator[tuple[str, Sequence[str], list[Sequence[str]]]]:
+def _tables(found: Changes) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
     """Title, columns and rows of each table."""
     set_up = [(name, *map(_value, both)) for name, both in found.environment.items()]
     yield "set-up", ("field", "before", "after"), set_up
@@ -348,15 +348,15 @@ def _tables(found: Changes) -> Iterator[tuple[str, Sequence[str], list[Sequence[
         for p in changed
         if p.before != p.after
     ]
-    columns = ("case", "arm", "kernels", ">before", ">after", ">change")
-    yield "where a profiled step's time went (ms)", columns, parts
+    kernels = ("case", "arm", "kernels", ">before", ">after", ">change")
+    yield "where a profiled step's time went (ms)", kernels, parts
     ranked = sorted(found.figures, key=lambda f: -abs(f[5] - f[4]) / max(abs(f[4]), abs(f[5])))
     figures = [
         (f"{suite}/{case}", arm, metric, number(before, 4), number(after, 4))
         for suite, case, arm, metric, before, after in ranked[:_MOST]
     ]
-    columns = ("case", "arm", "metric", ">before", ">after")
-    yield "other figures that differ by more than 1 %", columns, figures
+    metrics = ("case", "arm", "metric", ">before", ">after")
+    yield "other figures that differ by more than 1 %", metrics, figures
 
 
 def _value(value: Any) -> str:

@@ -50,13 +50,13 @@ class Words:
     results_dir: str = key("where run ids are looked up", "results")
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
         UsageError: no run, an unknown word, a tolerance that is none, or runs without a row.
     """
-    if (options := options_of(Words, words)) is None:
+    if (options := options_of(Words, argv)) is None:
         return 0
     folders = [store.find_run(run, options.results_dir) for run in options.runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
