@@ -45,8 +45,7 @@ TAKES = {  # what goes together, by what a gate is named after
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness gate`; returns an exit code of `Exit`."""
-    from harness.gate.outputs import clear_outputs, tell
-    from harness.gate.render import Answer
+    from harness.gate.render import Answer, clear_outputs, tell
 
     if (options := _parse(argv)) is None:
         return 0

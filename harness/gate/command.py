@@ -24,7 +24,6 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -55,18 +54,12 @@ ENDING_S = 1.0  # for helpers, as multiprocessing's tracker, to see that their p
 ORDINARY = range(1, 126)
 
 
-class Kind(Enum):
-    """Kinds of fault: only one that the program reports itself says that its code is broken."""
-
-    FAILED = auto()  # an exit code of its own, or it wrote no benchmark
-    ENDED = auto()  # by a signal, or it could not be started, or what it started had not ended
-
-
 class Fault(NamedTuple):
-    """Why a run did not work."""
+    """Why a run did not work: by an exit code of its own, or without a benchmark, which says that its code is broken; or, where
+    `ended`, by a signal, as it could not be started, or as what it started had not ended."""
 
     reason: str
-    kind: Kind = Kind.FAILED
+    ended: bool = False
 
 
 def run_shell(
@@ -98,11 +91,10 @@ def run_shell(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if left:
-        return seconds, Fault(f"{left} still ran when the line had ended: wait for it there", Kind.ENDED)
+        return seconds, Fault(f"{left} still ran when the line had ended: wait for it there", ended=True)
     if code == 0:
         return seconds + waited, None
-    kind = Kind.FAILED if code in ORDINARY else Kind.ENDED
-    return seconds, Fault(f"exit code {code}; {last_line(output)}", kind)
+    return seconds, Fault(f"exit code {code}; {last_line(output)}", code not in ORDINARY)
 
 
 def _left_behind(mark: str) -> tuple[float, str]:
@@ -158,7 +150,6 @@ SET_UP, COMMAND = "set-up", "command"
 class Run:
     """One run of the command on one side. `fault` is None where it worked."""
 
-    seconds: float
     fault: Fault | None
     document: dict[str, Any]
     out: Path
@@ -197,13 +188,7 @@ class Commanded(Instrument):
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
     step: str = COMMAND
-
-    @property
-    def cheaper(self) -> str:
-        """How to have a decision in less time; what counts is named where it is installed."""
-        counts = {"perf": "perf stat -e instructions:u", "valgrind": "valgrind --tool=callgrind"}
-        found = next((f", or counts of instructions ({c})" for t, c in counts.items() if shutil.which(t)), "")
-        return f"fewer benchmarks, longer ones{found}"
+    cheaper = "fewer benchmarks, longer ones, or counts of instructions (perf stat -e instructions:u, valgrind --tool=callgrind)"
 
     def set_up(self, tell: Callable[[str], None]) -> None:
         """Runs the set-up once in each tree.
@@ -317,7 +302,12 @@ class Commanded(Instrument):
         proven = self.proof.check(side, read_modules(folder / "modules"))
         self.seen |= proven.changed
         shutil.rmtree(folder / "modules")
-        document: dict[str, Any] = {}
+        machine = {
+            "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
+            "node": platform.node(), "cpu": {"count": os.cpu_count()},
+        }  # fmt: skip
+        wall = {"fullname": WALL, "stats": {"data": [seconds]}}
+        document: dict[str, Any] = {"machine_info": machine, "benchmarks": [wall]}
         if OUT in self.line:
             try:
                 document = read_document(out)
@@ -326,7 +316,7 @@ class Commanded(Instrument):
                 fault = fault or Fault(f"{what}; {last_line(output)}")
         if fault is None:
             self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
-        return Run(seconds, fault, document, out)
+        return Run(fault, document, out)
 
     @contextmanager
     def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
@@ -381,7 +371,7 @@ class Commanded(Instrument):
         if len(faults) > 1:
             raise GateError(Exit.USAGE, f"the {self.step} works on neither side ({said}): {line}")
         ((side, fault),) = faults.items()
-        if fault.kind is Kind.ENDED:
+        if fault.ended:
             raise GateError(
                 Exit.INCONCLUSIVE,
                 f"the {self.step} on the {said}; ended by a signal or not started (126, 127 and above), which need not be its "
@@ -400,8 +390,6 @@ class Commanded(Instrument):
 
     def _rows(self, run: Run) -> dict[str, dict[str, Any]]:
         """Rows by benchmark, as `Collected.take` reads them."""
-        if OUT not in self.line:
-            return {WALL: _row(WALL, (1e3 * run.seconds,), {"timed": "the whole command"})}
         rows: dict[str, dict[str, Any]] = {}
         for test in run.document["benchmarks"]:
             measured = row_of(test, run.out)
@@ -410,18 +398,18 @@ class Commanded(Instrument):
                 raise GateError(
                     Exit.USAGE, f"two benchmarks are named {name}; a name decides which ones are compared"
                 )
-            rows[name] = _row(name, measured.samples, measured.resolved)
+            case = Case.of(SUITE, {"test": name})
+            rows[name] = {
+                "suite": SUITE, "case_id": case.case_id, "axes": case.axes_json, "seed": case.seed, "arm": ARM,
+                "arm_fields": Arm(variant=ARM).as_json, "baseline": "", "metric": "time_ms", "status": "ok",
+                "samples": measured.samples,
+                "resolved": measured.resolved if OUT in self.line else {"timed": "the whole command"},
+            }  # fmt: skip
         return rows
 
     def _env(self, side: str, run: Run) -> dict[str, Any]:
         """The environment as the benchmark file states it, with the commit of the work tree."""
-        here = {
-            "machine_info": {
-                "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
-                "node": platform.node(), "cpu": {"count": os.cpu_count()},
-            }
-        }  # fmt: skip
-        return {**environment_of(run.document or here), **self.commits[side], "imported_from": None}
+        return {**environment_of(run.document), **self.commits[side], "imported_from": None}
 
 
 def named_paths(line: str, inside: str) -> dict[str, str]:
@@ -447,12 +435,3 @@ def recording(scratch: Path, folder: Path, *, opened: bool = False) -> dict[str,
     path = filter(None, (str(site), os.environ.get("PYTHONPATH")))
     env = {**os.environ, VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
     return {**env, OPENED: "1"} if opened else env
-
-
-def _row(name: str, samples: Sequence[float], resolved: object) -> dict[str, Any]:
-    case = Case.of(SUITE, {"test": name})
-    return {
-        "suite": SUITE, "case_id": case.case_id, "axes": case.axes_json, "seed": case.seed, "arm": ARM, "baseline": "",
-        "arm_fields": Arm(variant=ARM).as_json, "metric": "time_ms", "status": "ok", "samples": samples,
-        "resolved": resolved,
-    }  # fmt: skip

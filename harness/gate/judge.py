@@ -1,32 +1,53 @@
-"""Judge: a pure function of two sides of the store, a policy and a date."""
+"""Judge: a pure function of two sides of the store, a policy and a date.
+
+Of training it holds what the loss verdict (`harness.judge.verdict`) says of the candidate's runs. The verdict compares each
+arm with the control of its own set-up, so no machine, clock or commit enters it, and the baseline only tells what was there
+before:
+
+| the candidate's arm | finding |
+|---|---|
+| FAIL | REGRESSED, exit 4, also where the baseline failed: an arm that never trained does not pass |
+| INCONCLUSIVE | INCONCLUSIVE |
+| PASS | OK; IMPROVED where the baseline's FAILed |
+
+A run that the baseline alone has is lost, as every other row (`matching`). The negative control is broken on purpose. It has
+to FAIL; where it does not, this set-up could not have seen a fault in any arm, and that is INCONCLUSIVE.
+"""
 
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
-from harness.gate.loss import outcomes
-from harness.gate.matching import OPERATORS, clocks_of, match, number
+from harness.gate.matching import LOSS, OPERATORS, clocks_of, match, number
 from harness.gate.options import Exit, GateError
+from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
-from harness.gate.unit import Cause, Control, Finding, Judgement, State, Unit
+from harness.gate.unit import Cause, Control, Finding, Judgement, Key, State, Unit
+from harness.judge import gathered, macros, verdict
+from harness.judge.verdict.rows import SUITE
 from harness.store import stats
 from harness.store.compare import noise_floors
 from harness.store.outside import parse
 from harness.store.stats import MIN_ROUNDS
+from harness.store.text import case_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from harness.gate.decide import Decision
     from harness.gate.policy import Policy
     from harness.gate.sides import Side
-    from harness.gate.unit import Unit
+    from harness.judge.verdict import ArmVerdict
     from harness.store.stats import Vector
 
 
@@ -147,7 +168,7 @@ def judge(
     )
     findings = [_timed(*one, control) for one in zip(timed, decisions, limits, strict=True)]
     findings += [_exact(u) for u in matched.units if not u.is_sound_time]
-    findings += outcomes(baseline.first, candidate.first, policy)
+    findings += _trained(baseline.first, candidate.first, policy)
     if all(f.unit.state is State.FAILED_TWICE for f in findings):
         why = "; ".join(notes) or "the policy ignores every metric that both hold"
         raise GateError(
@@ -209,32 +230,9 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
 
 def _why(d: Decision, limit: float) -> str:
     """What decided, or what would."""
-    bar, rounds = f"{math.expm1(limit):.1%}", d.effect.rounds
-    if rounds < MIN_ROUNDS:
-        return f"{rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
+    reasons = macros(Path(__file__).with_name("reasons.j2"))
     confirmed = not math.isnan(d.p_confirm)
-    if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
-        test = f"p {d.p:.3g}" + (f", confirmed on fresh data p {d.p_confirm:.2g}" if confirmed else "")
-        return f"{'slower' if d.effect.log > 0 else 'faster'} by more than {bar}: {test}"
-    if d.verdict is Verdict.OK:
-        slower = "slower, and tolerated: " if d.effect.direction == "slower" else ""
-        return f"{slower}at most {math.expm1(d.high):+.1%}, below {bar}"
-    if d.low > limit and rounds < FEWEST_TO_CLAIM:
-        return (
-            f"slower by more than {bar} in {rounds} rounds; to call it a regression takes {FEWEST_TO_CLAIM}"
-        )
-    if d.apart:
-        why = (
-            "one process a side cannot tell a change from how it was born, in however many rounds: measure both "
-            "together (--against)"
-        )
-    elif d.more is None:
-        why = f"the difference between change and tolerance is below the noise: over {MOST_ROUNDS} rounds"
-    else:
-        why = f"about {d.more} more rounds would settle it"
-    if d.flagged and confirmed:
-        why += f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
-    return why
+    return str(reasons.why(d, confirmed, limit, math.expm1, MIN_ROUNDS, FEWEST_TO_CLAIM, MOST_ROUNDS))
 
 
 def _exact(unit: Unit) -> Finding:
@@ -254,6 +252,38 @@ def _exact(unit: Unit) -> Finding:
     if worse > allowed:
         return Finding(unit, Verdict.REGRESSED, f"{figures}; {allowed:.3g} is tolerated")
     return Finding(unit, Verdict.IMPROVED if worse < -allowed else Verdict.OK, figures)
+
+
+RANK = ("FAIL", "INCONCLUSIVE", "PASS")
+SAID = 300  # characters of a gate's sentence that a table holds
+
+
+def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Finding]:
+    """Findings about every arm that the candidate trained; none where the policy ignores the loss."""
+    old, new = (
+        gathered(((json.dumps(v.axes, sort_keys=True), v.arm), v) for v in verdict.judge(frame))
+        for frame in (before, after)
+    )
+    found = [_said(verdicts, old[arm]) for arm, verdicts in new.items()]
+    return [f for f in found if policy.rule_for(f.unit.fields).rule != "ignore"]
+
+
+def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Finding:
+    """The worst of an arm's verdicts, of several runs of one set-up, as one finding."""
+    worst = min(verdicts, key=lambda v: RANK.index(v.verdict.outcome))
+    was = min((v.verdict.outcome for v in before), key=RANK.index, default="not trained")
+    outcome, ought = worst.verdict.outcome, ""
+    words = {"FAIL": Verdict.REGRESSED, "PASS": Verdict.IMPROVED if was == "FAIL" else Verdict.OK}
+    if worst.expected == "FAIL":
+        words = {"FAIL": Verdict.OK}
+        ought = "as it has to" if outcome == "FAIL" else "it has to FAIL, so this set-up cannot tell"
+    parts = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
+    if outcome != "PASS":
+        parts += [text[:SAID] for text in (*worst.verdict.reasons, *worst.verdict.notes)[:1]]
+    unit = Unit(
+        Key(SUITE, "", worst.arm, LOSS, "", ""), case_label(dict(worst.axes)), "", "lower", Rule("numerics")
+    )
+    return Finding(unit, words.get(outcome, Verdict.INCONCLUSIVE), "; ".join(filter(None, parts)))
 
 
 def _held(finding: Finding, policy: Policy, date: datetime.date) -> Finding:

@@ -145,11 +145,16 @@ def _units(
             else:
                 unit.set_aside(State.FAILED_TWICE, _failed_twice(row, (failed or others or [None])[0]))
                 broken[arm] = unit
-        if row.status != "ok" or unit.rule.rule == "ignore" or _is_curve(row):
-            continue  # no number that can have become worse
-        units.append(unit)
         found = theirs.get(key, [])
-        if found and found[0].status == "ok":
+        is_there = bool(found) and found[0].status == "ok"
+        if (
+            row.status != "ok"
+            or unit.rule.rule == "ignore"
+            or (_is_curve(row) and (is_there or key.metric != LOSS))
+        ):
+            continue  # no number that can have become worse; a training run can be lost
+        units.append(unit)
+        if is_there:
             unit.after, unit.rows = found[0].value, (rows, found)
             units += _declared(unit, policy, releases)
             continue
@@ -173,7 +178,7 @@ def _units(
 
 
 def _is_curve(row: Any) -> bool:
-    """Whether it is a curve over training steps, which `loss` judges."""
+    """Whether it is a curve over training steps, which the loss verdict judges."""
     return row.metric == LOSS or (
         len(row.samples) > 1 and row.metric in METRICS and METRICS[row.metric].series
     )

@@ -1,4 +1,4 @@
-"""Render: an answer of the gate as a terminal table, JSON, markdown, JUnit XML, a comment and GitHub's annotations.
+"""Render: an answer of the gate as a terminal table, JSON, markdown, JUnit XML, a comment and GitHub's annotations; and where.
 
 A form says of everything what the exit code says: what failed the gate is a failure, what was not decided is skipped
 and never passed, and where there is no verdict the form says so, so that none of an earlier gate is taken for it.
@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import markupsafe
 
 from harness.gate.decide import Verdict
 from harness.gate.options import Exit, Loud
 from harness.gate.sides import differing_fields
 from harness.gate.unit import RATIO, State
-from harness.store import text
+from harness.judge import macros
+from harness.store import run_files, text
+from harness.store.errors import UsageError
 from harness.store.measurement import to_json
+from harness.store.parquet import find_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from harness.gate.options import Options
     from harness.gate.unit import Finding, Judgement
 
 FORMAT = 1  # of the JSON
@@ -140,41 +145,12 @@ def comment(answer: Answer) -> str:
 
 def junit(answer: Answer) -> str:
     """JUnit XML: one test a unit, and one for the whole."""
-    cases = []
-    for f in answer.findings:
-        result = ""
-        if f.verdict in (
-            Verdict.REGRESSED,
-            Verdict.INCONCLUSIVE,
-        ):  # what does not count is reported, allowed, or open
-            result = "failure" if f.counts else "skipped"
-        where = f"{f.unit.key.suite}.{f.unit.case}"
-        cases.append((where, _name(f), result, f"{f.verdict}: {f.reason}", str(f.verdict)))
-    result = "failure" if answer.code in (Exit.REGRESSED, Exit.NUMERICS) else "error"
-    text = f"{answer.head}: {answer.text}" if answer.text else answer.head
-    cases.append(("gate", "verdict", result if answer.code else "system-out", text, answer.code.name))
-    return str(_forms().junit(answer, cases, Counter(case[2] for case in cases)))
+    return str(_forms().junit(answer))
 
 
 def github_lines(answer: Answer) -> str:
     """Workflow commands of GitHub: an error for what fails the gate, a warning for what is open, a line each."""
-    worst = [f for f in answer.findings if f.counts]
-    told = []
-    for f in worst[: MOST_ANNOTATIONS - 1]:
-        file = _FILE.search(
-            f.unit.case
-        )  # of a pytest-benchmark test; of other units no file is known to be at fault
-        words = f"{f.unit.key.suite} {f.unit.case}: {_name(f)}: {f.reason}"
-        told.append(("error", f"Gate: {f.verdict}", words, file[1] if file else ""))
-    if len(worst) >= MOST_ANNOTATIONS:
-        told.append(("error", "Gate", f"{len(worst) - MOST_ANNOTATIONS + 1} more regressions", ""))
-    elif answer.code is not Exit.OK and not worst:
-        title = f"exit {int(answer.code)}" if answer.judgement else answer.head
-        told.append(("error", f"Gate: {title}", answer.text or answer.head, ""))
-    told += [("warning", "Gate", note, "") for note in _loud(answer)]
-    if answer.code is Exit.OK and (j := answer.judgement) and j.undecided:
-        told.append(("warning", "Gate", f"{len(j.undecided)} of {len(j.times)} times are undecided", ""))
-    return str(_forms().annotations(told))
+    return str(_forms().annotations(answer, list(_loud(answer)), MOST_ANNOTATIONS))
 
 
 def as_json(answer: Answer) -> str:
@@ -273,11 +249,6 @@ def _row(f: Finding) -> tuple[str, ...]:
     return word, case, key.arm, metric, change, "; ".join(why)
 
 
-def _name(f: Finding) -> str:
-    key = f.unit.key
-    return " ".join(filter(None, (key.arm, key.metric, key.regime, key.part)))
-
-
 def _conditions(j: Judgement) -> list[str]:
     env = j.candidate.env
     device = env.get("gpu") or env.get("cpu") or env.get("device") or "unknown device"
@@ -301,17 +272,14 @@ def _loud(answer: Answer) -> Iterator[str]:
 
 @cache
 def _forms() -> Any:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    env = jinja2.Environment(
-        loader=loader, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    return macros(
+        Path(__file__).with_name("forms.j2"),
+        cell=text.markdown,
+        xml=lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
+        data=lambda text: _escaped(text, "%\r\n"),
+        property=lambda text: _escaped(text, "%\r\n:,"),
+        files=_FILE.findall,  # of a pytest-benchmark test; of other units no file is known to be at fault
     )
-    env.filters |= {
-        "cell": text.markdown,
-        "xml": lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
-        "data": lambda text: _escaped(text, "%\r\n"),
-        "property": lambda text: _escaped(text, "%\r\n:,"),
-    }
-    return env.get_template("forms.j2").module
 
 
 def _flat(text: str) -> str:
@@ -322,3 +290,75 @@ def _flat(text: str) -> str:
 def _escaped(text: str, characters: Sequence[str]) -> str:
     """A value of a workflow command."""
     return "".join(f"%{ord(c):02X}" if c in characters else c for c in text)
+
+
+OUTPUTS = ("json", "markdown", "junit", "comment")
+
+
+def clear_outputs(options: Options) -> None:
+    """Removes what an earlier gate left where this one is to write.
+
+    Raises:
+        UsageError: an output is one of the inputs, which are never removed, or can't be written.
+    """
+    paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
+    inputs = list(_inputs(options))
+    for path in paths:
+        place = path.resolve()
+        if any(place == one or _is_stored(place, one) for one in inputs):
+            raise UsageError(f"{path} is an input of this gate; name another file")
+    for path in paths:
+        if path.is_file() and not path.absolute().is_relative_to("/dev"):  # /dev/stdout is no file of a gate
+            try:
+                path.resolve().unlink()
+            except OSError as error:
+                raise UsageError(f"cannot replace {path} of an earlier gate ({error.strerror})") from error
+    if wrong := [path for path in paths if path.is_dir() or not path.parent.is_dir()]:
+        raise UsageError(f"cannot write {wrong[0]}: expected a file in a folder that is there")
+
+
+def _inputs(options: Options) -> Iterator[Path]:
+    """Every file and folder that the gate is to read."""
+    if options.policy is not None:
+        yield options.policy.resolve()
+    for name in (*(options.baseline or ()), *(options.candidate or ())):
+        try:
+            yield find_run(name, options.results_dir).resolve()
+        except UsageError:  # it is refused where it is read
+            continue
+
+
+def _is_stored(place: Path, run: Path) -> bool:
+    """Whether a file is part of a stored run, and not just a file beside its parts."""
+    return place.is_relative_to(run) and (place.suffix == ".parquet" or place.name == run_files.ABOUT)
+
+
+def tell(answer: Answer, options: Options) -> None:
+    """Says the answer in every form that was asked for; a refusal itself is said by the caller.
+
+    Raises:
+        UsageError: a file of a judgement can't be written.
+    """
+    judged = answer.judgement is not None
+    if options.annotations:
+        sys.stdout.write(github_lines(answer))
+    if judged or not answer.code:
+        sys.stdout.write(terminal(answer))
+        sys.stdout.flush()
+    for path, form in (
+        (os.environ.get("GITHUB_STEP_SUMMARY"), markdown),
+        (options.json, as_json),
+        (options.markdown, markdown),
+        (options.junit, junit),
+        (options.comment, comment),
+    ):
+        summary = isinstance(path, str)  # of a GitHub job: appended to
+        try:
+            if path:
+                with Path(path).open("a" if summary else "w", encoding="utf-8") as file:
+                    file.write(form(answer) + "\n" * summary)
+        except OSError as error:
+            said = f"cannot write {path} ({error.strerror})"
+            if judged and not summary:  # no verdict is worth less because a page could not show it
+                raise UsageError(f"{said}; the verdict is printed above") from error
+            sys.stderr.write(f"warning: {said}\n")

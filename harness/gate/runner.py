@@ -81,16 +81,13 @@ class Instrument:
         trees: work tree by side ("baseline", "candidate"), or one side alone.
         words: what was asked for, as it was typed.
         blocks: of each arm in a round.
+        cheaper: how to have a decision in less time.
     """
 
     trees: Mapping[str, Path]
     words: Sequence[str]
     blocks: int
-
-    @property
-    def cheaper(self) -> str:
-        """How to have a decision in less time."""
-        return "fewer arms, or longer blocks (timing.block_ms=100)"
+    cheaper = "fewer arms, or longer blocks (timing.block_ms=100)"
 
     def set_up(self, tell: Callable[[str], None]) -> None:
         """Makes the trees ready; takes none of the time allowed.

@@ -15,9 +15,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
+import pandas as pd
 
-from harness.machine.terminal import row, say, table
+from harness.judge import print_tables
+from harness.machine.terminal import say
 from harness.store import stats
 from harness.store.case import arm_of
 from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
@@ -26,11 +27,9 @@ from harness.store.outside import parse
 from harness.store.text import axes_of, case_label, constant_axes, number, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import pandas as pd
     from rich.console import Console
-    from rich.table import Table
 
     from harness.store.stats import Effect
 
@@ -64,7 +63,7 @@ _RESULTS = {
     "memory",
 }
 _MOST = 20
-_STYLES = {"slower": "red", "faster": "green"}
+_MOVED = ("slower", "faster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
         dict.fromkeys(key[:3] for key in one if key not in other)
         for one, other in ((first, second), (second, first))
     )
-    parts = _parts(before, after)
+    parts = _parts(frames)
     return Changes(
         environment=differences([_environment(frame) for frame in frames]),
         resolved=_resolved([(key, first[key], second[key]) for key in shared]),
@@ -174,7 +173,7 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
         broken=tuple((*key, failed[key]) for key in lost if key in failed),
         times=tuple(_timed(key, first[key], second[key], effects, parts) for key in shared),
         parts=parts,
-        figures=tuple(_figures(before, after)),
+        figures=_figures(frames),
         cpu=any(
             parse(env).get("device") in (None, "", "cpu") for frame in frames for env in set(frame["env"])
         ),
@@ -209,7 +208,7 @@ def _timed(
     low, high = (found.low, found.high) if found.has_interval else (None, None)
     before, after = (row["value"] * SECONDS[row["unit"]] for row in (one, other))
     cause = UNKNOWN
-    if found.direction in _STYLES:
+    if found.direction in _MOVED:
         clocks = [[c for c in row["sample_clock_mhz"] if math.isfinite(c)] for row in (one, other)]
         cycles = (
             found.ratio * statistics.median(clocks[1]) / statistics.median(clocks[0])
@@ -231,16 +230,31 @@ def _timed(
     )
 
 
-def _parts(before: pd.DataFrame, after: pd.DataFrame) -> tuple[Part, ...]:
-    times = []
-    for frame in (before, after):
-        own = frame[(frame["metric"] == "kernel_time_ms") & (frame["status"] == "ok") & (frame["part"] != "")]
-        times.append({(r["case_id"], r["arm"], r["part"]): r["value"] for r in rows_of(own)})
-    first, second = times
-    arms = {key[:2] for key in first} & {key[:2] for key in second}
-    return tuple(
-        Part(*k, first.get(k, 0.0), second.get(k, 0.0)) for k in {**first, **second} if k[:2] in arms
+def _values(
+    frames: Sequence[pd.DataFrame], names: list[str], chosen: Callable[[pd.DataFrame], pd.Series[bool]]
+) -> pd.DataFrame:
+    """Columns `before` and `after`: the values of the rows that are chosen, by some of their columns; NaN where a run has none."""
+    own = [
+        frame[chosen(frame) & (frame["status"] == "ok")]
+        .drop_duplicates(names, keep="last")
+        .set_index(names)["value"]
+        for frame in frames
+    ]
+    return pd.concat(own, axis=1, keys=["before", "after"]).reset_index()
+
+
+def _parts(frames: Sequence[pd.DataFrame]) -> tuple[Part, ...]:
+    """Of arms that were profiled in both runs."""
+    found = _values(
+        frames,
+        ["case_id", "arm", "part"],
+        lambda frame: (frame["metric"] == "kernel_time_ms") & (frame["part"] != ""),
     )
+    if found.empty:  # pandas does not group what has no row
+        return ()
+    counts = found.groupby(["case_id", "arm"])[["before", "after"]].transform("count")
+    both = found[(counts > 0).all(axis=1)].fillna(0.0)
+    return tuple(Part(*part) for part in both.itertuples(index=False))
 
 
 def _environment(frame: pd.DataFrame) -> dict[str, Any]:
@@ -264,16 +278,15 @@ def _resolved(shared: Sequence[tuple[Key, Mapping[str, Any], Mapping[str, Any]]]
     return tuple(found.values())
 
 
-def _figures(before: pd.DataFrame, after: pd.DataFrame) -> Iterator[tuple[str, str, str, str, float, float]]:
-    values = []
-    for frame in (before, after):
-        own = frame[~frame["metric"].isin(TIMES) & (frame["status"] == "ok") & (frame["part"] == "")]
-        own = own[own["better"] != "none"]
-        values.append({(r["suite"], r["case_id"], r["arm"], r["metric"]): r["value"] for r in rows_of(own)})
-    for each, one in values[0].items():
-        other = values[1].get(each)
-        if other is not None and abs(one - other) > 0.01 * max(abs(one), abs(other)):
-            yield (*each, one, other)
+def _figures(frames: Sequence[pd.DataFrame]) -> tuple[tuple[str, str, str, str, float, float], ...]:
+    found = _values(
+        frames,
+        ["suite", "case_id", "arm", "metric"],
+        lambda frame: ~frame["metric"].isin(TIMES) & (frame["part"] == "") & (frame["better"] != "none"),
+    )
+    sizes = found[["before", "after"]].abs().max(axis=1, skipna=False)
+    far = (found["before"] - found["after"]).abs() > 0.01 * sizes
+    return tuple(found[far].itertuples(index=False, name=None))
 
 
 def as_dict(found: Changes) -> dict[str, Any]:
@@ -288,64 +301,62 @@ def show(found: Changes, runs: Sequence[str], where: Console) -> None:
         say(where, "another device: times differ for that reason; compare speedups within each run", "yellow")
     if found.cpu:
         say(where, CPU_CAUTION, "yellow")
-    for made in _tables(found):
-        if made.row_count:
-            where.print(made)
+    print_tables(where, _tables(found))
+    for cause in dict.fromkeys(t.cause for t in found.times if t.cause):
+        say(where, f"{cause}: {CAUSES[cause]}")
     for name, keys in (("only in the first", found.only_before), ("only in the second", found.only_after)):
         if keys:
             say(where, f"{name}: {some(['/'.join(key) for key in keys], _MOST, ', ')}")
     for suite, case, arm, reason in found.broken[:_MOST]:
         say(where, f"had a time and has none: {suite}/{case}/{arm}: {reason}", "red")
     counts = Counter(t.verdict for t in found.times)
-    summary = ", ".join(f"{counts[v]} {v}" for v in (*_STYLES, "same", "unclear") if counts[v])
+    summary = ", ".join(f"{counts[v]} {v}" for v in (*_MOVED, "same", "unclear") if counts[v])
     say(where, summary or "no time in common", "bold")
     if summary:
         say(where, POLICY)
 
 
-def _tables(found: Changes) -> Iterator[Table]:
-    made = table("set-up", "field", "before", "after")
-    for name, (one, other) in found.environment.items():
-        row(made, name, _value(one), _value(other))
-    yield made
-    made = table("what ran", "arm", "field", "before", "after", "cases")
-    for r in found.resolved[:_MOST]:
-        row(made, f"{r.suite}/{r.arm}", r.field, _value(r.before), _value(r.after), str(r.cases))
-    yield made
-    moved = [t for t in found.times if t.verdict in _STYLES]
+def _tables(found: Changes) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
+    """Title, columns and rows of each table."""
+    set_up = [(name, *map(_value, both)) for name, both in found.environment.items()]
+    yield "set-up", ("field", "before", "after"), set_up
+    ran = [
+        (f"{r.suite}/{r.arm}", r.field, _value(r.before), _value(r.after), str(r.cases))
+        for r in found.resolved[:_MOST]
+    ]
+    yield "what ran", ("arm", "field", "before", "after", "cases"), ran
+    moved = sorted(
+        (t for t in found.times if t.verdict in _MOVED), key=lambda t: abs(math.log(t.ratio)), reverse=True
+    )
     those = "times, by how far they moved (ms)"
     if len(moved) > _MOST:
         those = f"times, the {_MOST} of {len(moved)} that moved most (ms)"
-    made = table(those, "case", "arm", ">before", ">after", ">ratio", "", "why")
     constant = constant_axes(t.axes for t in found.times)
-    for t in sorted(moved, key=lambda t: -abs(math.log(t.ratio)))[:_MOST]:
-        arm = t.arm if t.metric == "time_ms" else f"{t.arm} {t.metric}"
-        ratio = f"{t.ratio:.3f} ({t.low:.2f}-{t.high:.2f})"
-        cells = number(1e3 * t.before, 4), number(1e3 * t.after, 4), ratio, t.verdict, t.cause
-        row(made, case_label(axes_of(t.axes), constant), arm, *cells, style=_STYLES[t.verdict])
-    if causes := dict.fromkeys(t.cause for t in moved if t.cause):
-        made.caption = Text("; ".join(f"{cause}: {CAUSES[cause]}" for cause in causes))
-    yield made
-    made = table(
-        "where a profiled step's time went (ms)", "case", "arm", "kernels", ">before", ">after", ">change"
-    )
-    for p in sorted(found.parts, key=lambda p: -abs(p.after - p.before))[:_MOST]:
-        if p.before != p.after:
-            row(
-                made,
-                p.case_id,
-                p.arm,
-                p.part,
-                number(p.before),
-                number(p.after),
-                f"{p.after - p.before:+.3g}",
-            )
-    yield made
-    made = table("other figures that differ by more than 1 %", "case", "arm", "metric", ">before", ">after")
+    times = [
+        (
+            case_label(axes_of(t.axes), constant),
+            t.arm if t.metric == "time_ms" else f"{t.arm} {t.metric}",
+            *(number(1e3 * t.before, 4), number(1e3 * t.after, 4)),
+            *(f"{t.ratio:.3f} ({t.low:.2f}-{t.high:.2f})", t.verdict, t.cause),
+        )
+        for t in moved[:_MOST]
+    ]
+    yield those, ("case", "arm", ">before", ">after", ">ratio", "", "why"), times
+    changed = sorted(found.parts, key=lambda p: -abs(p.after - p.before))[:_MOST]
+    parts = [
+        (p.case_id, p.arm, p.part, number(p.before), number(p.after), f"{p.after - p.before:+.3g}")
+        for p in changed
+        if p.before != p.after
+    ]
+    kernels = ("case", "arm", "kernels", ">before", ">after", ">change")
+    yield "where a profiled step's time went (ms)", kernels, parts
     ranked = sorted(found.figures, key=lambda f: -abs(f[5] - f[4]) / max(abs(f[4]), abs(f[5])))
-    for suite, case, arm, metric, before, after in ranked[:_MOST]:
-        row(made, f"{suite}/{case}", arm, metric, number(before, 4), number(after, 4))
-    yield made
+    figures = [
+        (f"{suite}/{case}", arm, metric, number(before, 4), number(after, 4))
+        for suite, case, arm, metric, before, after in ranked[:_MOST]
+    ]
+    metrics = ("case", "arm", "metric", ">before", ">after")
+    yield "other figures that differ by more than 1 %", metrics, figures
 
 
 def _value(value: Any) -> str:

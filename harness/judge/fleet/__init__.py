@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.judge import print_tables, words
 from harness.judge.fleet.judge import Group, judge
 from harness.machine import raw_output, terminal
 from harness.store.errors import UsageError
 from harness.store.private import hashed, of_run, salt_file
-from harness.store.text import markdown, percent, plural, ratio, some
+from harness.store.text import percent, plural, ratio, some
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class Words:
     results_dir: str = key("where run ids are looked up", "results")
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
         UsageError: no run, an unknown word, a tolerance that is none, or runs without a row.
     """
-    if (options := options_of(Words, words)) is None:
+    if (options := options_of(Words, argv)) is None:
         return 0
     folders = [store.find_run(run, options.results_dir) for run in options.runs]
     frame, _ = store.read_quietly(folders, all_attempts=True)
@@ -73,7 +73,8 @@ def main(words: Sequence[str]) -> int:
         said = as_dict(found, unread) | {"missing": missing}
         sys.stdout.write(json.dumps(said, indent=1) + "\n")
     elif options.markdown:
-        sys.stdout.write("\n".join(_as_markdown(found, unread, missing)) + "\n")
+        pages = [(_lines(group), list(_tables(group))) for group in found]
+        sys.stdout.write(str(words().fleet_page(pages, _verdict(found, unread, missing))))
     else:
         _show(found, unread, missing, "bold red" if is_out else "bold")
     return 1 if is_out else 2 if unread else 0
@@ -102,51 +103,18 @@ def _missing(cards: Collection[str], expect: str, runs: Collection[Path]) -> lis
     return [name for name in named if not known & names(name)]
 
 
-def _as_markdown(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str]) -> Iterator[str]:
-    """The same as the terminal shows, for a pull request or a page."""
-    for group in found:
-        head, *lines = map(markdown, _lines(group))
-        yield from (f"## {head}", "")
-        for line in lines:
-            yield from (line, "")
-        for title, columns, rows in _tables(group):
-            names = " | ".join(name.lstrip(">") for name in columns)
-            yield from (f"**{title}**", "", f"| {names} |", "|---" * len(columns) + "|")
-            yield from (f"| {' | '.join(map(markdown, row))} |" for row in rows)
-            yield ""
-    yield _verdict(found, unread, missing)
-
-
 def _show(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str], style: str) -> None:
     where = terminal.console()
     for group in found:
         for i, line in enumerate(_lines(group)):
             terminal.say(where, line, "" if i else "bold")
-        for title, columns, rows in _tables(group):
-            made = terminal.table(title, *columns)
-            for cells in rows:
-                terminal.row(made, *cells)
-            where.print(made)
+        print_tables(where, _tables(group))
     terminal.say(where, _verdict(found, unread, missing), style)
 
 
-def _lines(group: Group) -> Iterator[str]:
+def _lines(group: Group) -> list[str]:
     """Its title, then what is said of it."""
-    yield f"{group.model}: {plural(len(group.cards), 'card')}, {group.software}"
-    if group.model.startswith("CPU"):
-        yield "Measured on CPUs: this compares machines and is no evidence about a GPU."
-    if group.not_judged:
-        yield f"Times are not judged: {group.not_judged}."
-    if group.levels:
-        middle = statistics.median(group.levels.values())
-        yield f"The middle card's best large product runs at {middle:.0%} of what such a card reaches."
-    wrong = sum(outlier.kind == "corrupt" for outlier in group.outliers)
-    if group.checksums_compared or wrong:
-        verdict = f"{plural(wrong, 'card')} computed wrongly" if wrong else "the same bits"
-        cards = plural(len(group.judged_by_results), "card")
-        yield f"{plural(group.checksums_compared, 'result')} compared bit by bit on {cards}: {verdict}."
-    elif len(group.cards) > 1:
-        yield "No checksum of a product was measured on two of them (sweep=fleet does)."
+    return str(words().fleet_lines(group)).splitlines()
 
 
 def _tables(group: Group) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
@@ -167,40 +135,22 @@ def _tables(group: Group) -> Iterator[tuple[str, Sequence[str], list[list[str]]]
     spread = (
         "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest"
     )
-    for title, columns, rows in (
-        ("Out of line", _OUTLIERS, outliers),
-        (spread, _SPREADS, spreads),
-        ("Differences between these cards", _DIFFERENCES, differ),
-    ):
-        if rows:
-            yield title, columns, rows
+    yield "Out of line", _OUTLIERS, outliers
+    yield spread, _SPREADS, spreads
+    yield "Differences between these cards", _DIFFERENCES, differ
 
 
 def _verdict(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str]) -> str:
-    every = {card for group in found for card in group.cards}
-    kinds = {"out of line": set[str](), "slow for its model, its clock or its own earlier runs": set[str]()}
-    out, low = kinds.values()
-    for outlier in (outlier for group in found for outlier in group.outliers):
-        (low if outlier.kind == "low" else out).add(outlier.card)
-    timed = {card for group in found for card in group.judged_by_times}
-    compared = {card for group in found for card in group.judged_by_results}
-    partly = {card: arms for group in found for card, arms in group.lacking.items()}
-    bad = [
-        f"{plural(len(own), 'card')} of {len(every)} {what}: {', '.join(sorted(own))}"
-        for what, own in kinds.items()
-        if own
-    ]
-    if bad or missing:
-        return "; ".join([*bad, *([f"missing: {', '.join(missing)}"] if missing else [])])
-    if not timed | compared | partly.keys():
-        return f"can't tell: none of {plural(len(every), 'card')} could be judged"
-    judged = f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}"
-    if timed and (unknown := sorted(every - timed - partly.keys())):
-        judged += f"; not by times: {some(unknown)}"
-    if partly:
-        judged += f"; not by all times: {some([f'{name} (no {some(arms)})' for name, arms in sorted(partly.items())])}"
-    if unread:
-        return f"can't tell: {plural(len(unread), 'file')} could not be read, named above; of the others none is out of line, {judged}"
-    # Cards of which no level is known may be alike and slow.
-    alike = "no card out of line" if any(group.levels for group in found) else "the cards are alike"
-    return f"{alike}; {judged}"
+    outliers = [outlier for group in found for outlier in group.outliers]
+    said = words().fleet_verdict(
+        every={card for group in found for card in group.cards},
+        out={outlier.card for outlier in outliers if outlier.kind != "low"},
+        low={outlier.card for outlier in outliers if outlier.kind == "low"},
+        missing=missing,
+        timed={card for group in found for card in group.judged_by_times},
+        compared={card for group in found for card in group.judged_by_results},
+        partly={card: arms for group in found for card, arms in group.lacking.items()},
+        unread=unread,
+        leveled=any(group.levels for group in found),
+    )
+    return str(said)

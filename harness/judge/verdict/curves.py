@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     Runs = Mapping[int, "Run"]  # by seed
 
-# 2**900 is still finite in float64, and a term that many half-lives old counts for nothing.
-_BLOCK_HALF_LIVES = 900
 SAME_GAP = 1e-6  # gaps of two seeds that differ by less than this share of themselves are one: rounding of their losses
 SAME_LOSS = 1e-3  # so are losses that differ by a constant and less than this share of the noise of a step
 
@@ -271,22 +269,15 @@ def ema(values: Vector, steps: Vector, half_life: float, *, from_zero: bool = Fa
         from_zero: the average starts at 0, which a gap does, since both runs start from the same weights.
             Otherwise the weights of the values seen so far are normalised, and the average starts at the first.
     """
+    from scipy.linalg import solve_banded
+
     stride = np.diff(steps, prepend=2 * steps[0] - steps[1] if steps.size > 1 else steps[0] - 1)
-    weight = 1 - 0.5 ** (stride / half_life)
-    out = np.empty_like(values, dtype=np.float64)
-    total, mass = np.zeros(values.shape[:-1]), 0.0
-    start = 0
-    while start < steps.size:
-        stop = int(np.searchsorted(steps, steps[start] + _BLOCK_HALF_LIVES * half_life, side="right"))
-        block = slice(start, stop)
-        growth = np.exp2((steps[block] - steps[start] + stride[start]) / half_life)
-        # e_t 2^(t/h) = e_0 + sum of w_i x_i 2^(i/h): a plain cumulative sum, dominated by its latest terms.
-        terms = weight[block] * growth
-        average = (np.cumsum(terms * values[..., block], axis=-1) + total[..., None]) / growth
-        masses = (np.cumsum(terms) + mass) / growth
-        out[..., block] = average if from_zero else average / masses
-        total, mass, start = average[..., -1], float(masses[-1]), stop
-    return out
+    decay = 0.5 ** (stride / half_life)
+    # e_t - decay_t e_(t - 1) = (1 - decay_t) x_t for all steps: two diagonals
+    bands = np.array([np.ones_like(decay), np.append(-decay[1:], 0)])
+    terms = np.reshape((1 - decay) * values, (-1, steps.size)).T
+    average = np.reshape(solve_banded((1, 0), bands, terms).T, values.shape)
+    return np.asarray(average if from_zero else average / (1 - np.cumprod(decay)), np.float64)
 
 
 def relative_gap(pairs: Pairs, gap: Vector) -> Vector:

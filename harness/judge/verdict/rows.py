@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from harness.judge import gathered
+from harness.judge import gathered, words
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
 from harness.judge.verdict.gates import MIN_WINDOW
 from harness.judge.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
@@ -205,19 +205,13 @@ def trains_the_same(verdicts: list[ArmVerdict]) -> Literal["yes", "partly", "no"
 
 def lines(verdicts: list[ArmVerdict]) -> list[str]:
     """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
-    out = [f"trains the same: {trains_the_same(verdicts)}"] if verdicts else []
-    for members in by_setup(verdicts):
-        first = members[0]
-        out.append("verdict  " + " ".join(f"{k}={v}" for k, v in first.axes.items() if v not in (None, "")))
-        arms = gathered((why, v.arm) for v in members for why in (*v.verdict.reasons, *v.verdict.notes))
-        for v in members:
-            as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
-            out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
-            out += [f"               {reason}" for reason, whose in arms.items() if whose == [v.arm]]
-        out += [f"  {', '.join(whose)}: {reason}" for reason, whose in arms.items() if len(whose) > 1]
-        out += [f"  missing: {m}" for m in first.missing]
-        out.append(f"  {first.verdict.limits}")
-    return out
+    if not verdicts:
+        return []
+    setups = [
+        (own, gathered((why, v.arm) for v in own for why in (*v.verdict.reasons, *v.verdict.notes)))
+        for own in by_setup(verdicts)
+    ]
+    return str(words().verdict_lines(trains_the_same(verdicts), setups)).splitlines()
 
 
 class Note(NamedTuple):
