@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.engine.plan import PlannedCase
-    from harness.machine.gpu_monitor import Monitor
+    from harness.machine.gpu_monitor import NullMonitor
     from harness.store.measurement import Measurement
     from harness.timing.rounds import Timing
 
@@ -53,7 +53,7 @@ def measure_case(
     planned: PlannedCase,
     crew: Crew,
     setting: Setting,
-    monitor: Monitor,
+    monitor: NullMonitor,
     *,
     sustained: bool = False,
     tell: Tell = lambda sign: None,
