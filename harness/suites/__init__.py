@@ -26,7 +26,7 @@ _AXES = beside(__file__, "axes.yaml")
 NAMES: dict[str, tuple[str, ...]] = {suite: tuple(axes) for suite, axes in _AXES.items()}
 
 
-def axes_of(suite: str, **of_code: Collection[str]) -> dict[str, Axis]:
+def axes_of(suite: str, **of_code: Collection[str]) -> Mapping[str, Axis]:
     """The axes of a suite, from `axes.yaml`.
 
     Args:
@@ -38,7 +38,7 @@ def axes_of(suite: str, **of_code: Collection[str]) -> dict[str, Axis]:
     found = {}
     for name, fields in _AXES[suite].items():
         choices = of_code.get(name, fields.get("choices", ()))
-        own = {"choices": tuple(choices), "words": tuple(fields.get("words", ()))}
+        own: dict[str, Any] = {"choices": tuple(choices), "words": tuple(fields.get("words", ()))}
         if "doc" not in fields:
             assert isinstance(choices, Mapping)
             own["doc"] = "; ".join(f"{choice}: {doc}" for choice, doc in choices.items())

@@ -95,8 +95,9 @@ def crossed_points(
             raise ValueError(f"suite {suite} needs {' and '.join(missing)}")
         choices = known[every].choices if every and every not in axes else ()
         fixed = with_defaults([{every: choice} for choice in choices] or [{}], axes, known)
-        for case in expand(suite, axes, fixed) if check is not None else ():
-            check(case)
+        if check is not None:
+            for case in expand(suite, axes, fixed):
+                check(case)
         return fixed
 
     return points

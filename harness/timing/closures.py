@@ -20,7 +20,7 @@ from harness.store.errors import UsageError, one_line
 from harness.store.stats import median, paired_log_ratios
 from harness.timing.config import Timing, TimingConfig
 from harness.timing.rounds import measure as measure_rounds
-from harness.timing.rounds import timer_for
+from harness.timing.timers import timer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -24,27 +24,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from harness.timing.clock import Split
 from harness.timing.config import SHORT_MS, StopReason, Timing, TimingConfig, WarmupRule
 from harness.timing.session import Resident, Sampler
-from harness.timing.timers import Clock, CpuTimer, CudaTimer, L2State, Timer, timer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from harness.machine.gpu_monitor import NullMonitor
-
-__all__ = [
-    "CpuTimer",
-    "CudaTimer",
-    "Split",
-    "Timer",
-    "Timing",
-    "TimingConfig",
-    "measure",
-    "measure_sustained",
-    "timer_for",
-]
+    from harness.timing.clock import Split
+    from harness.timing.timers import Clock, L2State, Timer
 
 # Sustained samples of one run: enough to see a clock ramp inside of it.
 _SAMPLES_PER_RUN = 20
