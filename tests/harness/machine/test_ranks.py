@@ -121,7 +121,7 @@ SAID = {
     "killed": "rank 1 of 3: was killed by SIGKILL",
     "hangs": f"rank 1 of 3 is at fault: not all ended within {TIMEOUT_S:g} s",
     "nan": "rank 1 of 3: loss is nan at step 1; the others' is finite there",
-    "shapes": "the ranks' collectives differ: ",
+    "shapes": f"rank 1 of 3 is at fault: not all ended within {TIMEOUT_S:g} s",
 }
 
 
