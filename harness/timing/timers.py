@@ -142,21 +142,14 @@ class Timer(Protocol):
     hold: str
     disturbed: str
 
-    def block(
-        self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
-    ) -> list[float]:
-        """n samples that stand alone, each the mean of `calls` calls; `probe` runs while the device works."""
+    @property
+    def block(self) -> Callable[..., list[float]]:
+        """Of (fn, n, calls, probe): n samples that stand alone, each the mean of `calls` calls; see `CpuTimer`."""
         ...
 
-    def back_to_back(
-        self,
-        fn: Callable[[], object],
-        n: int,
-        calls: int = 1,
-        probe: Callable[[], None] | None = None,
-        split: Split | None = None,
-    ) -> list[float]:
-        """n adjoining samples without flush or hold, each the mean of `calls` calls; of one call also up to `split`."""
+    @property
+    def back_to_back(self) -> Callable[..., list[float]]:
+        """Of the same and a `split`: n adjoining samples without flush or hold; of one call also up to the split."""
         ...
 
     def rotating(self) -> Timer | None:
