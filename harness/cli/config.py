@@ -34,7 +34,7 @@ from harness.store.errors import UsageError, unknown
 from harness.store.outside import checked_yaml
 from harness.store.text import own_model
 from harness.suites import SUITES
-from harness.timing.rounds import TimingConfig
+from harness.timing.config import TimingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

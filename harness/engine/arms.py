@@ -18,7 +18,6 @@ import os
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -171,14 +170,22 @@ def start_server(suites: Iterable[object] = (), *, compiles: bool = False) -> No
     forkserver.ensure_running()
 
 
-class Link(ABC):
-    """Where an arm is.
+class Link:
+    """Where an arm is: here, in this process, whose arms share what belongs to a process; see `Process`.
+
+    Args:
+        device: "cpu" or "cuda".
 
     Attributes:
         pid: number of its process; 0 for this one.
+        lost: why this process can use its device no more; "" while it can. Every later call fails by that, and not by its own.
     """
 
-    pid = 0
+    pid, lost = 0, ""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        watch_stops()
 
     def ask(
         self,
@@ -201,31 +208,10 @@ class Link(ABC):
             RemoteError: it raised there, or the process is gone, silent, or has lost its device.
             LateError: it was not done in time.
         """
-        return _result(self._answer(fn, args, what, meanwhile, tell))
-
-    @abstractmethod
-    def _answer(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
-    ) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """End it, or give up all arms."""
-
-
-class Here(Link):
-    """This process in place of another one: its arms share what belongs to a process.
-
-    Args:
-        device: "cpu" or "cuda".
-
-    Attributes:
-        lost: why it can use its device no more; "" while it can. Every later call fails by that, and not by its own.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device, self.lost = device, ""
-        watch_stops()
+        answer = self._answer(fn, args, what, meanwhile, tell)
+        if "failed" in answer:
+            raise RemoteError(str(answer["failed"]), Cause(answer["cause"]))
+        return answer["result"]
 
     def _answer(
         self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
@@ -239,7 +225,7 @@ class Here(Link):
         return answer
 
     def close(self) -> None:
-        """Give up all arms."""
+        """End it, or give up all arms."""
         arm_process.clear(lambda sign: None, "cpu")
 
 
@@ -380,12 +366,6 @@ class DiedError(RemoteError):
         self.printed = printed
 
 
-def _result(answer: dict[str, Any]) -> Any:
-    if "failed" in answer:
-        raise RemoteError(str(answer["failed"]), Cause(answer["cause"]))
-    return answer["result"]
-
-
 def _preloads() -> bool:
     from multiprocessing import forkserver
 
@@ -434,7 +414,7 @@ class Crew:
         if key not in self.links:
             given = self._conditions
             self.links[key] = (
-                Here(self._device) if given is None else Process(given, self._limits, self._tell)
+                Link(self._device) if given is None else Process(given, self._limits, self._tell)
             )
         link = self.links[key]
         if isinstance(link, Process):
@@ -466,7 +446,7 @@ class Crew:
     def lost(self) -> str:
         """Why this process itself can use its device no more; "" where it can, and where arms have others."""
         here = self.links.get("")
-        return here.lost if isinstance(here, Here) else ""
+        return here.lost if here is not None else ""
 
     def pids(self) -> list[int]:
         """Numbers of the processes."""

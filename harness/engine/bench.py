@@ -16,16 +16,16 @@ from harness.engine.stages import Stage, StageKind
 from harness.machine import environment
 from harness.store.case import control_name, original_name
 from harness.store.errors import Cause
-from harness.timing.rounds import TimingConfig, measure, measure_sustained
+from harness.timing.rounds import measure, measure_sustained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from harness.engine.plan import PlannedCase
-    from harness.machine.gpu_monitor import Monitor
+    from harness.machine.gpu_monitor import NullMonitor
     from harness.store.measurement import Measurement
-    from harness.timing.rounds import Timing
+    from harness.timing.config import Timing, TimingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def measure_case(
     planned: PlannedCase,
     crew: Crew,
     setting: Setting,
-    monitor: Monitor,
+    monitor: NullMonitor,
     *,
     sustained: bool = False,
     tell: Tell = lambda sign: None,

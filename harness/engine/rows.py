@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.engine.plan import PlannedCase
-    from harness.timing.rounds import Timing
+    from harness.timing.config import Timing
     from harness.timing.workload import Numerics, Workload
 
 REFUSES = "refuses: "  # before the words of what was to run and refused

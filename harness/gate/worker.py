@@ -62,7 +62,7 @@ class Worker:
             from harness.engine.plan import make_plan
             from harness.machine import environment
             from harness.suites import SUITES
-            from harness.timing.rounds import timer_for
+            from harness.timing.timers import timer_for
         except ModuleNotFoundError as error:
             if not str(error.name).startswith("harness"):
                 raise
@@ -175,7 +175,8 @@ class Worker:
 
     def block(self) -> dict[str, Any]:
         """One block of samples of every arm of the case, in an order of its own, and of the control."""
-        from harness.timing.rounds import measure, timer_for
+        from harness.timing.rounds import measure
+        from harness.timing.timers import timer_for
 
         timer = timer_for("cpu") if self.on_host else self.timer
         lead = LEAD_IN_S[self.device] if self.blocks == 0 else 0.0

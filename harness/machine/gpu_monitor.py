@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from types import TracebackType
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, NVML 13).
 CLOCK_EVENT_REASONS: dict[int, str] = {
@@ -44,68 +43,40 @@ THROTTLING = frozenset(
 )
 
 
-class Monitor(Protocol):
-    """What the timing engine asks while it measures."""
-
-    def sm_clock_mhz(self) -> float | None:
-        """SM clock now."""
-        ...
-
-    def throttle_reasons(self) -> frozenset[str] | None:
-        """Names of the clock event reasons that hold now; empty: none; None: can't be read."""
-        ...
-
-    def energy_j(self) -> float | None:
-        """Joules that the device has used since some fixed time; None: can't be read."""
-        ...
-
-    def contended(self) -> bool | None:
-        """Whether another process computes on this device; None: can't be known."""
-        ...
-
-    def share_with(self, pids: Collection[int]) -> None:
-        """Take these processes for our own from now on, and no others of an earlier call."""
-        ...
-
-    def state(self) -> dict[str, object]:
-        """All volatile readings, for the environment."""
-        ...
-
-
 class NullMonitor:
-    """The monitor of a device that has none."""
+    """What the timing engine asks while it measures; of a device without a monitor nothing is known."""
 
-    def __enter__(self) -> NullMonitor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def sm_clock_mhz(self) -> float | None:
-        """Not known."""
+        """SM clock now."""
         return None
 
     def throttle_reasons(self) -> frozenset[str] | None:
-        """Not known."""
+        """Names of the clock event reasons that hold now; empty: none; None: can't be read."""
         return None
 
     def energy_j(self) -> float | None:
-        """Not known."""
+        """Joules that the device has used since some fixed time; None: can't be read."""
         return None
 
     def contended(self) -> bool | None:
-        """Not known."""
+        """Whether another process computes on this device; None: can't be known."""
         return None
 
     def share_with(self, pids: Collection[int]) -> None:
-        """Nothing is watched."""
+        """Take these processes for our own from now on, and no others of an earlier call."""
 
     def state(self) -> dict[str, object]:
-        """Nothing."""
+        """All volatile readings, for the environment."""
         return {}
 
 
-class GpuMonitor:
+class GpuMonitor(NullMonitor):
     """NVML readings of one GPU; a context manager, since NVML is a library that is opened and closed.
 
     Args:
@@ -142,7 +113,7 @@ class GpuMonitor:
         self._open = False
         self.problem = "not opened; use `with`"
 
-    def __enter__(self) -> GpuMonitor:
+    def __enter__(self) -> Self:
         if self._nvml is None:
             try:
                 import pynvml
@@ -163,9 +134,7 @@ class GpuMonitor:
         self._board = self._device if parent is None else parent
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._device = self._board = None
         self.problem = "closed"
         if self._open:
@@ -302,7 +271,7 @@ class GpuMonitor:
             return None
 
 
-def monitor_for(device: str) -> GpuMonitor | NullMonitor:
+def monitor_for(device: str) -> NullMonitor:
     """The monitor of a torch device string, to be used as `with monitor_for(device) as monitor:`."""
     if not device.startswith("cuda"):
         return NullMonitor()

@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 FP8_GEMM, BF16_GEMM, CAST, ATTENTION, OPTIMIZER = "fp8_gemm", "bf16_gemm", "cast", "attention", "optimizer"
 COLLECTIVE, OTHER = "collective", "other"
@@ -59,13 +59,6 @@ _ENCLOSING: tuple[tuple[str, str], ...] = (
 )
 
 
-def _compiled(table: Sequence[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in table)
-
-
-_BY_KERNEL, _BY_ENCLOSING = _compiled(_KERNELS), _compiled(_ENCLOSING)
-
-
 def kernel_class(name: str, enclosing: Iterable[str] = ()) -> str:
     """The class of a kernel, or of an operator on the CPU.
 
@@ -80,14 +73,14 @@ def kernel_class(name: str, enclosing: Iterable[str] = ()) -> str:
     """
     chain = (name, *enclosing)
     for depth, link in enumerate(chain, 1):
-        found = _first(_BY_ENCLOSING, link) or _first(_BY_KERNEL, link)
+        found = _first(_ENCLOSING, link) or _first(_KERNELS, link)
         if found == BF16_GEMM and link.startswith("aten::"):
-            within = (_first(_BY_KERNEL, caller) for caller in chain[depth:])
+            within = (_first(_KERNELS, caller) for caller in chain[depth:])
             return FP8_GEMM if FP8_GEMM in within else BF16_GEMM
         if found is not None:
             return found
     return OTHER
 
 
-def _first(table: Sequence[tuple[str, re.Pattern[str]]], name: str) -> str | None:
-    return next((kind for kind, pattern in table if pattern.search(name)), None)
+def _first(table: Iterable[tuple[str, str]], name: str) -> str | None:
+    return next((kind for kind, pattern in table if re.search(pattern, name, re.IGNORECASE)), None)

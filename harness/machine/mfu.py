@@ -23,30 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.store.compare import FP8_DTYPES, SECONDS
 from harness.store.outside import parse
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.machine.hardware import Device
-
-FORMULAS: Mapping[str, str] = {
-    "palm": "all matrix products, attention over the whole T x T: comparable with the literature",
-    "causal": "all matrix products, attention without the masked half: those that really run",
-    "counted": "matrix products counted while the model ran (a model of the user's own), with whatever it recomputed: "
-    "that is HFU, and MFU is N/A",
-    "gemm": "2 M K N of each matrix product that ran",
-}
-EXECUTED = frozenset({"causal", "counted", "gemm"})  # rules that count nothing that does not run
-
-FLAGS: Mapping[str, str] = {
-    "over_peak": "impossible: above the peak of its own dtypes at the measured clock; the time, the FLOPs or the "
-    "device are wrong",
-    "over_published": "above the published peak; a boost clock may explain it, but no clock was recorded",
-    "fp16_accumulation": "above the peak with fp32 accumulation: this GPU accumulated FP8 products in fp16",
-    "masked_counted": "above 100 % only because the masked half of attention is counted; see the causal row",
-    "bf16_peak_passed": "above 100 % of the bf16 peak, which FP8 may be: that column compares with the literature, "
-    "it is no share of anything that this step could reach",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +41,11 @@ class Column:
     meaning: str
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("tokens_per_s", "tokens/s/GPU", "", "tokens of a step / its time"),
-    Column("model_tflops", "model TFLOP/s", "TFLOP/s", "FLOPs of the model, nothing recomputed / time"),
-    Column(
-        "mfu_mixed", "mixed MFU", "share", "sum of F_d / P_d over the time, each dtype against its own peak"
-    ),
-    Column(
-        "mfu_bf16_peak", "MFU of bf16 peak", "share", "all FLOPs against the bf16 peak; FP8 may pass 100 %"
-    ),
-    Column(
-        "mfu_fp8_peak",
-        "MFU of FP8 peak",
-        "share",
-        "all FLOPs against the FP8 peak; low where bf16 has a part",
-    ),
-    Column("hfu", "HFU", "share", "as mixed MFU, with what activation checkpointing runs again"),
-    Column(
-        "achievable",
-        "of achievable",
-        "share",
-        "as HFU, against the matmul rates that this GPU was measured at",
-    ),
-    Column("fp8_share", "FP8 FLOPs", "share", "share of the model's FLOPs that ran in FP8"),
-    Column("formula", "FLOPs", "", "rule by which FLOPs are counted (`flops_formula_id`)"),
-)
+_WORDS = beside(__file__, "mfu.yaml")
+FORMULAS: Mapping[str, str] = _WORDS["formulas"]
+FLAGS: Mapping[str, str] = _WORDS["flags"]
+COLUMNS = tuple(Column(name, *said) for name, said in _WORDS["columns"].items())
+EXECUTED = frozenset({"causal", "counted", "gemm"})  # rules that count nothing that does not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +128,9 @@ def utilization(
     _check(flops, seconds, formula)
     total = sum(flops.values())
     peaks = {dtype: device.peak_tflops(dtype) if device else None for dtype in (*flops, *(recomputed or {}))}
-    executed = None if recomputed is None else _plus(flops, recomputed)
+    executed = None
+    if recomputed is not None:
+        executed = {d: flops.get(d, 0.0) + recomputed.get(d, 0.0) for d in {**flops, **recomputed}}
     of_flops = _share(floor_seconds(flops, peaks), seconds)
     is_model = formula != "counted"
     of_bf16, of_fp8 = (
@@ -276,10 +240,6 @@ def _check(flops: Mapping[str, float], seconds: float, formula: str) -> None:
 
 def _share(least: float | None, seconds: float) -> float | None:
     return None if least is None else least / seconds
-
-
-def _plus(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {dtype: one.get(dtype, 0.0) + other.get(dtype, 0.0) for dtype in {**one, **other}}
 
 
 def _by_dtype(achieved: Mapping[str, float], flops: Mapping[str, float]) -> dict[str, float | None]:

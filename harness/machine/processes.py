@@ -222,12 +222,6 @@ def kill_each(processes: Mapping[int, int]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def thread_owner(thread: threading.Thread) -> str:
-    """Package whose code a thread was started to run."""
-    started = getattr(thread, "_target", None) or type(thread)
-    return str(getattr(started, "__module__", "")).partition(".")[0]
-
-
 def _is_server(pid: int) -> bool:
     """Whether it is a server of multiprocessing, or was forked from one."""
     try:

@@ -34,15 +34,6 @@ if TYPE_CHECKING:
 _OF_A_PEER = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|DistStore|store timed out", re.I
 )
-# gloo aborts the process that receives more or less than it expects
-_SIZES = "Received data size doesn't match expected size"
-# What TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch say; ranks and collectives are in the order of the sentence
-_DIFFER = re.compile(
-    r"Rank (\d+) is running collective: \w+\(SequenceNumber=\d+, ?OpType=(\w+)(.*?)but Rank (\d+) is running "
-    r"collective: \w+\(SequenceNumber=\d+, ?OpType=(\w+)(.*)",
-    re.S,
-)
-_SHAPE = re.compile(r"TensorShape=(\[[^\]]*\]), TensorDtypes=(\w+)")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 _LIBRARY = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*)/")
 
@@ -52,8 +43,6 @@ class RanksError(RuntimeError):
 
     Attributes:
         rank: the one at fault; None where it is unknown.
-        out_of_step: ranks may have been in different collectives; to compare them would tell.
-        differ: they were, and the message says which rank was in which.
         words: of the rank at fault alone, without its number; the message where it is unknown.
         lost: the rank is gone with its process or its host, for all groups to come: no fault of what was run.
     """
@@ -63,14 +52,12 @@ class RanksError(RuntimeError):
         message: str,
         rank: int | None,
         *,
-        out_of_step: bool = False,
-        differ: bool = False,
         words: str = "",
         lost: bool = False,
     ) -> None:
         super().__init__(message)
         self.words = words or message
-        self.rank, self.out_of_step, self.differ, self.lost = rank, out_of_step, differ, lost
+        self.rank, self.lost = rank, lost
         # None: what was under way decides (`harness.store.errors.cause_of`)
         self.cause = Cause.DIED if lost else Cause.OOM if self.words.startswith(OUT_OF_MEMORY) else None
 
@@ -83,7 +70,6 @@ class Fault:
     at: float
     text: str
     of_a_peer: bool = False  # it only saw that another one was gone
-    sizes_differ: bool = False
     host: str = ""  # where it is not this one
     lost: bool = False  # with the process that would start another one in its place
 
@@ -92,39 +78,26 @@ def raised(rank: int, error: BaseException) -> Fault:
     """A rank whose function raised."""
     text = f"{one_line(error)}\n{''.join(traceback.format_exception(error)).strip()}"
     of_a_peer = isinstance(error, RuntimeError) and bool(_OF_A_PEER.search(text_of(error)))
-    return Fault(rank, time.monotonic(), text, of_a_peer, _SIZES in text_of(error))
+    return Fault(rank, time.monotonic(), text, of_a_peer)
 
 
 def died(rank: int, code: int, words: str) -> Fault:
     """A rank that is gone without an answer; `words`: the end of what it wrote to stderr."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     said = words.strip()[-2000:]
-    return Fault(rank, time.monotonic(), how + (f":\n{said}" if said else ""), False, _SIZES in words)
+    return Fault(rank, time.monotonic(), how + (f":\n{said}" if said else ""))
 
 
 def error(faults: list[Fault], world: int) -> RanksError:
     """The error that names the rank at fault, with its own words; the others are its victims."""
-    for fault in faults:
-        if said := _DIFFER.search(fault.text):
-            one, other = _collective(*said.groups()[:3]), _collective(*said.groups()[3:])
-            return RanksError(
-                f"the ranks' collectives differ: {one}, {other}; {fault.text}", None, differ=True
-            )
     guilty = min(faults, key=lambda fault: (fault.of_a_peer, fault.at))
-    out_of_step = any(fault.sizes_differ for fault in faults)
     where = f" ({guilty.host})" if guilty.host else ""
     return RanksError(
         f"rank {guilty.rank} of {world}{where}: {guilty.text}",
         guilty.rank,
-        out_of_step=out_of_step,
         words=guilty.text,
         lost=guilty.lost,
     )
-
-
-def _collective(rank: str, kind: str, rest: str) -> str:
-    tensor = _SHAPE.search(rest)
-    return f"rank {rank} runs {kind}" + (f" of {tensor[1]} {tensor[2]}" if tensor else "")
 
 
 def late(stacks: Mapping[int, str], ended: set[int], world: int, timeout_s: float) -> RanksError:
@@ -148,9 +121,9 @@ def late(stacks: Mapping[int, str], ended: set[int], world: int, timeout_s: floa
     ]
     lines += [f"rank {rank} has returned" for rank in sorted(ended)]
     at_fault = "" if guilty is None else f"rank {guilty} of {world} is at fault: "
-    return RanksError(
-        f"{at_fault}not all ended within {timeout_s:g} s: {'; '.join(lines)}", guilty, out_of_step=not idle
-    )
+    if not idle:  # all wait, maybe in different ones
+        lines.append("with TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares the ranks' collectives")
+    return RanksError(f"{at_fault}not all ended within {timeout_s:g} s: {'; '.join(lines)}", guilty)
 
 
 def _stands(stack: str) -> tuple[str, str]:

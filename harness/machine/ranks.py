@@ -38,7 +38,6 @@ TIMEOUT_S = 120.0
 START_S = 120.0  # to start, import and meet
 GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
 TIE_S = 0.1  # for a rank that was at fault a moment earlier
-DEBUG = "TORCH_DISTRIBUTED_DEBUG"  # torch's own: with DETAIL all ranks compare each collective before it runs
 
 
 def run(
@@ -46,9 +45,8 @@ def run(
 ) -> list[Any]:
     """Calls `fn(*args)` in `world` processes with torch.distributed initialised, one thread each.
 
-    Where ranks seem to be in different collectives (gloo aborts on another size than it expects, or all wait in one and none
-    ends) all is run once more from the start with collectives compared, at 2.5 times their time, so that the error can say
-    which rank sends what.
+    Where ranks may be in different collectives (gloo aborts on another size than it expects, or all wait in one and none ends)
+    TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment has torch compare them, at 2.5 times their time, and say which sends what.
 
     Args:
         fn: importable by name; `torch.distributed.get_rank()` tells it who it is.
@@ -69,21 +67,7 @@ def run(
     if missing := gpus_missing(world, device):
         raise ValueError(missing)
     work = pickle.dumps((fn, args))  # refused here and not in every rank
-    try:
-        return _launch(work, world, timeout_s, device, dict(os.environ))
-    except RanksError as error:
-        if not error.out_of_step:
-            raise
-        try:
-            _launch(work, world, timeout_s, device, {**os.environ, DEBUG: "DETAIL"})
-        except RanksError as compared:
-            if compared.differ:
-                raise RanksError(str(compared), error.rank, differ=True) from error
-        raise
-
-
-def _launch(work: bytes, world: int, timeout_s: float, device: str, env: dict[str, str]) -> list[Any]:
-    gang = Gang(world, device, env, first=work)
+    gang = Gang(world, device, first=work)
     try:
         return gang.do(work, timeout_s)
     finally:
@@ -98,7 +82,6 @@ class Gang:
     Args:
         world: number of processes.
         device: as in `run`.
-        env: their environment; None: that of this process.
         first: a function, pickled, whose module they import before they meet, so that no call waits for it.
 
     Attributes:
@@ -115,7 +98,6 @@ class Gang:
         self,
         world: int,
         device: str = "cpu",
-        env: dict[str, str] | None = None,
         first: bytes = b"",
     ) -> None:
         if missing := gpus_missing(world, device):
@@ -125,7 +107,7 @@ class Gang:
         self._ranks: list[Rank | FarRank] = []
         # A worker leaves without atexit; multiprocessing's own finalizers run there before it joins its children
         self._end = Finalize(self, _end, (self._ranks, self._folder), exitpriority=10)
-        environ = dict(os.environ) if env is None else env
+        environ = dict(os.environ)
         folder = Path(self._folder.name)
         try:
             if torchrun.leads(world):

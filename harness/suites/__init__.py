@@ -1,4 +1,4 @@
-"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its line in `_AXES`.
+"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its axes in `axes.yaml`.
 
 From another package, an entry point of the group `fp8_harness.suites` that names a module.
 """
@@ -8,44 +8,42 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import UserDict
+from collections.abc import Mapping
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness.store import extensions
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from fp8core.extensions import Table
+    from harness.timing.workload import Axis
 
-# The axes of each suite by name, so that a mistyped one is refused before torch is imported; a test holds them to `AXES`
-_AXES = {
-    "accumulation": "K data",
-    "allgather": "ranks param_dtype width hidden layers tokens rounds",
-    "cast": "dtype granularity M K src",
-    "ceilings": "what mib cube",
-    "checksum": "cube data",
-    "codes": "source dtype inputs",
-    "divergence": """
-        model data data_path batch seq accumulation steps seed compute schedule lr min_lr_frac
-        lr_warmup beta1 beta2 weight_decay grad_clip layers checkpointing experts ranks
-        fp8_all_gather eval_every eval_batches diagnose_every""",
-    "gemm": "M K N tokens role data",
-    "linear": "M K N tokens",
-    "outliers": "data role M K N",
-    "parallel": "cell steps",
-    "recipes": "M K N tokens",
-    "scale": """
-        model gpu world batch seq accumulation checkpointing tp replicas node weights reduce
-        reduce_each network_gb_s runs proof""",
-    "smoke_kernels": "kernel do M K",
-    "smoke_layers": "M K N",
-    "train": """
-        model data data_path layers batch seq accumulation compute checkpointing ranks
-        fp8_all_gather experts convert ceilings profile profile_start profile_end""",
-}
-NAMES = {suite: tuple(axes.split()) for suite, axes in _AXES.items()}
+_AXES = beside(__file__, "axes.yaml")
+NAMES: dict[str, tuple[str, ...]] = {suite: tuple(axes) for suite, axes in _AXES.items()}
+
+
+def axes_of(suite: str, **of_code: Collection[str]) -> Mapping[str, Axis]:
+    """The axes of a suite, from `axes.yaml`.
+
+    Args:
+        suite: its name.
+        of_code: the choices of some axes, as the names of a table; an axis without words of its own is told by the table's.
+    """
+    from harness.timing.workload import Axis
+
+    found = {}
+    for name, fields in _AXES[suite].items():
+        choices = of_code.get(name, fields.get("choices", ()))
+        own: dict[str, Any] = {"choices": tuple(choices), "words": tuple(fields.get("words", ()))}
+        if "doc" not in fields:
+            assert isinstance(choices, Mapping)
+            own["doc"] = "; ".join(f"{choice}: {doc}" for choice, doc in choices.items())
+        found[name] = Axis(**{**fields, **own})
+    return found
 
 
 class _Suites(UserDict[str, Any]):

@@ -21,6 +21,7 @@ from fp8core.formats import native_pair
 from fp8core.inputs.shared_input import after_autocast
 from fp8core.replace import take_over
 from harness.store.case import GRAD_FORMAT, ONLY_GEMM, ONLY_OPERAND
+from harness.training.setup import replace_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -101,10 +102,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 def round_only(model: nn.Module, operands: Collection[str]) -> None:
     """Replace every Float8Linear of a model, in place, by one that rounds only these operands."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, Float8Linear):
-                setattr(parent, name, RoundedLinear.from_float8(child, operands))
+    replace_layers(model, lambda layer: RoundedLinear.from_float8(layer, operands))
 
 
 FORMATS = dict(zip(("e4m3", "e5m2"), native_pair(), strict=True))

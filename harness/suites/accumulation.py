@@ -23,7 +23,7 @@ from fp8core.gemm import scaled_mm
 from fp8core.gemm.accumulate import Accumulation, accumulate
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import Cast, Gemm
-from harness.suites import oracle
+from harness.suites import axes_of, oracle
 from harness.suites.common import (
     crossed_points,
     draw,
@@ -35,7 +35,7 @@ from harness.suites.common import (
 from harness.suites.gemm import OPERATORS
 from harness.suites.oracle import Judgement
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from harness.store.case import Case
@@ -47,10 +47,7 @@ FIGURES: dict[Accumulation, str] = {
     "fp22_promote128": "fp22_promote128_sqnr_db",
 }
 
-AXES = {
-    "K": Axis("contracted dimension", default=4096),
-    "data": Axis("randn: Gaussian; positive: its magnitudes", ("positive", "randn")),
-}
+AXES = axes_of("accumulation")
 _WAYS = {  # arm -> backend, use_fast_accum
     "reference": ("reference", False),
     "slow": ("torch", False),

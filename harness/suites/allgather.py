@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from harness.machine import ranks
 from harness.peers import PEERS
 from harness.store.errors import Cause
+from harness.suites import axes_of
 from harness.suites.common import crossed_points, lacking
 from harness.suites.parallel import not_finite
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Series, Trial, Unsupported
 from harness.training.parallel.cells import deviation
 from harness.training.parallel.gathers import ALONE, HIGH, OWN, Gather, Measured, measure, weights_in
 
@@ -33,15 +34,7 @@ TIMEOUT_S = 180.0
 BASE = "no_fp8"
 TORCHAO = PEERS["torchao"]
 
-AXES = {
-    "ranks": Axis("processes; 3 make shards of unequal length of the usual sizes", default=2),
-    "param_dtype": Axis("of weights that are gathered in high precision", ("bf16", "fp32")),
-    "width": Axis("of the residual stream", default=128),
-    "hidden": Axis("of a block's inner layer", default=128),
-    "layers": Axis("blocks, one all-gather each", default=4),
-    "tokens": Axis("of each rank's step", default=64),
-    "rounds": Axis("timed steps of each of the ways that take turns", default=10),
-}
+AXES = axes_of("allgather")
 _WAYS = {  # arm -> whose, whether scales are found by a call after each step, what it is
     BASE: ("", False, "no FP8; weights gathered in param_dtype"),
     "fp8": ("fp8core", False, "tensorwise, weights gathered in FP8"),

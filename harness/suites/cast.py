@@ -26,7 +26,7 @@ from fp8core.recipe import Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness.peers import PEERS, Peer, peer_of
 from harness.store.case import Arm
-from harness.suites import oracle
+from harness.suites import axes_of, oracle
 from harness.suites.common import (
     compile_missing,
     crossed_points,
@@ -42,7 +42,7 @@ from harness.suites.common import (
 from harness.suites.extended import extended_table
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,13 +53,7 @@ if TYPE_CHECKING:
 Quantise = Callable[[Tensor], Any]  # x -> what `_layouts` takes
 
 SOURCES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-AXES = {
-    "dtype": Axis("FP8 format", ("e4m3fn", "e5m2")),
-    "granularity": Axis("how many elements share a scale", ("tensorwise", "rowwise")),
-    "M": Axis("rows"),
-    "K": Axis("columns"),
-    "src": Axis("dtype of the input", tuple(SOURCES)),
-}
+AXES = axes_of("cast", src=SOURCES)
 ARMS = extended_table(
     {
         Arm(mode="eager"): ArmInfo("PyTorch operators, one kernel each"),

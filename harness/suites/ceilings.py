@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.store.case import Case
-from harness.suites import gemm
+from harness.suites import axes_of, gemm
 from harness.suites.common import draw, generator, moved, outcome, refuse_shapes
 from harness.suites.shapes import CUSTOM
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +31,7 @@ MOVES = {
     "transpose": "read in order, write across: as a second layout of an operand needs it",
 }
 WHAT = (*MOVES, *MATMULS, "launch")
-AXES = {
-    "what": Axis("; ".join(f"{name}: {doc}" for name, doc in MOVES.items()), WHAT, linked=True),
-    "mib": Axis("MiB (2**20 bytes) of the bfloat16 tensor that is moved", linked=True),
-    "cube": Axis("M = K = N of a product", linked=True),
-}
+AXES = axes_of("ceilings", what=WHAT)
 ARMS = {"torch": ArmInfo("PyTorch's own operators, eager")}
 LAUNCHES = 1000  # kernels in one call of the launch case: milliseconds of a call are microseconds of a kernel
 

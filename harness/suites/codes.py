@@ -23,11 +23,11 @@ from fp8core.cast import cast_saturating
 from fp8core.formats import Format, as_element_format
 from fp8core.kernels import ops
 from harness.store.case import Arm
-from harness.suites import oracle
+from harness.suites import axes_of, oracle
 from harness.suites.common import compile_missing, crossed_points, kernels_missing, outcome
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +43,7 @@ INPUTS = {
     "nan": "NaN",
 }
 
-AXES = {
-    "source": Axis("dtype of the input", tuple(SOURCES)),
-    "dtype": Axis("FP8 dtype", ("e4m3fn", "e5m2")),
-    "inputs": Axis("; ".join(f"{name}: {doc}" for name, doc in INPUTS.items()), tuple(INPUTS)),
-}
+AXES = axes_of("codes", source=SOURCES, inputs=INPUTS)
 ARMS = arm_table(
     {
         Arm(variant="plain"): ArmInfo("x.to(dtype)"),

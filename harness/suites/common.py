@@ -14,29 +14,25 @@ from torch._C._autograd import DeviceType
 
 from fp8core.gemm import backend_named, layout
 from fp8core.profiled_gemms import profiler_events
+from harness.store.case import expand
 from harness.store.errors import Cause
 from harness.suites.shapes import FROM_MODEL, Layer
 from harness.timing.compiling import compile_unavailable
 from harness.timing.timers import last_level_cache_bytes
-from harness.timing.workload import Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from fp8core.recipe import Gemm, Recipe
     from harness.peers import Peer
     from harness.store.case import Case
     from harness.suites.shapes import Axes, Point
+    from harness.timing.workload import Axis
 
 T = TypeVar("T")
 Closure = Callable[[], object]
 Size = tuple[int, int, int]  # M, K, N
 Points = Callable[[Sequence[str], "Axes", Any], "list[Point]"]
 
-SIZES = {
-    "M": Axis("rows of A and of the result", linked=True),
-    "K": Axis("contracted dimension", linked=True),
-    "N": Axis("columns of B and of the result", linked=True),
-    "tokens": Axis("tokens of one step, for named shape sets", linked=True),
-}
 OUTLIER_SHARE, OUTLIER_FACTOR = 1e-3, 100.0
 DATA = {
     "randn": "Gaussian",
@@ -75,7 +71,7 @@ def crossed_points(
     known: Mapping[str, Axis],
     required: Sequence[str] = (),
     every: str = "",
-    refused: Callable[[Axes], str] = lambda axes: "",
+    check: Callable[[Case], None] | None = None,
 ) -> Points:
     """The `points` of a suite without linked axes, which takes something else than shapes; see `refuse_shapes`.
 
@@ -85,22 +81,24 @@ def crossed_points(
         known: its axes.
         required: axes without a default, which the sweep must give.
         every: the axis of which all choices are cases where the sweep leaves it open.
-        refused: why it takes no such values; "" where it does.
+        check: tries each case on paper; raises ValueError, as UsageError is, for one that there cannot be.
     """
 
     def points(shapes: Sequence[str], axes: Axes, model: Any) -> list[Point]:
         """No linked axes.
 
         Raises:
-            ValueError: shapes are named, a required axis is missing, or a value is refused.
+            ValueError: shapes are named, a required axis is missing, or a case is refused.
         """
         refuse_shapes(suite, shapes, instead)
         if missing := [f"axes.{name}" for name in required if name not in axes]:
             raise ValueError(f"suite {suite} needs {' and '.join(missing)}")
-        if why := refused(axes):
-            raise ValueError(why)
         choices = known[every].choices if every and every not in axes else ()
-        return with_defaults([{every: choice} for choice in choices] or [{}], axes, known)
+        fixed = with_defaults([{every: choice} for choice in choices] or [{}], axes, known)
+        if check is not None:
+            for case in expand(suite, axes, fixed):
+                check(case)
+        return fixed
 
     return points
 

@@ -22,144 +22,37 @@ With `ranks` above 1 a run trains on so many processes, over which FSDP2 shards 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
 from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.history import mark_ready
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.machine import ranks
-from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, expand
+from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm
 from harness.store.errors import Cause, UsageError
 from harness.store.loss_limits import MIN_POINTS, MIN_SEEDS
-from harness.suites import ablation
-from harness.suites.common import ranks_of, recipe_unsupported, refuse_shapes, with_defaults
+from harness.suites import ablation, axes_of
+from harness.suites.common import crossed_points, ranks_of, recipe_unsupported
 from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
-from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Trial, Unsupported
 from harness.training import batches, meta_estimate
 from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train, train_on_ranks
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from fp8core.recipe import Recipe
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 
 CURVES_ALONE = "train.judge=false stores the curves without a verdict"
-
-
-def refuse_copies(axes: Mapping[str, Sequence[Scalar]]) -> None:
-    """Refuse an axis with a value twice: both would be the same run.
-
-    Raises:
-        UsageError: names the axis and the value.
-    """
-    for axis, values in axes.items():
-        for value, count in Counter(values).items():
-            if count > 1:
-                given = ",".join(map(str, values))
-                raise UsageError(
-                    f"axes.{axis}=[{given}]: {value} stands {count} times; each value makes one run, so give each once"
-                )
-
-
-def refuse_same_schedules(cases: Iterable[Case]) -> None:
-    """Refuse two schedules that hold the same layers at the same steps: both would be the same run.
-
-    Raises:
-        UsageError: names both texts and the steps.
-    """
-    texts: dict[object, str] = {}
-    for case in cases:
-        text, steps = case.text("schedule"), case.integer("steps")
-        rules = PrecisionSchedule.parse(text).rules
-        held = frozenset((rule.kind, rule.length(steps), rule.pattern, rule.gemms) for rule in rules)
-        other = texts.setdefault((tuple(pair for pair in case.axes if pair[0] != "schedule"), held), text)
-        if other != text:
-            raise UsageError(
-                f"axes.schedule: {other} and {text} are the same in a run of {steps} steps; give one"
-            )
-
-
-def refuse_seeds(cases: Iterable[Case], limit: int) -> None:
-    """Refuse a seed from which no batch is drawn, or that is kept for the arm of another seed.
-
-    Args:
-        cases: whose seed is the sum of the request's and that of the axis.
-        limit: the first seed that is refused.
-
-    Raises:
-        UsageError: names the seed and the range.
-    """
-    for case in cases:
-        seed = case.seed + case.integer("seed")
-        if not 0 <= seed < limit:
-            raise UsageError(
-                f"seed={case.seed}, axes.seed={case.integer('seed')}: trains from seed {seed}; expected a sum from 0 to "
-                f"{limit - 1}"
-            )
-
-
-def refuse_without_verdict(
-    runs: Mapping[Case, Collection[str]], control: str, without_heldout: Collection[str]
-) -> None:
-    """Refuse runs to be judged that lack what every verdict needs: their control, or a held-out loss.
-
-    Args:
-        runs: as for `refuse_too_few`.
-        control: the arm that the others are held against.
-        without_heldout: arms whose outcome needs no held-out loss, the control among them.
-
-    Raises:
-        UsageError: names the key, what is lacking, and how to have the curves alone.
-    """
-    for case, arms in runs.items():
-        if arms and control not in arms:
-            raise UsageError(
-                f"arms=[{','.join(sorted(arms))}]: no run of {control}, so there is nothing to judge them against; add "
-                f"{control} to arms, or {CURVES_ALONE}"
-            )
-        if case.integer("eval_batches") == 0 and not set(arms).issubset(without_heldout):
-            raise UsageError(
-                f"axes.eval_batches=0: no verdict can be PASS without a held-out loss; give at least 1, or {CURVES_ALONE}"
-            )
-
-
-def refuse_too_few(runs: Mapping[Case, Collection[str]], control: str) -> None:
-    """Refuse set-ups with arms to be judged and fewer seeds or steps than judging needs.
-
-    Args:
-        runs: the arms that run, by case; those of all shards.
-        control: the arm that is not judged itself.
-
-    Raises:
-        UsageError: names the axis, what judging needs, and how to have the curves alone.
-    """
-    seeds: dict[object, list[int]] = {}
-    for case, arms in runs.items():
-        judged = sorted(set(arms) - {control})
-        steps = case.integer("steps")
-        if judged and steps < MIN_POINTS:
-            raise UsageError(
-                f"axes.steps={steps}: judging takes at least {MIN_POINTS} logged steps; give more, or {CURVES_ALONE}"
-            )
-        setup = tuple(pair for pair in case.axes if pair[0] != "seed")
-        for arm in judged:
-            seeds.setdefault((setup, case.seed, arm), []).append(case.integer("seed"))
-    for values in seeds.values():
-        if len(values) < MIN_SEEDS:
-            given = ",".join(map(str, values))
-            raise UsageError(
-                f"axes.seed=[{given}]: {len(values)} seed{'s' * (len(values) > 1)}, judging takes at least {MIN_SEEDS} "
-                f"(5 are the default); give more, or {CURVES_ALONE}"
-            )
 
 
 def refuse_schedule(
@@ -212,37 +105,7 @@ OTHER_SEEDS = 1_000_000  # added to the seed of base_other; a sweep asks for sma
 WITHOUT_HELDOUT = (BASE, f"{BASE}_{OTHER}", NEGATIVE)  # arms that no held-out loss has to pass
 HELDOUT_STEP = 2**31  # held-out batches of a user's model are those of steps that no training reaches
 
-AXES: Mapping[str, Axis] = {
-    "model": Axis("a name of harness.training.models, or a model of your own", kind="str", default="nano"),
-    "data": Axis("a name of harness.training.data", kind="str", default="stdlib"),
-    "data_path": Axis('file or folder of the data; "" for those that need none', kind="str", default=""),
-    "batch": Axis("sequences of a forward pass", default=8),
-    "seq": Axis("tokens of a sequence", default=64),
-    "accumulation": Axis("forward passes of a step", default=1),
-    "steps": Axis("optimizer steps", default=300),
-    "seed": Axis("of weights and batches; each is a run of every arm", minimum=0, default=0),
-    "compute": Axis("precision of everything that is not FP8", COMPUTE),
-    "schedule": Axis("see fp8core.schedule; of the arms named after a recipe", kind="str", default=""),
-    "lr": Axis("the highest learning rate", kind="float", minimum=0, default=1e-3),
-    "min_lr_frac": Axis("the last learning rate over the highest", kind="float", minimum=0, default=0.1),
-    "lr_warmup": Axis("steps in which the learning rate rises", minimum=0, default=0),
-    "beta1": Axis("of AdamW", kind="float", minimum=0, default=0.9),
-    "beta2": Axis("of AdamW", kind="float", minimum=0, default=0.95),
-    "weight_decay": Axis("of AdamW, of matrices", kind="float", minimum=0, default=0.1),
-    "grad_clip": Axis("largest norm of the gradients; 0: not clipped", kind="float", minimum=0, default=1.0),
-    "layers": Axis("blocks of the model that are built; 0: all", minimum=0, default=0),
-    "checkpointing": Axis("of activations", CHECKPOINTING),
-    "experts": Axis(
-        "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
-    ),
-    "ranks": Axis(
-        "processes over which FSDP2 shards the model, each with a batch of its own; 1: none", optional=True
-    ),
-    "fp8_all_gather": Axis("of weights by FSDP2, in the arms of a recipe", (False, True), optional=True),
-    "eval_every": Axis("steps between two held-out losses; 0: at both ends", minimum=0, default=50),
-    "eval_batches": Axis("batches of the fixed held-out set", minimum=0, default=16),
-    "diagnose_every": Axis("steps between two diagnoses of the layers; 0: none", minimum=0, default=50),
-}
+AXES = axes_of("divergence", compute=COMPUTE, checkpointing=CHECKPOINTING, experts=EXPERTS)
 
 
 def _arms() -> dict[str, ArmInfo]:
@@ -285,26 +148,6 @@ UNSCALED = replace(
 )
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes; every combination of the values is tried on paper here.
-
-    Raises:
-        UsageError: an unknown model or data set, a text that can't be read, steps, rates or a schedule that make no
-            run, a sequence longer than the model takes, a value that stands twice.
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("divergence", shapes, "whole models by axes.model")
-    refuse_copies(axes)
-    fixed = with_defaults([{}], axes, AXES)
-    cases = expand("divergence", axes, fixed)
-    for case in cases:
-        _check(case)
-    refuse_same_schedules(cases)
-    return fixed
-
-
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """Kernels and token counts of the arm's recipe, layers, or memory that is predicted not to be there.
 
@@ -335,11 +178,45 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
 
 
 def check_request(runs: Mapping[Case, Collection[str]], judged: bool) -> None:
-    """Refuse a whole request by its seeds, or with too little for its verdict (`harness.timing.workload.check_request`)."""
-    refuse_seeds(runs, OTHER_SEEDS)
-    if judged:
-        refuse_without_verdict(runs, BASE, WITHOUT_HELDOUT)
-        refuse_too_few(runs, BASE)
+    """Refuse a whole request by its seeds, or with too little for its verdict (`harness.timing.workload.check_request`).
+
+    Raises:
+        UsageError: a seed from which no batch is drawn, or that is kept for the arm of another seed; of runs to be judged: no
+            control, no held-out loss where some arm needs it, fewer steps or seeds than judging takes.
+    """
+    seeds: defaultdict[object, list[int]] = defaultdict(list)
+    for case, arms in runs.items():
+        seed, steps = case.seed + case.integer("seed"), case.integer("steps")
+        if not 0 <= seed < OTHER_SEEDS:
+            raise UsageError(
+                f"seed={case.seed}, axes.seed={case['seed']}: trains from seed {seed}; expected a sum from 0 to "
+                f"{OTHER_SEEDS - 1}"
+            )
+        if not judged or not arms:
+            continue
+        if BASE not in arms:
+            raise UsageError(
+                f"arms=[{','.join(sorted(arms))}]: no run of {BASE}, so there is nothing to judge them against; add "
+                f"{BASE} to arms, or {CURVES_ALONE}"
+            )
+        if case.integer("eval_batches") == 0 and not set(arms).issubset(WITHOUT_HELDOUT):
+            raise UsageError(
+                f"axes.eval_batches=0: no verdict can be PASS without a held-out loss; give at least 1, or {CURVES_ALONE}"
+            )
+        compared = set(arms) - {BASE}
+        if compared and steps < MIN_POINTS:
+            raise UsageError(
+                f"axes.steps={steps}: judging takes at least {MIN_POINTS} logged steps; give more, or {CURVES_ALONE}"
+            )
+        setup = tuple(pair for pair in case.axes if pair[0] != "seed")
+        for arm in compared:
+            seeds[setup, case.seed, arm].append(case.integer("seed"))
+    for values in seeds.values():
+        if len(values) < MIN_SEEDS:
+            raise UsageError(
+                f"axes.seed={values}: {len(values)} seed{'s' * (len(values) > 1)}, judging takes at least {MIN_SEEDS} "
+                f"(5 are the default); give more, or {CURVES_ALONE}"
+            )
 
 
 def work(case: Case) -> float:
@@ -397,18 +274,12 @@ def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
 
 def setup_of(case: Case, arm: str) -> Setup:
     """What an arm of a case trains."""
-    text, other = batches.extent_of_case(case), OTHER_SEEDS if ARMS[arm].arm.variant == OTHER else 0
-    setup = Setup(
-        model=case.text("model"),
+    other = OTHER_SEEDS if ARMS[arm].arm.variant == OTHER else 0
+    setup = batches.setup_of(
+        case,
         batch=case.integer("batch"),
-        seq=case.integer("seq"),
-        compute=case.text("compute"),
         recipe=_gathering(case, recipe_of(arm)),
         experts=str(dict(case.axes).get("experts", "hp")) if ARMS[arm].recipe in RECIPES else "hp",
-        checkpointing=case.text("checkpointing"),
-        accumulation=case.integer("accumulation"),
-        layers=case.integer("layers") or None,
-        vocab_size=text.vocab_size if text is not None else None,
         seed=case.seed + case.integer("seed") + other,
         lr=case.number("lr"),
         betas=(case.number("beta1"), case.number("beta2")),
@@ -521,3 +392,6 @@ def _check(case: Case) -> None:
     text = batches.extent_of_case(case)
     if text is not None and text.heldout <= seq and case.integer("eval_batches"):
         raise UsageError(f"data={data}: the held-out part has {text.heldout} tokens, seq={seq} needs more")
+
+
+points = crossed_points("divergence", "whole models by axes.model", AXES, check=_check)

@@ -21,10 +21,9 @@ from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast, Gemm
 from harness.peers import PEERS, Peer, peer_of
 from harness.store.case import Arm
-from harness.suites import oracle
+from harness.suites import axes_of, oracle
 from harness.suites.common import (
     DATA,
-    SIZES,
     draw,
     fast_accum_missing,
     flops,
@@ -45,7 +44,7 @@ from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
 from harness.suites.shapes import ROLES, gemm_points
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from harness.store.case import Case
@@ -76,11 +75,7 @@ def _twin(peer: Peer, recipe: str) -> str:
     return _ours(recipe, "triton" if recipe == "blockwise" else "fast" if peer.fast_accum else "")
 
 
-AXES = {
-    **SIZES,
-    "role": Axis("which GEMM of a linear layer", ROLES, linked=True),
-    "data": Axis("; ".join(f"{name}: {doc}" for name, doc in DATA.items()), tuple(DATA)),
-}
+AXES = axes_of("gemm", role=ROLES, data=DATA)
 ARMS = extended_table(
     {
         Arm("bf16", EAGER): ArmInfo("torch.mm on bfloat16"),

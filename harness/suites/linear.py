@@ -32,9 +32,8 @@ from harness.peers import PEERS, Peer, peer_of
 from harness.peers.peer import fp8_kernels
 from harness.store.case import Arm
 from harness.store.errors import Cause
-from harness.suites import oracle
+from harness.suites import axes_of, oracle
 from harness.suites.common import (
-    SIZES,
     compile_missing,
     draw,
     flops,
@@ -56,7 +55,7 @@ from harness.suites.oracle import Judgement
 from harness.suites.shapes import gemm_sizes, linear_points
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,12 +66,7 @@ if TYPE_CHECKING:
 Tensors = tuple[Tensor, Tensor, Tensor]
 Step = Callable[[Tensor, Tensor], Tensors]  # x, grad_output -> output and both gradients
 
-AXES = {
-    **SIZES,
-    "M": Axis("tokens", linked=True),
-    "K": Axis("input features", linked=True),
-    "N": Axis("output features", linked=True),
-}
+AXES = axes_of("linear")
 CASTS: Mapping[str, Kernels] = {"plain": "never", "kernels": "always"}  # word of an arm -> Recipe.kernels
 _OURS = (  # the arms of a recipe: mode, casts, what it is
     ("eager", "", "Float8Linear, recipe {}, eager"),

@@ -17,13 +17,13 @@ from fp8core.gemm import scaled_mm
 from fp8core.recipe import RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Arm
-from harness.suites import oracle
+from harness.suites import axes_of, oracle
 from harness.suites.common import crossed_points, draw, flops, generator, lacking, sizes
 from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
 from harness.suites.shapes import ROLES
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from harness.store.case import Case
@@ -40,13 +40,7 @@ SMALL = 2.0**-14
 WEIGHT_STD = 0.02
 EXACT = 120.0, "against the product of the reference's codes; both are summed in float64"
 
-AXES = {
-    "data": Axis("; ".join(f"{name}: {doc}" for name, doc in DATA.items()), tuple(DATA)),
-    "role": Axis("which GEMM of a linear layer", ROLES),
-    "M": Axis("rows of A"),
-    "K": Axis("contracted dimension"),
-    "N": Axis("columns of B"),
-}
+AXES = axes_of("outliers", data=DATA, role=ROLES)
 # Delayed and static scaling cast like tensorwise by an amax of earlier steps, of which there are none here.
 ARMS = extended_table(
     {

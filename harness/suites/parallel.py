@@ -19,9 +19,10 @@ from fp8core import RECIPES
 from harness.machine import ranks
 from harness.store.case import Arm
 from harness.store.errors import Cause
+from harness.suites import axes_of
 from harness.suites.common import compile_missing, crossed_points, recipe_unsupported
 from harness.suites.extended import extended_table
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Series, Trial, Unsupported
 from harness.training.parallel import cells
 from harness.training.parallel.cells import CELLS, Cell, Ran, run
 from harness.training.parallel.job import BATCH, SEQ, ParallelRun
@@ -36,10 +37,7 @@ BASE = "no_fp8"
 TIMEOUT_S = 120.0
 COMPILING_S = 600.0  # where a rank compiles, with its neighbours, on few cores
 
-AXES: Mapping[str, Axis] = {
-    "cell": Axis("; ".join(f"{name}: {cell.doc}" for name, cell in CELLS.items()), tuple(CELLS)),
-    "steps": Axis("optimizer steps", minimum=2, default=3),
-}
+AXES = axes_of("parallel", cell={name: cell.doc for name, cell in CELLS.items()})
 ARMS: Mapping[str, ArmInfo] = extended_table(
     {
         Arm(BASE): ArmInfo("float32, no FP8"),

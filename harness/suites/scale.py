@@ -23,50 +23,30 @@ from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
 from harness.advise.scale.counts import given, sharding
 from harness.advise.scale.held import weights_of
-from harness.advise.scale.job import MOST_GPUS, ClusterJob
+from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.predict import check, predict
 from harness.machine.ceilings import ceilings
 from harness.machine.hardware import named
-from harness.store.case import Arm, expand
+from harness.store.case import Arm
 from harness.store.errors import Cause
-from harness.suites.common import refuse_shapes, with_defaults
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.suites import axes_of
+from harness.suites.common import crossed_points
+from harness.timing.workload import ArmInfo, Series, Trial, Unsupported, arm_table
 from harness.training.models.memory import GIB
 from harness.training.setup import CHECKPOINTING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from harness.advise.rates import Rates
     from harness.advise.scale.predict import Prediction
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 PROVED_BLOCKS = 2
 _BF16_GATHER = "bf16_gather"
 
-AXES: Mapping[str, Axis] = {
-    "model": Axis("a name of harness.training.models", kind="str", default="llama_7b"),
-    "gpu": Axis("a GPU of the peak table", kind="str", default="h100"),
-    "world": Axis(f"GPUs, at most {MOST_GPUS}", default=16),
-    "batch": Axis("sequences of a forward pass of one GPU; with tp of the group", default=1),
-    "seq": Axis("tokens of a sequence", default=4096),
-    "accumulation": Axis("forward passes of a step", default=1),
-    "checkpointing": Axis("of activations", CHECKPOINTING, default="full"),
-    "tp": Axis("GPUs that split each layer", default=1),
-    "replicas": Axis("copies of the weights (HSDP)", default=1),
-    "node": Axis("GPUs of a node", default=8),
-    "weights": Axis("masters, gradients and optimizer states", tuple(BYTES)),
-    "reduce": Axis("in which gradients are reduced", tuple(BYTES)),
-    "reduce_each": Axis("gradients are reduced after every forward pass of a step", (False, True)),
-    "network_gb_s": Axis("1e9 bytes/s of one GPU to other nodes", kind="float", default=40.0),
-    "runs": Axis(
-        'stored runs of that GPU, "+" between them: their rates replace published ones',
-        kind="str",
-        default="",
-    ),
-    "proof": Axis("count at the collectives of FSDP2 too, in a fake process group", (False, True)),
-}
+AXES = axes_of("scale", checkpointing=CHECKPOINTING, weights=BYTES, reduce=BYTES)
 ARMS: Mapping[str, ArmInfo] = arm_table(
     {
         Arm("bf16"): ArmInfo("no FP8"),
@@ -77,21 +57,12 @@ ARMS: Mapping[str, ArmInfo] = arm_table(
 )
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes; every job is checked here.
+def _check(case: Case) -> None:
+    check(_job(case, "bf16"))
+    _rates(case)
 
-    Raises:
-        UsageError: an unknown model, GPU or run; a world that tp and replicas don't divide; too long a sequence.
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("scale", shapes, "whole models by axes.model")
-    fixed = with_defaults([{}], axes, AXES)
-    for case in expand("scale", axes, fixed):
-        check(_job(case, "bf16"))
-        _rates(case)
-    return fixed
+
+points = crossed_points("scale", "whole models by axes.model", AXES, check=_check)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.store.errors import unknown
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,60 +50,18 @@ class ShapeSet:
     doc: str
     source: str
     layers: tuple[Layer, ...]
-    tokens: tuple[int, ...] = ()  # a default; () where `axes.tokens` must say
+    tokens: Sequence[int] = ()  # a default; () where `axes.tokens` must say
     cubes: bool = (
         False  # M = K = N = the layer's side whatever `axes.tokens` says; plain GEMMs without a role
     )
 
 
-def _llama(hidden: int, kv: int, ffn: int, vocab: int, blocks: int) -> tuple[Layer, ...]:
-    """The layers of a Llama model: grouped-query attention, SwiGLU, untied head, no bias."""
-    return (
-        Layer("q", hidden, hidden, blocks),
-        Layer("k", hidden, kv, blocks),
-        Layer("v", hidden, kv, blocks),
-        Layer("o", hidden, hidden, blocks),
-        Layer("gate", hidden, ffn, blocks),
-        Layer("up", hidden, ffn, blocks),
-        Layer("down", ffn, hidden, blocks),
-        Layer("head", hidden, vocab),
-    )
+def _shape_set(doc: str, source: str, layers: Mapping[str, Sequence[int]], **more: Any) -> ShapeSet:
+    return ShapeSet(doc, source, tuple(Layer(name, *sizes) for name, sizes in layers.items()), **more)
 
 
 SHAPES: dict[str, ShapeSet] = {
-    "llama3_8b": ShapeSet(
-        doc="Llama 3 8B: hidden 4096, 8 of 32 heads for keys and values, FFN 14336, 32 blocks, vocabulary 128256",
-        source="arXiv:2407.21783 table 3; config.json of meta-llama/Meta-Llama-3-8B",
-        layers=_llama(hidden=4096, kv=1024, ffn=14336, vocab=128256, blocks=32),
-    ),
-    "llama3_70b": ShapeSet(
-        doc="Llama 3 70B: hidden 8192, 8 of 64 heads for keys and values, FFN 28672, 80 blocks, vocabulary 128256",
-        source="arXiv:2407.21783 table 3; config.json of meta-llama/Meta-Llama-3-70B",
-        layers=_llama(hidden=8192, kv=1024, ffn=28672, vocab=128256, blocks=80),
-    ),
-    "nanogpt": ShapeSet(
-        doc="GPT-2 124M as in nanoGPT: width 768, 12 blocks, fused q, k and v, vocabulary padded to 50304",
-        source="karpathy/nanoGPT, model.py, GPTConfig",
-        layers=(
-            Layer("qkv", 768, 3 * 768, 12),
-            Layer("attn_proj", 768, 768, 12),
-            Layer("mlp_fc", 768, 4 * 768, 12),
-            Layer("mlp_proj", 4 * 768, 768, 12),
-            Layer("head", 768, 50304),
-        ),
-    ),
-    "pow2": ShapeSet(
-        doc="M = K = N = 512 to 16384, the usual axis of a matmul benchmark",
-        source="no model",
-        layers=tuple(Layer(f"cube{n}", n, n) for n in (512, 1024, 2048, 4096, 8192, 16384)),
-        cubes=True,
-    ),
-    "tiny": ShapeSet(
-        doc="small enough for a CPU, where a bf16 matmul runs at about 0.5 GFLOP/s; sides differ on purpose",
-        source="no model",
-        layers=(Layer("wide", 64, 128), Layer("narrow", 128, 64)),
-        tokens=(32,),
-    ),
+    name: _shape_set(**fields) for name, fields in beside(__file__, "shapes.yaml").items()
 }
 
 

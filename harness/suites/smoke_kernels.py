@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fp8core.kernels import ops, reference, tuning
 from harness.store.errors import Cause
+from harness.suites import axes_of
 from harness.suites.common import crossed_points, generator
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Series, Trial, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,12 +37,7 @@ CODES = 0.02
 E4M3 = torch.float8_e4m3fn
 SCALARS = {"eps": 1e-5, "dtype": E4M3, "power_of_two": True, "margin": 1, "mode": "floor"}
 
-AXES = {
-    "kernel": Axis("an operator fp8core::<name>", tuple(ops.OPERATORS)),
-    "do": Axis("launch only, or compare", ("check", "compile")),
-    "M": Axis("rows of the input", default=16384),
-    "K": Axis("columns of the input; rows and columns of the other operand of matmul", default=4096),
-}
+AXES = axes_of("smoke_kernels", kernel=ops.OPERATORS)
 ARMS = {name: ArmInfo(f"input in {name}") for name in SOURCES}
 
 

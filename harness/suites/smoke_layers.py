@@ -15,11 +15,11 @@ from fp8core.recipe import RECIPES
 from fp8core.verify import verify
 from harness.store.case import Arm
 from harness.store.errors import Cause
-from harness.suites import linear
+from harness.suites import axes_of, linear
 from harness.suites.common import crossed_points, profiled, recipe_unsupported
 from harness.suites.extended import extended_table
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Series, Trial, Unsupported
 from harness.training.steps import cause_of_fault, facts_of
 
 if TYPE_CHECKING:
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 METRIC = "sqnr_db"  # of a row that says why there is no figure
 BOUND_DB = 15.0  # E5M2 has 2 bits: a product of operands so rounded lies at some 20 dB
-AXES = {
-    "M": Axis("tokens", default=4096),
-    "K": Axis("inputs", default=4096),
-    "N": Axis("outputs", default=4096),
-}
+AXES = axes_of("smoke_layers")
 ARMS = extended_table(
     {Arm(name): ArmInfo(f"a layer of recipe {name}", recipe=name) for name in RECIPES},
     RECIPES,

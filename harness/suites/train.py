@@ -27,7 +27,7 @@ differ between arms, so that only tokens a second compare.
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,19 +36,19 @@ from fp8core.recipe import RECIPES
 from harness.advise import training as advice
 from harness.machine import ranks
 from harness.peers import PEERS
-from harness.store.case import Arm, expand
+from harness.store.case import Arm
 from harness.store.errors import MemoryShortageError, UsageError, unknown
+from harness.suites import axes_of
 from harness.suites.common import (
     compile_missing,
+    crossed_points,
     peer_missing,
     ranks_of,
     recipe_unsupported,
-    refuse_shapes,
-    with_defaults,
 )
 from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
-from harness.timing.workload import ArmInfo, Axis, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Unsupported, Workload
 from harness.training import batches, cuda_graph, meta_estimate
 from harness.training.data import CORPORA
 from harness.training.models import ModelSpec, resolve
@@ -57,9 +57,9 @@ from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from harness.store.case import Case, Scalar
+    from harness.store.case import Case
 
 ALONE = True  # see harness.timing.workload.runs_alone
 MAX = "max"
@@ -74,39 +74,7 @@ MODEL_PEERS = (
     "transformer_engine",
 )  # whose layers take activations of any shape, and biases
 
-AXES: Mapping[str, Axis] = {
-    "model": Axis("a name of harness.training.models, or a model of your own", kind="str", default="nano"),
-    "data": Axis("a name of harness.training.data", kind="str", default="stdlib"),
-    "data_path": Axis('file or folder of the data; "" for those that need none', kind="str", default=""),
-    "layers": Axis("blocks of the model that are built; 0: all", minimum=0, default=0),
-    "batch": Axis("sequences of a forward pass", words=(MAX,), default=8),
-    "seq": Axis("tokens of a sequence", default=64),
-    "accumulation": Axis("forward passes of a step", default=1),
-    "compute": Axis("precision of everything that is not FP8", COMPUTE, default="bf16_autocast"),
-    "checkpointing": Axis("of activations", CHECKPOINTING),
-    "ranks": Axis(
-        "processes over which FSDP2 shards the model, each with a batch of its own; 1: none", optional=True
-    ),
-    "fp8_all_gather": Axis(
-        "of weights by FSDP2, in the arms of a recipe that can", (False, True), optional=True
-    ),
-    "experts": Axis(
-        "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
-    ),
-    "convert": Axis(
-        "of the layers, in the arms of a recipe: all that can be, or those that harness.advise would",
-        ("all", ADVISED),
-        optional=True,
-    ),
-    "ceilings": Axis(
-        'id or folder of a run of sweep=ceilings, for convert=advised; "": published and typical rates',
-        kind="str",
-        optional=True,
-    ),
-    "profile": Axis("write a trace, and take a step apart by kernels", (False, True)),
-    "profile_start": Axis("first step of the trace, after a warm-up", minimum=0, default=2),
-    "profile_end": Axis("its last step", minimum=0, default=3),
-}
+AXES = axes_of("train", compute=COMPUTE, checkpointing=CHECKPOINTING, experts=EXPERTS)
 
 
 def _arms() -> dict[str, ArmInfo]:
@@ -135,35 +103,25 @@ def _arms() -> dict[str, ArmInfo]:
 ARMS: Mapping[str, ArmInfo] = _arms()
 
 
-def points(
-    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
-) -> list[dict[str, Scalar]]:
-    """No linked axes; every combination of the values is tried on paper here.
+def _check(case: Case) -> None:
+    """Everything about a case that can be refused without building its model."""
+    if case["data"] not in CORPORA:
+        raise unknown("data", str(case["data"]), CORPORA)
+    of_text = case.text("model"), case.text("data"), case.text("data_path")
+    batch = 1 if case["batch"] == MAX else case.integer("batch")
+    batches.check(*of_text, case.integer("seq"), case.integer("layers"), batch)
+    if dict(case.axes).get("fp8_all_gather") and ranks_of(case) == 1:
+        raise UsageError("fp8_all_gather=true: one process gathers nothing; add axes.ranks=2 or leave it out")
+    first, last = case.integer("profile_start"), case.integer("profile_end")
+    if last < first:
+        raise UsageError(f"profile_end={last} lies before profile_start={first}")
+    if _option(case, "ceilings") and not _advised(case):
+        raise UsageError(
+            f"ceilings={_option(case, 'ceilings')} is read with axes.convert={ADVISED} alone; add it or leave ceilings out"
+        )
 
-    Raises:
-        UsageError: an unknown model or data set, a text that can't be read, lengths that model or text don't have.
-        ValueError: shapes are named, which this suite has no use for.
-    """
-    refuse_shapes("train", shapes, "whole models by axes.model")
-    fixed = with_defaults([{}], axes, AXES)
-    for case in expand("train", axes, fixed):
-        if case["data"] not in CORPORA:
-            raise unknown("data", str(case["data"]), CORPORA)
-        of_text = case.text("model"), case.text("data"), case.text("data_path")
-        batch = 1 if case["batch"] == MAX else case.integer("batch")
-        batches.check(*of_text, case.integer("seq"), case.integer("layers"), batch)
-        if dict(case.axes).get("fp8_all_gather") and ranks_of(case) == 1:
-            raise UsageError(
-                "fp8_all_gather=true: one process gathers nothing; add axes.ranks=2 or leave it out"
-            )
-        first, last = case.integer("profile_start"), case.integer("profile_end")
-        if last < first:
-            raise UsageError(f"profile_end={last} lies before profile_start={first}")
-        if _option(case, "ceilings") and not _advised(case):
-            raise UsageError(
-                f"ceilings={_option(case, 'ceilings')} is read with axes.convert={ADVISED} alone; add it or leave ceilings out"
-            )
-    return fixed
+
+points = crossed_points("train", "whole models by axes.model", AXES, check=_check)
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
@@ -328,21 +286,14 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
     mode, recipe = info.arm.mode, RECIPES[info.recipe] if info.recipe else None
     if recipe is not None and dict(case.axes).get("fp8_all_gather"):
         recipe = recipe.with_fp8_all_gather()
-    text = batches.extent_of_case(case)
-    return Setup(
-        model=case.text("model"),
+    return batches.setup_of(
+        case,
         batch=batch,
-        seq=case.integer("seq"),
-        compute=case.text("compute"),
         recipe=recipe,
         peer=info.peer,
         experts=(_option(case, "experts") or "hp") if recipe is not None else "hp",
-        checkpointing=case.text("checkpointing"),
-        accumulation=case.integer("accumulation"),
         fused_modules=info.arm.casts == FUSED,
         compiled=mode == "compile",
         graph=mode == GRAPH,
-        layers=case.integer("layers") or None,
-        vocab_size=text.vocab_size if text is not None else None,
         seed=case.seed,
     )

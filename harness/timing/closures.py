@@ -20,7 +20,7 @@ from harness.store.errors import UsageError, one_line
 from harness.store.stats import median, paired_log_ratios
 from harness.timing.config import Timing, TimingConfig
 from harness.timing.rounds import measure as measure_rounds
-from harness.timing.rounds import timer_for
+from harness.timing.timers import timer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -77,11 +77,9 @@ class Compared:
         row: dict[str, Any] = {
             "name": name,
             "median_ms": median(timing.samples_ms) if timing.samples_ms else math.nan,
-        }
-        row |= dict.fromkeys(("speedup", "low", "high"), math.nan) | {
+            **dict.fromkeys(("speedup", "low", "high"), math.nan),
             "rounds": 0,
-            "verdict": "",
-            "reason": "",
+            **dict.fromkeys(("verdict", "reason"), ""),
         }
         if name == self.first and not timing.failure:
             return row | {"rounds": len(set(timing.rounds)), "reason": "what the others are compared with"}
@@ -89,21 +87,12 @@ class Compared:
             found = self[name]
         except ValueError as error:
             return row | {"verdict": "refused", "reason": str(error)}
-        ends = (
-            (math.exp(-found.log_high), math.exp(-found.log_low))
-            if found.has_interval
-            else (math.nan, math.nan)
-        )
-        return row | {
-            "speedup": found.speedup,
-            "low": ends[0],
-            "high": ends[1],
-            "rounds": found.rounds,
-            "verdict": found.direction,
-            "reason": ""
-            if math.isnan(self.floor)
-            else f"two copies of {self.first} seem up to {self.floor - 1:.1%} apart",
-        }
+        row |= {"speedup": found.speedup, "rounds": found.rounds, "verdict": found.direction}
+        if found.has_interval:
+            row |= {"low": math.exp(-found.log_high), "high": math.exp(-found.log_low)}
+        if not math.isnan(self.floor):
+            row["reason"] = f"two copies of {self.first} seem up to {self.floor - 1:.1%} apart"
+        return row
 
     def __str__(self) -> str:
         return self.to_frame().to_string(float_format=lambda x: f"{x:.4g}", na_rep="")

@@ -21,13 +21,12 @@ import subprocess
 import sys
 import types
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 P = ParamSpec("P")
@@ -115,41 +114,18 @@ def prime(device: str) -> None:
     fresh_compile(lambda x: x + 1)(torch.ones(1, device=device))
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """What the compiler has done, in totals since the process began or as the difference of two."""
-
-    graphs: int
-    graph_breaks: int
-    cache_hits: int
-    cache_misses: int
-
-    @classmethod
-    def now(cls) -> _Counts:
-        """Reads Dynamo's counters; one that this version of torch lacks reads as 0."""
-        counters = _counters()
-        inductor, autograd = counters["inductor"], counters["aot_autograd"]
-        return cls(
-            graphs=counters["stats"]["unique_graphs"],
-            graph_breaks=sum(counters["graph_break"].values()),
-            # A hit in autograd's cache never reaches inductor's; a miss there goes on to it and is counted there.
-            cache_hits=autograd["autograd_cache_hit"] + inductor["fxgraph_cache_hit"],
-            cache_misses=inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"],
-        )
-
-    def __sub__(self, earlier: _Counts) -> _Counts:
-        return _Counts(
-            self.graphs - earlier.graphs,
-            self.graph_breaks - earlier.graph_breaks,
-            self.cache_hits - earlier.cache_hits,
-            self.cache_misses - earlier.cache_misses,
-        )
-
-
-def _counters() -> Mapping[str, Mapping[str, int]]:
-    """Dynamo's own, by group; all 0 in a process that has not imported it, and so has compiled nothing."""
+def _counts() -> Counter[str]:
+    """What the compiler has done since the process began; 0 of all in one that has not imported it."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return defaultdict(Counter) if utils is None else utils.counters
+    counters = defaultdict(Counter) if utils is None else utils.counters
+    inductor, autograd = counters["inductor"], counters["aot_autograd"]
+    return Counter(
+        graphs=counters["stats"]["unique_graphs"],
+        graph_breaks=sum(counters["graph_break"].values()),
+        # A hit in autograd's cache never reaches inductor's; a miss there goes on to it and is counted there.
+        cache_hits=autograd["autograd_cache_hit"] + inductor["fxgraph_cache_hit"],
+        cache_misses=inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"],
+    )
 
 
 class CompileWatch:
@@ -161,35 +137,35 @@ class CompileWatch:
     """
 
     def __init__(self) -> None:
-        self._start = _Counts.now()
+        self._start = _counts()
+
+    def _seen(self) -> Counter[str]:
+        return _counts() - self._start
 
     def summary(self) -> dict[str, object]:
         """For `resolved`: graphs, graph breaks, and whether the code was compiled or came from the disk cache."""
-        seen = _Counts.now() - self._start
-        sources = (["warm"] if seen.cache_hits else []) + (["cold"] if seen.cache_misses else [])
+        seen = self._seen()
+        sources = ["warm"] * bool(seen["cache_hits"]) + ["cold"] * bool(seen["cache_misses"])
         return {
             "compile_cache": "+".join(sources) or "unknown",
-            "compile_graphs": seen.graphs,
-            "compile_graph_breaks": seen.graph_breaks,
+            "compile_graphs": seen["graphs"],
+            "compile_graph_breaks": seen["graph_breaks"],
         }
 
     def fault(self) -> str:
         """Why the arm is not compiled whole; "" where it is."""
-        seen = _Counts.now() - self._start
-        if seen.graphs == 0:
+        seen = self._seen()
+        if not seen["graphs"]:
             return "nothing was compiled: the arm ran eager (is TORCHDYNAMO_DISABLE or a force_eager stance set?)"
-        if seen.graph_breaks:
-            return f"{seen.graph_breaks} graph break(s): part of the arm ran eager"
-        return ""
+        breaks = seen["graph_breaks"]
+        return f"{breaks} graph break(s): part of the arm ran eager" if breaks else ""
 
     def steady_fault(self) -> str:
         """What the compiler did where nothing was to be done; "" if nothing."""
-        seen = _Counts.now() - self._start
-        if seen.graphs or seen.graph_breaks:
-            return (
-                f"{seen.graphs} graph(s) compiled and {seen.graph_breaks} graph break(s) while it was timed"
-            )
-        return ""
+        graphs, breaks = self._seen()["graphs"], self._seen()["graph_breaks"]
+        if not graphs and not breaks:
+            return ""
+        return f"{graphs} graph(s) compiled and {breaks} graph break(s) while it was timed"
 
 
 @functools.cache  # a plan asks once a case and arm

@@ -24,27 +24,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from harness.timing.clock import Split
 from harness.timing.config import SHORT_MS, StopReason, Timing, TimingConfig, WarmupRule
-from harness.timing.session import Annotate, Resident, Sampler
-from harness.timing.timers import Clock, CpuTimer, CudaTimer, L2State, Timer, timer_for
+from harness.timing.session import Resident, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.machine.gpu_monitor import Monitor
-
-__all__ = [
-    "CpuTimer",
-    "CudaTimer",
-    "Split",
-    "Timer",
-    "Timing",
-    "TimingConfig",
-    "measure",
-    "measure_sustained",
-    "timer_for",
-]
+    from harness.machine.gpu_monitor import NullMonitor
+    from harness.timing.clock import Split
+    from harness.timing.timers import Clock, L2State, Timer
 
 # Sustained samples of one run: enough to see a clock ramp inside of it.
 _SAMPLES_PER_RUN = 20
@@ -56,9 +44,8 @@ def measure(
     timer: Timer,
     config: TimingConfig,
     seed: int = 0,
-    monitor: Monitor | None = None,
+    monitor: NullMonitor | None = None,
     clock: Clock = time.perf_counter,
-    annotate: Annotate | None = None,
     resident: Mapping[str, Resident] | None = None,
     on_warm: Callable[[], None] = lambda: None,
     on_round: Callable[[dict[str, Timing]], None] | None = None,
@@ -74,7 +61,6 @@ def measure(
         seed: of the order of the arms in each round.
         monitor: reads clock, throttling and contention; none on CPU.
         clock: wall clock in seconds that rules warm-up and stopping.
-        annotate: name -> context around each block; the timer's profiler range by default.
         resident: of the arms that are whole training steps (all of a case or none), the context that holds their
             memory; see the module.
         on_warm: called once, between warm-up and the first round.
@@ -89,7 +75,7 @@ def measure(
         A Timing per arm. All arms that did not fail have the same rounds. An arm that raises leaves the
         later rounds and has `failure` set; the others go on.
     """
-    session = Sampler(arms, timer, config, seed, monitor, clock, annotate, resident, splits)
+    session = Sampler(arms, timer, config, seed, monitor, clock, resident, splits)
     take = timer.back_to_back if resident else timer.block
     rule = _warm_up(session, take)
     mean = False
@@ -185,9 +171,8 @@ def measure_sustained(
     timer: Timer,
     config: TimingConfig,
     seed: int = 0,
-    monitor: Monitor | None = None,
+    monitor: NullMonitor | None = None,
     clock: Clock = time.perf_counter,
-    annotate: Annotate | None = None,
 ) -> dict[str, Timing]:
     """Times all arms of a case under sustained load, each rotating through its closures.
 
@@ -207,7 +192,6 @@ def measure_sustained(
         seed: as in `measure`.
         monitor: as in `measure`.
         clock: as in `measure`.
-        annotate: as in `measure`.
 
     Returns:
         As `measure`; rounds are `sustained_rounds` unless `max_seconds` per arm is spent before.
@@ -219,7 +203,7 @@ def measure_sustained(
         if not closures:
             raise ValueError(f"arm {name!r} has no closure to run")
     rotating = {name: _rotate(closures) for name, closures in arms.items()}
-    session = Sampler(rotating, timer, config, seed, monitor, clock, annotate)
+    session = Sampler(rotating, timer, config, seed, monitor, clock)
     run_ms = 1e3 * config.sustained_seconds / config.sustained_rounds
     lead_ms = 1e3 * config.sustained_lead_seconds
     begin, budget = clock(), config.max_seconds * len(arms)

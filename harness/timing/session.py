@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.machine.gpu_monitor import THROTTLING, Monitor, NullMonitor
+from harness.machine.gpu_monitor import THROTTLING, NullMonitor
 from harness.store.errors import Cause, LateError, cause_of, one_line
 from harness.store.stats import t_interval
 from harness.timing.config import Regime, StopReason, Timing, TimingConfig, WarmupRule
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from harness.timing.clock import Split
     from harness.timing.timers import Clock, L2State, Timer
 
-Annotate = Callable[[str], AbstractContextManager[object]]
 Resident = Callable[[], AbstractContextManager[object]]
 
 # A sample shorter than 50 steps of its clock carries over 2 % of rounding.
@@ -103,9 +102,8 @@ class Sampler:
         timer: Timer,
         config: TimingConfig,
         seed: int,
-        monitor: Monitor | None,
+        monitor: NullMonitor | None,
         clock: Clock,
-        annotate: Annotate | None,
         resident: Mapping[str, Resident] | None = None,
         splits: Mapping[str, Split] | None = None,
     ) -> None:
@@ -115,8 +113,7 @@ class Sampler:
         }
         self.short = ""  # see Timing
         self.timer, self.config, self.clock = timer, config, clock
-        self.monitor: Monitor = monitor if monitor is not None else NullMonitor()
-        self.annotate = annotate or timer.annotate
+        self.monitor: NullMonitor = monitor if monitor is not None else NullMonitor()
         self.random = random.Random(seed)
         self.reading: float | None = None
         self.joules: float | None = None  # of one call of the last block, as in Run
@@ -152,7 +149,7 @@ class Sampler:
                 # It says nothing of a block of kernels, which is far shorter than METERED_S.
                 joules = self.monitor.energy_j() if lead else None
                 begin = self.clock()
-                with self.annotate(name):
+                with self.timer.annotate(name):
                     for _ in range(lead):
                         run.fn()
                     if run.split is not None and calls == 1:

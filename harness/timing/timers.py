@@ -142,21 +142,14 @@ class Timer(Protocol):
     hold: str
     disturbed: str
 
-    def block(
-        self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
-    ) -> list[float]:
-        """n samples that stand alone, each the mean of `calls` calls; `probe` runs while the device works."""
+    @property
+    def block(self) -> Callable[..., list[float]]:
+        """Of (fn, n, calls, probe): n samples that stand alone, each the mean of `calls` calls; see `CpuTimer`."""
         ...
 
-    def back_to_back(
-        self,
-        fn: Callable[[], object],
-        n: int,
-        calls: int = 1,
-        probe: Callable[[], None] | None = None,
-        split: Split | None = None,
-    ) -> list[float]:
-        """n adjoining samples without flush or hold, each the mean of `calls` calls; of one call also up to `split`."""
+    @property
+    def back_to_back(self) -> Callable[..., list[float]]:
+        """Of the same and a `split`: n adjoining samples without flush or hold; of one call also up to the split."""
         ...
 
     def rotating(self) -> Timer | None:
@@ -182,8 +175,8 @@ class CpuTimer:
     late = 0
     hold = disturbed = ""
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock = time.perf_counter, steps: HostClock | EventClock | None = None) -> None:
+        self._clock, self._steps = clock, steps or HostClock(clock)
 
     def block(
         self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
@@ -208,11 +201,12 @@ class CpuTimer:
         probe: Callable[[], None] | None = None,
         split: Split | None = None,
     ) -> list[float]:
-        """n adjoining samples of `calls` calls each, in ms per call."""
-        return adjoining(HostClock(self._clock), fn, n, calls, probe, split)
+        """n adjoining samples of `calls` calls each, in ms per call, with one mark between two samples."""
+        return adjoining(self._steps, fn, n, calls, probe, split)
 
-    def rotating(self) -> None:
+    def rotating(self) -> CpuTimer | None:
         """Caches of the host are not controlled."""
+        return None
 
     def synchronize(self) -> None:
         """Nothing is in flight on return of a host call."""
@@ -222,7 +216,7 @@ class CpuTimer:
         return nullcontext(name)
 
 
-class CudaTimer:
+class CudaTimer(CpuTimer):
     """CUDA (or HIP) events on the current stream of the current device.
 
     Args:
@@ -236,7 +230,6 @@ class CudaTimer:
 
     method = "cuda_events"
     resolution_ms = 5e-4
-    disturbed = ""
 
     # A device queue takes about 1000 launches before the host blocks, which it must not do while the device waits for
     # it. At no less than 2.5 us each, 2 ms of host work are 800 at most; a chunk before it is released and drains.
@@ -259,8 +252,8 @@ class CudaTimer:
             import torch
 
             cuda = torch.cuda
+        super().__init__(clock, EventClock(cuda))
         self._cuda = cuda
-        self._clock = clock
         self._hold = hold if hold is not None else Sleep(cuda)
         self.hold = self._hold.name
         self.late = 0
@@ -307,17 +300,6 @@ class CudaTimer:
                 probe()
             self.synchronize()
         return [start.elapsed_time(end) / calls for start, end in zip(starts, ends, strict=True)]
-
-    def back_to_back(
-        self,
-        fn: Callable[[], object],
-        n: int,
-        calls: int = 1,
-        probe: Callable[[], None] | None = None,
-        split: Split | None = None,
-    ) -> list[float]:
-        """n adjoining samples of `calls` calls each, in ms per call, with one event between two samples."""
-        return adjoining(EventClock(self._cuda), fn, n, calls, probe, split)
 
     def rotating(self) -> CudaTimer | None:
         """See `Timer`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,7 @@ from harness.store.errors import UsageError
 from harness.training.data import corpus, extent
 from harness.training.models import ModelSpec, resolve
 from harness.training.models.random_tokens import NAMED
+from harness.training.setup import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +32,21 @@ def corpus_of(model: str, data: str, path: str = "") -> Corpus | None:
 def text_of(case: Case) -> Corpus | None:
     """The text that a training case reads."""
     return corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
+
+
+def setup_of(case: Case, **own: Any) -> Setup:
+    """What a training case trains; `own`: fields of the set-up that its axes do not give alike in every suite."""
+    text = extent_of_case(case)
+    return Setup(
+        model=case.text("model"),
+        seq=case.integer("seq"),
+        compute=case.text("compute"),
+        checkpointing=case.text("checkpointing"),
+        accumulation=case.integer("accumulation"),
+        layers=case.integer("layers") or None,
+        vocab_size=text.vocab_size if text is not None else None,
+        **own,
+    )
 
 
 def extent_of_case(case: Case) -> Extent | None:

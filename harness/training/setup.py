@@ -35,7 +35,6 @@ from harness.training.models.fused import fuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harness.peers import Peer
     from harness.training.models import Weights
 
 COMPUTE = ("fp32", "bf16_autocast", "bf16")
@@ -253,23 +252,23 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: 
         model = fuse(model)
     layers = audit(model)
     if setup.peer:
-        assert setup.recipe is not None
-        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name)
+        linear, recipe = PEERS[setup.peer].linear, setup.recipe
+        assert linear is not None
+        assert recipe is not None
+        model = replace_layers(model, lambda layer: linear(layer, recipe.name))
     return Trainee(setup, model, forward_of(model, setup, device), optimizer_of(model, setup, device), layers)
 
 
-def replace_by_peer(model: nn.Module, peer: Peer, recipe: str) -> nn.Module:
-    """Puts a peer's layer in the place of every Float8Linear, sharing its parameters.
+def replace_layers(model: nn.Module, made: Callable[[Float8Linear], nn.Module]) -> nn.Module:
+    """Puts another layer, which shares its parameters, in the place of every Float8Linear.
 
-    So exactly the layers that fp8core converts are the peer's, whatever its own conversion would choose.
+    So exactly the layers that fp8core converts are a peer's, whatever its own conversion would choose.
 
     Args:
         model: a model that fp8core converted; changed in place, except when it is itself a Linear.
-        peer: one whose `linear` is not None.
-        recipe: one of `peer.recipes`.
+        made: the other layer, of one of them.
     """
-    assert peer.linear is not None
-    swapped = {m: peer.linear(m, recipe) for m in model.modules() if isinstance(m, Float8Linear)}
+    swapped = {m: made(m) for m in model.modules() if isinstance(m, Float8Linear)}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):

@@ -23,7 +23,8 @@ from harness.engine.bench import Setting
 from harness.engine.executor import Place, run
 from harness.engine.plan import Plan, Task, make_plan
 from harness.engine.stages import Mark
-from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.config import TimingConfig
+from harness.timing.timers import timer_for
 
 pytestmark = pytest.mark.benchmark_bar
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -43,6 +43,7 @@ from fp8core.distributed.wire import Collectives, count_collectives
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
 from harness.machine import ranks
+from harness.store.tables import beside
 from harness.training.models.common import mean_cross_entropy
 from harness.training.models.llama import Llama, rotations
 from harness.training.parallel.job import BATCH, SEQ, SIZES, ULP, Trainee, alone, train
@@ -93,9 +94,6 @@ def deviation(losses: Sequence[float], expected: Sequence[float]) -> float:
     return float("nan") if any(x != x for x in apart) else max(apart)
 
 
-EACH = 2  # microbatches a rank that accumulates, or that pipelines
-
-
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One way to train in parallel.
@@ -104,7 +102,8 @@ class Cell:
         doc: what it is.
         world: ranks.
         microbatches: of a step, over all ranks.
-        build: what one rank trains.
+        way: a key of `_WAYS`, which says what one rank trains.
+        how: its arguments.
         same_sums: every sum is of the same terms in the same order as in one process, up to exchanging two: losses are
             then the reference's bit for bit.
         alone: what the job of one process has otherwise, so that it makes the same sums.
@@ -116,7 +115,8 @@ class Cell:
     doc: str
     world: int
     microbatches: int
-    build: Callable[[ParallelRun], Trainee]
+    way: str
+    how: Mapping[str, Any] = field(default_factory=dict)
     same_sums: bool = True
     alone: Mapping[str, Any] = field(default_factory=dict)
     cut: bool = False
@@ -154,7 +154,7 @@ def run(name: str, job: ParallelRun) -> Ran:
     cell = CELLS[name]
     own = cell.of(job)
     try:
-        trainee = cell.build(own)
+        trainee = _WAYS[cell.way](own, **cell.how)
     except ValueError as error:
         return Ran(refusal=" ".join(str(error).split()))
     counters.clear()
@@ -303,7 +303,7 @@ class _Stage(nn.Module):
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
-def _pipeline(job: ParallelRun, schedule: Any) -> Trainee:
+def _pipeline(job: ParallelRun, schedule: str) -> Trainee:
     rank, world = dist.get_rank(), dist.get_world_size()
     part = _Stage(job.convert(job.build()), rank, world)  # type: ignore[arg-type]  # still a Llama
     groups = [dist.new_group([other]) for other in range(world)]  # every rank takes part in making each
@@ -313,8 +313,8 @@ def _pipeline(job: ParallelRun, schedule: Any) -> Trainee:
     logits = torch.empty(BATCH, SEQ, SIZES["vocab_size"], device="meta", requires_grad=True)
     given = torch.empty(BATCH, SEQ, dtype=torch.int64, device="meta") if rank == 0 else inner
     made = logits if rank == world - 1 else inner
-    stage = PipelineStage(part, rank, world, device, input_args=given, output_args=made)
-    pipe = schedule(stage, n_microbatches=job.microbatches, loss_fn=mean_cross_entropy)
+    stage = pipelining.PipelineStage(part, rank, world, device, input_args=given, output_args=made)
+    pipe = getattr(pipelining, schedule)(stage, n_microbatches=job.microbatches, loss_fn=mean_cross_entropy)
     batches = [job.batch(number) for number in range(job.microbatches)]
     tokens, targets = (torch.cat(each) for each in zip(*batches, strict=True))
 
@@ -328,28 +328,13 @@ def _pipeline(job: ParallelRun, schedule: Any) -> Trainee:
     return Trainee(part, range(job.microbatches), groups[rank], passes)
 
 
-CELLS: dict[str, Cell] = {
-    "ddp": Cell("DistributedDataParallel", 2, 2, _ddp),
-    "fsdp2": Cell("FSDP2, weights gathered in FP8", 2, 2, _sharded),
-    "hsdp": Cell("FSDP2 on 2 x 2 ranks: sharded within pairs, replicated across", 4, 4, _hsdp, alone={"groups": 2}),
-    "tp": Cell("tensor parallel", 2, 1, _tensor_parallel, same_sums=False, cut=True),
-    "sp": Cell("tensor and sequence parallel", 2, 1, lambda job: _tensor_parallel(job, sequence=True),
-               same_sums=False, cut=True),
-    "ep": Cell("expert parallel, experts in high precision", 2, 2, _expert_parallel, same_sums=False, job={"moe": True}),
-    "ep_experts": Cell("expert parallel, experts alone in FP8", 2, 2, _expert_parallel, same_sums=False,
-                       alone={"microbatches": 1, "joined": 2, "parts": 2}, job={"moe": True, "converts": "experts"}),
-    "pp": Cell("pipeline, 1F1B", 2, EACH, lambda job: _pipeline(job, Schedule1F1B)),
-    "pp_gpipe": Cell("pipeline, GPipe", 2, EACH, lambda job: _pipeline(job, ScheduleGPipe)),
-    "compile": Cell("FSDP2, each block compiled", 2, 2, lambda job: _sharded(job, compiled=True), same_sums=False,
-                    compiled=True),
-    "tp_compile": Cell("tensor parallel, each block compiled", 2, 1, lambda job: _tensor_parallel(job, compiled=True),
-                       same_sums=False, cut=True, compiled=True),
-    "sp_compile": Cell("tensor and sequence parallel, each block compiled", 2, 1,
-                       lambda job: _tensor_parallel(job, sequence=True, compiled=True),
-                       same_sums=False, cut=True, compiled=True),
-    "checkpointing": Cell("FSDP2, activations recomputed", 2, 2, lambda job: _sharded(job, checkpointing="full")),
-    "accumulation": Cell("FSDP2, gradients of two microbatches a rank added without sync", 2, 2 * EACH, _sharded,
-                         alone={"groups": 2}),
-    "offload": Cell("FSDP2, shards kept in host memory", 2, 2, _offloaded),
-    "schedule": Cell("FSDP2, the first step without FP8", 2, 2, _sharded, job={"schedule": "warmup_bf16:1step"}),
-}  # fmt: skip
+_WAYS: Mapping[str, Callable[..., Trainee]] = {
+    "ddp": _ddp,
+    "sharded": _sharded,
+    "hsdp": _hsdp,
+    "offloaded": _offloaded,
+    "tensor_parallel": _tensor_parallel,
+    "expert_parallel": _expert_parallel,
+    "pipeline": _pipeline,
+}
+CELLS: dict[str, Cell] = {name: Cell(**fields) for name, fields in beside(__file__, "cells.yaml").items()}

@@ -91,12 +91,13 @@ def test_a_drift_between_rounds_is_not_mistaken_for_precision(fake_time: FakeTim
         level["ms"] = 2.0 * 1.1 ** (next(rounds) % 2)
         yield
 
+    timer = CpuTimer(fake_time)
+    timer.annotate = step  # type: ignore[method-assign]
     timings = measure(
         {"a": lambda: fake_time.sleep(1e-3 * level["ms"])},
-        CpuTimer(fake_time),
+        timer,
         TimingConfig(max_rounds=20, max_seconds=1e4),
         clock=fake_time,
-        annotate=step,
     )
     assert len(timings["a"].samples_ms) >= 100
     assert timings["a"].stop_reason == "sample_cap"

@@ -22,7 +22,7 @@ from harness.training.setup import (
     Trainee,
     mixed_precision,
     prepare,
-    replace_by_peer,
+    replace_layers,
 )
 
 needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
@@ -195,7 +195,9 @@ def test_torchao_takes_the_layers_that_fp8core_converts(recipe: str) -> None:
 def test_a_layer_in_two_places_stays_one() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), config="tensorwise")
     model.append(model[0])
-    replaced = replace_by_peer(model, PEERS["torchao"], "tensorwise")
+    linear = PEERS["torchao"].linear
+    assert linear is not None
+    replaced = replace_layers(model, lambda layer: linear(layer, "tensorwise"))
     assert replaced[0] is replaced[2]
 
 
