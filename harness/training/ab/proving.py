@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch._C._autograd import _profiler_enabled
 
+from fp8core.arguments import is_dtensor
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
-from fp8core.dtensors import is_dtensor
 from fp8core.profiled_gemms import fp8_gemms, profiler_events
 from fp8core.verify import StepProof
 from harness.store.compare import FP8_DTYPES
