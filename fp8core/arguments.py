@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from torch.distributed.tensor import DTensor
+
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)  # by exact type: no subclass of its own
+
+
+def is_dtensor(x: object) -> TypeGuard[DTensor]:
+    """Return whether x is a DTensor: never, in a process that has not imported DTensor, which costs most of a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
 
 
 def check_known(what: str, value: object, known: Collection[str]) -> None:

@@ -1,27 +1,30 @@
-"""Records of a watched step, and where they go: a callable, TensorBoard or a file of JSON lines."""
+"""Records of a watched step, and where they go: a callable, a file of JSON lines, or by name TensorBoard, W&B and MLflow.
+
+A run of theirs that is under way is written to and left open; else one is begun, and ended by `close`. Each takes the step that
+the number is of: W&B as the metric "fp8_step", since its own step is that of the training that logs there.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from fp8core.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, slots
-from fp8core.scalar_writers import WRITERS, writer_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from fp8core.cast_stats import OperandStats, StepStats
     from fp8core.recipe import Recipe
-    from fp8core.scalar_writers import ScalarWriter
 
 # of a record, as they go to TensorBoard
 FIGURES = (
@@ -132,6 +135,68 @@ def _figures(seen: OperandStats, row: list[float] | None) -> dict[str, Any]:
 def _inverse(scale_inv: float) -> float | None:
     """The scale; None where it is no finite number."""
     return 1 / scale_inv if scale_inv and math.isfinite(scale_inv) and math.isfinite(1 / scale_inv) else None
+
+
+class ScalarWriter(Protocol):
+    """What is asked of TensorBoard's SummaryWriter."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Takes one number of one step."""
+        ...
+
+
+class _Wandb:
+    def __init__(self) -> None:
+        wandb: Any = importlib.import_module("wandb")
+        self._ends = wandb.run is None
+        self._run = wandb.run or wandb.init()
+        self._known: set[str] = set()
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        if tag not in self._known:
+            self._known.add(tag)
+            self._run.define_metric(tag, step_metric="fp8_step")
+        self._run.log({tag: scalar_value, "fp8_step": global_step})
+
+    def close(self) -> None:
+        if self._ends:
+            self._run.finish()
+
+
+class _Mlflow:
+    def __init__(self) -> None:
+        self._mlflow: Any = importlib.import_module("mlflow")
+        self._ends = self._mlflow.active_run() is None
+        if self._ends:
+            self._mlflow.start_run()
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        # MLflow takes letters, digits, and _ - . : / blank in the name of a metric
+        name = "".join(c if c.isalnum() or c in "_-.:/ " else "-" for c in tag)
+        self._mlflow.log_metric(name, scalar_value, step=global_step)
+
+    def close(self) -> None:
+        if self._ends:
+            self._mlflow.end_run()
+
+
+def _tensorboard() -> Any:
+    return importlib.import_module("torch.utils.tensorboard").SummaryWriter()
+
+
+WRITERS = {"tensorboard": _tensorboard, "wandb": _Wandb, "mlflow": _Mlflow}
+
+
+def writer_named(name: str) -> Any:
+    """A `ScalarWriter` that has `close` as well.
+
+    Raises:
+        ImportError: its library is not installed.
+    """
+    try:
+        return WRITERS[name]()
+    except ImportError as error:
+        raise ImportError(f"to={name!r} needs {name}: pip install {name} ({error})") from error
 
 
 class Sink:

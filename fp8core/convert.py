@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import nn
 
+from fp8core.arguments import is_dtensor
 from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.config import Float8LinearConfig, as_recipe
-from fp8core.conversion_log import log_conversion
 from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
-from fp8core.dtensors import is_dtensor
 from fp8core.gemm import backend_named
 from fp8core.inputs.sharded import ORDER
 from fp8core.linear import WHY_NOT, Float8Linear
@@ -20,12 +22,16 @@ from fp8core.replace import keep_from_fast_path, loss_reason
 from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fp8core.recipe import Recipe
 
 __all__ = ["Audit", "LayerAudit", "ModuleFilter", "audit", "convert_to_float8_training"]
 
 ModuleFilter = Callable[[nn.Module, str], bool]  # (module, fully qualified name) -> convert it?
 
+_LOG = logging.getLogger("fp8core")
+_SHOWN = 3  # names beside a reason
 _FILTERED = "left out by module_filter_fn"
 
 
@@ -108,7 +114,7 @@ def convert_to_float8_training(
         raise ValueError(
             f"no layer was converted to FP8; pass allow_no_conversion=True if that is intended\n{report}"
         )
-    log_conversion(
+    _log_conversion(
         str(recipe),
         [layer.fqn for layer in report.converted],
         {layer.fqn: layer.reason for layer in report.not_converted},
@@ -157,3 +163,32 @@ def _reason_against(linear: Any, recipe: Recipe, convert_subclasses: tuple[type[
             if reason:
                 return reason
     return ""
+
+
+def _log_conversion(recipe: str, converted: list[str], skipped: Mapping[str, str]) -> None:
+    """Logs at level INFO, once in each process that converts.
+
+    Args:
+        recipe: that was asked for.
+        converted: names of the layers that run it.
+        skipped: name -> reason, of those that don't.
+    """
+    if not _LOG.isEnabledFor(logging.INFO):
+        return
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in skipped.items():
+        by_reason[reason].append(name or "the model")
+    parts = [
+        f"{len(names)} skipped ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}): {reason}"
+        for reason, names in by_reason.items()
+    ]
+    rank = f"rank {dist.get_rank()}: " if dist.is_available() and dist.is_initialized() else ""
+    total = len(converted) + len(skipped)
+    _LOG.info(
+        "%s%d of %d Linear layers converted to FP8, recipe %s%s; not yet proven: call verify",
+        rank,
+        len(converted),
+        total,
+        recipe,
+        "".join(f"; {part}" for part in parts),
+    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from fp8core.arguments import check_type
+from fp8core.arguments import check_type, is_dtensor
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.weight_shard import WeightShard
-from fp8core.dtensors import is_dtensor
 from fp8core.experts.interface import take_back
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.linear import Float8Linear

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from fp8core.arguments import PLAIN_TENSORS, any_autocast
+from fp8core.arguments import PLAIN_TENSORS, any_autocast, is_dtensor
 from fp8core.cast_stats import WATCHED
 from fp8core.config import Float8LinearConfig, as_recipe
-from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.inputs.sharded import check_layer, tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from fp8core.cast_records import CastRecord
+    from fp8core.cast_records import CastRecord, ScalarWriter
     from fp8core.cast_stats import CallStats
     from fp8core.recipe import Recipe
-    from fp8core.scalar_writers import ScalarWriter
 
 _EAGER = "pass eager_steps=True, which runs each watched step in eager mode"
 
@@ -77,7 +76,7 @@ def watch(
         model: with FP8 layers or experts; may be wrapped by DDP or FSDP2.
         every: steps from one watched step to the next; the first one is `first_step`, if it is a multiple.
         to: called with each `CastRecord`; or an object with `add_scalar`, such as TensorBoard's SummaryWriter (tags
-            "fp8/LAYER/OPERAND/GEMM/FIGURE"); or "tensorboard", "wandb" or "mlflow" (`fp8core.scalar_writers`); or the path of a file to which a JSON line is appended for each record.
+            "fp8/LAYER/OPERAND/GEMM/FIGURE"); or "tensorboard", "wandb" or "mlflow" (`fp8core.cast_records`); or the path of a file to which a JSON line is appended for each record.
             None: read `Watcher.latest`.
         samples: elements of each tensor, in each call, that shares and SQNR are estimated from: one in each of as many
             equal parts, always the same ones.

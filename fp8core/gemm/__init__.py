@@ -8,6 +8,7 @@ A backend is a class in a module of its own and one entry in `BACKENDS`, or an e
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ from fp8core.extensions import Table, of_type
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import reference, torch_mm, triton_mm
 from fp8core.gemm.backend import Backend
-from fp8core.gemm.layout import eager_cache
+from fp8core.gemm.layout import granularity_of
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
@@ -86,42 +87,47 @@ def scaled_mm(
         TypeError: codes that are not FP8, or scales that are not float32.
     """
     a_codes, b_codes, scale_inv_a, scale_inv_b = a.qdata, b.qdata, a.scale_inv, b.scale_inv
-    if (torch.compiler.is_compiling() or any_autocast()) and autocast_enabled(a_codes):
+    compiling = torch.compiler.is_compiling()
+    if (compiling or any_autocast()) and autocast_enabled(a_codes):
         # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
         with torch.autocast(a_codes.device.type, enabled=False):
             return scaled_mm(a, b, out_dtype, use_fast_accum, backend, accumulation)
-    shapes = a_codes.shape, b_codes.shape, scale_inv_a.shape, scale_inv_b.shape
-    if _check_operands(*shapes, a_codes.dtype, b_codes.dtype, scale_inv_a.dtype, scale_inv_b.dtype):
-        scale_inv_a, scale_inv_b = _repeated(a, b)
-    operands = (a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+    library = backend_named(backend)
+    facts = (
+        library,
+        a_codes.shape,
+        b_codes.shape,
+        scale_inv_a.shape,
+        scale_inv_b.shape,
+        a_codes.dtype,
+        b_codes.dtype,
+        scale_inv_a.dtype,
+        scale_inv_b.dtype,
+        out_dtype,
+        a_codes.device,
+    )
+    try:
+        one_scale = _check_product(*facts) if compiling else _checked_once(*facts)
+    except TypeError:  # a symbolic size can't be hashed; what else raises it does so again
+        one_scale = _check_product(*facts)
+    if one_scale:
+        if scale_inv_a.dim():
+            scale_inv_b = scale_inv_b.expand(1, b_codes.shape[1]).contiguous()
+        else:
+            scale_inv_a = scale_inv_a.expand(a_codes.shape[0], 1).contiguous()
     if accumulation == "exact":
-        return backend_named(backend).matmul(*operands)
+        return library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
     if backend != "reference":
         raise ValueError(
             f"backend {backend!r} adds up as its device does, not {accumulation!r}; use backend='reference'"
         )
-    return reference.matmul(*operands, accumulation)
-
-
-def _repeated(a: Scaled, b: Scaled) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales of a tensorwise and a rowwise operand, the single one repeated.
-
-    Raises:
-        ValueError: scales of other kinds, which no kernel multiplies with each other.
-    """
-    (M, K), N = a.qdata.shape, b.qdata.shape[1]
-    if b.scale_inv.dim() == 0 and list(a.scale_inv.shape) == [M, 1]:
-        return a.scale_inv, b.scale_inv.expand(1, N).contiguous()
-    if a.scale_inv.dim() == 0 and list(b.scale_inv.shape) == [1, N]:
-        return a.scale_inv.expand(M, 1).contiguous(), b.scale_inv
-    raise ValueError(
-        f"scales {list(a.scale_inv.shape)} {a.scale_inv.dtype} of a and {list(b.scale_inv.shape)} "
-        f"{b.scale_inv.dtype} of b cut K = {K} differently; only tensorwise and rowwise mix"
+    return reference.matmul(
+        a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum, accumulation
     )
 
 
-@eager_cache
-def _check_operands(
+def _check_product(
+    library: Backend,
     a: torch.Size,
     b: torch.Size,
     scale_inv_a: torch.Size,
@@ -130,14 +136,37 @@ def _check_operands(
     b_dtype: torch.dtype,
     scale_dtype_a: torch.dtype,
     scale_dtype_b: torch.dtype,
+    out_dtype: torch.dtype,
+    device: torch.device,
 ) -> bool:
-    """Refuses operands that do not fit each other; True where one scale must be repeated for lines of the other's."""
+    """Refuses operands that do not fit each other, or that the backend refuses.
+
+    True: one is scaled tensorwise, and its scale must be repeated for each line of the other.
+    """
     _check_operand("a", 1, a, a_dtype, scale_inv_a, scale_dtype_a)
     _check_operand("b", 0, b, b_dtype, scale_inv_b, scale_dtype_b)
     if a[1] != b[0]:
         raise ValueError(f"a is {list(a)} and b is {list(b)}: a's columns must equal b's rows")
     groups_a, groups_b = scale_inv_a[1] if scale_inv_a else 0, scale_inv_b[0] if scale_inv_b else 0
-    return scale_dtype_a != scale_dtype_b or groups_a != groups_b
+    mixed = scale_dtype_a != scale_dtype_b or groups_a != groups_b
+    if mixed and not (
+        (not scale_inv_b and list(scale_inv_a) == [a[0], 1])
+        or (not scale_inv_a and list(scale_inv_b) == [1, b[1]])
+    ):
+        raise ValueError(
+            f"scales {list(scale_inv_a)} {scale_dtype_a} of a and {list(scale_inv_b)} {scale_dtype_b} of b cut "
+            f"K = {a[1]} differently; only tensorwise and rowwise mix"
+        )
+    granularity = "rowwise" if mixed else granularity_of(a, b, scale_inv_a, scale_inv_b, scale_dtype_a)
+    reason = library.shape_reason(a[0], a[1], b[1], a_dtype, b_dtype, granularity, out_dtype)
+    reason = reason or library.granularity_reason(device, granularity)
+    if reason is not None:
+        raise ValueError(reason)
+    return mixed
+
+
+# In eager mode alone: a compiler would see the cache. What raises is not kept
+_checked_once = lru_cache(maxsize=4096)(_check_product)
 
 
 def _check_operand(

@@ -47,10 +47,11 @@ class Backend(ABC):
         use_fast_accum: bool,
         /,
     ) -> torch.Tensor:
-        """A [M, K] @ B [K, N] with scales of one granularity; `scaled_mm` has checked that the operands fit each other.
+        """A [M, K] @ B [K, N] with scales of one granularity; `scaled_mm` has checked that the operands fit each other, and asked
+        `shape_reason` and `granularity_reason`, once for the same sizes, dtypes and device.
 
         Raises:
-            ValueError: what the rules refuse.
+            ValueError: what it refuses beside that.
         """
 
     def shape_reason(

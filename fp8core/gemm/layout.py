@@ -19,17 +19,13 @@ Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_a
 
 from __future__ import annotations
 
-from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
 from fp8core.formats import E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # On a CPU torch 2.11 asserts internally where scales are of rows; 2.12 was not tried
 CPU_TAKES_ONE_SCALE = TorchVersion(torch.__version__) < "2.13"
@@ -38,8 +34,6 @@ MIN_CAPABILITY = (8, 9)
 OUT_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
 _FNUZ = (E4M3FNUZ, E5M2FNUZ)
 _ROCM_ARCHS = ("gfx942", "gfx950", "gfx1200", "gfx1201")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Scaled(Protocol):
@@ -63,26 +57,6 @@ class Operand(NamedTuple):
     scale_inv: torch.Tensor
 
 
-def eager_cache(rule: Callable[P, R]) -> Callable[P, R]:
-    """The rule, asked once for the same arguments; each time where a compiler or a tracer of shapes would see the cache.
-
-    Its arguments must be hashable and stand for all that it reads. What raises is not kept.
-    """
-    cached = lru_cache(maxsize=4096)(rule)
-
-    @wraps(rule)
-    def ask(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
-            return rule(*args, **kwargs)
-        try:
-            # A symbolic size can't be hashed, and says so
-            return cached(*args, **kwargs)  # type: ignore[arg-type]
-        except TypeError:
-            return rule(*args, **kwargs)
-
-    return ask
-
-
 def transposed(x: Scaled) -> Operand:
     """The matrix transposed: views of codes and scales, as `Float8Tensor.t()` without its way through the dispatcher."""
     return Operand(x.qdata.t(), x.scale_inv.t() if x.scale_inv.dim() else x.scale_inv)
@@ -90,39 +64,24 @@ def transposed(x: Scaled) -> Operand:
 
 def is_row_major(t: torch.Tensor) -> bool:
     """True if neighbours in a row of the matrix are neighbours in memory, as torch's meta function asks."""
-    return _has_rows(t.shape, t.stride())
+    rows, columns = t.stride()
+    return (columns == 1 and rows > 1) or 0 in t.shape
 
 
 def is_column_major(t: torch.Tensor) -> bool:
     """True if neighbours in a column of the matrix are neighbours in memory."""
-    return _has_columns(t.shape, t.stride())
-
-
-def _has_rows(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    rows, columns = stride
-    return (columns == 1 and rows > 1) or 0 in shape
-
-
-def _has_columns(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    rows, columns = stride
-    return (rows == 1 and columns > 1) or 0 in shape
+    rows, columns = t.stride()
+    return (rows == 1 and columns > 1) or 0 in t.shape
 
 
 def granularity_of(
-    a: torch.Tensor, b: torch.Tensor, scale_inv_a: torch.Tensor, scale_inv_b: torch.Tensor
-) -> str:
-    """The multiplication's granularity, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
-    return granularity_of_shapes(a.shape, b.shape, scale_inv_a.shape, scale_inv_b.shape, scale_inv_a.dtype)
-
-
-def granularity_of_shapes(
     a: torch.Size,
     b: torch.Size,
     scale_inv_a: torch.Size,
     scale_inv_b: torch.Size,
     scale_dtype: torch.dtype,
 ) -> str:
-    """`granularity_of` tensors of these shapes."""
+    """The multiplication's granularity, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
     if scale_dtype == E8M0FNU.dtype:
         return "1x32"
     if len(scale_inv_a) == 0:
@@ -232,18 +191,13 @@ def way_out(nearest: str) -> str:
 
 def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Why these codes cannot be multiplied as they lie in memory; None if they can."""
-    return strides_reason(a.shape, a.stride(), b.shape, b.stride())
-
-
-def strides_reason(
-    a: torch.Size, a_stride: tuple[int, ...], b: torch.Size, b_stride: tuple[int, ...]
-) -> str | None:
-    """`layout_reason` of codes of these shapes and strides."""
-    if not _has_rows(a, a_stride):
-        return f"A must be row-major, got shape {tuple(a)} with strides {a_stride}; use a.contiguous()"
-    if not _has_columns(b, b_stride):
+    if not is_row_major(a):
         return (
-            f"B must be column-major, got shape {tuple(b)} with strides {b_stride}; "
+            f"A must be row-major, got shape {tuple(a.shape)} with strides {a.stride()}; use a.contiguous()"
+        )
+    if not is_column_major(b):
+        return (
+            f"B must be column-major, got shape {tuple(b.shape)} with strides {b.stride()}; "
             "use b.t().contiguous().t()"
         )
     return None

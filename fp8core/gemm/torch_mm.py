@@ -8,7 +8,7 @@ the rules of `fp8core.gemm.layout` are checked first, on every device.
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -54,45 +54,6 @@ class _WithoutOneDnn:
 _WITHOUT_ONEDNN = _WithoutOneDnn()
 
 
-class _Form(NamedTuple):
-    """What operands of these shapes, strides and dtypes need: a reason to refuse them, or scales laid out anew."""
-
-    reason: str | None
-    flatten_a: bool
-    flatten_b: bool
-
-
-@layout.eager_cache
-def _form(
-    a: torch.Size,
-    b: torch.Size,
-    scale_inv_a: torch.Size,
-    scale_inv_b: torch.Size,
-    a_stride: tuple[int, ...],
-    b_stride: tuple[int, ...],
-    scale_stride_a: tuple[int, ...],
-    scale_stride_b: tuple[int, ...],
-    a_dtype: torch.dtype,
-    b_dtype: torch.dtype,
-    scale_dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    device: torch.device,
-) -> _Form:
-    """Apply the rules of shapes, scales and layout."""
-    granularity = layout.granularity_of_shapes(a, b, scale_inv_a, scale_inv_b, scale_dtype)
-    reason = layout.shape_reason(a[0], a[1], b[1], a_dtype, b_dtype, granularity, out_dtype)
-    reason = reason or layout.granularity_reason(device, granularity)
-    reason = reason or layout.strides_reason(a, a_stride, b, b_stride)
-    # Strides of sizes of 1 too must be those of a contiguous tensor
-    rows = granularity == "rowwise"
-    compiling = torch.compiler.is_compiling()
-    return _Form(
-        reason,
-        rows and (compiling or scale_stride_a != (1, 1)),
-        rows and (compiling or scale_stride_b != (b[1], 1)),
-    )
-
-
 def _by_own_loops(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
 ) -> torch.Tensor:
@@ -124,29 +85,18 @@ class Torch(Backend):
         """A [M, K] row-major @ B [K, N] column-major with their scales: see `fp8core.gemm.scaled_mm`.
 
         Raises:
-            ValueError: what `shape_reason`, `granularity_reason` and `layout.layout_reason` say.
+            ValueError: what `layout.layout_reason` says.
         """
-        reason, flatten_a, flatten_b = _form(
-            a.shape,
-            b.shape,
-            scale_inv_a.shape,
-            scale_inv_b.shape,
-            a.stride(),
-            b.stride(),
-            scale_inv_a.stride(),
-            scale_inv_b.stride(),
-            a.dtype,
-            b.dtype,
-            scale_inv_a.dtype,
-            out_dtype,
-            a.device,
-        )
-        if reason is not None:
+        rows, columns = a.stride(), b.stride()
+        as_wanted = rows[1] == 1 and rows[0] > 1 and columns[0] == 1 and columns[1] > 1
+        if not as_wanted and (reason := layout.layout_reason(a, b)):
             raise ValueError(reason)
-        if flatten_a:
-            scale_inv_a = scale_inv_a.flatten()[:, None]
-        if flatten_b:
-            scale_inv_b = scale_inv_b.flatten()[None]
+        if scale_inv_a.dim():
+            # Strides of sizes of 1 too must be those of a contiguous tensor
+            if torch.compiler.is_compiling() or scale_inv_a.stride() != (1, 1):
+                scale_inv_a = scale_inv_a.flatten()[:, None]
+            if torch.compiler.is_compiling() or scale_inv_b.stride() != (b.shape[1], 1):
+                scale_inv_b = scale_inv_b.flatten()[None]
         if _HAS_AMX and a.device.type == "cpu" and not scale_inv_a.dim():
             return _by_own_loops(a, b, scale_inv_a, scale_inv_b, out_dtype)
         return torch._scaled_mm(

@@ -46,16 +46,11 @@ class Triton(Backend):
         """A [M, K] row-major @ B [K, N] column-major with their scales: see `fp8core.gemm.scaled_mm`.
 
         Raises:
-            ValueError: what `shape_reason`, `granularity_reason` and `layout.layout_reason` say.
+            ValueError: what `layout.layout_reason` says.
         """
-        (M, K), N = a.shape, b.shape[1]
-        granularity = layout.granularity_of(a, b, scale_inv_a, scale_inv_b)
-        reason = _reason(self, M, K, N, a.dtype, b.dtype, granularity, out_dtype, a.device)
-        if not (
-            a.is_contiguous() and b.t().is_contiguous()
-        ):  # of a matrix of one column, say, any strides will do
-            reason = reason or layout.layout_reason(a, b)
-        if reason is not None:
+        M = a.shape[0]
+        # Of a matrix of one column, say, any strides will do
+        if not (a.is_contiguous() and b.t().is_contiguous()) and (reason := layout.layout_reason(a, b)):
             raise ValueError(reason)
         # Squares on the left: the kernel takes a scale for each row of A.
         if scale_inv_a.dim() and scale_inv_a.shape[0] != M:
@@ -99,20 +94,3 @@ class Triton(Backend):
         if granularity != "1x32":
             return None
         return f"backend 'triton' has no kernel for 1x32 scales; {layout.way_out(nearest)}"
-
-
-@layout.eager_cache
-def _reason(
-    backend: Triton,
-    M: int,
-    K: int,
-    N: int,
-    a: torch.dtype,
-    b: torch.dtype,
-    granularity: str,
-    out_dtype: torch.dtype,
-    device: torch.device,
-) -> str | None:
-    """What the rules of shapes and of scales say."""
-    reason = backend.shape_reason(M, K, N, a, b, granularity, out_dtype)
-    return reason or backend.granularity_reason(device, granularity)

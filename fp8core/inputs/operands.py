@@ -215,9 +215,9 @@ def serves_both(first: Cast | None, second: Cast | None) -> bool:
 
 def fused_for_both(x: torch.Tensor, first: Cast | None, second: Cast | None, kernels: Kernels) -> bool:
     """Whether casting x for two GEMMs at once takes fewer reads than casting it for one, and later for the other."""
-    if why_unfused(x, kernels, first, second) is not None:
-        return serves_both(first, second)
-    return first is not None and (first is second or first == second)
+    if first is None or not (first is second or first == second):
+        return False
+    return first.axis_free or why_unfused(x, kernels, first) is None
 
 
 def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fp8core.dtensors import is_dtensor
+from fp8core.arguments import is_dtensor
 from fp8core.history import max_over_ranks
 from fp8core.inputs.operands import expected_amax, find_amax
 from fp8core.scaling import BLOCK, MX_BLOCK

@@ -142,7 +142,7 @@ def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[...,
     def call(x: torch.Tensor, *args: Any) -> Any:
         if (
             type(x) in PLAIN_TENSORS
-            and not torch.compiler.is_compiling()
+            and not torch.compiler.is_dynamo_compiling()  # every other tracer runs in a mode
             and _modes() == 0
             and _transforms() is None
             and not _profiled()

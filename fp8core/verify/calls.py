@@ -23,9 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
-from fp8core.arguments import PLAIN_TENSORS
+from fp8core.arguments import PLAIN_TENSORS, is_dtensor
 from fp8core.audit import audit
-from fp8core.dtensors import is_dtensor
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
 from fp8core.inputs.sharded import tp_layout_of

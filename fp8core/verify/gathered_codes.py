@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from fp8core.arguments import is_dtensor
 from fp8core.distributed import gather_records
-from fp8core.dtensors import is_dtensor
 from fp8core.verify.operands import held_amax, matrix, max_over, plain, quietly
 from fp8core.verify.oracle import BLOCKS, Digest, TiledOperand, block_amax, scales_of
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fp8core.dtensors import is_dtensor
+from fp8core.arguments import is_dtensor
 from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.inputs.two_casts import TwoCasts

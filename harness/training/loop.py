@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
-from fp8core.dtensors import is_dtensor
+from fp8core.arguments import is_dtensor
 from fp8core.gemm import backend_named
 from harness.machine.ranks import Gang
 from harness.store.errors import UsageError, one_line, out_of_memory

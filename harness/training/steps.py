@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 from torch.nn import functional
 
-from fp8core.dtensors import is_dtensor
+from fp8core.arguments import is_dtensor
 from fp8core.profiled_gemms import callers, fp8_gemms, profiler_events
 from fp8core.verify import Proof, verify
 from harness.machine.kernels_by_name import kernel_class

@@ -15,6 +15,7 @@ from gaussian import operands
 from fp8core import BACKENDS, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, Float8Tensor, quantize, scaled_mm
 from fp8core.formats import Format
 from fp8core.gemm.layout import Operand
+from fp8core.gemm.reference import Reference
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
 
@@ -168,3 +169,21 @@ def test_operands_that_do_not_fit(
 ) -> None:
     with pytest.raises(error, match=word):
         scaled_mm(a, b, backend=backend)
+
+
+def test_a_backends_own_rules_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: what the rules say. The product itself would take the operands; what was refused is refused again."""
+
+    class Picky(Reference):
+        def shape_reason(self, M: int, *args: Any) -> str | None:
+            return "M is 48" if M == 48 else None
+
+        def granularity_reason(self, device: Any, granularity: str, nearest: str = "") -> str | None:
+            return "rows" if granularity == "rowwise" else None
+
+    monkeypatch.setitem(BACKENDS, "picky", Picky("picky"))
+    for M, scaling, said in ((32, "rowwise", "rows"), (48, "tensorwise", "M is 48")) * 2:
+        with pytest.raises(ValueError, match=said):
+            scaled_mm(*cast_both(*operands(64, 1, M, 32), scaling), backend="picky")
+    a, b = cast_both(*operands(64, 1, 32, 32), "tensorwise")
+    assert torch.equal(scaled_mm(a, b, backend="picky"), scaled_mm(a, b, backend="reference"))

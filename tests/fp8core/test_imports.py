@@ -12,7 +12,7 @@ import fp8core
 PROGRAM = """
 import sys
 import fp8core
-from fp8core.dtensors import is_dtensor
+from fp8core.arguments import is_dtensor
 assert "torch.distributed.tensor" not in sys.modules
 import torch
 model = fp8core.convert_to_float8_training(torch.nn.Sequential(torch.nn.Linear(32, 32)), config="tensorwise")

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch._C._autograd import _profiler_enabled
 
+from fp8core.arguments import is_dtensor
 from fp8core.config import as_recipe
 from fp8core.convert import convert_to_float8_training
 from fp8core.distributed.fsdp import switch_gathers
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.weight_gather import recipe_reason
-from fp8core.dtensors import is_dtensor
 from fp8core.linear import Float8Linear
 from fp8core.profiled_gemms import fp8_gemms, profiler_events
 from fp8core.schedule import PrecisionSchedule
