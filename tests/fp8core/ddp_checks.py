@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +11,9 @@ import torch
 import torch.distributed as dist
 from sharding import Setting
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import fp8core
 from fp8core import Float8Linear, convert_to_float8_training, update_scales
-from fp8core.distributed.wire import count_collectives
 
 STEPS = 3
 
@@ -69,39 +64,3 @@ def accumulated() -> float:
     (layer,) = (m for m in inner.modules() if isinstance(m, Float8Linear))
     assert layer.amaxes is not None
     return float(layer.amaxes.in_use[0])
-
-
-def with_both(sizes: tuple[int, ...]) -> dict[tuple[str, bool], dict[str, Any]]:
-    """`_fsdp` by (library, precompute)."""
-    warnings.simplefilter("ignore")
-    cases = itertools.product(("torchao", "fp8core"), (False, True))
-    return {case: _fsdp(sizes, *case) for case in cases}
-
-
-def _fsdp(sizes: tuple[int, ...], library: str, precompute: bool) -> dict[str, Any]:
-    """Losses, bytes gathered and all-reduces of each step, with FP8 all-gather by fp8core or torchao; emulated GEMMs.
-
-    With biases: torchao's all-gather of FP8 alone fails on gloo, and shared with float32 it is sent as uint8.
-    """
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(i, o) for i, o in itertools.pairwise(sizes)))
-    their = fp8core if library == "fp8core" else importlib.import_module("torchao.float8")
-    config = their.Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
-    their.convert_to_float8_training(model, config=config)
-    for layer in [*model, model]:
-        fully_shard(layer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    data = torch.Generator().manual_seed(dist.get_rank())
-    losses, gathered, all_reduces = [], [], []
-    for _ in range(STEPS):
-        with count_collectives() as counts:
-            loss = model(torch.randn(16, sizes[0], generator=data)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if precompute:
-                their.precompute_float8_dynamic_scale_for_fsdp(model)
-        losses.append(loss.item())
-        gathered.append(counts.of("all_gather"))
-        all_reduces.append(sum(sent.collective == "all_reduce" for sent in counts.sent))
-    return {"losses": losses, "gathered": gathered, "all_reduces": all_reduces}

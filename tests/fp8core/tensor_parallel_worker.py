@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ from tensor_parallel_plans import (
 )
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.autograd.profiler import profile
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -186,35 +184,6 @@ def nan_on_one_rank() -> list[bool]:
         if dist.get_rank() == 0:
             (x if style == "float8 sp" else model.down.weight.to_local().data)[..., 0, 0] = torch.nan
         found.append(bool(model(x).isnan().all()))
-    return found
-
-
-def beside_torchao() -> dict[str, Any]:
-    """The same weights and tokens through torchao's styles and layers, and through ours."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torchao.float8 import Float8LinearConfig as TheirConfig
-        from torchao.float8 import convert_to_float8_training as convert
-        from torchao.float8 import float8_tensor_parallel as theirs
-    found: dict[str, Any] = {}
-    for style in ("torch", "float8"):
-        their_plan = plan("torch") if style == "torch" else {
-            "gate": theirs.Float8ColwiseParallel(),
-            "up": theirs.Float8ColwiseParallel(),
-            "down": theirs.Float8RowwiseParallel(),
-        }  # fmt: skip
-        peer = convert(mlp(None), config=TheirConfig(emulate=True))
-        parallelize_module(peer, mesh(), their_plan)
-        ours = parallel(RECIPES["tensorwise"].emulated(), style, (32, 64, True))
-        runs, reduced = [], []
-        for model in (ours, peer):
-            with profile(
-                use_kineto=False
-            ) as profiler:  # a dispatch mode doesn't see inside of torchao's tensors
-                run = passes(model, data(32), style)
-            reduced.append(sum(event.name == "gloo:all_reduce" for event in profiler.function_events or []))
-            runs.append(run | gradients(model))
-        found[style] = {"errors": errors(*runs, style), "all_reduces": reduced}
     return found
 
 

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import ddp_checks
-import pytest
 from parallel_models import several
 from sharding import Setting
 
@@ -35,22 +34,3 @@ def test_amaxes_of_all_microbatches_survive_the_broadcast_of_buffers() -> None:
     """Oracle: the largest input, by hand; where DDP broadcasts `pending`, the last rank's first microbatch is lost. The model
     lies in a wrapper that was made after its conversion, as a LightningModule is."""
     assert [rank["amax"] for rank in ran()] == [64.0, 64.0]
-
-
-@pytest.mark.slow
-def test_torchao_beside_fp8core() -> None:
-    """The same losses and bytes. torchao makes an all-reduce for each weight and gather (2 x 2), or one if it is told to, after
-    a first step that makes both; fp8core one in any case."""
-    pytest.importorskip("torchao")
-    found = ranks.run(ddp_checks.with_both, 2, (64, 128, 64))[0]
-    first = found["fp8core", False]
-    for key, each in found.items():
-        assert each["losses"] == pytest.approx(first["losses"], rel=1e-5)
-        assert each["gathered"] == first["gathered"], key
-    assert first["gathered"] == [{"uint8": 2 * (64 * 128 * 2 // 2 + (128 + 64) // 2 * 4)}] * 3
-    assert {key: each["all_reduces"] for key, each in found.items()} == {
-        ("torchao", False): [4, 4, 4],
-        ("torchao", True): [5, 1, 1],
-        ("fp8core", False): [1, 1, 1],
-        ("fp8core", True): [2, 1, 1],  # the first step, and for the second one
-    }

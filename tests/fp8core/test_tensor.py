@@ -117,21 +117,6 @@ def test_saves_and_loads_without_pickled_code(granularity: str) -> None:
     assert_same(torch.load(buffer, weights_only=True)["q"], q)
 
 
-def test_bad_parts_are_refused() -> None:
-    codes, scale = torch.zeros(4, 8).to(torch.float8_e4m3fn), torch.ones(())
-    for error, said, parts in (
-        (ValueError, "no FP8 format", (torch.zeros(4, 8), scale, torch.float32)),
-        (TypeError, "scale_inv", (codes, scale.double(), torch.float32)),
-        (TypeError, "hp_dtype", (codes, scale, torch.float64)),
-        *(
-            (ValueError, "does not fit", (codes, torch.ones(shape), torch.float32))
-            for shape in ((8,), (8, 1), (4, 2), (1, 4, 8))
-        ),
-    ):
-        with pytest.raises(error, match=said):
-            Float8Tensor(*parts)
-
-
 def test_views_in_inference_mode() -> None:
     """Oracle: those outside of it. Of what was made before, as autograd refuses an inference tensor as its view."""
     q = quantize(torch.randn(16, 32), torch.float8_e4m3fn)
