@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from fp8core import E4M3FN, E5M2, Float8Tensor, quantize
+from fp8core import E4M3FN, E5M2
 from fp8core.cast import scale_and_cast
 from fp8core.formats import Format
 from fp8core.recipe import MX_MODES
@@ -109,22 +109,3 @@ def test_mx_cast_equals_torchao(fmt: Format, mode: str) -> None:
     codes, scale = scale_and_cast(x, fmt, "1x32", dim=1, mx_mode=mode)
     assert torch.equal(scale.view(torch.uint8), theirs_scale.view(torch.uint8).reshape(scale.shape))
     assert torch.equal(codes.view(torch.uint8), theirs.view(torch.uint8))
-
-
-@pytest.mark.parametrize("granularity", SIZES)
-def test_float8_tensor_moves_block_scales_with_the_codes(granularity: str) -> None:
-    """Oracle: the same operation on the dequantised tensor."""
-    q = quantize(torch.randn(256, 512) * torch.logspace(-3, 3, 256)[:, None], E4M3FN, granularity, dim=1)
-    for operation in (
-        lambda x: x.t(), lambda x: x.clone(), lambda x: x[128:], lambda x: x[:, 128:384], lambda x: x.t().contiguous(),
-    ):  # fmt: skip
-        got, want = operation(q), operation(q.dequantize())
-        assert isinstance(got, Float8Tensor)
-        assert got.granularity == granularity
-        assert torch.equal(got.dequantize(), want)
-    with pytest.raises(NotImplementedError, match="would cut blocks of"):
-        q[:, 5:]
-    if granularity != "128x128":
-        assert torch.equal(q.view(4, 64, 512).dequantize(), q.dequantize().view(4, 64, 512))
-    with pytest.raises(NotImplementedError, match="would cut its scaling groups"):
-        q.view(512, 256)
