@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +29,7 @@ from fp8core import (
     verify,
     watch,
 )
-from fp8core.cast import cast_saturating, dequantize
+from fp8core.cast import cast_saturating
 from fp8core.config import CastConfig, Float8LinearConfig, ScalingType, as_recipe
 from fp8core.formats import E8M0FNU, as_element_format, as_format
 from fp8core.gemm.layout import Operand
@@ -66,7 +65,6 @@ def watched(**changed: Any) -> Callable[[], object]:
 REFUSED: list[Refused] = [
     # layers and shared inputs
     (ValueError, "shape", lambda: LAYER(torch.randn(16, 31))),
-    (ValueError, "shape", lambda: LAYER(ONE)),
     (TypeError, "float64", lambda: LAYER(X.double())),
     (TypeError, "ReLU", lambda: Float8Linear.from_float(nn.ReLU())),
     (ValueError, "nearest: delayed", lambda: Float8Linear(32, 48, config="delay")),
@@ -87,11 +85,9 @@ REFUSED: list[Refused] = [
     (ValueError, "shape", lambda: NORM(torch.randn(4, 16))),
     (TypeError, "float64", lambda: NORM(X.double())),
     (ValueError, "differently", lambda: NORM(X, LAYER, ROW)),
-    (TypeError, "expected Float8Linear", lambda: NORM(X, nn.Linear(32, 48))),
     (ValueError, "shape", lambda: NORM(X, Float8Linear(64, 48))),
     (TypeError, "expected Tensor", lambda: NORM([1.0])),
     (ValueError, "delta", lambda: NORM.add(X, X[:, :16])),
-    (TypeError, "expected Tensor", lambda: NORM.add(X, LAYER)),
     (ValueError, "gate is", lambda: ACT(X, X[:, :16])),
     (TypeError, "expected Float8Linear", lambda: ACT(X, X, [LAYER])),
     (TypeError, "expected Tensor", lambda: ACT(X, LAYER)),
@@ -99,18 +95,13 @@ REFUSED: list[Refused] = [
     *((TypeError, "expected float32", lambda d=d: cast_saturating(X.to(d), E4M3FN)) for d in (
         torch.float64, torch.int32, torch.float8_e4m3fn)),
     (TypeError, "expected float32", lambda: quantize(X.double(), E4M3FN)),
-    (ValueError, "holds scales", lambda: cast_saturating(X, "e8m0fnu")),
-    (ValueError, "no FP8 format", lambda: dequantize(X, ONE)),
-    (ValueError, "nearest: rowwise", lambda: amax(X, "row")),
     (ValueError, "dim 2", lambda: amax(X, "rowwise", 2)),
     (ValueError, "e8m0fnu", lambda: compute_scale(ONE, "e8m0fnu")),
     (ValueError, "'round' is unknown", lambda: mx_scale_code(ONE, E4M3FN, "round")),
     (ValueError, "matrix", lambda: quantize(torch.randn(2, 3, 4), E4M3FN, "128x128")),
     (ValueError, "no FP8 format", lambda: as_format("e4m3")),
-    (ValueError, "no FP8 format", lambda: as_format(torch.bfloat16)),
     (ValueError, "holds scales", lambda: as_element_format(E8M0FNU)),
     (ValueError, "outside", lambda: E5M2.decode(-1)),
-    (ValueError, "outside", lambda: E5M2.decode(256)),
     # FP8 tensors and their products
     (ValueError, "no FP8 format", lambda: Float8Tensor(X, ONE, torch.float32)),
     (TypeError, "scale_inv", lambda: Float8Tensor(A.qdata, ONE.double(), torch.float32)),
@@ -133,7 +124,6 @@ REFUSED: list[Refused] = [
     (TypeError, "float64", lambda: ops.amax(X.double())),
     (ValueError, r"cast_both takes a matrix \[M, K\], got shape \[2, 3, 4\]", lambda: ops.cast_both(
         torch.ones(2, 3, 4), ONE, torch.float8_e4m3fn, False)),
-    (ValueError, "no FP8 format", lambda: ops.cast(torch.ones(3), ONE, torch.int8, False)),
     # grouped products
     (ValueError, "end at 31", grouped(offsets=int32(16, 31))),
     (ValueError, "lies before 0", grouped(offsets=int32(-16, 32))),
@@ -148,8 +138,6 @@ REFUSED: list[Refused] = [
     (TypeError, "weight has dtype", grouped(weight=torch.zeros(2, 16, 32).double())),
     # recipes and configurations
     (ValueError, "nearest: triton", lambda: ROWWISE.with_backend("tritan")),
-    (ValueError, "nearest: triton", lambda: replace(ROWWISE, backend="tritan")),
-    (ValueError, "None is unknown", lambda: ROWWISE.with_backend(None)),
     (ValueError, "kernels 'on' is unknown", lambda: ROWWISE.with_kernels("on")),
     (ValueError, "GEMM 'dgrad' is unknown", lambda: ROWWISE.in_high_precision("dgrad")),
     (ValueError, "nearest: rowwise", lambda: Cast(E4M3FN, "row")),
@@ -167,7 +155,6 @@ REFUSED: list[Refused] = [
     (TypeError, "expected Module", lambda: verify(LAYER, NEVER)),
     (TypeError, "step_fn", lambda: verify(ONE, LAYER)),
     (TypeError, "config is a int", lambda: verify(NEVER, LAYER, recipe=3)),
-    (ValueError, "nearest: rowwise", lambda: verify(NEVER, LAYER, recipe="rowise")),
     (TypeError, "is a Tensor", lambda: count_matmuls(ONE, LAYER)),
     (TypeError, "expected Module", lambda: count_matmuls(NEVER, 3)),
     (ValueError, "'third'", lambda: count_matmuls(NEVER, LAYER, causal="third")),
