@@ -11,7 +11,6 @@ import torch
 from fp8core.kernels import ops, reference
 
 Compare = Callable[[Any, Any], None]
-E4M3 = torch.float8_e4m3fn
 EPS = 1e-5
 HALF_ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
