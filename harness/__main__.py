@@ -58,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from harness.cli import bare_machine
+    from harness.cli import process_end
 
     command, *rest = argv or ["--help"]
     try:
-        bare_machine.refuse_place(argv)
+        process_end.refuse_place(argv)
         code = commands().get(command, lambda words: _sweep([command, *words]))(rest)
         print(end="", flush=True)  # a full disk behind it is heard of here, not as the interpreter exits
         return code
@@ -154,7 +154,7 @@ def _sweep(words: list[str]) -> int:
         if words[0] in sweeps():
             raise UsageError(f"{words[0]} is a sweep: write sweep={words[0]}")
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
-    from harness.cli import bare_machine, habits
+    from harness.cli import habits, process_end
 
     keys, asked = habits.plain(words)
     if asked == "--multirun" and any(key.lstrip("+~").startswith(("shard=", "hydra")) for key in keys):
@@ -167,7 +167,7 @@ def _sweep(words: list[str]) -> int:
         return habits.run_several(keys, run_sweep)
     if asked:
         return habits.answer(asked, keys, lambda: _help([]))
-    bare_machine.refuse_limits()
+    process_end.refuse_limits()
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.advise import decide, fp8_break_even
 from harness.advise.casts import ENGINE, FP8CORE, provenance
-from harness.advise.fits import TOO_LARGE
+from harness.advise.plan import TOO_LARGE
 from harness.advise.rates import MEASURED
 from harness.advise.step import Ratio
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.advise.decide import LayerAdvice, RecipeAdvice
-    from harness.advise.fits import Memory
     from harness.advise.model import Model
-    from harness.advise.plan import Plan
+    from harness.advise.plan import Memory, Plan
     from harness.advise.rates import Rates
     from harness.advise.step import Parts
     from harness.machine.hardware import Device

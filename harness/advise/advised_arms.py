@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.store.arm import WITHOUT_FP8, arm_of
+from harness.store.case import WITHOUT_FP8, arm_of
 from harness.store.compare import DISTURBED, paired_ratios, rows_of
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ from harness.machine.ceilings import ceilings
 from harness.machine.hardware import of_env
 from harness.machine.kernels_by_name import CAST
 from harness.store.compare import FP8_DTYPES, paired_ratios, rows_of
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

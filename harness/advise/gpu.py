@@ -10,7 +10,7 @@ from harness import store
 from harness.machine import environment
 from harness.machine.hardware import named, of_env
 from harness.store.errors import UsageError
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,9 @@ from harness.advise.model import Linear
 from harness.advise.recipes import candidates
 from harness.advise.step import speedup
 from harness.machine.ceilings import ceilings
-from harness.store.arm import Arm, arm_of
+from harness.store.case import Arm, arm_of
 from harness.store.compare import DISTURBED, paired_ratios, rows_of
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

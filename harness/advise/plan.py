@@ -10,6 +10,48 @@ if TYPE_CHECKING:
 
     from harness.advise.model import Exchange
 
+
+GIB = 2**30
+# The step may take so much more than predicted: the largest shortfall among the published figures of
+# docs/advise-accuracy.md, which a test recomputes. Up to there it is "tight".
+MARGIN = 1.17
+FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "not predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a step takes.
+
+    Attributes:
+        bf16, fp8: bytes by part; `fp8` is None where nothing is converted.
+        device: bytes of the GPU.
+        whole: every part is predicted; False: a lower bound.
+        ways: changes of the question, each of which makes it fit by the model, with the bytes that it then takes.
+        unknown: whose activations are not predicted, where `whole` is False.
+    """
+
+    bf16: Mapping[str, int]
+    fp8: Mapping[str, int] | None
+    device: int
+    whole: bool
+    ways: Mapping[str, int]
+    unknown: str = "this model"
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the step that is advised."""
+        return sum((self.bf16 if self.fp8 is None else self.fp8).values())
+
+    @property
+    def word(self) -> str:
+        """ "fits", "tight", "does not fit", or "not predicted" where a lower bound leaves room."""
+        if self.needed > self.device:
+            return TOO_LARGE
+        if not self.whole:
+            return UNKNOWN
+        return FITS if self.needed * MARGIN <= self.device else TIGHT
+
+
 BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}  # of an element
 # Bytes that the update of a parameter moves, by the masters' dtype. float32: AdamW reads 16 and writes 12, clipping reads 4,
 # reads 4 and writes 4

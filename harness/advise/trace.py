@@ -25,9 +25,9 @@ from fp8core.recipe import RECIPES
 from harness.advise.model import Linear, Model, Outside, Traffic, mark_head, weighted
 from harness.store.errors import UsageError
 from harness.training.models import ModelSpec, UserModel
+from harness.training.models.calls import common_rows
 from harness.training.models.common import replace_parameters
 from harness.training.models.flops import register_flop_formulas
-from harness.training.models.tokens import common_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

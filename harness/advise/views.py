@@ -15,8 +15,8 @@ from rich.text import Text
 
 from harness.advise import decide
 from harness.advise.casts import not_by_default
-from harness.advise.fits import GIB, MARGIN, TOO_LARGE
 from harness.advise.layer import gemm_sizes
+from harness.advise.plan import GIB, MARGIN, TOO_LARGE
 from harness.advise.rates import FIGURES
 from harness.machine.terminal import printable, say, table
 from harness.store.text import number

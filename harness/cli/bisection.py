@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fp8core import PrecisionSchedule, audit
 from fp8core.recipe import GEMMS
 from harness.judge.verdict import Curve, Run, judge_pairs
-from harness.store.arm import EPS
+from harness.store.case import EPS
 from harness.store.errors import UsageError, unknown
 from harness.suites import divergence
 from harness.training import meta_estimate

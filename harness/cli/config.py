@@ -30,14 +30,46 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from harness.cli import axis_names
 from harness.store.errors import UsageError, unknown
 from harness.store.outside import checked_yaml
 from harness.store.text import own_model
+from harness.suites import SUITES
 from harness.timing.rounds import TimingConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+
+def refuse_unknown(config: Mapping[str, Any]) -> None:
+    """Refuse an axis that no suite of the sweep has.
+
+    Args:
+        config: plain values of `harness.cli.config.SweepConfig`; interpolations need not be resolved, and are not judged.
+
+    Raises:
+        UsageError: names the axis and the nearest one.
+    """
+    parts = config["parts"]
+    if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
+        return  # an interpolation
+    known = [_known(part) for part in parts.values()]
+    for part, names in zip(parts.values(), known, strict=True):
+        _refuse(part["axes"], names)
+    every = None if None in known else {name for names in known for name in names or ()}
+    _refuse(config["axes"], every if parts else _known(config))  # those of the whole sweep belong to any part
+
+
+def _known(part: Mapping[str, Any]) -> Collection[str] | None:
+    """The axes of a part's suite; None where only importing it, or resolving its name, tells them."""
+    return SUITES.axis_names(part["suite"]) if isinstance(part["suite"], str) else None
+
+
+def _refuse(axes: Any, known: Collection[str] | None) -> None:
+    if known is None or not isinstance(axes, dict):
+        return
+    for axis, values in axes.items():
+        if values is not None and axis not in known:  # null unsets what another sweep has set
+            raise unknown("axis", axis, known)
 
 
 @dataclass
@@ -198,7 +230,7 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         with initialize(version_base="1.3", config_path=None):
             composed = compose("harness", overrides=words)
         unresolved: Any = OmegaConf.to_container(composed, resolve=False, throw_on_missing=False)
-        axis_names.refuse_unknown(unresolved)
+        refuse_unknown(unresolved)
         device = resolve_device(str(composed.device))
         OmegaConf.register_new_resolver(
             "on_device", lambda cpu, gpu: gpu if device == "cuda" else cpu, replace=True

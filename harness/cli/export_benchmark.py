@@ -16,18 +16,88 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from harness import store
-from harness.cli import export_table
 from harness.gate.benchmark_files import SUITE
-from harness.store.arm import without_controls
-from harness.store.errors import UsageError
-from harness.store.json_columns import parse
+from harness.store.case import without_controls
+from harness.store.errors import UsageError, one_line, unknown
+from harness.store.measurement import METRICS
+from harness.store.outside import parse
+from harness.store.reading import JSON_COLUMNS
 from harness.store.text import axes_of, case_label
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+
+_LEFT_OUT = (*JSON_COLUMNS, "case_axes", "schema_version", "sample_clock_mhz")  # of a CSV; axes are columns
+
+
+def write(run: Path, output: Path) -> int:
+    """Writes the file; returns how many lines it holds.
+
+    Raises:
+        UsageError: the run can't be read.
+        OSError: the file can't be written.
+    """
+    frame = _rows(run)
+    if output.suffix == ".parquet":
+        frame.to_parquet(output, index=False)
+        return len(frame)
+    samples = frame["samples"].map(lambda of: [] if of is None else list(of))
+    rounds = [
+        list(r) if len(r) else list(range(len(s))) for r, s in zip(frame["rounds"], samples, strict=True)
+    ]
+    lines = frame.drop(columns=[name for name in _LEFT_OUT if name in frame])
+    lines = lines.assign(samples=samples, rounds=pd.Series(rounds, frame.index)).explode(
+        ["samples", "rounds"]
+    )
+    lines.rename(columns={"samples": "sample", "rounds": "round"}).to_csv(output, index=False)
+    return len(lines)
+
+
+def send(run: Path, to: str) -> int:
+    """Sends every number to a tracker, curves by their steps; returns how many it was given.
+
+    Args:
+        run: its folder.
+        to: one of `fp8core.scalar_writers.WRITERS`.
+
+    Raises:
+        UsageError: the run can't be read, there is no such tracker, or its library is not installed.
+    """
+    from fp8core.scalar_writers import WRITERS, writer_named  # torch
+
+    if to not in WRITERS:
+        raise unknown("tracker", to, WRITERS)
+    frame, sent = _rows(run), 0
+    try:
+        writer = writer_named(to)
+    except Exception as error:  # what a tracker raises that is not installed, set up or reached
+        raise UsageError(one_line(error)) from error
+    row: Any
+    for row in frame[frame["status"].isin(["ok", "partial"])].itertuples():
+        tag = "/".join(filter(None, (row.suite, row.arm, row.metric, row.regime, row.part, row.case_id)))
+        curve = METRICS[row.metric].series and len(row.samples) == len(row.rounds)
+        for step, value in zip(row.rounds, row.samples, strict=True) if curve else [(0, row.value)]:
+            writer.add_scalar(tag, float(value), int(step))
+            sent += 1
+    writer.close()
+    return sent
+
+
+def _rows(run: Path) -> pd.DataFrame:
+    frame, _ = store.read_quietly(run, expand=True)
+    if problems := frame.attrs.pop("problems"):
+        raise UsageError(f"cannot read {problems[0]}")
+    frame.attrs.clear()  # paths, which a table does not need
+    if frame.empty:
+        raise UsageError(f"no rows in {run}")
+    return frame
+
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 FORMAT = "5.3.1"  # the version of pytest-benchmark whose fields these are
@@ -48,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     if (options := options_of(Words, argv)) is None:
         return 0
     if options.to:
-        count = export_table.send(store.find_run(options.run, options.results_dir), options.to)
+        count = send(store.find_run(options.run, options.results_dir), options.to)
         sys.stdout.write(f"sent {count} numbers to {options.to}\n")
         return 0
     if options.output is None:
@@ -56,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     run = store.find_run(options.run, options.results_dir)
     try:
         if options.output.suffix in (".csv", ".parquet"):
-            what = f"{export_table.write(run, options.output)} lines"
+            what = f"{write(run, options.output)} lines"
         else:
             document, left_out = exported(run)
             text = json.dumps(document, indent=1, allow_nan=False) + "\n"

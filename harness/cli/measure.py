@@ -18,14 +18,13 @@ from harness.cli.config import command_line
 from harness.engine import arms, executor, places, run_folder, runlog
 from harness.engine.arms import Limits, silence_s
 from harness.engine.bench import Setting
-from harness.engine.plan import nothing_compared
+from harness.engine.plan import Task, nothing_compared
 from harness.engine.progress import Progress
 from harness.engine.rows import is_trial
 from harness.engine.stages import Mark, Stage, Steps
-from harness.engine.tasks import Task
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
-from harness.judge.fleet.request import refuse_another_card
+from harness.judge.fleet.judge import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
 from harness.store.errors import UsageError

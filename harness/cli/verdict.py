@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.exit_code import Exit
+from harness.gate.options import Exit
 from harness.machine import terminal
 from harness.store.errors import UsageError
 from harness.store.text import printable

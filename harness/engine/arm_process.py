@@ -45,8 +45,7 @@ from harness.machine.processes import (
     waited_s,
     watch_stops,
 )
-from harness.store.cause import Cause
-from harness.store.errors import RemoteError, SpoiledError, cause_of, one_line
+from harness.store.errors import Cause, RemoteError, SpoiledError, cause_of, one_line
 from harness.timing import compiling
 from harness.timing.timers import CpuTimer, Timer, release_memory, timer_for
 from harness.timing.workload import Suite, Trial, TrialSuite

@@ -14,8 +14,8 @@ from harness.engine.arms import Crew, RemoteArm, RemoteTimer, Tell, prepared
 from harness.engine.rows import PreparedArm, energy_row, partial_row, row, skipped_rows, split_row, time_row
 from harness.engine.stages import Stage, StageKind
 from harness.machine import environment
-from harness.store.arm import control_name, original_name
-from harness.store.cause import Cause
+from harness.store.case import control_name, original_name
+from harness.store.errors import Cause
 from harness.timing.rounds import TimingConfig, measure, measure_sustained
 
 if TYPE_CHECKING:

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 from harness.engine import arm_process
 from harness.engine.arms import UNFIT, Crew, Limits, failed_row
 from harness.engine.bench import Setting, measure_case
+from harness.engine.plan import Task
 from harness.engine.rows import all_arms, is_trial, row, skipped_rows, trial_rows
 from harness.engine.stages import Mark, Stage, Steps
-from harness.engine.tasks import Task
 from harness.machine.gpu_monitor import GpuMonitor, monitor_for
-from harness.store.cause import RETRYABLE, Cause
-from harness.store.errors import LateError, cause_of, one_line
+from harness.store.errors import RETRYABLE, Cause, LateError, cause_of, one_line
 from harness.store.run_files import CHECKPOINTS
 from harness.timing.workload import runs_alone
 

@@ -9,20 +9,74 @@ import json
 import math
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.engine.suite_calls import refusing
 from harness.machine import raw_output
 from harness.store.case import LOCAL, Case, Scalar, expand
-from harness.store.cause import Cause
-from harness.store.errors import UsageError, one_line, unknown
+from harness.store.errors import Cause, UsageError, one_line, unknown
 from harness.suites import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from harness.store.case import Case
     from harness.timing.workload import ArmInfo, Axis, Plannable, Unsupported
+
+
+@contextmanager
+def refusing(name: str, suite: object, what: str) -> Iterator[None]:
+    """Turn what a suite raises into a UsageError that names it; an error of our own suites stays what it is.
+
+    Args:
+        name: of the suite.
+        suite: what is called within.
+        what: the function that is called.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        if _is_ours(suite) and not isinstance(error, SystemExit):
+            raise
+        raise UsageError(
+            f"suite {name}: {what}() raised {one_line(error)}; expected it to return, or to raise ValueError for a value "
+            "that it cannot take"
+        ) from error
+
+
+def _is_ours(suite: object) -> bool:
+    module = suite.__name__ if isinstance(suite, ModuleType) else type(suite).__module__
+    return module.startswith("harness.")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to do.
+
+    Attributes:
+        planned: the case.
+        arm: of a trial suite, the arm whose run this is; "" where the case is timed, all arms at once.
+        workspace: where a run may keep checkpoints; None where the case is timed.
+        sustained: time the case under sustained load as well.
+    """
+
+    planned: PlannedCase
+    arm: str = ""
+    workspace: Path | None = None
+    sustained: bool = False
+
+    @property
+    def case(self) -> Case:
+        """The case, without what was planned for it."""
+        return self.planned.case
+
+    def __str__(self) -> str:
+        return f"{self.case} {self.arm}".rstrip()
 
 
 AXIS_KEYS = (

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from harness.engine.tasks import Task
+    from harness.engine.plan import Task
     from harness.store.case import Case
 
 LOG_S = 30.0  # between two lines about what is under way

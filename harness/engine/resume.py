@@ -10,7 +10,7 @@ from harness.engine.rows import is_trial
 from harness.engine.run_folder import ANEW
 from harness.store.differences import comparable
 from harness.store.errors import UsageError
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 from harness.training.batches import extent_of_case
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.store import extensions
-from harness.store.arm import original_name
-from harness.store.cause import Cause
-from harness.store.errors import MemoryShortageError
+from harness.store.case import original_name
+from harness.store.errors import Cause, MemoryShortageError
 from harness.store.measurement import Measurement
 from harness.timing.session import METERED_S
 from harness.timing.workload import TrialSuite

@@ -5,22 +5,92 @@ from __future__ import annotations
 import hmac
 import json
 import re
+import socket
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from harness import store
-from harness.engine import run_lock
-from harness.machine import torchrun
+from harness.machine import raw_output, torchrun
+from harness.machine.device_lock import holder
 from harness.store import run_files, run_state
 from harness.store.errors import UsageError
 from harness.store.private import public, salt
+from harness.store.run_files import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from harness.engine.shards import Shard
+
+
+GLANCE_S = 0.25  # longer than another process looks at the lock
+PATIENCE_S = 135.0  # until a server of files has forgotten a machine that died
+
+
+@contextmanager
+def held(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
+    """The right to write into a folder, made where it is missing, until the block or this process ends.
+
+    Args:
+        folder: of a run or of one of its shards.
+        patience_s: how long to wait for a holder that is no process of this machine.
+
+    Raises:
+        UsageError: another writer has it, or the folder cannot be written to.
+    """
+    path = folder / LOCK
+    lock = FileLock(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(GLANCE_S)
+        except Timeout:
+            if holder(path) or not patience_s:
+                raise
+            raw_output.say(f"waits up to {patience_s:g} s: {_refusal(path)}\n")
+            lock.acquire(patience_s)
+    except Timeout:
+        raise _refusal(path) from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder} ({error.strerror}); choose another folder with results_dir=DIR"
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # a full disk, or the folder itself is gone
+            path.unlink(missing_ok=True)
+        lock.release()
+
+
+def refuse_live(folder: Path) -> None:
+    """Refuses a folder that another writer has.
+
+    Raises:
+        UsageError: names its process.
+    """
+    path = folder / LOCK
+    if path.exists():
+        try:
+            with FileLock(path).acquire(0):
+                pass
+        except Timeout:
+            raise _refusal(path) from None
+        except OSError:  # it cannot be written to, which is refused where that is tried
+            return
+
+
+def _refusal(path: Path) -> UsageError:
+    by = holder(path)
+    who = f"process {by} on {socket.gethostname()}" if by else "a process of another machine or container"
+    return UsageError(
+        f"run {path.parent.name} is being written by {who} ({path}); wait until it has ended, or give this run another run_id"
+    )
+
 
 ANEW = "start a new run (run_id=NAME in place of resume=, which a sweep may set itself)"
 LAST = "last"  # as resume=: the newest run of the sweep, where there is none a new one
@@ -135,9 +205,9 @@ def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
             the other way round.
     """
     for other in [folder.parent] if shard is not None else sorted(folder.glob(_SHARDS)):
-        run_lock.refuse_live(other)
+        refuse_live(other)
     is_scheduled = shard is not None or torchrun.started() > 1
-    with run_lock.held(folder, patience_s=run_lock.PATIENCE_S if is_scheduled else 0.0):
+    with held(folder, patience_s=PATIENCE_S if is_scheduled else 0.0):
         yield
 
 

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness.engine.plan import refusing
 from harness.engine.rows import is_trial
-from harness.engine.suite_calls import refusing
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:

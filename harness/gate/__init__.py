@@ -14,8 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.exit_code import Exit, GateError
-from harness.gate.options import SWEEP, Options
+from harness.gate.options import SWEEP, Exit, GateError, Options
 from harness.machine import raw_output
 from harness.store.errors import UsageError
 from harness.store.text import some
@@ -179,9 +178,9 @@ def _measure_one(options: Options, policy: Policy) -> Answer | None:
 def _measure_two(options: Options) -> Answer | None:
     """Measures this work tree and another commit by a sweep or a command, and judges."""
     from harness.gate import trees
+    from harness.gate.command import contained
     from harness.gate.policy import DEFAULT, as_given
     from harness.gate.render import Answer
-    from harness.gate.shell import contained
     from harness.gate.sweeping import Sweeping
 
     by_command = options.command is not None
@@ -220,8 +219,7 @@ def _commanded(
 ) -> Commanded:
     """A command, with work trees of its own for both sides: HEAD with what is not committed copied in is the candidate."""
     from harness.gate import trees
-    from harness.gate.command import OUT, Commanded, named_paths
-    from harness.gate.shell import SHELL
+    from harness.gate.command import OUT, SHELL, Commanded, named_paths
     from harness.gate.tree_proof import Trees, is_code, is_test, may_be_code
 
     if shutil.which(SHELL[0]) is None:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harness import store
 from harness.gate.sides import load_side
 from harness.machine.environment import env_id
-from harness.store.arm import Arm
-from harness.store.case import Case
+from harness.store.case import Arm, Case
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
 from harness.store.outside import from_json, read_text

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.gate.policy import CONDITIONS
 from harness.gate.sides import CONTROL_SUITE
-from harness.store.arm import arm_of
-from harness.store.case import Case
-from harness.store.cause import Cause, known
+from harness.store.case import Case, arm_of
+from harness.store.errors import Cause, known
 from harness.store.measurement import METRICS, Measurement
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
 from harness.store import stats
-from harness.store.effect import MIN_ROUNDS, Effect, all_paired
+from harness.store.stats import MIN_ROUNDS, Effect, all_paired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.gate.exit_code import Exit, GateError, Loud
+from harness.gate.options import Exit, GateError, Loud
 from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
 from harness.gate.unit import RATIO, Key, Pair, State, Unit
 from harness.store import stats
-from harness.store.arm import controls
-from harness.store.cause import REFUTED
-from harness.store.json_columns import parse
+from harness.store.case import controls
+from harness.store.errors import REFUTED
 from harness.store.measurement import METRICS
+from harness.store.outside import parse
 from harness.store.text import axes_of, case_label, some
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import jinja2
 import markupsafe
 
 from harness.gate.decide import Verdict
-from harness.gate.exit_code import Exit, Loud
+from harness.gate.options import Exit, Loud
 from harness.gate.sides import differing_fields
 from harness.gate.unit import RATIO, State
 from harness.store import text

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from harness import store
 from harness.gate.collect import Collected
 from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, Verdict
-from harness.gate.exit_code import Exit, GateError
 from harness.gate.judge import judge
+from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import Side, load_side
 from harness.gate.unit import Cause, Control, Finding, Judgement, Key, State, Unit

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness import store
 from harness.gate.decide import FEWEST_TO_CLAIM
-from harness.gate.exit_code import Exit, GateError
+from harness.gate.options import Exit, GateError
 from harness.store import run_state
 from harness.store.differences import comparable, in_words
 from harness.store.errors import UsageError
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.exit_code import Exit, GateError
+from harness.gate.options import Exit, GateError
 from harness.gate.trees import differing
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from harness.gate.exit_code import Exit, GateError, Loud
+from harness.gate.options import Exit, GateError, Loud
 from harness.gate.policy import DEFAULT, load_policy
 from harness.store.errors import UsageError
 from harness.store.text import some

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import datetime
 
     from harness.gate.decide import Decision
-    from harness.gate.exit_code import Exit
+    from harness.gate.options import Exit
     from harness.gate.policy import Allowance, Rule
     from harness.gate.sides import Mode, Side
     from harness.store.stats import Vector

@@ -250,8 +250,7 @@ def _row(metric: str, status: str, **more: Any) -> dict[str, Any]:
 
 def _cause_of_build(error: Exception) -> str:
     """By this tree's harness, which tells memory that ran out from other faults."""
-    from harness.store.cause import Cause
-    from harness.store.errors import cause_of
+    from harness.store.errors import Cause, cause_of
 
     return str(cause_of(error, Cause.BUILD))
 

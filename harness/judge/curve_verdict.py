@@ -24,7 +24,7 @@ from harness.judge.verdict.judge import LEAST_FALL, Outcome, judge_pairs
 from harness.judge.verdict.result import ALPHA, MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.stored_noise import MOST, POWER, seeds_for, tost_power
 from harness.judge.verdict.time_to_loss import crossing
-from harness.store import effect, text
+from harness.store import stats, text
 from harness.store.curve_files import tidy
 from harness.store.errors import UsageError
 from harness.store.stats import Welch
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.store.effect import Effect
-    from harness.store.stats import Vector
+    from harness.store.stats import Effect, Vector
 
 MIN_VALUES = 3  # of a run: fewer show neither that it learned nor that it is no copy of another
 MOST_LONGER = 1.25  # the arms' last steps; beyond it they are other schedules, or other units
@@ -338,7 +337,7 @@ def _times(found: CurveVerdict, target: float | None) -> None:
             found.notes.append(f"time to {what}: {lost} of {len(runs)} runs have none")
             return
         sides.append(seconds)
-    found.time = effect.unpaired(sides[0], sides[1])
+    found.time = stats.unpaired(sides[0], sides[1])
     found.notes.append(f"time to {what}: {np.mean(sides[0]):.2f} and {np.mean(sides[1]):.2f} s, {found.time}")
 
 

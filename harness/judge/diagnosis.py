@@ -19,11 +19,11 @@ from harness.advise import fp8_break_even
 from harness.advise.advised_arms import FLOOR, advised_arms
 from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
-from harness.store.arm import WARMUP
-from harness.store.cause import Cause
+from harness.store.case import WARMUP
 from harness.store.compare import TIMES, rows_of
-from harness.store.json_columns import parse
-from harness.store.proof import ProofOutcome, proof_outcome
+from harness.store.errors import Cause
+from harness.store.measurement import ProofOutcome, proof_outcome
+from harness.store.outside import parse
 from harness.store.text import bytes_
 
 if TYPE_CHECKING:

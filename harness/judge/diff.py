@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from harness.machine.terminal import row, say, table
-from harness.store import effect, stats
-from harness.store.arm import arm_of
+from harness.store import stats
+from harness.store.case import arm_of
 from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
 from harness.store.differences import differences
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 from harness.store.text import axes_of, case_label, constant_axes, number, some
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from harness.store.effect import Effect
+    from harness.store.stats import Effect
 
     Key = tuple[str, str, str, str, str]  # suite, case, arm, regime, metric
 
@@ -40,7 +40,7 @@ CPU_CAUTION = (
     "measured on a CPU: its times decide nothing about a GPU, and another day's load moves them; set-up, losses and other "
     "figures compare"
 )
-CLOCK, CONTROL, KERNEL, HOST, UNKNOWN = "clock", "control", "kernel", "host", ""  # as harness.gate.cause
+CLOCK, CONTROL, KERNEL, HOST, UNKNOWN = "clock", "control", "kernel", "host", ""  # as harness.gate.judge
 CAUSES: Mapping[str, str] = {
     CLOCK: "as many cycles as before, at another clock: not the code",
     CONTROL: "the baseline moved as far: the machine, not this arm",
@@ -156,7 +156,7 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
     effects = {}
     for each in shared:
         floor = max(SAME, *(of_run.get(each[1], 1.0) for of_run in floors))
-        effects[each] = effect.unpaired(_round_medians(first[each]), _round_medians(second[each]), floor)
+        effects[each] = stats.unpaired(_round_medians(first[each]), _round_medians(second[each]), floor)
     failed = {
         (r["suite"], r["case_id"], r["arm"]): f"{r['status']}: {r['reason']}"
         for r in rows_of(after[after["metric"].isin(TIMES) & (after["status"] != "ok")])

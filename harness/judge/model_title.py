@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 from harness.store.text import own_model
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.store.arm import arm_of
+from harness.store.case import arm_of
 from harness.store.compare import SECONDS, rows_of
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.store.compare import FP8_DTYPES, SECONDS
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ started this many ranks, those are taken instead (`harness.machine.torchrun`).
 
 When a rank raises or dies the others wait for it in a collective, so after a fault all are killed, with whatever they
 have started themselves: at most `GRACE_S` after the fault was seen, or when the time is up. Nothing outlives the process
-that called, either, be it killed. The error names the rank at fault (`harness.machine.rank_faults`).
+that called, either, be it killed. The error names the rank at fault (`harness.machine.rank_process`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.machine import rank_faults, torchrun
-from harness.machine.rank_faults import Fault, RanksError
-from harness.machine.rank_process import Group, Rank
+from harness.machine import rank_process, torchrun
+from harness.machine.rank_process import Fault, Group, Rank, RanksError
 from harness.machine.torchrun import hosts
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ def _collect(ranks: list[Rank | FarRank], timeout_s: float) -> list[Any]:
     for rank in ranks:
         rank.pass_on()
     if faults:
-        raise rank_faults.error(faults, len(ranks))
+        raise rank_process.error(faults, len(ranks))
     if waiting:
-        raise rank_faults.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), timeout_s)
+        raise rank_process.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), timeout_s)
     return [results[rank.rank] for rank in ranks]

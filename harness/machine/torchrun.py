@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.machine import raw_output
-from harness.machine.rank_faults import Fault, error
-from harness.machine.rank_process import SIGN_S, Group, Rank, unpack, write_news
+from harness.machine.rank_process import SIGN_S, Fault, Group, Rank, error, unpack, write_news
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from harness.peers import (
     triton_tutorial,
 )
 from harness.peers.peer import GEMM_RECIPES, MODES, Peer
-from harness.store.arm import WITHOUT_FP8
+from harness.store.case import WITHOUT_FP8
 
 if TYPE_CHECKING:
-    from harness.store.arm import Arm
+    from harness.store.case import Arm
 
 __all__ = ["PEERS", "Peer", "peer_of"]
 

@@ -32,9 +32,9 @@ from harness.report.records import SQNR, isolated, numerics_by_arm
 from harness.report.table import known
 from harness.report.verdicts import fp8_pairs
 from harness.store import text
-from harness.store.arm import Arm, arm_of, parse
+from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import FP8_DTYPES, MODES
-from harness.store.json_columns import parse as parse_json
+from harness.store.outside import parse as parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.judge import gathered
 from harness.report.table import Cell, Column, Record, Table, columns, make_table, resolved_of, table_of, word
 from harness.store import text
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine

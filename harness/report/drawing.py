@@ -24,7 +24,7 @@ from harness.judge import gathered
 from harness.report.runs import once
 from harness.report.words import titled
 from harness.store import text
-from harness.store.arm import WITHOUT_FP8, Arm, arms_of
+from harness.store.case import WITHOUT_FP8, Arm, arms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,7 +12,7 @@ import numpy as np
 from harness.report.runs import dates
 from harness.store import text
 from harness.store.compare import TIMES
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 from harness.store.tables import beside
 
 if TYPE_CHECKING:

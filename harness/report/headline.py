@@ -25,7 +25,7 @@ from harness.report.standings import recipe, standings
 from harness.report.table import STYLES, Cell, Column, Table, columns, filled, known, make_table, resolved_of
 from harness.report.verdicts import what_of
 from harness.store import text
-from harness.store.arm import arm_of
+from harness.store.case import arm_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

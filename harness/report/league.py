@@ -14,8 +14,8 @@ from harness.report.records import SQNR, arm_records
 from harness.report.table import Cell, Table, known, resolved_of, table_of
 from harness.report.words import say
 from harness.store import stats, text
-from harness.store.arm import WITHOUT_FP8, arm_of
-from harness.store.cause import Cause
+from harness.store.case import WITHOUT_FP8, arm_of
+from harness.store.errors import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -30,7 +30,7 @@ from harness.report.table import known
 from harness.report.verdicts import STUDIES, tally, what_of
 from harness.report.words import titled
 from harness.store import text
-from harness.store.arm import Arm, arm_of
+from harness.store.case import Arm, arm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

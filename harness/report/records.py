@@ -12,10 +12,10 @@ from harness.judge import gathered
 from harness.machine.mfu import floor_seconds
 from harness.report.runs import newest, once
 from harness.report.table import known, resolved_of
-from harness.store.arm import Arm, arm_of
+from harness.store.case import Arm, arm_of
 from harness.store.compare import FP8_DTYPES, SECONDS, TIMES
-from harness.store.json_columns import parse
-from harness.store.proof import ProofOutcome, proof_outcome
+from harness.store.measurement import ProofOutcome, proof_outcome
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections import defaultdict

@@ -32,10 +32,9 @@ from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
 from harness.report.words import say
 from harness.store import run_state, stats, text
-from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
-from harness.store.errors import UsageError
-from harness.store.json_columns import parse
+from harness.store.errors import Cause, UsageError
+from harness.store.outside import parse
 from harness.store.private import public
 
 if TYPE_CHECKING:

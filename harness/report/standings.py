@@ -16,9 +16,9 @@ from harness.report.table import Cell, known
 from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
 from harness.report.words import titled
 from harness.store import text
-from harness.store.arm import Arm, arm_of, parse
-from harness.store.cause import REFUTED
+from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
+from harness.store.errors import REFUTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

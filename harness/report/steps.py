@@ -39,7 +39,7 @@ from harness.report.table import (
 from harness.report.tables import run_column
 from harness.report.words import say
 from harness.store import text
-from harness.store.arm import arm_of
+from harness.store.case import arm_of
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine, Material

@@ -9,9 +9,9 @@ from harness.judge.smoke import failed_kernels, failed_recipes
 from harness.machine import mfu
 from harness.machine.hardware import of_env
 from harness.report.table import known
-from harness.store.arm import without_controls
+from harness.store.case import without_controls
 from harness.store.compare import DISTURBED, against, paired_ratios, rows_of
-from harness.store.json_columns import parse
+from harness.store.outside import parse
 from harness.store.text import case_label
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.store import text
 from harness.store.compare import SECONDS
-from harness.store.json_columns import parse
 from harness.store.measurement import METRICS
+from harness.store.outside import parse
 from harness.store.tables import beside
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from harness.report.table import (
 )
 from harness.report.verdicts import extremes, fp8_pairs, geometric_mean, rank, tally
 from harness.store import stats, text
-from harness.store.arm import baseline_of
+from harness.store.case import baseline_of
 from harness.store.compare import MODES, PRECISIONS
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from harness.report.table import (
 from harness.report.verdicts import Answer, answer
 from harness.report.words import say
 from harness.store import stats, text
-from harness.store.arm import (
+from harness.store.case import (
     COOLDOWN,
     EPS,
     GOLDEN,

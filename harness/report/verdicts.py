@@ -15,9 +15,9 @@ from harness.report.runs import computed_in, once
 from harness.report.table import known, resolved_of
 from harness.report.words import paragraphs
 from harness.store import stats, text
-from harness.store.arm import baseline_of
-from harness.store.cause import REFUTED, Cause
+from harness.store.case import baseline_of
 from harness.store.compare import MODES, TIMES
+from harness.store.errors import REFUTED, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ interleaved, so a drift of the machine hits both sides of a round and cancels in
 `baseline time / arm time` everywhere: above 1 the arm is faster.
 
 A case carries its own noise floors. Each baseline is timed twice a round; how far the second copy (arm
-`<baseline>:again`, see `harness.store.arm`) seems to be from the first is how far two equal things can seem apart here.
+`<baseline>:again`, see `harness.store.case`) seems to be from the first is how far two equal things can seem apart here.
 
 pandas is imported on use: it starts a thread, and suites import this page in the server that workers are forked from.
 """
@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.store import effect, measurement, stats
-from harness.store.arm import arm_of, controls
+from harness.store import measurement, stats
+from harness.store.case import arm_of, controls
 from harness.store.differences import IDENTITY, differences, in_words
-from harness.store.effect import MIN_ROUNDS, Effect
-from harness.store.json_columns import parse
+from harness.store.outside import parse
+from harness.store.stats import MIN_ROUNDS, Effect
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -78,7 +78,7 @@ def paired_ratios(
     Returns:
         One row a (run, case, arm, regime, time metric), A/A controls left out:
 
-        - `arm_fields`, `baseline_fields`: both arms as records (`harness.store.arm`);
+        - `arm_fields`, `baseline_fields`: both arms as records (`harness.store.case`);
         - `baseline_value`, `value`: medians of all samples, in `unit`;
         - `speedup`: exp of the mean over rounds of log(baseline median / arm median); above 1 = arm is faster;
           of training steps with different numbers of tokens, by the token;
@@ -109,7 +109,7 @@ def paired_ratios(
         [-log for log in base.log_ratios(arm)] if base is not None and base.ok and arm.ok else []
         for arm, base, *_ in pairs
     ]
-    found = effect.all_paired(logs, [floor for *_, floor in pairs])
+    found = stats.all_paired(logs, [floor for *_, floor in pairs])
     out = [
         _compare(arm, base, regime, each) for (arm, base, regime, _), each in zip(pairs, found, strict=True)
     ]
@@ -245,7 +245,7 @@ def _noise_floors(groups: Sequence[Mapping[str, _Row]]) -> list[dict[str, float]
         if original.ok and again.env_id == original.env_id
     ]
     floors: list[dict[str, float]] = [{} for _ in groups]
-    for (place, arm, _), control in zip(pairs, effect.all_paired([logs for *_, logs in pairs]), strict=True):
+    for (place, arm, _), control in zip(pairs, stats.all_paired([logs for *_, logs in pairs]), strict=True):
         if control.has_interval:
             floors[place][arm] = math.exp(max(abs(control.log_low), abs(control.log_high)))
     return floors

@@ -9,15 +9,42 @@ import json
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
 
-from harness.store.arm import Arm, parse
-from harness.store.cause import DEFAULT, RETRYABLE, Cause
+from harness.store.case import Arm, parse
+from harness.store.errors import DEFAULT, RETRYABLE, Cause
 from harness.store.private import public
 from harness.store.tables import beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+FIELD = "verify_outcome"
+LAYERS = "verify_layers"  # how many layers it compared, by the name of their recipe
+
+
+class ProofOutcome(StrEnum):
+    """Value of `resolved[FIELD]`; "" where nothing was asked."""
+
+    NONE = ""
+    PROVED = "proved"
+    DISPROVED = "disproved"  # it found something wrong
+    UNPROVEN = "unproven"  # it found nothing wrong, and could not compare everything or not run at all
+
+
+def proof_outcome(resolved: Mapping[str, Any]) -> ProofOutcome:
+    """The outcome that a row stores. Unproven: a word that is none, and a proof of other layers or of another recipe than the
+    row's own; rows from before `LAYERS` was stored say how many GEMMs it counted."""
+    word, layers = str(resolved.get(FIELD) or ""), resolved.get("fp8_layers")
+    if word == ProofOutcome.PROVED and layers is not None:
+        count = layers if isinstance(layers, int) else len(layers)
+        own = {str(resolved.get("recipe")).split(",")[0]: count}
+        if resolved.get("fp8_gemms", count) < count or (resolved.get(LAYERS) or own) != own:
+            return ProofOutcome.UNPROVEN
+    return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN
+
 
 SCHEMA_VERSION = 4  # the one that is read and written
 
@@ -43,10 +70,10 @@ METRICS = {name: Metric(name, **said) for name, said in beside(__file__, "metric
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One row; the fields are the columns of the store (`harness.store.schema.SCHEMA`).
+    """One row; the fields are the columns of the store (`harness.store.reading.SCHEMA`).
 
     `cause` says why there is no number; where it is left out, the store has what the status alone says
-    (`harness.store.cause.DEFAULT`).
+    (`harness.store.errors.DEFAULT`).
     """
 
     suite: str

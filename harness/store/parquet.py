@@ -35,15 +35,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.store import run_files
-from harness.store.attempts import next_attempt
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement, to_json
 from harness.store.outside import from_json, read_text
 from harness.store.private import of_run, public
-from harness.store.reading import REPLACES, read_part, read_parts
+from harness.store.reading import REPLACES, next_attempt, read_part, read_parts
+from harness.store.reading import SCHEMA as SCHEMA
 from harness.store.reading import read as read  # its public place
 from harness.store.reading import read_quietly as read_quietly
-from harness.store.schema import SCHEMA as SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
+import time
 import warnings
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -22,19 +24,223 @@ import pyarrow.compute as compute
 import pyarrow.dataset as dataset
 from pyarrow.fs import LocalFileSystem
 
-from harness.store.attempts import DECIDED_BY, that_count
+from harness.store import case
 from harness.store.errors import UsageError, unknown
-from harness.store.json_columns import parse
-from harness.store.measurement import SCHEMA_VERSION
-from harness.store.outside import from_json
-from harness.store.schema import LONG_TEXTS, SCHEMA, conform
-from harness.store.sound import refuse_unsound
+from harness.store.measurement import SCHEMA_VERSION, TIMES, Better, Status
+from harness.store.outside import from_json, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
     import pandas as pd
     from numpy.typing import NDArray
+
+
+_NULLABLE = {"value", "bytes_moved"}  # where there is no number
+# None: not known
+_NUMBER, _OBJECT = (int, float, type(None)), (dict, type(None))
+_RESOLVED = {
+    **dict.fromkeys(("tokens_per_step", "parameters"), _NUMBER),
+    **dict.fromkeys(("fp8_gemms", "fp8_gemms_expected"), (int,)),
+    **dict.fromkeys(("flops_causal", "flops_recomputed", "memory", "lr_schedule", "advice"), _OBJECT),
+}  # what is computed with
+_LONGEST = 2**16  # characters of the axes of a case
+_WORDS = {"status": get_args(Status), "better": get_args(Better)}
+
+
+def refuse_unsound(table: pa.Table) -> None:
+    """Checks rows, in the columns that they have.
+
+    Raises:
+        ValueError: rows that no harness writes; the first fault is named.
+    """
+    for fault in _faults(table):
+        raise ValueError(f"holds rows that no harness writes: {fault}")
+
+
+def _faults(table: pa.Table) -> Iterator[str]:
+    for name in {*table.column_names} - _NULLABLE:
+        if table[name].null_count:
+            yield f"{name!r} is missing"
+    for name, words in _WORDS.items():
+        if name in table.column_names:
+            yield from (f"{name} {w!r}" for w in table[name].unique().to_pylist() if w not in words)
+    for name in JSON_COLUMNS:
+        if name in table.column_names:
+            texts = {text for chunk in table[name].chunks for text in chunk.dictionary.to_pylist()}
+            yield from (
+                f"{name!r}: {fault}" for text in sorted(texts) if (fault := _fault_of_text(name, text))
+            )
+    yield from _faults_of_samples(table)
+
+
+def _fault_of_text(name: str, text: str) -> str:
+    """What is wrong with a text of a JSON column; "" for nothing."""
+    if name == "axes" and len(text) > _LONGEST:
+        return f"a case in {len(text)} characters"
+    try:
+        given = parse(text)
+        if name == "arm_fields":
+            case.from_json(text)
+    except ValueError as error:
+        return str(error)
+    for key, value in given.items():
+        if (
+            (name in ("axes", "env") and key != "isa" and isinstance(value, dict | list))
+            or (name == "flops" and type(value) not in (int, float))
+            or (name == "resolved" and not isinstance(value, _RESOLVED.get(key, object)))
+        ):
+            return f"{key} is {value!r:.60}"
+    return ""
+
+
+def _faults_of_samples(table: pa.Table) -> Iterator[str]:
+    if "samples" not in table.column_names:
+        return
+    samples = table["samples"].combine_chunks()
+    counts, drawn = compute.list_value_length(samples), samples.flatten()
+    if drawn.null_count or compute.any(compute.is_nan(drawn)).as_py():
+        yield "samples that are no number"
+    for name in {"rounds", "sample_clock_mhz"} & {*table.column_names}:
+        sizes = compute.list_value_length(table[name])
+        if not compute.all(
+            compute.or_(compute.equal(sizes, 0), compute.equal(sizes, counts)), min_count=0
+        ).as_py():
+            yield f"another number of {name} than of samples"
+    if "status" in table.column_names:
+        measured = compute.is_in(table["status"], pa.array(["ok", "partial"]))
+        if not compute.all(compute.equal(measured, compute.greater(counts, 0)), min_count=0).as_py():
+            yield "a status that contradicts its samples"
+    if "value" in table.column_names:
+        sizes, drawn = counts.to_numpy(), drawn.to_numpy()
+        held = sizes > 0
+        starts, values = (np.cumsum(sizes) - sizes)[held], table["value"].to_numpy()[held]
+        inside = [
+            least.reduceat(drawn, starts) if held.any() else values for least in (np.minimum, np.maximum)
+        ]
+        if not ((inside[0] <= values) & (values <= inside[1])).all():
+            yield "a value that its samples do not have between them"
+
+
+_DRAWN = (
+    20  # low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
+)
+
+
+DECIDED_BY = ("run_id", "case_id", "arm", "metric", "rounds", "status", "retryable", "attempt")
+
+
+def that_count(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are of the attempt that counts, for each thing that was measured.
+
+    The arms of a timed case are stored together and compared round by round, so one attempt stands for all of them. The
+    runs of a trial suite are stored as each ends, so each arm has a last attempt of its own.
+
+    Args:
+        frame: all rows of the cases, with the columns `DECIDED_BY`.
+    """
+    attempt = frame["attempt"]
+    case = [frame["run_id"], frame["case_id"]]
+    timed = frame["metric"].isin(TIMES).groupby(case, dropna=False).transform("any")
+    unit = frame.groupby([*case, frame["arm"].mask(timed, "")], dropna=False).ngroup()
+    waits = frame["retryable"]
+    tried = ~waits & (frame["status"] != "skipped")
+    sitting = [unit, attempt]
+    partial = (frame["status"] == "partial").groupby(sitting).transform("any")
+    whole = ~waits.groupby(sitting).transform("any")
+    some = tried.groupby(sitting).transform("any")
+    # Prefer a complete attempt, then one whose measured arms are complete, then one that was cut off, then a deferred one.
+    tier = whole.astype(int) * 3 + (~whole & some & ~partial) * 2 + (~whole & partial)
+    best = tier == tier.groupby(unit).transform("max")
+    if partial.any():  # of several that were cut off, the one with the most rounds
+        rounds = frame["rounds"].map(lambda of: max(of, default=-1) + 1).where(best & (tier == 1), 0)
+        most = rounds.groupby(sitting).transform("max")
+        best &= most == most.where(best, -1).groupby(unit).transform("max")
+    last = attempt.where(best, -1)
+    return best & (last == last.groupby(unit).transform("max"))
+
+
+def next_attempt(last: int) -> int:
+    """A number for an attempt that begins now: nanoseconds since 1970, the last bits drawn.
+
+    Args:
+        last: the largest number that the run holds in any of its shards; it is exceeded, since a clock may be set back, or
+            lie behind another machine's.
+    """
+    return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)
+
+
+JSON_COLUMNS = ("axes", "resolved", "flops", "timing", "env", "arm_fields")  # objects, as text
+LONG_TEXTS = JSON_COLUMNS  # few distinct ones: read as dictionaries
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        ("schema_version", pa.int32()),
+        ("run_id", pa.string()),
+        ("sweep", pa.string()),
+        ("suite", pa.string()),
+        ("case_id", pa.string()),
+        ("arm", pa.string()),
+        ("arm_fields", pa.string()),  # JSON of harness.store.case.Arm
+        ("baseline", pa.string()),
+        ("axes", pa.string()),
+        ("seed", pa.int64()),
+        ("resolved", pa.string()),
+        ("metric", pa.string()),
+        ("unit", pa.string()),
+        ("better", pa.string()),
+        ("regime", pa.string()),
+        ("part", pa.string()),
+        ("samples", pa.list_(pa.float64())),
+        ("rounds", pa.list_(pa.int32())),
+        ("sample_clock_mhz", pa.list_(pa.float64())),
+        ("value", pa.float64()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("cause", pa.string()),  # one of harness.store.errors.Cause; "" where the row has its number
+        (
+            "retryable",
+            pa.bool_(),
+        ),  # what kept it from being measured may have passed: resume= measures it again
+        ("flops", pa.string()),
+        ("bytes_moved", pa.float64()),
+        ("timing", pa.string()),
+        ("tries", pa.int32()),
+        ("attempt", pa.int64()),  # of what was run again, the largest wins; see harness.store
+        ("env_id", pa.string()),
+        ("env", pa.string()),
+        ("created_at", pa.string()),
+    ]
+)
+
+
+def conform(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> pa.Table:
+    """Rows of one file as the store holds them in memory.
+
+    Args:
+        table: rows, with at least these columns.
+        columns: the columns to return, in the order of `SCHEMA`.
+
+    Returns:
+        The rows; the columns of `LONG_TEXTS` are dictionaries.
+    """
+    return pa.table(
+        {
+            field.name: _encoded(table[field.name])
+            if field.name in LONG_TEXTS
+            else table[field.name].cast(field.type)
+            for field in SCHEMA
+            if field.name in columns
+        }
+    )
+
+
+def _encoded(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string()).dictionary_encode()
+    return column.cast(_DICTIONARY)
+
 
 REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 _UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
@@ -208,7 +414,7 @@ def read_part(
     """The rows of one file, with the given columns.
 
     Raises:
-        ValueError: the file holds no rows of this store, or rows that no harness writes (`harness.store.sound`).
+        ValueError: the file holds no rows of this store, or rows that no harness writes (`harness.store.reading`).
         UsageError: its rows are of another schema_version.
     """
     if not stat.S_ISREG(path.stat().st_mode):

@@ -7,8 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from harness.store.json_columns import parse
-from harness.store.outside import from_json
+from harness.store.outside import from_json, parse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -11,17 +11,101 @@ emulation (`RECIPE_golden`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
+from fp8core import Float8Linear, quantize
 from fp8core.formats import native_pair
-from harness.store.arm import GRAD_FORMAT, ONLY_GEMM, ONLY_OPERAND
-from harness.training.rounded import round_only
+from fp8core.inputs.shared_input import after_autocast
+from fp8core.replace import take_over
+from harness.store.case import GRAD_FORMAT, ONLY_GEMM, ONLY_OPERAND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from fp8core.recipe import Gemm, Recipe
+    from fp8core.recipe import Cast, Gemm, Recipe
     from harness.training.setup import Trainee
+
+
+OPERANDS = ("input", "weight", "grad_output")
+
+
+class RoundedLinear(nn.Linear):
+    """An nn.Linear in high precision of which some operands have been rounded to FP8.
+
+    Attributes:
+        recipe: whose casts they are; a dynamic one, since nothing remembers amaxes here.
+        operands: which of `OPERANDS` are rounded, wherever the recipe casts them.
+    """
+
+    recipe: Recipe
+    operands: frozenset[str]
+
+    @classmethod
+    def from_float8(cls, layer: Float8Linear, operands: Collection[str]) -> RoundedLinear:
+        """A layer that shares the parameters of a Float8Linear and rounds only these operands."""
+        new = cls(layer.in_features, layer.out_features, bias=False, device="meta")
+        take_over(new, layer)
+        new.recipe, new.operands = layer.recipe, frozenset(operands)
+        return new
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input @ weight.T + bias` of an input of floating point, [..., in_features]."""
+        rows = after_autocast(input).reshape(-1, self.in_features)
+        with torch.autocast(rows.device.type, enabled=False):
+            output = _RoundedProducts.apply(rows, self.weight, self)
+        output = output.reshape(*input.shape[:-1], self.out_features)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def rounded(self, operand: str, x: Tensor, cast: Cast | None, dim: int) -> Tensor:
+        """The operand x as its GEMM reads it, contracted over `dim`: rounded to FP8 and back, or x itself."""
+        if cast is None or operand not in self.operands:
+            return x
+        codes = quantize(
+            x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two, mx_mode=cast.mx_mode
+        )
+        return codes.dequantize()
+
+
+class _RoundedProducts(torch.autograd.Function):
+    """The three GEMMs; input [M, K], weight [N, K]."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, layer: RoundedLinear) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.layer = layer
+        gemm = layer.recipe.output
+        weight = layer.rounded("weight", weight, gemm.b, 1)
+        return _product(layer.rounded("input", input, gemm.a, 1), weight.t(), input.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        input, weight = ctx.saved_tensors
+        layer: RoundedLinear = ctx.layer
+        to_input, to_weight = layer.recipe.grad_input, layer.recipe.grad_weight
+        grad_input = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            left = layer.rounded("grad_output", grad_output, to_input.a, 1)
+            grad_input = _product(left, layer.rounded("weight", weight, to_input.b, 0), input.dtype)
+        if ctx.needs_input_grad[1]:
+            left = layer.rounded("grad_output", grad_output, to_weight.a, 0).t()
+            grad_weight = _product(left, layer.rounded("input", input, to_weight.b, 0), weight.dtype)
+        return grad_input, grad_weight, None
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    return (a.float() @ b.float()).to(dtype)
+
+
+def round_only(model: nn.Module, operands: Collection[str]) -> None:
+    """Replace every Float8Linear of a model, in place, by one that rounds only these operands."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, Float8Linear):
+                setattr(parent, name, RoundedLinear.from_float8(child, operands))
+
 
 FORMATS = dict(zip(("e4m3", "e5m2"), native_pair(), strict=True))
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from harness.machine import ranks
 from harness.peers import PEERS
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.suites.common import crossed_points, lacking
 from harness.suites.parallel import not_finite
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
-from harness.training.parallel.bounds import deviation
+from harness.training.parallel.cells import deviation
 from harness.training.parallel.gathers import ALONE, HIGH, OWN, Gather, Measured, measure, weights_in
 
 if TYPE_CHECKING:

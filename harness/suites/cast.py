@@ -25,7 +25,7 @@ from fp8core.inputs.operands import cast_both, cast_one
 from fp8core.recipe import Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness.peers import PEERS, Peer, peer_of
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites import oracle
 from harness.suites.common import (
     compile_missing,

@@ -28,7 +28,7 @@ from fp8core.formats import native_pair
 from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites.common import crossed_points, gemm_missing, gemm_refused, outcome
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 

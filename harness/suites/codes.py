@@ -22,7 +22,7 @@ from torch import Tensor
 from fp8core.cast import cast_saturating
 from fp8core.formats import Format, as_element_format
 from fp8core.kernels import ops
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites import oracle
 from harness.suites.common import compile_missing, crossed_points, kernels_missing, outcome
 from harness.timing import metrics

@@ -14,7 +14,7 @@ from torch._C._autograd import DeviceType
 
 from fp8core.gemm import backend_named, layout
 from fp8core.profiled_gemms import profiler_events
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.suites.shapes import FROM_MODEL, Layer
 from harness.timing.compiling import compile_unavailable
 from harness.timing.timers import last_level_cache_bytes

@@ -11,7 +11,7 @@ from fp8core.extensions import OURS, installed
 from fp8core.gemm import BACKENDS
 from fp8core.recipe import RECIPES
 from harness.peers import PEERS
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites import NAMES, SUITES
 from harness.timing.workload import ArmInfo, arm_table
 

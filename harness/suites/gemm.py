@@ -20,7 +20,7 @@ from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast, Gemm
 from harness.peers import PEERS, Peer, peer_of
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites import oracle
 from harness.suites.common import (
     DATA,

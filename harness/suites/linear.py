@@ -30,8 +30,8 @@ from fp8core.profiled_gemms import fp8_gemms
 from fp8core.recipe import RECIPES, Recipe
 from harness.peers import PEERS, Peer, peer_of
 from harness.peers.peer import fp8_kernels
-from harness.store.arm import Arm
-from harness.store.cause import Cause
+from harness.store.case import Arm
+from harness.store.errors import Cause
 from harness.suites import oracle
 from harness.suites.common import (
     SIZES,

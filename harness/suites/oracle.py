@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fp8core.formats import as_element_format
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.timing import metrics
 from harness.timing.workload import Numerics
 

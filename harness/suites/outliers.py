@@ -16,7 +16,7 @@ from torch import Tensor
 from fp8core.gemm import scaled_mm
 from fp8core.recipe import RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites import oracle
 from harness.suites.common import crossed_points, draw, flops, generator, lacking, sizes
 from harness.suites.extended import extended_table

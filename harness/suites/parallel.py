@@ -3,7 +3,7 @@
 A case is one way (`harness.training.parallel.cells`), an arm one recipe; each is a launch of ranks and some training steps of a
 small Llama. What comes of it is one of
 
-    ok        it ran, and its losses lie within a stated bound of the single process's (`harness.training.parallel.bounds`)
+    ok        it ran, and its losses lie within a stated bound of the single process's (`harness.training.parallel.cells`)
     skipped   "refuses: ..." what fp8core said when the model was converted and wrapped; or what this machine lacks
     failed    it ran otherwise than one process does, a rank raised, died or hung
 
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from fp8core import RECIPES
 from harness.machine import ranks
-from harness.store.arm import Arm
-from harness.store.cause import Cause
+from harness.store.case import Arm
+from harness.store.errors import Cause
 from harness.suites.common import compile_missing, crossed_points, recipe_unsupported
 from harness.suites.extended import extended_table
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
-from harness.training.parallel import bounds
+from harness.training.parallel import cells
 from harness.training.parallel.cells import CELLS, Cell, Ran, run
 from harness.training.parallel.job import BATCH, SEQ, ParallelRun
 
@@ -95,9 +95,9 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         return Trial((), resolved, fault, cause=Cause.DIVERGED)
     losses = _mean([ran.losses for ran in every])
     reference = cell.reference(job)
-    expected = bounds.reference(reference)
-    bound, source = (0.0, bounds.SAME) if cell.same_sums else (bounds.rounding(reference), bounds.ROUNDING)
-    apart = bounds.deviation(losses, expected)
+    expected = cells.reference(reference)
+    bound, source = (0.0, cells.SAME) if cell.same_sums else (cells.rounding(reference), cells.ROUNDING)
+    apart = cells.deviation(losses, expected)
     resolved |= {"reference": list(expected), "bound": bound, "bound_from": source, "loss_deviation": apart}
     steps = tuple(range(len(losses)))
     on_step(len(losses), len(losses))

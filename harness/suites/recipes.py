@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from fp8core.inputs.operands import casts_route
 from fp8core.recipe import RECIPES, Recipe
 from harness.advise.cast_traffic import cast_bytes
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites import linear
 from harness.suites.common import sizes
 from harness.suites.extended import extended_table

@@ -22,14 +22,13 @@ from harness.advise.plan import BYTES
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
 from harness.advise.scale.counts import given, sharding
+from harness.advise.scale.held import weights_of
 from harness.advise.scale.job import MOST_GPUS, ClusterJob
 from harness.advise.scale.predict import check, predict
-from harness.advise.scale.weights import weights_of
 from harness.machine.ceilings import ceilings
 from harness.machine.hardware import named
-from harness.store.arm import Arm
-from harness.store.case import expand
-from harness.store.cause import Cause
+from harness.store.case import Arm, expand
+from harness.store.errors import Cause
 from harness.suites.common import refuse_shapes, with_defaults
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
 from harness.training.models.memory import GIB

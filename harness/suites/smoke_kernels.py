@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fp8core.kernels import ops, reference, tuning
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.suites.common import crossed_points, generator
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported

@@ -13,8 +13,8 @@ import numpy as np
 from fp8core.history import update_scales
 from fp8core.recipe import RECIPES
 from fp8core.verify import verify
-from harness.store.arm import Arm
-from harness.store.cause import Cause
+from harness.store.case import Arm
+from harness.store.errors import Cause
 from harness.suites import linear
 from harness.suites.common import crossed_points, profiled, recipe_unsupported
 from harness.suites.extended import extended_table

@@ -1,7 +1,7 @@
 """Suite `train`: one whole optimizer step of a model, eager / compile x bf16 / FP8, and what it takes.
 
 Timed are the forward and backward passes of all microbatches, clipping, the optimizer and the FP8 scales, on batches
-that lie on the device. Only one arm holds memory at a time (`harness.training.residency`), so each peak is its own.
+that lie on the device. Only one arm holds memory at a time (`harness.training.timed`), so each peak is its own.
 
     bf16_MODE            the control: no FP8, everything else alike, in the case's `compute` (which may be fp32)
     RECIPE_MODE          fp8core's layers
@@ -36,8 +36,7 @@ from fp8core.recipe import RECIPES
 from harness.advise import training as advice
 from harness.machine import ranks
 from harness.peers import PEERS
-from harness.store.arm import Arm
-from harness.store.case import expand
+from harness.store.case import Arm, expand
 from harness.store.errors import MemoryShortageError, UsageError, unknown
 from harness.suites.common import (
     compile_missing,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.machine.environment import device_kind
 from harness.machine.gpu_monitor import monitor_for
-from harness.store import effect
-from harness.store.arm import control_name
+from harness.store import stats
+from harness.store.case import control_name
 from harness.store.errors import UsageError, one_line
 from harness.store.stats import median, paired_log_ratios
 from harness.timing.config import Timing, TimingConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.store.effect import Effect
+    from harness.store.stats import Effect
     from harness.timing.timers import Timer
 
 
@@ -61,7 +61,7 @@ class Compared:
             raise ValueError(f"{name} has no ratio: {why}")
         mine, base = self.timings[name], self.timings[self.first]
         logs = paired_log_ratios(base.samples_ms, base.rounds, mine.samples_ms, mine.rounds)
-        return effect.paired(logs, self.floor)
+        return stats.paired(logs, self.floor)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.timings)
@@ -144,9 +144,9 @@ def measure(
     if len(closures) < 2 or not all(callable(fn) for fn in closures.values()):
         raise UsageError(f"closures={list(closures)}: expected two functions or more, by name")
     if rounds is not None and (
-        isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < effect.MIN_ROUNDS
+        isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < stats.MIN_ROUNDS
     ):
-        raise UsageError(f"rounds={rounds!r}: an interval needs an integer of at least {effect.MIN_ROUNDS}")
+        raise UsageError(f"rounds={rounds!r}: an interval needs an integer of at least {stats.MIN_ROUNDS}")
     config = timing if timing is not None else TimingConfig()
     if rounds is not None:
         config = replace(config, min_rounds=rounds, max_rounds=rounds, max_seconds=1e9)
@@ -159,7 +159,7 @@ def measure(
     floor = math.nan
     if not (base.failure or again.failure):
         logs = paired_log_ratios(base.samples_ms, base.rounds, again.samples_ms, again.rounds)
-        control = effect.paired(logs)
+        control = stats.paired(logs)
         if control.has_interval:
             floor = math.exp(max(abs(control.log_low), abs(control.log_high)))
     return Compared(first, found, floor, wrong, device)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 
 if TYPE_CHECKING:
     from harness.timing.timers import L2State
@@ -115,7 +115,7 @@ class Timing:
         rel_half_width: what the stop rule saw at the end; None below two rounds.
         throttled_rounds: rounds in which a throttle reason was read; their samples are kept.
         resolution_ms: smallest difference between two samples that the timer tells, by call.
-        hold: what kept the device from work that was not queued yet (`harness.timing.device_wait`); "" where nothing did.
+        hold: what kept the device from work that was not queued yet (`harness.timing.timers`); "" where nothing did.
         short: why samples shorter than `SHORT_MS` are single calls all the same; "" where they are not.
         split_ms: of each sample, ms up to the point that the closure marks; empty where it marks none.
         contended: another process computed on the device before, after or between two rounds; None where it can't be known.

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.machine.gpu_monitor import THROTTLING, Monitor, NullMonitor
-from harness.store.cause import Cause
-from harness.store.errors import LateError, cause_of, one_line
+from harness.store.errors import Cause, LateError, cause_of, one_line
 from harness.store.stats import t_interval
 from harness.timing.config import Regime, StopReason, Timing, TimingConfig, WarmupRule
 

@@ -1,4 +1,4 @@
-"""The kernel of `harness.timing.device_wait.HostReleased`; importing this imports triton.
+"""The kernel of `harness.timing.timers.HostReleased`; importing this imports triton.
 
 `volatile` loads are relaxed loads of system scope (PTX ISA, memory consistency model), so each one asks the host's
 memory anew. %globaltimer counts nanoseconds in steps of up to some microseconds, which is fine for a limit.

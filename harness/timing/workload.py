@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from harness.store.arm import Arm, parse
-from harness.store.cause import Cause
+from harness.store.case import Arm, parse
+from harness.store.errors import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

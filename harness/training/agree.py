@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fp8core import CastInput, Float8Tensor
-from harness.store.arm import Arm
-from harness.store.case import Case
+from harness.store.case import Arm, Case
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
 from harness.training.stored import store_run

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from harness.store.cause import Cause
-from harness.store.errors import UsageError, one_line
+from harness.store.errors import Cause, UsageError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,15 +11,13 @@ import torch
 
 from fp8core.convert import audit, convert_to_float8_training
 from fp8core.experts.moe import convert_experts_to_float8
-from harness.store.cause import Cause
-from harness.store.errors import OUT_OF_MEMORY, UsageError, cause_of, one_line
+from harness.store.errors import OUT_OF_MEMORY, Cause, UsageError, cause_of, one_line
 from harness.timing.workload import Unsupported
 from harness.training.models import ModelSpec, resolve
-from harness.training.models.calls import form_of
+from harness.training.models.calls import form_of, tokens_of
 from harness.training.models.flops import FORMULAS, counted_flops, recomputed, step_flops
 from harness.training.models.fused import fuse
 from harness.training.models.memory import GIB, fits, of_weights, predict
-from harness.training.models.tokens import tokens_of
 from harness.training.setup import CHECKPOINTING, Setup
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from fp8core.verify import Proof, verify
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
-from harness.store.cause import Cause
-from harness.store.proof import FIELD, LAYERS, ProofOutcome, proof_outcome
+from harness.store.errors import Cause
+from harness.store.measurement import FIELD, LAYERS, ProofOutcome, proof_outcome
 from harness.training.diagnostics import untouched
 
 if TYPE_CHECKING:

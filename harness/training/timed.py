@@ -8,27 +8,99 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from fp8core import amax_state_dict
 from harness.peers import PEERS
-from harness.store.cause import Cause
-from harness.store.errors import MemoryShortageError, let_go, one_line, out_of_memory
+from harness.store.errors import Cause, MemoryShortageError, let_go, one_line, out_of_memory
 from harness.timing.clock import Split
 from harness.timing.device_memory import peak_memory
 from harness.timing.workload import Numerics, Workload
 from harness.training import cuda_graph, meta_estimate, steps
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.models import ModelSpec, resolve
-from harness.training.residency import Residency, keep
 from harness.training.setup import Setup, forward_of, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from torch import Tensor
+    from torch import nn
 
     from harness.training.setup import Trainee
+
+
+def keep(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters by name, in host memory."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}
+
+
+class Residency:
+    """Holds the memory of one trainee; `with residency():` it is there. It begins as given up.
+
+    Args:
+        trainee: whose memory; it must not be used outside of the context.
+        initial: weights to put back, by name of parameter. Trainees of the same model may share them.
+        device: of the random numbers.
+    """
+
+    def __init__(self, trainee: Trainee, initial: Mapping[str, Tensor], device: str) -> None:
+        self._trainee, self._initial, self._device = trainee, initial, torch.device(device)
+        model = trainee.model
+        self._parameters = dict(model.named_parameters())
+        self._storages = [(storage, storage.nbytes()) for storage in _storages(self._parameters.values())]
+        # A state_dict has a parameter under each of its names; copies of those would be weights that never leave.
+        tied = dict(model.named_parameters(remove_duplicate=False))
+        self._buffers = {
+            name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
+            for name, value in (model.state_dict() | amax_state_dict(model)).items()
+            if name not in tied
+        }
+        self._leave()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """The trainee is in its initial state, on its device."""
+        gpus = [self._device.index or 0] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(self._trainee.setup.seed)
+            try:
+                self._enter()
+                yield
+            finally:
+                self._leave()
+
+    def _enter(self) -> None:
+        for storage, size in self._storages:
+            storage.resize_(size)
+        with torch.no_grad():
+            for name, p in self._parameters.items():
+                p.copy_(self._initial[name])
+        if self._buffers:
+            self._trainee.model.load_state_dict(self._buffers, strict=False)
+
+    def _leave(self) -> None:
+        trainee = self._trainee
+        trainee.optimizer.zero_grad(set_to_none=True)
+        trainee.optimizer.state.clear()
+        trainee.grad_norm = None
+        for storage, _ in self._storages:
+            storage.resize_(0)
+
+
+def _storages(parameters: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """The storages of parameters, each once; memory that is not the allocator's own (NumPy's) is moved into such."""
+    moved: dict[int, torch.UntypedStorage] = {}
+    for p in parameters:
+        storage = p.untyped_storage()
+        if storage._cdata not in moved:
+            moved[storage._cdata] = storage if storage.resizable() else storage.clone()
+        if not storage.resizable():
+            place = torch.empty(0, dtype=p.dtype, device=p.device)
+            p.data = place.set_(moved[storage._cdata], p.storage_offset(), p.size(), p.stride())
+    return list(moved.values())
+
 
 STEPS = 4  # different batches, over and over
 _REPLAYED = 3  # steps that are compared with eager ones, of different batches

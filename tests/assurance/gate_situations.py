@@ -28,8 +28,8 @@ from situations import Place, exit_code, situation
 
 from harness.__main__ import main
 from harness.gate import trees as work_trees
-from harness.gate.exit_code import GateError
-from harness.gate.shell import VARIABLE, run_shell
+from harness.gate.command import VARIABLE, run_shell
+from harness.gate.options import GateError
 from harness.gate.tree_proof import Trees
 from harness.machine.environment import env_id
 

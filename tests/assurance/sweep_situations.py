@@ -23,7 +23,7 @@ from harness.store.case import Case
 from harness.store.run_files import PROGRESS
 from harness.suites import parallel
 from harness.timing.workload import Numerics, Workload
-from harness.training.parallel import bounds
+from harness.training.parallel import cells
 from harness.training.parallel.cells import Ran
 
 RUN = ["sweep=toy", "device=cpu", "report=false", "quiet=true"]
@@ -154,7 +154,7 @@ def tiny(place: Place) -> pd.DataFrame:
 def ran_in_ranks(place: Place, losses: tuple[float, ...], alone: tuple[float, ...]) -> bool:
     """Whether a cell counts as one that runs."""
     place.patch.setattr(parallel.ranks, "run", lambda *_, **__: [Ran(losses)] * 2)
-    place.patch.setattr(bounds, "reference", lambda _: alone)
+    place.patch.setattr(cells, "reference", lambda _: alone)
     case = Case.of("parallel", {"cell": "ddp", "steps": 3})
     return not parallel.trial(case, "tensorwise", "cpu", place.folder, lambda *_: None).failure
 

@@ -13,7 +13,7 @@ from situations import Place, situation
 
 from harness import store
 from harness.judge import verdict
-from harness.store.proof import FIELD, LAYERS
+from harness.store.measurement import FIELD, LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,9 +21,8 @@ from harness.engine import arm_process
 from harness.engine.arm_process import Conditions
 from harness.engine.bench import Setting
 from harness.engine.executor import Place, run
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import Plan, Task, make_plan
 from harness.engine.stages import Mark
-from harness.engine.tasks import Task
 from harness.timing.rounds import TimingConfig, timer_for
 
 pytestmark = pytest.mark.benchmark_bar

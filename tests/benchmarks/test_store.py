@@ -18,8 +18,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as pq
 import pytest
 
-from harness.store.reading import read_part
-from harness.store.schema import SCHEMA
+from harness.store.reading import SCHEMA, read_part
 
 ROWS, FILES = 1_000_000, 64
 MOST_S, MOST_MB = 2.0, 500  # of a part of the columns

@@ -23,7 +23,7 @@ from fp8core import RECIPES, Recipe
 from fp8core.recipe import Kernels
 from harness.judge.verdict import Curve, Run, Verdict, judge_pairs
 from harness.store.case import Case
-from harness.store.proof import proof_outcome
+from harness.store.measurement import proof_outcome
 from harness.suites import divergence
 from harness.training import meta_estimate
 from harness.training.loop import train

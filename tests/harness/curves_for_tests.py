@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.judge.verdict import Curve, Run
-from harness.store.arm import ABLATIONS, GOLDEN, parse
-from harness.store.case import Case
-from harness.store.measurement import Measurement
-from harness.store.proof import FIELD
+from harness.store.case import ABLATIONS, GOLDEN, Case, parse
+from harness.store.measurement import FIELD, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

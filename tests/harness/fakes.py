@@ -169,7 +169,7 @@ class FakeCuda:
 
 
 class FakeHold:
-    """`harness.timing.device_wait.HostReleased` on a FakeCuda."""
+    """`harness.timing.timers.HostReleased` on a FakeCuda."""
 
     name = "kernel released by the host"
 

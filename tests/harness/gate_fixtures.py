@@ -17,7 +17,7 @@ from harness.gate.sides import CONTROL_SUITE, load_side
 from harness.gate.unit import Judgement
 from harness.machine.environment import env_id
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
 ENV: Mapping[str, Any] = {

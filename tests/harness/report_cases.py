@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from report_fixtures import CPU, TIMING, Invented, absent, figure, write_run
 
 from harness.store.case import Case, Scalar
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:

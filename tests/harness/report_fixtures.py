@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness import store
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:

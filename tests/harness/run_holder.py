@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.engine import run_lock
+from harness.engine import run_folder
 
 HOLDER = """
 import sys, time
@@ -20,7 +20,7 @@ with run_lock.held(Path(sys.argv[1])):
 
 
 def hold(folder: str) -> subprocess.Popen[bytes]:
-    root = str(Path(run_lock.__file__).parents[2])
+    root = str(Path(run_folder.__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, folder], env=os.environ | {"PYTHONPATH": root}, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

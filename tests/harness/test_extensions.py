@@ -17,7 +17,7 @@ import pytest
 
 from harness import store
 from harness.report import write_report
-from harness.store import arm
+from harness.store import case
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "docs/examples/extension"
@@ -36,7 +36,7 @@ said = {"mistyped": run("sweep=gemn")}
 said["imported"] = sorted(m for m in sys.modules if m == "torch" or m.startswith("fp8_harness_example"))
 said["extensions"] = run("list", "extensions")
 said["imported later"] = sorted(m for m in sys.modules if m.startswith("fp8_harness_example"))
-from harness.store.arm import parse
+from harness.store.case import parse
 said["parsed"] = [parse(a).as_json for a in ("example_e4m3_eager", "example_rowwise_eager", "example_e4m3_fast_eager")]
 if __name__ == "__main__":
     words = ["device=cpu", "rounds=3", "timing.min_samples=3", "timing.min_seconds=0.01", "timing.warmup_min_seconds=0.05", "results_dir=results",
@@ -179,8 +179,8 @@ def test_its_peer_recipe_backend_and_suite_are_measured_in_one_sweep(
     assert (resolved["fp8_gemms"], resolved["fp8_gemms_expected"]) == (3, 3)
 
     for row in frame.to_dict("records"):
-        others = row["suite"] == "example_transpose" or arm.arm_of(row).peer == "example"
-        others |= arm.arm_of(row).recipe == "example_e4m3"
+        others = row["suite"] == "example_transpose" or case.arm_of(row).peer == "example"
+        others |= case.arm_of(row).recipe == "example_e4m3"
         assert json.loads(row["resolved"]).get("extensions") == (OWNER if others else None), row["arm"]
     page = write_report([folder / "results"], tmp_path / "r.html").html.with_suffix(".md").read_text()
     assert "extensions, not part of the harness | fp8-harness-example 0.1.0" in page
@@ -203,15 +203,15 @@ def test_its_names_are_records_where_it_is_installed_and_variants_where_not(
     sound: tuple[dict[str, Any], Path],
 ) -> None:
     said, folder = sound
-    assert [arm.from_json(text) for text in said["parsed"]] == [
-        arm.Arm("example_e4m3", "eager"),
-        arm.Arm("rowwise", "eager", peer="example"),
-        arm.Arm("example_e4m3", "eager", variant="fast"),
+    assert [case.from_json(text) for text in said["parsed"]] == [
+        case.Arm("example_e4m3", "eager"),
+        case.Arm("rowwise", "eager", peer="example"),
+        case.Arm("example_e4m3", "eager", variant="fast"),
     ]
-    assert arm.parse("example_e4m3_eager") == arm.Arm(variant="example_e4m3_eager")
+    assert case.parse("example_e4m3_eager") == case.Arm(variant="example_e4m3_eager")
     frame = store.read(sorted((folder / "results/example").iterdir()))
-    read = {r["arm"]: arm.arm_of(r) for r in frame.to_dict("records")}  # here it is not installed
-    assert read["example_rowwise_eager"] == arm.Arm("rowwise", "eager", peer="example")
+    read = {r["arm"]: case.arm_of(r) for r in frame.to_dict("records")}  # here it is not installed
+    assert read["example_rowwise_eager"] == case.Arm("rowwise", "eager", peer="example")
 
 
 def test_what_is_refused_is_an_arm_with_its_reason_and_harms_no_other(faulty: dict[str, Any]) -> None:

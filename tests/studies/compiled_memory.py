@@ -1,4 +1,4 @@
-"""What AOTAutograd's partitioner keeps of a compiled Llama block, tensor by tensor: the oracle of `harness.advise.scale.kept`.
+"""What AOTAutograd's partitioner keeps of a compiled Llama block, tensor by tensor: the oracle of `harness.advise.scale.held`.
 
 No GPU: the partitioner works on shapes.
 """
@@ -16,7 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
 from fp8core import convert_to_float8_training
-from harness.advise.scale.kept import Block
+from harness.advise.scale.held import Block
 from harness.training.models import MODELS
 
 if TYPE_CHECKING:

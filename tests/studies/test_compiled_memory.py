@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from compiled_memory import block, bytes_of_a_token, kept_by_the_partitioner
 
-from harness.advise.scale.kept import kept
+from harness.advise.scale.held import kept
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it

@@ -4,7 +4,7 @@ FSDP2 works in streams of its own (`torch/distributed/fsdp/_fully_shard/_fsdp_co
 allocated in the stream of copies, shards of gradients in that of reductions. The allocator lends no block from one stream
 to another, so that each stream's maximum adds to the others', also where they are not needed at the same time.
 
-Compiled blocks keep what `harness.advise.scale.kept` says. Eager ones are run on fake tensors
+Compiled blocks keep what `harness.advise.scale.held` says. Eager ones are run on fake tensors
 (`harness.training.models.memory`), one block and two; each further block adds the difference. Not in it: fragments of
 blocks, the libraries' workspaces, the CUDA context. docs/advise-accuracy.md compares it with publications.
 """
@@ -12,23 +12,149 @@ blocks, the libraries' workspaces, the CUDA context. docs/advise-accuracy.md com
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from fp8core.convert import audit, convert_to_float8_training
+from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.recipe import RECIPES
+from harness.advise.model import COLUMNS, ROWS
 from harness.advise.plan import BYTES
-from harness.advise.scale.counts import BF16, Weight, gathered_bytes, reduced_bytes
-from harness.advise.scale.kept import BY_OP, Block, at_work, kept, kept_weights
-from harness.advise.scale.weights import weights_of
+from harness.advise.scale.counts import BF16, Weight, Weights, gathered_bytes, reduced_bytes
 from harness.store.errors import UsageError
 from harness.training import meta_estimate
 from harness.training.models import MODELS
 from harness.training.setup import Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.advise.scale.job import ClusterJob
+
+
+_BLOCKS = "layers."
+
+
+@functools.cache
+def weights_of(model: str, recipe: str, tp: int, left_out: tuple[str, ...] = ()) -> Weights:
+    """The parameters of each block and of the rest; a tied one counts once.
+
+    FSDP can send a recipe's weights in FP8 where one cast serves both GEMMs that read them.
+
+    Args:
+        model: a name of `harness.training.models.MODELS`.
+        recipe: a name of `fp8core.RECIPES`, or "" for none.
+        tp: GPUs that split each layer: a row-wise parallel one along its input, every other along its output.
+        left_out: last words of the names of layers that stay in bf16.
+    """
+    spec = MODELS[model]
+    one = spec.build(device="meta", layers=1)
+    coded: set[str] = set()
+    if recipe and not recipe_reason(RECIPES[recipe]):
+        changed = convert_to_float8_training(one, config=RECIPES[recipe], allow_no_conversion=True)
+        coded = {layer.fqn for layer in audit(changed).converted}
+    found: tuple[list[Weight], list[Weight]] = ([], [])
+    for name, parameter in one.named_parameters():
+        layer, _, kind = name.rpartition(".")
+        word, shape = layer.rsplit(".", 1)[-1], list(parameter.shape)
+        embeds = isinstance(one.get_submodule(layer), nn.Embedding)
+        if kind == "weight" and (embeds or word in COLUMNS | ROWS):
+            shape[int(word in ROWS and not embeds)] //= tp
+        weight = Weight(tuple(shape), kind == "weight" and layer in coded and word not in left_out)
+        found[name.startswith(_BLOCKS)].append(weight)
+    return Weights(tuple(found[True]), spec.layers, tuple(found[False]))
+
+
+CODE, FP32 = 1, 4
+BY_OP = "by_op"
+CODED = ("blockwise",)  # recipes whose codes of inputs and weights are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Sizes of a block, in elements of a token.
+
+    Attributes:
+        width: of the residual stream.
+        q, kv: queries; keys, which are as many as values.
+        up: results of the feed-forward's first products, all of them.
+        ffn: input of its last product.
+        heads: of attention, whose logsumexp is kept in float32.
+    """
+
+    width: int
+    q: int
+    kv: int
+    up: int
+    ffn: int
+    heads: int
+
+    @classmethod
+    def of(cls, config: Any) -> Block:
+        """The block of a dense Llama or GPT configuration of `harness.training.models`."""
+        width, heads = config.width, config.heads
+        kv = width // heads * getattr(config, "kv_heads", heads)
+        ffn = getattr(config, "ffn", 4 * width)
+        gated = hasattr(config, "ffn")  # SwiGLU; GPT's feed-forward has one product first
+        return cls(width, width, kv, (2 if gated else 1) * ffn, ffn, heads)
+
+    @property
+    def products(self) -> tuple[int, ...]:
+        """Results of its products in the order of use, and attention's after the values'."""
+        parts = (self.up // 2,) * 2 if self.up > self.ffn else (self.up,)
+        return (self.q, self.kv, self.kv, self.width, *parts, self.width)
+
+
+def kept(block: Block, checkpointing: str, recipe: str, compiled: bool = True) -> int:
+    """Bytes of a token and block that wait for the backward pass.
+
+    Args:
+        block: its sizes.
+        checkpointing: "none", "selective", "full" or "by_op".
+        recipe: of its layers; "" for bf16.
+        compiled: by torch.compile; eager code is predicted for "full" and "by_op" alone.
+    """
+    if checkpointing == "full":
+        return BF16 * block.width
+    attention = BF16 * block.q + FP32 * block.heads
+    if checkpointing == BY_OP:
+        results = _every_second(block.products, compiled)
+        return BF16 * (block.width + results) + attention
+    # o's result stands for the sum behind it; the last product's is only added, and nobody needs it
+    results = sum(block.products[:-1])
+    total = BF16 * (block.width + results) + attention + 2 * FP32  # two norms' rows
+    if checkpointing == "selective":
+        return total
+    if not recipe:
+        return total + BF16 * (2 * block.width + block.ffn)
+    codes = CODE * block.q
+    return total + codes + (CODE * block.ffn if recipe in CODED else 0)
+
+
+def kept_weights(elements: int, checkpointing: str, recipe: str) -> int:
+    """Bytes of FP8 weights of a block that wait for the backward pass; `elements` of the converted layers' weights."""
+    return CODE * elements if recipe in CODED and checkpointing == "none" else 0
+
+
+def at_work(block: Block, checkpointing: str, recipe: str) -> int:
+    """Bytes of a token that one block takes at once in its backward pass, beyond what is kept.
+
+    Everything that was not kept is there again; besides the gradients of the block's result, of the feed-forward's first
+    products and of its last input; in FP8 the codes of that input and of the result's gradient, along both axes.
+    """
+    again = kept(block, "none", recipe) - kept(block, checkpointing, recipe)
+    gradients = BF16 * (2 * block.width + block.up + block.ffn)
+    codes = 2 * CODE * (block.width + block.ffn) if recipe else 0
+    return max(0, again) + gradients + codes
+
+
+def _every_second(results: Iterable[int], compiled: bool) -> int:
+    """The first, third ... product; compiled code drops the last, whose result is only added."""
+    saved = list(results)[::2]
+    return sum(saved[:-1] if compiled else saved)
+
 
 MEMORY = ("weights", "gradients", "optimizer", "gathered", "reduced", "activations", "logits", "workspace")
 _FILLED = 2  # blocks whose weights and gradients are whole at once: the one at work and the one under way

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.advise.fits import MARGIN, Memory
 from harness.advise.model import slowest_stage
-from harness.advise.plan import BYTES
+from harness.advise.plan import BYTES, MARGIN, Memory
 from harness.advise.scale.held import memory
 from harness.store.errors import UsageError
 from harness.training.models import MODELS

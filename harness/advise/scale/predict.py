@@ -14,8 +14,7 @@ from fp8core.recipe import RECIPES
 from harness.advise.decide import able
 from harness.advise.recipes import candidates
 from harness.advise.scale.counts import Collective, exchanging, sharding
-from harness.advise.scale.held import memory, setup_of
-from harness.advise.scale.weights import weights_of
+from harness.advise.scale.held import memory, setup_of, weights_of
 from harness.advise.step import Parts, speedup, step_cost
 from harness.advise.training import traced
 from harness.machine.hardware import named

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.store.proof import ProofOutcome
+from harness.store.measurement import ProofOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

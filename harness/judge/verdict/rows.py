@@ -1,7 +1,7 @@
 """Rows: the verdict on what the suite `divergence` stored, one for each arm of each set-up.
 
 The seed is an axis of the case, so the cases that differ in it alone are one set-up. Which arm is held against
-which follows from its record (`harness.store.arm`); by name:
+which follows from its record (`harness.store.case`); by name:
 
     base_eps, RECIPE, RECIPE_golden, negative_control   base
     RECIPE_eps                                          RECIPE: the noise floor of FP8 itself
@@ -25,10 +25,10 @@ from harness.judge.verdict.gates import MIN_WINDOW
 from harness.judge.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
 from harness.judge.verdict.spike_events import first_stretch
-from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
-from harness.store.cause import Cause
-from harness.store.json_columns import parse
-from harness.store.proof import ProofOutcome, proof_outcome
+from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
+from harness.store.errors import Cause
+from harness.store.measurement import ProofOutcome, proof_outcome
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -20,8 +20,7 @@ from harness.judge.verdict.curves import pair
 from harness.judge.verdict.result import ALPHA, MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
 from harness.judge.verdict.spike_events import calm
-from harness.store.arm import OTHER, Arm
-from harness.store.case import LOCAL
+from harness.store.case import LOCAL, OTHER, Arm
 from harness.store.stats import t_quantile
 
 if TYPE_CHECKING:

@@ -7,19 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
-from harness.store.arm import Arm
-from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.case import Arm, Case
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
-from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
+from harness.training.ab.result import AGAIN, ARMS, BASE, FP8
 from harness.training.stored import store_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from harness.training.ab.plan import Plan
-    from harness.training.ab.result import TrialResult
+    from harness.training.ab.result import Plan, TrialResult
 
 SUITE = "ab"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,17 +42,56 @@ from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.distributed.wire import Collectives, count_collectives
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
+from harness.machine import ranks
 from harness.training.models.common import mean_cross_entropy
 from harness.training.models.llama import Llama, rotations
-from harness.training.parallel.job import BATCH, SEQ, SIZES, Trainee, train
+from harness.training.parallel.job import BATCH, SEQ, SIZES, ULP, Trainee, alone, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from fp8core.recipe import Recipe
     from harness.training.parallel.job import ParallelRun
+
+
+MARGIN, DRAWS = 4.0, 3
+ROUNDING = (
+    f"{MARGIN:g} x the largest change of one process's own losses when each weight moves by up to one unit in its last "
+    f"place, {DRAWS} draws"
+)
+SAME = "the same sums in the same order: bit for bit"
+
+
+@lru_cache(maxsize=64)
+def reference(job: ParallelRun) -> tuple[float, ...]:
+    """The losses of one process."""
+    return _several((job,))[0]
+
+
+@lru_cache(maxsize=64)
+def rounding(job: ParallelRun) -> float:
+    """The bound where sums differ in their order."""
+    moved = _several(tuple(replace(job, perturb=draw) for draw in range(1, DRAWS + 1)))
+    return MARGIN * max([ULP, *(deviation(losses, reference(job)) for losses in moved)])
+
+
+def alone_each(jobs: Sequence[ParallelRun]) -> list[list[float]]:
+    """What a rank of its own does: one job after the other."""
+    return [alone(job) for job in jobs]
+
+
+def _several(jobs: tuple[ParallelRun, ...]) -> list[tuple[float, ...]]:
+    (curves,) = ranks.run(alone_each, 1, jobs, device=jobs[0].device)
+    return [tuple(losses) for losses in curves]
+
+
+def deviation(losses: Sequence[float], expected: Sequence[float]) -> float:
+    """Largest |loss - expected| over |expected|; nan where a loss is."""
+    apart = [abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)]
+    return float("nan") if any(x != x for x in apart) else max(apart)
+
 
 EACH = 2  # microbatches a rank that accumulates, or that pipelines
 

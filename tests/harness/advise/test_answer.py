@@ -16,7 +16,7 @@ from harness.__main__ import main
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
 from harness.advise.decide import OFF, verdict
-from harness.advise.fits import GIB, MARGIN, TOO_LARGE
+from harness.advise.plan import GIB, MARGIN, TOO_LARGE
 from harness.advise.views import lines, show
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(

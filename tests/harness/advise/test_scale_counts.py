@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import (
 from fp8core.distributed.wire import count_collectives
 from harness.advise.model import split
 from harness.advise.scale.counts import exchanging, given, sharding
+from harness.advise.scale.held import weights_of
 from harness.advise.scale.job import ClusterJob
 from harness.advise.scale.observed import Seen, in_fake_group, mesh_of, observe, observe_fake, seen_of
-from harness.advise.scale.weights import weights_of
 from harness.advise.trace import trace
 from harness.machine import ranks
 from harness.machine.communication import ALL_GATHER, REDUCE_SCATTER

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from harness.advise.rates import rates_of
-from harness.advise.scale.held import MEMORY, memory
+from harness.advise.scale.held import MEMORY, Block, kept, memory
 from harness.advise.scale.job import ClusterJob
-from harness.advise.scale.kept import Block, kept
 from harness.advise.scale.predict import predict
 from harness.machine.communication import Group
 from harness.machine.hardware import named

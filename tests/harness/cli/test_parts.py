@@ -26,7 +26,7 @@ from harness.machine import device_lock
 from harness.machine.processes import interruptible
 from harness.report import summary
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 from harness.timing.workload import Numerics, Workload
 

@@ -26,10 +26,9 @@ from harness.engine.arm_process import Conditions
 from harness.engine.arms import Limits
 from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, Place, run
-from harness.engine.plan import Plan
+from harness.engine.plan import Plan, Task
 from harness.engine.resume import stored_cases
 from harness.engine.stages import Stage
-from harness.engine.tasks import Task
 from harness.timing.rounds import TimingConfig, measure
 from harness.timing.timers import CpuTimer
 

@@ -9,10 +9,9 @@ import pytest
 from rich.console import Console
 from toy import ToySuite
 
-from harness.engine.plan import PlannedCase
+from harness.engine.plan import PlannedCase, Task
 from harness.engine.progress import Progress
 from harness.engine.stages import Mark, Stage, StageKind, Steps
-from harness.engine.tasks import Task
 from harness.store.case import Case
 
 CLOCK = r"\d+:\d\d:\d\d"

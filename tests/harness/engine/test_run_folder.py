@@ -12,7 +12,7 @@ from toy import ToySuite, offered
 
 from harness import store
 from harness.__main__ import main
-from harness.engine import run_folder, run_lock
+from harness.engine import run_folder
 from harness.store.errors import UsageError
 
 WORDS = ["sweep=toy", "device=cpu"]
@@ -91,9 +91,9 @@ def test_a_second_live_writer_is_refused_and_a_dead_one_forgotten(
             assert main([*WORDS, "run_id=r2"]) == 0
         finally:
             writer.kill()
-    assert Path(folder, run_lock.LOCK).exists()
+    assert Path(folder, run_folder.LOCK).exists()
     assert main([*WORDS, *words]) == 0
-    own = Path("results/toy/r1", "shard-0-of-2" if words[1:] else "", run_lock.LOCK)
+    own = Path("results/toy/r1", "shard-0-of-2" if words[1:] else "", run_folder.LOCK)
     assert not own.exists()  # those of other folders stay as they are
 
 
@@ -101,23 +101,23 @@ def test_a_lock_whose_holder_is_gone_or_unknown_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file of an earlier version, or of a killed writer, holds no lock; a holder that is no process here is waited for."""
-    (tmp_path / run_lock.LOCK).write_text('{"pid": 1, "host": "another", "hostname": "node7"}')
+    (tmp_path / run_folder.LOCK).write_text('{"pid": 1, "host": "another", "hostname": "node7"}')
     with hold(str(tmp_path)) as writer:
         with (
             pytest.raises(UsageError, match=f"process {writer.pid} on "),
-            run_lock.held(tmp_path, patience_s=60),
+            run_folder.held(tmp_path, patience_s=60),
         ):
             pass
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_lock, "holder", lambda path: None)
+            patch.setattr(run_folder, "holder", lambda path: None)
             told = pytest.raises(UsageError, match="a process of another machine or container")
-            with told, run_lock.held(tmp_path, patience_s=0.1):
+            with told, run_folder.held(tmp_path, patience_s=0.1):
                 pass
         assert capsys.readouterr().err.startswith("waits up to 0.1 s: run ")
         writer.kill()
-    with run_lock.held(tmp_path):
-        assert (tmp_path / run_lock.LOCK).exists()
-    assert not (tmp_path / run_lock.LOCK).exists(), "no trace of a machine is left in a finished run"
+    with run_folder.held(tmp_path):
+        assert (tmp_path / run_folder.LOCK).exists()
+    assert not (tmp_path / run_folder.LOCK).exists(), "no trace of a machine is left in a finished run"
 
 
 @pytest.mark.parametrize("name", ["a\\b", "${oc.env:HOME}", "it's", "a=b, c", "[x]"])
@@ -150,10 +150,10 @@ def test_a_command_of_ranks_waits_for_the_lock_of_a_node_that_died(
         seen.append(patience_s)
         yield
 
-    monkeypatch.setattr(run_lock, "held", held)
+    monkeypatch.setattr(run_folder, "held", held)
     for world in ("", "2"):
         for name, value in {"RANK": "0", "WORLD_SIZE": world, "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
             monkeypatch.setenv(name, value)
         with run_folder.owned(tmp_path, None):
             pass
-    assert seen == [0.0, run_lock.PATIENCE_S]
+    assert seen == [0.0, run_folder.PATIENCE_S]

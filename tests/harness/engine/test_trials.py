@@ -14,7 +14,7 @@ from harness import store
 from harness.__main__ import main
 from harness.cli import run
 from harness.machine.gpu_monitor import NullMonitor
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 
 
 @pytest.mark.parametrize("lanes", [0, 2])

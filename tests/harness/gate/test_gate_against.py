@@ -10,7 +10,7 @@ from command_repo import git
 
 from harness.__main__ import main
 from harness.gate import trees
-from harness.gate.exit_code import Exit, GateError
+from harness.gate.options import Exit, GateError
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gate_fixtures import Times, run, time_row
 
-from harness.gate.exit_code import Exit
 from harness.gate.matching import log_ratios
+from harness.gate.options import Exit
 from harness.gate.unit import State
 
 

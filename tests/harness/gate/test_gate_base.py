@@ -9,14 +9,13 @@ import pytest
 from command_repo import git
 
 from harness.__main__ import main
-from harness.gate import process, runner
+from harness.gate import runner, sweeping
 from harness.gate import trees as work_trees
-from harness.gate.exit_code import Exit, GateError
-from harness.gate.process import Process
-from harness.gate.sweeping import Sweeping
+from harness.gate.options import Exit, GateError
+from harness.gate.sweeping import Process, Sweeping
 from harness.gate.trees import POLICY, Base
 
-ROOT = Path(process.__file__).resolve().parents[2]
+ROOT = Path(sweeping.__file__).resolve().parents[2]
 WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
          "axes.src=bf16", "arms=[eager]", "device=cpu", "timing.block_ms=1"]  # fmt: skip
 LIES = ("tuple(run.samples)", "tuple(1e-9 for _ in run.samples)")

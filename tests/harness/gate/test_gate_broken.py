@@ -12,7 +12,7 @@ import pytest
 from harness import gate
 from harness.__main__ import main
 from harness.gate import render, sweeping
-from harness.gate.exit_code import Exit, GateError
+from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.render import Answer
 from harness.gate.runner import Round, Session, SideError

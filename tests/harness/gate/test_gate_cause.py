@@ -10,7 +10,7 @@ import pytest
 from gate_fixtures import Times, time_row, write
 
 from harness import store
-from harness.gate.cause import cause_of, cycle_ratio
+from harness.gate.judge import cause_of, cycle_ratio
 from harness.gate.policy import Rule
 from harness.gate.unit import Cause, Key, Unit
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.gate.collect import Collected
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
 ABOUT = {"suite": "linear", "case_id": "c", "arm": "a", "baseline": "", "axes": "{}", "seed": 0}

@@ -33,8 +33,8 @@ from command_repo import (
 
 from harness.__main__ import main
 from harness.gate import command as command_module
+from harness.gate.command import run_shell
 from harness.gate.runner import Session
-from harness.gate.shell import run_shell
 from harness.store.private import public
 
 SOURCE = "src/pkg/__init__.py"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.gate import decide as decide_module
 from harness.gate.decide import Verdict, decide
 from harness.store import stats
-from harness.store.effect import MIN_ROUNDS
+from harness.store.stats import MIN_ROUNDS
 
 LIMIT = math.log1p(0.03)
 NONE = np.empty(0)

@@ -23,7 +23,7 @@ from gate_fixtures import (
 )
 
 from harness.gate import render
-from harness.gate.exit_code import Exit
+from harness.gate.options import Exit
 from harness.gate.policy import Allowance, Match, Policy
 from harness.gate.unit import Judgement
 

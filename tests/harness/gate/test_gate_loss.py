@@ -9,8 +9,8 @@ import pytest
 from curves_for_tests import control, rows_of_runs, shifted
 from gate_fixtures import Times, time_row, write
 
-from harness.gate.exit_code import Exit
 from harness.gate.judge import judge
+from harness.gate.options import Exit
 from harness.gate.policy import load_policy
 from harness.gate.sides import load_side
 from harness.gate.unit import Finding, Judgement

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from gate_fixtures import ENV, POLICY, Rows, Times, case, failed_row, run, time_row, value_row, write
 
-from harness.gate.exit_code import Exit, Loud
 from harness.gate.judge import judge
+from harness.gate.options import Exit, Loud
 from harness.gate.sides import load_side
 from harness.gate.unit import State
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
 LAPTOP = (ENV, {**ENV, "gpu": "NVIDIA GeForce RTX 5090"})

@@ -14,7 +14,7 @@ from gate_fixtures import Rows, Times, control_row, failed_row, run, time_row, v
 
 from harness.__main__ import main
 from harness.gate import render
-from harness.gate.exit_code import Exit, Loud
+from harness.gate.options import Exit, Loud
 from harness.gate.render import Answer
 from harness.gate.unit import Judgement
 

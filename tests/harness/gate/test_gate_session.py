@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 from harness import store
-from harness.gate import process, sweeping
-from harness.gate.exit_code import Exit, GateError
+from harness.gate import sweeping
+from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
-from harness.gate.process import Process
 from harness.gate.runner import Instrument, Round, Session, SideError
 from harness.gate.sides import load_side
-from harness.gate.sweeping import Sweeping
+from harness.gate.sweeping import Process, Sweeping
 from harness.gate.unit import Judgement
 
 # Answers by script: `plan`, then whatever the test says for each command.
@@ -88,7 +87,7 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(**sides: dict[str, Any]) -> Session:
         (tmp_path / "worker.py").write_text(SCRIPTED)
-        monkeypatch.setattr(process, "WORKER", tmp_path / "worker.py")
+        monkeypatch.setattr(sweeping, "WORKER", tmp_path / "worker.py")
         for side, says in sides.items():
             (tmp_path / side).mkdir()
             (tmp_path / side / "script.json").write_text(json.dumps(says))

@@ -10,7 +10,7 @@ import pytest
 
 from harness.gate import tree_proof
 from harness.gate.command import recording
-from harness.gate.exit_code import Exit, GateError
+from harness.gate.options import Exit, GateError
 from harness.gate.tree_proof import Proof, Trees, read_modules
 
 

@@ -21,7 +21,7 @@ from harness.judge import diagnosis
 from harness.judge.diagnosis import findings
 from harness.judge.verdict import Curve
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 
 BASE = control()
 SCHEDULE = {"rise_steps": 30, "lr": 1e-3}

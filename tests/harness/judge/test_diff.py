@@ -17,8 +17,8 @@ from report_fixtures import CPU, TIMING, frame, write_run
 from harness.__main__ import main
 from harness.judge.diff import CLOCK, CONTROL, HOST, KERNEL, Resolved, changes
 from harness.store.case import Case
-from harness.store.effect import unpaired
 from harness.store.measurement import Measurement
+from harness.store.stats import unpaired
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
 from harness.judge.fleet.judge import RATE, TOLERANCE_SDS, limits, widening
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.suites import SUITES, checksum
 
 ROOT = Path(harness.judge.fleet.__file__).parents[3]

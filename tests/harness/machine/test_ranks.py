@@ -23,10 +23,9 @@ from harness.engine.bench import Setting
 from harness.engine.executor import run
 from harness.engine.plan import make_plan
 from harness.machine import ranks
-from harness.machine.rank_faults import late
+from harness.machine.rank_process import late
 from harness.machine.ranks import RanksError
-from harness.store.cause import RETRYABLE, Cause
-from harness.store.errors import cause_of
+from harness.store.errors import RETRYABLE, Cause, cause_of
 from harness.timing.rounds import TimingConfig
 
 HERE = Path(__file__)

@@ -12,7 +12,7 @@ from fp8core import RECIPES
 from fp8core.extensions import Extension, ExtensionError, Table
 from harness import peers
 from harness.peers import Peer, nanochat_style, scaled_mm
-from harness.store import arm
+from harness.store import case
 from harness.suites import SUITES
 
 GEMM, LINEAR = scaled_mm.PEER, nanochat_style.PEER
@@ -55,7 +55,7 @@ def test_one_that_would_have_no_arm_is_refused(
 
 @pytest.mark.parametrize(
     ("table", "names"),
-    [(RECIPES, arm._PEERS), (peers.PEERS, (*arm._RECIPES, *arm.WITHOUT_FP8))],
+    [(RECIPES, case._PEERS), (peers.PEERS, (*case._RECIPES, *case.WITHOUT_FP8))],
     ids=["recipes", "peers"],
 )
 def test_no_recipe_is_called_like_a_peer_and_no_peer_like_a_recipe(

@@ -19,7 +19,7 @@ from harness.report import verdicts
 from harness.report.picture import picture
 from harness.report.table import quantile
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 
 NOTICE = "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. CPU timings are no evidence"
 FAST = {"bf16_compile": 1.0, "rowwise_compile": 0.8}

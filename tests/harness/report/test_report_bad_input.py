@@ -13,7 +13,7 @@ from harness.__main__ import main as command_line
 from harness.report import write_report
 from harness.report.steps import mfu_table
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 
 
 @pytest.mark.parametrize("env", [H200, CPU], ids=["GPU", "CPU"])

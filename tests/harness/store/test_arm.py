@@ -11,10 +11,11 @@ from report_fixtures import write_run
 
 from fp8core.recipe import RECIPES
 from harness import store
-from harness.store import arm as arm_module
-from harness.store.arm import (
+from harness.store import case as arm_module
+from harness.store.case import (
     CONTROL_SUFFIX,
     Arm,
+    Case,
     arm_of,
     arms_of,
     from_json,
@@ -22,7 +23,6 @@ from harness.store.arm import (
     parse,
     without_controls,
 )
-from harness.store.case import Case
 from harness.store.measurement import Measurement
 from harness.suites import SUITES, divergence
 

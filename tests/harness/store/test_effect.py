@@ -13,7 +13,7 @@ from gate_fixtures import run, time_row
 from harness import store
 from harness.gate.render import Answer, as_json
 from harness.judge.diff import as_dict, changes
-from harness.store import effect
+from harness.store import stats
 from harness.store.compare import paired_ratios
 from harness.store.differences import ENV_ID_FIELDS, comparable, differences, in_words
 
@@ -71,8 +71,8 @@ def test_report_diff_and_gate_see_the_same_effect_and_say_whose_policy_decides(
 def test_many_at_once_are_each_alone() -> None:
     random = np.random.default_rng(1)
     rows = [random.normal(0, 1, n) for n in (3, 0, 5, 3, 1)]
-    for one, logs in zip(effect.all_paired(rows), rows, strict=True):
-        alone = effect.paired(logs)
+    for one, logs in zip(stats.all_paired(rows), rows, strict=True):
+        alone = stats.paired(logs)
         assert str(one) == str(alone)
         assert one.direction == alone.direction
 
@@ -89,7 +89,7 @@ def test_many_at_once_are_each_alone() -> None:
     ],
 )
 def test_the_direction_of_an_effect(logs: list[float], floor: float, direction: str) -> None:
-    assert effect.paired(logs, floor).direction == direction
+    assert stats.paired(logs, floor).direction == direction
 
 
 # What differs between environments

@@ -15,10 +15,8 @@ from torch import nn
 
 from fp8core import convert_to_float8_training, verify
 from harness.store import measurement
-from harness.store.cause import DEFAULT, RETRYABLE, Cause
-from harness.store.errors import one_line, out_of_memory
-from harness.store.measurement import METRICS, Measurement, to_json
-from harness.store.proof import ProofOutcome, proof_outcome
+from harness.store.errors import DEFAULT, RETRYABLE, Cause, one_line, out_of_memory
+from harness.store.measurement import METRICS, Measurement, ProofOutcome, proof_outcome, to_json
 from harness.training.steps import cause_of_fault, facts_of
 
 

@@ -13,10 +13,9 @@ from pandas.testing import assert_frame_equal
 
 from harness import store
 from harness.store import reading
-from harness.store.cause import Cause
-from harness.store.errors import UsageError
-from harness.store.json_columns import parse
+from harness.store.errors import Cause, UsageError
 from harness.store.measurement import Measurement
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import store
-from harness.engine import run_lock, runlog
+from harness.engine import run_folder, runlog
 from harness.store import parquet, reading
-from harness.store.cause import RETRYABLE, Cause
-from harness.store.errors import UsageError
+from harness.store.errors import RETRYABLE, Cause, UsageError
 from harness.store.measurement import Measurement
 
 
@@ -543,7 +542,7 @@ def test_a_run_under_way_and_a_closed_one_read_as_plain_parquet(tmp_path: Path) 
     folder = tmp_path / "toy" / "r1"
     shard = folder / "shard-0-of-2"
     (cut_off,) = rows("c2")
-    with run_lock.held(shard), runlog.log_to(shard, logging.INFO):
+    with run_folder.held(shard), runlog.log_to(shard, logging.INFO):
         run = runlog.LoggingWriter(shard, run_id="r1", sweep="toy", env_id="e", env={}, about={})
         runlog.ProgressFile(run).write(state="running")
         run.append(rows("c1"))

@@ -9,8 +9,7 @@ import pytest
 from fp8core.extensions import Extension
 from fp8core.gemm import BACKENDS
 from fp8core.recipe import RECIPES
-from harness.store.arm import Arm
-from harness.store.case import Case
+from harness.store.case import Arm, Case
 from harness.suites import extended
 
 

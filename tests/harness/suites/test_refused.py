@@ -18,8 +18,7 @@ from harness.__main__ import main
 from harness.judge.verdict.result import MIN_POINTS, MIN_SEEDS
 from harness.peers import PEERS
 from harness.store.case import Case
-from harness.store.cause import Cause
-from harness.store.errors import UsageError
+from harness.store.errors import Cause, UsageError
 from harness.suites import SUITES
 from harness.suites.divergence import OTHER_SEEDS
 

@@ -14,7 +14,7 @@ from train_cases import divergence_case
 from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule
 from fp8core.gemm.layout import Operand
 from fp8core.inputs import operands
-from harness.store.arm import ABLATIONS, GRAD_FORMAT, ONLY_GEMM
+from harness.store.case import ABLATIONS, GRAD_FORMAT, ONLY_GEMM
 from harness.suites import ablation, divergence
 from harness.timing.workload import Trial
 from harness.training.bisect import Finding, bisect, locate, schedule_with

@@ -11,7 +11,7 @@ from torch import nn
 from fp8core import RECIPES
 from harness.machine import ranks
 from harness.suites.parallel import not_finite
-from harness.training.parallel import bounds, cells
+from harness.training.parallel import cells
 from harness.training.parallel.job import (
     InParts,
     InShares,
@@ -70,13 +70,13 @@ def test_a_wrong_gradient_lies_beyond_even_the_widest_bound(how: str, recipe: st
     job = ParallelRun(RECIPES[recipe] if recipe else None, microbatches=2)
     curves = ranks.run(wrong, 2, how, job)
     losses = [sum(each) / 2 for each in zip(*curves, strict=True)]
-    assert bounds.deviation(losses, bounds.reference(job)) > bounds.rounding(job)
+    assert cells.deviation(losses, cells.reference(job)) > cells.rounding(job)
 
 
 def test_the_bound_is_what_rounding_does_and_no_more() -> None:
     high = ParallelRun(None, microbatches=2)
-    assert bounds.MARGIN * 2**-23 <= bounds.rounding(high) < 1e-6
-    losses = bounds.reference(high)
+    assert cells.MARGIN * 2**-23 <= cells.rounding(high) < 1e-6
+    losses = cells.reference(high)
     assert losses == tuple(alone(high))
     assert losses[-1] < 0.85 * losses[0]  # training moves the loss by far more than any bound
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.cli import axis_names
+from harness.cli import config
 from harness.store.errors import UsageError
 
 ASKED = """
@@ -52,9 +52,9 @@ def test_a_mistyped_name_imports_no_torch(words: list[str]) -> None:
 def test_axes_are_checked_where_the_suite_is_known_and_else_left_to_the_plan() -> None:
     own = {"suite": "cast", "axes": {"MM": 3}}
     with pytest.raises(UsageError, match=r"unknown axis 'MM' \(nearest: M\)"):
-        axis_names.refuse_unknown({**own, "parts": {}})
+        config.refuse_unknown({**own, "parts": {}})
     with pytest.raises(UsageError, match="unknown axis 'MM'"):
-        axis_names.refuse_unknown({"axes": {"MM": 3}, "parts": {"cast": {"suite": "cast", "axes": {}}}})
+        config.refuse_unknown({"axes": {"MM": 3}, "parts": {"cast": {"suite": "cast", "axes": {}}}})
     for open_still in (
         {"suite": "another package's", "axes": {"MM": 3}, "parts": {}},
         {"suite": "cast", "axes": {"role": None}, "parts": {}},  # what another sweep has set, unset
@@ -62,4 +62,4 @@ def test_axes_are_checked_where_the_suite_is_known_and_else_left_to_the_plan() -
         {"suite": None, "axes": {}, "parts": {"a": "${other}"}},
         {"axes": {"MM": 3}, "parts": {"a": own | {"axes": {}}, "b": {"suite": "${c}", "axes": {"MM": 3}}}},
     ):
-        axis_names.refuse_unknown(open_still)
+        config.refuse_unknown(open_still)

@@ -17,9 +17,9 @@ from model_on_ranks import SLEEP_S
 from train_cases import case, execute, row
 
 from harness.machine.ranks import Gang, RanksError
-from harness.store.cause import Cause
 from harness.store.compare import paired_ratios
-from harness.store.proof import FIELD, ProofOutcome
+from harness.store.errors import Cause
+from harness.store.measurement import FIELD, ProofOutcome
 from harness.suites import train
 from harness.timing.clock import Split
 from harness.timing.workload import Numerics

@@ -22,7 +22,7 @@ from fp8core.inputs.operands import cast_both
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.errors import Cause
 from harness.suites import SUITES, accumulation, allgather, checksum, gemm, smoke_kernels, smoke_layers
 from harness.timing.workload import Trial
 from harness.training.parallel.gathers import ALONE, HIGH, OWN, Measured

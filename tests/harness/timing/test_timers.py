@@ -14,8 +14,7 @@ import torch
 from fakes import FakeCuda, FakeHold, FakeTime
 
 from harness.timing.clock import Split, gc_paused
-from harness.timing.device_wait import HostReleased, Sleep, hold_for
-from harness.timing.timers import CpuTimer, CudaTimer, timer_for
+from harness.timing.timers import CpuTimer, CudaTimer, HostReleased, Sleep, hold_for, timer_for
 
 
 def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:

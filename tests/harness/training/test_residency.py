@@ -10,8 +10,8 @@ from tiny_lm import TinyLM, tiny_lm, tokens
 from torch import Tensor, nn
 
 from fp8core.recipe import RECIPES
-from harness.training.residency import Residency, keep
 from harness.training.setup import Setup, Trainee, prepare
+from harness.training.timed import Residency, keep
 
 
 def trainee(recipe: str = "", model: nn.Module | None = None, **changes: Any) -> Trainee:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fp8core import RECIPES, Float8Linear, convert_to_float8_training
-from harness.training.rounded import OPERANDS, RoundedLinear, round_only
+from harness.suites.ablation import OPERANDS, RoundedLinear, round_only
 
 M, K, N = 48, 32, 64
 FORMATS = {

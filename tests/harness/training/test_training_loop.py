@@ -20,9 +20,8 @@ from fp8core.gemm import reference
 from fp8core.history import mark_ready
 from harness.store.errors import UsageError
 from harness.training import loop
-from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose
-from harness.training.loop import Regime, perturb, train
+from harness.training.loop import Regime, perturb, reproducible, train
 from harness.training.setup import Setup
 
 

@@ -13,7 +13,7 @@ import torch
 from loop_jobs import curves
 from train_cases import divergence_case
 
-from harness.store.proof import FIELD, ProofOutcome
+from harness.store.measurement import FIELD, ProofOutcome
 from harness.suites import divergence
 from harness.training import loop
 from harness.training.setup import prepare

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.training.ab.plan import FP8, Plan
-from harness.training.ab.result import Round, TrialResult
+from harness.training.ab.result import FP8, Plan, Round, TrialResult
 
 Vector = NDArray[np.float64]
 Noise = Callable[

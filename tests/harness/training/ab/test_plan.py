@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.store.errors import UsageError
-from harness.training.ab.plan import ARMS, Plan
+from harness.training.ab.result import ARMS, Plan
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ from harness.machine import hardware, mfu
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.compare import paired_ratios
 from harness.training.ab import rows
-from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, Plan
-from harness.training.ab.result import Round, TrialResult, merged
+from harness.training.ab.result import AGAIN, ARMS, BASE, FP8, Plan, Round, TrialResult, merged
 from harness.training.ab.watch import SEEN
 
 TRIALS = 400

@@ -21,7 +21,7 @@ from fp8core import Float8Linear, PrecisionSchedule, convert_to_float8_training,
 from harness import ab
 from harness.store.errors import UsageError
 from harness.timing.clock import EventClock
-from harness.training.ab.plan import BASE, FP8
+from harness.training.ab.result import BASE, FP8
 
 SHORT: dict[str, Any] = {"steps": 52}  # three rounds
 

@@ -11,7 +11,7 @@ import pytest
 import rank_loops
 
 from harness.machine import ranks
-from harness.training.ab.plan import BASE, FP8
+from harness.training.ab.result import BASE, FP8
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fp8core import PrecisionSchedule
 from harness.advise.training import traced
 from harness.training import meta_estimate
 from harness.training.loop import Regime, facts_of
-from harness.training.models.tokens import common_rows
+from harness.training.models.calls import common_rows
 from harness.training.setup import Setup
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from harness.store.arm import Arm
+from harness.store.case import Arm
 from harness.suites.common import generator, refuse_shapes, with_defaults
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
