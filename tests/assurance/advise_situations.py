@@ -10,7 +10,7 @@ from typing import Any
 
 from configs_for_tests import PUBLISHED, written
 from report_cases import gpu_run
-from situations import Place, situation
+from situations import Place, exit_code, situation
 
 from harness.__main__ import main
 
@@ -175,16 +175,14 @@ def step_that_waits(place: Place, planted: bool) -> object:
     return step["high"] < 1.05 * step["value"]
 
 
-@situation(
-    "advise", "stored runs of another GPU stand for its rates", word="exit code", positive=0, instead=2
-)
+@exit_code("advise", "stored runs of another GPU stand for its rates", instead=2)
 def runs_of_another_gpu(place: Place, planted: bool) -> object:
     gpu_run(place.folder / "run")
     gpu = "h100" if planted else "h200"
     return main(["advise", "model=gpt2", f"gpu={gpu}", "recipe=tensorwise", "runs=run", "json=true"])
 
 
-@situation("advise", "the peak table does not know the GPU", word="exit code", positive=0, instead=2)
+@exit_code("advise", "the peak table does not know the GPU", instead=2)
 def unknown_gpu(_: Place, planted: bool) -> object:
     gpu = "h900" if planted else "h200"
     return main(["advise", "model=gpt2", f"gpu={gpu}", "recipe=tensorwise", "json=true"])

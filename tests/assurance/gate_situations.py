@@ -24,7 +24,7 @@ from gate_fixtures import (
     value_row,
     write,
 )
-from situations import Place, situation
+from situations import Place, exit_code, situation
 
 from harness.__main__ import main
 from harness.gate import trees as work_trees
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from harness.store.measurement import Measurement
 
-of_gate = partial(situation, "gate", word="exit code", positive=0)
+of_gate = partial(exit_code, "gate")
 
 
 def code(folder: Path, before: Sequence[Measurement], after: Sequence[Measurement], **more: Any) -> int:
@@ -220,7 +220,7 @@ def damaged_part(place: Place, planted: bool) -> object:
 of_trees = partial(
     situation, "gate --against", word="the same code: nothing to measure", positive=True, instead=False
 )
-of_command = partial(situation, "gate --command", word="exit code", positive=0)
+of_command = partial(exit_code, "gate --command")
 
 
 @of_trees(what="a measured file has an uncommitted change")

@@ -12,7 +12,7 @@ import pandas as pd
 from curves_for_tests import control, rows_of_runs, shifted
 from report_cases import cpu_run, gemm_cases, linear_cases, tiny_run
 from report_fixtures import Invented, absent, write_run
-from situations import Place, situation
+from situations import Place, exit_code, situation
 
 from harness import store
 from harness.__main__ import main
@@ -217,7 +217,7 @@ def no_fp8_gemm(place: Place, planted: bool) -> object:
     return found.verdict
 
 
-@situation("report", "the folder is empty", word="exit code", positive=0, instead=2)
+@exit_code("report", "the folder is empty", instead=2)
 def empty_folder(place: Place, planted: bool) -> object:
     (place.folder / "run").mkdir()
     if not planted:
@@ -265,7 +265,7 @@ def diff_of_one_round(place: Place, planted: bool) -> object:
     return found.verdict
 
 
-@situation("diff", "a part of a run is damaged", word="exit code", positive=0, instead=2)
+@exit_code("diff", "a part of a run is damaged", instead=2)
 def diff_of_damaged(place: Place, planted: bool) -> object:
     for name in "ab":
         tiny_run(place.folder / name)
@@ -274,19 +274,13 @@ def diff_of_damaged(place: Place, planted: bool) -> object:
     return main(["diff", "a", "b"])
 
 
-@situation(
-    "export",
-    "every row has failed: a dashboard would show no slowdown",
-    word="exit code",
-    positive=0,
-    instead=2,
-)
+@exit_code("export", "every row has failed: a dashboard would show no slowdown", instead=2)
 def export_of_failures(place: Place, planted: bool) -> object:
     write_run(place.folder / "run", failed_ones() if planted else products())
     return main(["export", "run", "-o", "x.json"])
 
 
-@situation("import", "the benchmark file holds no benchmark", word="exit code", positive=0, instead=2)
+@exit_code("import", "the benchmark file holds no benchmark", instead=2)
 def import_of_nothing(place: Place, planted: bool) -> object:
     tests = [] if planted else [{"fullname": "t.py::x", "stats": {"data": [1.0]}}]
     (place.folder / "x.json").write_text(json.dumps({"benchmarks": tests}))

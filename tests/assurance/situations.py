@@ -7,6 +7,7 @@ function or command (a field, a class, an exit code), never prose.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -69,3 +70,6 @@ def situation(
         return run
 
     return register
+
+
+exit_code = partial(situation, word="exit code", positive=0)

@@ -11,7 +11,7 @@ from typing import Any
 import canary
 import pandas as pd
 from report_cases import tiny_run
-from situations import Place, situation
+from situations import Place, exit_code, situation
 from toy import offered
 
 from harness.__main__ import main
@@ -33,14 +33,14 @@ def boom(_: Case) -> Workload:
     raise ValueError("boom")
 
 
-@situation("sweep=NAME", "an arm fails", word="exit code", positive=0, instead=1)
+@exit_code("sweep=NAME", "an arm fails", instead=1)
 def failing_arm(place: Place, planted: bool) -> object:
     suite = offered([1], place.folder, place.patch)
     suite.behaviour = {"other": boom} if planted else {}
     return main(RUN)
 
 
-@situation("sweep=NAME", "an arm is fast and wrong", word="exit code", positive=0, instead=1)
+@exit_code("sweep=NAME", "an arm is fast and wrong", instead=1)
 def wrong_arm(place: Place, planted: bool) -> object:
     def checked(_: Case) -> Workload:
         return Workload(run=int, check=lambda: Numerics({"sqnr_db": 3.0}, ok=not planted, reason="too far"))
@@ -49,7 +49,7 @@ def wrong_arm(place: Place, planted: bool) -> object:
     return main(RUN)
 
 
-@situation("resume=RUN", "a finished run holds a failed case", word="exit code", positive=0, instead=1)
+@exit_code("resume=RUN", "a finished run holds a failed case", instead=1)
 def resumed_with_failures(place: Place, planted: bool) -> object:
     suite = offered([1], place.folder, place.patch)
     suite.behaviour = {"other": boom} if planted else {}
@@ -57,20 +57,20 @@ def resumed_with_failures(place: Place, planted: bool) -> object:
     return main([*RUN, "resume=r"])
 
 
-@situation("resume=RUN", "the run was made with other axes", word="exit code", positive=0, instead=2)
+@exit_code("resume=RUN", "the run was made with other axes", instead=2)
 def resumed_with_other_axes(place: Place, planted: bool) -> object:
     offered([1], place.folder, place.patch)
     main([*RUN, "run_id=r"])
     return main([*RUN, "resume=r", *(["axes.n=[2]"] if planted else [])])
 
 
-@situation("dry_run=true", "the arm to measure does not exist", word="exit code", positive=0, instead=2)
+@exit_code("dry_run=true", "the arm to measure does not exist", instead=2)
 def dry_run_of_nothing(place: Place, planted: bool) -> object:
     offered([1], place.folder, place.patch)
     return main([*RUN, "dry_run=true", f"arms=[base,{'othre' if planted else 'other'}]"])
 
 
-@situation("sweep=NAME", "the disk is full", word="exit code", positive=0, instead=2)
+@exit_code("sweep=NAME", "the disk is full", instead=2)
 def full_disk(place: Place, planted: bool) -> object:
     offered([1], place.folder, place.patch)
     if planted:
@@ -82,7 +82,7 @@ def full_disk(place: Place, planted: bool) -> object:
     return main(RUN)
 
 
-@situation("sweep=NAME", "a run of that id is there already", word="exit code", positive=0, instead=2)
+@exit_code("sweep=NAME", "a run of that id is there already", instead=2)
 def one_id_twice(place: Place, planted: bool) -> object:
     offered([1], place.folder, place.patch)
     main([*RUN, "run_id=r"])

@@ -153,27 +153,6 @@ class Slurm:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
 
-    def restart(
-        self, node: str, *, read_only: Path | None = None, other: tuple[Path, Path] | None = None
-    ) -> None:
-        """Ends slurmd of an idle node and starts it again.
-
-        Args:
-            node: its name.
-            read_only: a folder that the node's jobs can't write to, by a mount of its own.
-            other: a folder, and another one that the node's jobs see in its place.
-        """
-        _end(self._pid(f"slurmd-{node}"), signal.SIGTERM)
-        if other is not None:
-            mount = 'mount --bind "$2" "$0" && exec slurmd -N "$1"'
-            run("unshare", "--mount", "sh", "-c", mount, str(other[0]), node, str(other[1]))
-        elif read_only is None:
-            self.start_node(node)
-        else:
-            mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec slurmd -N "$1"'
-            run("unshare", "--mount", "sh", "-c", mount, str(read_only), node)
-        self.all_idle()
-
     def _node_of(self, stepd: psutil.Process) -> str | None:
         """The node of a job's slurmstepd, from the environment of what it runs."""
         for child in stepd.children(recursive=True):

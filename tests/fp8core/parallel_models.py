@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from fp8core import Float8LinearConfig, Recipe, convert_to_float8_training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    pass
 
 Config = Recipe | Float8LinearConfig | str | None
 
@@ -72,8 +72,3 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     """Full gradient of every parameter."""
     return {name: whole(p.grad) for name, p in model.named_parameters()}
-
-
-def several(tasks: Mapping[Any, tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[Any, Any]:
-    """What these functions return, all in one launch: starting ranks takes longer than most of them."""
-    return {name: fn(*args) for name, (fn, args) in tasks.items()}

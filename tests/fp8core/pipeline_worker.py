@@ -1,4 +1,4 @@
-"""What the ranks of `test_pipeline.py` and `test_three_dimensions.py` run: stages of blocks, and their references."""
+"""Stages of blocks and their references, for `test_pipeline.py` and `test_three_dimensions.py`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import torch
 import torch.distributed as dist
 from parallel_models import blocks, gradients
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.functional import mse_loss
 
 from fp8core import (
-    RECIPES,
     Float8ColwiseParallel,
     Float8RowwiseParallel,
     Recipe,
-    audit,
     check_plan,
     update_scales,
 )
@@ -117,30 +115,10 @@ def scheduled(
     return {"losses": losses, "gradients": gradients(model), "amaxes": amaxes(model)}
 
 
-def pipeline(recipe: Recipe, schedule: str, steps: int) -> dict[str, Any]:
-    """One stage a rank: what the stage found, and of the references what belongs to it."""
-    rank, stages = dist.get_rank(), dist.get_world_size()
-    model = own_blocks(recipe, 4, rank, stages)
-    stage = stage_of(model, rank, stages)
-    found = scheduled(schedule, stage, model, steps, 0, alone())
-    want = one_process(recipe, 4, steps)
-    return judged(found, want, stage, 0)
-
-
-def judged(found: dict[str, Any], want: dict[str, Any], stage: PipelineStage, replica: int) -> dict[str, Any]:
-    """Differences, as numbers that travel."""
+def own_amaxes(want: dict[str, Any], stage: PipelineStage) -> list[list[float]]:
+    """Those of the stage's layers."""
     per = len(want["amaxes"]) // stage.num_stages
-    own = want["amaxes"][stage.stage_index * per : (stage.stage_index + 1) * per]
-    losses = [step[replica] for step in want["losses"]]
-    return {
-        "losses": found["losses"],
-        "wanted": losses if stage.is_last else [[] for _ in losses],
-        "gradients": {
-            name: float((grad - want["gradients"][name]).norm() / want["gradients"][name].norm())
-            for name, grad in found["gradients"].items()
-        },
-        "amaxes": (found["amaxes"], own),
-    }
+    return want["amaxes"][stage.stage_index * per : (stage.stage_index + 1) * per]
 
 
 def cut_and_sharded(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -150,43 +128,3 @@ def cut_and_sharded(model: nn.Module, mesh: DeviceMesh) -> None:
     for block in model:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
-
-
-def three_dimensions(recipe: Recipe, schedule: str, steps: int) -> dict[str, Any]:
-    """FSDP2 x TP x PP on 2 x 2 x 2 ranks, converted in the order that composes."""
-    mesh: DeviceMesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
-    index, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
-    model = own_blocks(recipe, 4, index, 2)
-    cut_and_sharded(model, mesh)
-    stage = stage_of(model, index, 2, mesh["pp"].get_group())
-    together = mesh["dp", "tp"]._flatten("stage").get_group()
-    found = scheduled(schedule, stage, model, steps, replica, together)
-    return judged(found, one_process(recipe, 4, steps, replicas=2), stage, replica)
-
-
-def two_dimensions(recipe: Recipe) -> tuple[dict[str, float], set[str]]:
-    """FSDP2 x TP on 2 x 2 ranks, without a pipeline: the errors of a step's loss and gradients, and how weights came."""
-    mesh: DeviceMesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    replica = mesh["dp"].get_local_rank()
-    model = blocks(2, recipe)
-    cut_and_sharded(model, mesh)
-    x, target = batch(0, replica)
-    loss = mse_loss(model(x), target)
-    loss.backward()
-    want = one_process(recipe, 2, 1, replicas=2, microbatches=1)
-    wanted = want["losses"][0][replica][0]
-    found = {"loss": abs(loss.item() - wanted) / wanted}
-    for name, grad in gradients(model).items():
-        found[name] = float((grad - want["gradients"][name]).norm() / want["gradients"][name].norm())
-    return found, {layer.all_gather for layer in audit(model).layers}
-
-
-def shared_by_stages() -> str:
-    """What update_scales says of stages that share no layer."""
-    model = own_blocks(RECIPES["delayed"], dist.get_world_size(), dist.get_rank(), dist.get_world_size())
-    model(batch(0)[0]).sum().backward()
-    try:
-        update_scales(model)
-    except ValueError as error:
-        return str(error)
-    return "nothing"

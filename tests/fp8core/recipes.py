@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
-from fp8core import RECIPES, Float8LinearRecipeName, Format, Recipe
+from fp8core import RECIPES, Float8LinearRecipeName, Recipe
 from fp8core.gemm import backend_named
 from fp8core.gemm.backend import Backend
 
@@ -17,16 +16,6 @@ def multiplies(backend: str, name: str) -> bool:
     """Whether a CPU multiplies the recipe's scales by this backend."""
     reason = backend_named(backend).granularity_reason
     return not any(reason("cpu", gemm.granularity) for gemm in RECIPES[name].gemms.values())
-
-
-def with_gradient_format(recipe: Recipe, fmt: Format) -> Recipe:
-    """The same recipe with `grad_output` cast to another format, in both GEMMs that take it."""
-    changed_gemms: dict[str, Any] = {
-        name: gemm if gemm.a is None else replace(gemm, a=replace(gemm.a, format=fmt))
-        for name, gemm in recipe.gemms.items()
-        if name != "output"
-    }
-    return replace(recipe, name=f"{recipe.name}-{fmt.short}_grad", **changed_gemms)
 
 
 def changed(backend: Backend, **attributes: Any) -> Backend:

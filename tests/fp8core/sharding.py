@@ -78,8 +78,13 @@ class Trained:
         return found
 
     @property
-    def bytes(self) -> Counter[tuple[str, str]]:
-        return sum((each.bytes for each in self.counts), Counter())
+    def gathered(self) -> Counter[str]:
+        """Bytes of all-gathers by dtype."""
+        return sum((Counter(each.of("all_gather")) for each in self.counts), Counter())
+
+    @property
+    def scale_reductions(self) -> list[int]:
+        return [each.scale_reductions for each in self.counts]
 
 
 class Stack(nn.Module):
@@ -196,28 +201,6 @@ def alone(setting: Setting, world: int) -> list[torch.Tensor]:
         for x in batches_of(setting, 0, rank):
             model(x).float().square().mean().backward()
     return [p.grad / world for p in model.parameters() if p.grad is not None]
-
-
-def compare(settings: list[Setting]) -> list[dict[str, Any]]:
-    """Each setting with and without FP8 all-gather; run in each rank."""
-    warnings.simplefilter("ignore")
-    found = []
-    for setting in settings:
-        without, with_fp8 = train(setting, False), train(setting, True)
-        found.append(
-            {
-                "setting": setting,
-                "differs": with_fp8.differs_from(without),
-                "losses": with_fp8.losses,
-                "gathered": (
-                    sum((Counter(c.of("all_gather")) for c in without.counts), Counter()),
-                    sum((Counter(c.of("all_gather")) for c in with_fp8.counts), Counter()),
-                ),
-                "scale_reductions": [c.scale_reductions for c in with_fp8.counts],
-                "gradients": [gradient.tolist() for gradient in with_fp8.gradients],
-            }
-        )
-    return found
 
 
 def gathered_codes(kept: bool) -> tuple[list[float], float, dict[str, int]]:

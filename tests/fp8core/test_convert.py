@@ -69,17 +69,12 @@ def test_filter_sees_module_and_name_and_is_recorded() -> None:
     }
 
 
-def test_flop_share_and_table() -> None:
+def test_flop_share() -> None:
     """Oracle: the arithmetic by hand: K x N of each layer times its FP8 GEMMs over all three."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 16), nn.Linear(16, 10))
     convert_to_float8_training(model, config="rowwise_with_gw_hp")
-    report = audit(model)
     sizes = (32 * 64, 64 * 16, 16 * 10)
-    assert report.fp8_flop_share == pytest.approx(2 * sum(sizes[:2]) / (3 * sum(sizes)))
-    assert [len(report.converted), len(report.not_converted)] == [2, 1]
-    assert report.layers[0].flops_per_token == 2 * 3 * 32 * 64
-    assert "63.4 %" in str(report)
-    assert audit(nn.ReLU()).fp8_flop_share == 0.0
+    assert audit(model).fp8_flop_share == pytest.approx(2 * sum(sizes[:2]) / (3 * sum(sizes)))
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 16)))
     model[0].weight.requires_grad_(False)
     assert audit(model).fp8_gemms == 2 + 3

@@ -1,56 +1,65 @@
-"""FP8 under DDP, and torchao's FSDP2 beside fp8core's. What each rank runs is in `ddp_checks.py`."""
+"""FP8 under DDP."""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
 
-import ddp_checks
-import pytest
-from parallel_models import several
+import sharding
+import torch
+import torch.distributed as dist
+from on_ranks import on_ranks
 from sharding import Setting
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from harness.machine import ranks
-
-SETTINGS = [Setting(recipe, sizes=(32, 64, 32), bias=True) for recipe in ("tensorwise", "rowwise", "delayed")]
-
-
-@cache
-def ran() -> list[dict[str, Any]]:
-    return ranks.run(several, 2, {"ddp": (ddp_checks.ddp, (SETTINGS,)), "amax": (ddp_checks.accumulated, ())})
+from fp8core import Float8Linear, convert_to_float8_training, update_scales
+from fp8core.history import AmaxMemory
 
 
+def trained(
+    setting: Setting, of_ranks: list[int], wrapped: Callable[[nn.Module], nn.Module] = lambda m: m
+) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
+    """Losses and averaged gradients of three steps, and the amaxes in use at the end; one process takes the ranks' batches in turn."""
+    model = wrapped(sharding.built(setting, fp8=False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, gradients = [], []
+    for step in range(3):
+        for rank in of_ranks:
+            (x,) = sharding.batches_of(setting, step, rank)
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        gradients += [p.grad.div_(len(of_ranks)).clone() for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        update_scales(model)
+    return losses, gradients, [m.in_use for m in model.modules() if isinstance(m, AmaxMemory)]
+
+
+@on_ranks(2)
 def test_ddp_equals_one_process_that_averages() -> None:
     """Bitwise on two ranks, where a sum has no order. Delayed scaling: the same amaxes on both ranks, those of all data."""
-    for rank, results in enumerate(ran()):
-        for setting, found in zip(SETTINGS, results["ddp"], strict=True):
-            oracle = ddp_checks.trained(setting, [0, 1])
-            assert found["losses"] == oracle["losses"][rank::2], setting
-            assert found["gradients"] == oracle["gradients"], setting
-            assert found["amaxes"] == oracle["amaxes"], setting
-            assert bool(found["amaxes"]) == (setting.recipe == "delayed")
+    rank = dist.get_rank()
+    for recipe in ("tensorwise", "rowwise", "delayed"):
+        setting = Setting(recipe, sizes=(32, 64, 32), bias=True)
+        losses, *found = trained(setting, [rank], DistributedDataParallel)
+        expected, *wanted = trained(setting, [0, 1])
+        assert losses == expected[rank::2]
+        for got, want in zip(found, wanted, strict=True):
+            assert len(got) == len(want)
+            assert all(map(torch.equal, got, want))
+        assert bool(found[1]) == (recipe == "delayed")
 
 
+@on_ranks(2)
 def test_amaxes_of_all_microbatches_survive_the_broadcast_of_buffers() -> None:
     """Oracle: the largest input, by hand; where DDP broadcasts `pending`, the last rank's first microbatch is lost. The model
     lies in a wrapper that was made after its conversion, as a LightningModule is."""
-    assert [rank["amax"] for rank in ran()] == [64.0, 64.0]
-
-
-@pytest.mark.slow
-def test_torchao_beside_fp8core() -> None:
-    """The same losses and bytes. torchao makes an all-reduce for each weight and gather (2 x 2), or one if it is told to, after
-    a first step that makes both; fp8core one in any case."""
-    pytest.importorskip("torchao")
-    found = ranks.run(ddp_checks.with_both, 2, (64, 128, 64))[0]
-    first = found["fp8core", False]
-    for key, each in found.items():
-        assert each["losses"] == pytest.approx(first["losses"], rel=1e-5)
-        assert each["gathered"] == first["gathered"], key
-    assert first["gathered"] == [{"uint8": 2 * (64 * 128 * 2 // 2 + (128 + 64) // 2 * 4)}] * 3
-    assert {key: each["all_reduces"] for key, each in found.items()} == {
-        ("torchao", False): [4, 4, 4],
-        ("torchao", True): [5, 1, 1],
-        ("fp8core", False): [1, 1, 1],
-        ("fp8core", True): [2, 1, 1],  # the first step, and for the second one
-    }
+    inner = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="delayed")
+    model = DistributedDataParallel(nn.Sequential(inner))
+    for number in range(3):
+        x = torch.full((16, 32), 64.0 if (number, dist.get_rank()) == (0, 1) else 1.0)
+        model(x).square().mean().backward()
+    update_scales(model)
+    (layer,) = (m for m in inner.modules() if isinstance(m, Float8Linear))
+    assert float(layer.amaxes.in_use[0]) == 64.0

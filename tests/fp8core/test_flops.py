@@ -259,12 +259,7 @@ def test_counting_changes_nothing() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_bad_input_and_percent() -> None:
-    for arguments, error in (((torch.zeros(1), nn.Identity()), TypeError), ((lambda: None, 3), TypeError)):
-        with pytest.raises(error):
-            count_matmuls(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'third'"):
-        count_matmuls(lambda: None, nn.Identity(), causal="third")  # type: ignore[arg-type]
+def test_percent() -> None:
     assert [percent(share) for share in (1, 1 - 1e-9, 0.5, 1e-9, 0)] == [
         "100.0 %",
         "99.9 %",

@@ -1,22 +1,14 @@
-"""FSDP2 that gathers weights as FP8 codes. Oracle: the same run that gathers them in high precision, bit for bit.
-
-What each rank runs is in `sharding.py`; one launch for each number of ranks.
-"""
+"""FSDP2 that gathers weights as FP8 codes. Oracle: the same run that gathers them in high precision, bit for bit."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from functools import cache
-from typing import Any
 
 import pytest
 import sharding
 import torch
-from parallel_models import several
+from on_ranks import on_ranks
 from sharding import Setting
-
-from harness.machine import ranks
 
 WORLDS = tuple(
     pytest.param(world, marks=[] if world in (2, 3) else pytest.mark.slow) for world in (1, 2, 3, 4, 8)
@@ -61,88 +53,51 @@ def drawn(world: int) -> list[Setting]:
     ]
 
 
-@cache
-def ran(world: int) -> list[dict[Any, Any]]:
-    """[rank][task], of one launch."""
+@pytest.mark.parametrize("world", WORLDS)
+@on_ranks(2)
+def test_gathered_codes_change_no_bit(world: int) -> None:
+    """Losses, gradients and weights; and, as sums are in another order, the gradients of one process that sees the data of
+    all ranks, closely. Counted at the collective without biases, which are gathered as they are: a quarter of the bytes, and
+    one all-reduce a step for the scales."""
     more = {2: OPTIONS, 4: HSDP}.get(world, {})
-    settings = [Setting(), Setting(sizes=UNEVEN, micro=2), *drawn(world), *more.values()]
-    tasks: dict[Any, Any] = {"compared": (sharding.compare, (settings,))}
-    if world == 2:
-        tasks |= {keep: (sharding.gathered_codes, (keep,)) for keep in (False, True)}
-    return ranks.run(several, world, tasks)
-
-
-def trained(world: int) -> list[list[dict[str, Any]]]:
-    """[rank][setting]: `sharding.compare` of all that is tried with this number of ranks."""
-    return [rank["compared"] for rank in ran(world)]
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_losses_gradients_and_weights_are_the_same_bits(world: int) -> None:
-    for rank, results in enumerate(trained(world)):
-        for result in results:
-            assert not result["differs"], f"rank {rank}: {result['setting']}"
-            assert len(set(result["losses"])) == len(result["losses"]) > 1
-
-
-@pytest.mark.parametrize("world", WORLDS[1:])
-def test_bytes_are_a_quarter_and_scales_take_one_all_reduce(world: int) -> None:
-    """Counted at the collective; without biases, which are gathered as they are."""
-    for results in trained(world):
-        for result in results:
-            setting: Setting = result["setting"]
-            if setting.bias or setting.schedule:
-                continue
-            high, fp8 = result["gathered"]
-            dtype = setting.param_dtype or setting.dtype
-            assert set(high) == {dtype}
-            assert fp8 == {"uint8": high[dtype] // getattr(torch, dtype).itemsize}, setting
-            assert result["scale_reductions"] == [1] * setting.steps, setting
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_gradients_are_those_of_one_process(world: int) -> None:
-    """Oracle: one process that sees the data of all ranks; the order of sums differs."""
-    for result in trained(world)[0]:
-        setting: Setting = result["setting"]
-        if (
-            setting.param_dtype
-            or setting.dtype != "float32"
-            or setting.meta
-            or setting.schedule
-            or setting.clip
-        ):
-            continue
-        oracle = sharding.alone(setting, world)
-        for index, expected in enumerate(oracle):
-            got = torch.tensor(result["gradients"][index])
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6, msg=str(setting))
+    for setting in (Setting(), Setting(sizes=UNEVEN, micro=2), *drawn(world), *more.values()):
+        high, fp8 = (sharding.train(setting, fp8) for fp8 in (False, True))
+        assert not fp8.differs_from(high), setting
+        assert len(set(fp8.losses)) == len(fp8.losses) > 1
+        dtype = setting.param_dtype or setting.dtype
+        if world > 1 and not (setting.bias or setting.schedule):
+            assert set(high.gathered) == {dtype}
+            assert fp8.gathered == {"uint8": high.gathered[dtype] // getattr(torch, dtype).itemsize}, setting
+            assert fp8.scale_reductions == [1] * setting.steps, setting
+        if dtype == "float32" and not (setting.meta or setting.schedule or setting.clip):
+            for got, expected in zip(fp8.gradients, sharding.alone(setting, world), strict=False):
+                torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6, msg=str(setting))
 
 
 @pytest.mark.slow
-def test_compiled_blocks_give_the_same_bits() -> None:
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+@on_ranks(2)
+def test_compiled_blocks_give_the_same_bits(recipe: str) -> None:
     """Each layer one whole graph, which takes the gathered codes as input; delayed amaxes are noted between its two passes."""
-    settings = [Setting(compiled=True), Setting("delayed", compiled=True)]
-    for results in ranks.run(sharding.compare, 2, settings):
-        for result in results:
-            assert not result["differs"]
-            assert list(result["gathered"][1]) == ["uint8"]
+    high, fp8 = (sharding.train(Setting(recipe, compiled=True), fp8) for fp8 in (False, True))
+    assert not fp8.differs_from(high)
+    assert list(fp8.gathered) == ["uint8"]
 
 
+@on_ranks(2)
 def test_a_schedule_gathers_in_high_precision_while_it_holds_back() -> None:
-    names = list(OPTIONS)
-    results = trained(2)[0][-len(names) :]
-    schedule = results[names.index("schedule")]
-    high, mixed = schedule["gathered"]
-    assert schedule["scale_reductions"] == [0, 1, 1, 0]
-    assert mixed == Counter({"float32": high["float32"] // 2, "uint8": high["float32"] // 8})
-    assert results[names.index("schedule of one GEMM")]["scale_reductions"] == [0, 1]
+    high, mixed = (sharding.train(OPTIONS["schedule"], fp8) for fp8 in (False, True))
+    assert mixed.scale_reductions == [0, 1, 1, 0]
+    size = high.gathered["float32"]
+    assert mixed.gathered == {"float32": size // 2, "uint8": size // 8}
+    assert sharding.train(OPTIONS["schedule of one GEMM"], True).scale_reductions == [0, 1]
 
 
+@on_ranks(2)
 def test_codes_that_stay_gathered_travel_once_a_window() -> None:
     """Oracle: the run that gathers anew in each pass: the same losses and gradients bit for bit, six times the bytes (three
     microbatches, forward and backward)."""
-    freed, kept = ran(2)[0][False], ran(2)[0][True]
-    assert kept[:2] == freed[:2]
-    assert set(kept[2]) == {"uint8"}
-    assert freed[2]["uint8"] == 2 * sharding.MICROBATCHES * kept[2]["uint8"]
+    (*freed, anew), (*kept, once) = (sharding.gathered_codes(keep) for keep in (False, True))
+    assert kept == freed
+    assert set(once) == {"uint8"}
+    assert anew["uint8"] == 2 * sharding.MICROBATCHES * once["uint8"]

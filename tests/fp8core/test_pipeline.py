@@ -6,60 +6,46 @@ the same numbers, and sums gradients in the same order.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pipeline_worker as worker
 import pytest
-from parallel_models import several
+import torch
+import torch.distributed as dist
+from on_ranks import on_ranks
+from pipeline_worker import MICROBATCHES
 
-from fp8core import RECIPES
-from harness.machine import ranks
-
-RECIPE = {
-    "tensorwise": RECIPES["tensorwise"],
-    "rowwise": RECIPES["rowwise"].emulated(),
-    "delayed": RECIPES["delayed"],
-}
+from fp8core import RECIPES, update_scales
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """[stage][recipe and schedule], of one launch; two steps, delayed scaling three."""
-    tasks: dict[str, Any] = {
-        f"{name} {schedule}": (worker.pipeline, (recipe, schedule, 3 if name == "delayed" else 2))
-        for name, recipe in RECIPE.items()
-        for schedule in worker.SCHEDULES
-    }
-    return ranks.run(several, request.param, tasks | {"shared": (worker.shared_by_stages, ())})
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "delayed"])
+@on_ranks(2)
+def test_equals_one_process_that_takes_the_microbatches(name: str, world: int) -> None:
+    """Losses of all microbatches of all steps and gradients of all parameters, bit for bit.
 
-
-@pytest.mark.parametrize("schedule", list(worker.SCHEDULES))
-@pytest.mark.parametrize("recipe", list(RECIPE))
-def test_equals_one_process_that_takes_the_microbatches(
-    found: list[dict[str, Any]], recipe: str, schedule: str
-) -> None:
-    """Losses of all microbatches of all steps and gradients of all parameters, bit for bit."""
-    stages = [rank[f"{recipe} {schedule}"] for rank in found]
-    assert len(stages[-1]["losses"][0]) == worker.MICROBATCHES
-    for stage in stages:
-        assert stage["losses"] == stage["wanted"]
-        assert set(stage["gradients"].values()) == {0.0}
-
-
-def test_delayed_amaxes_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
-    """Pending amaxes are maxima, so the order of microbatches is nothing to them. Gradients are divided by the number of
-    microbatches after the backward passes, so their amaxes, and scales, are that much larger."""
+    Pending amaxes are maxima, so the order of microbatches is nothing to them. Gradients are divided by the number of
+    microbatches after the backward passes, so their amaxes, and scales, are that much larger.
+    """
+    recipe = RECIPES["rowwise"].emulated() if name == "rowwise" else RECIPES[name]
+    rank, steps = dist.get_rank(), 3 if name == "delayed" else 2
     for schedule in worker.SCHEDULES:
-        for stage in (rank[f"delayed {schedule}"] for rank in found):
-            ours, theirs = stage["amaxes"]
-            assert len(ours) == len(theirs) > 0
-            for (x, w, g), (x1, w1, g1) in zip(ours, theirs, strict=True):
-                assert (x, w, g) == (x1, w1, worker.MICROBATCHES * g1)
-                assert min(x, w, g) > 0
+        model = worker.own_blocks(recipe, 4, rank, world)
+        stage = worker.stage_of(model, rank, world)
+        found = worker.scheduled(schedule, stage, model, steps, 0, worker.alone())
+        want = worker.one_process(recipe, 4, steps)
+        if stage.is_last:
+            assert found["losses"] == [replicas[0] for replicas in want["losses"]]
+        for parameter, grad in found["gradients"].items():
+            assert torch.equal(grad, want["gradients"][parameter]), parameter
+        assert bool(found["amaxes"]) == (name == "delayed")
+        for (x, w, g), (x1, w1, g1) in zip(found["amaxes"], worker.own_amaxes(want, stage), strict=True):
+            assert (x, w, g) == (x1, w1, MICROBATCHES * g1)
+            assert min(x, w, g) > 0
 
 
-def test_stages_must_not_share_amaxes(found: list[dict[str, Any]]) -> None:
+@on_ranks(2)
+def test_stages_must_not_share_amaxes() -> None:
     """Layers of two stages are different layers: update_scales over all ranks says so."""
-    for rank in found:
-        assert "not the same layers on all ranks" in rank["shared"]
-        assert "pass group=" in rank["shared"]
+    model = worker.own_blocks(RECIPES["delayed"], 2, dist.get_rank(), 2)
+    model(worker.batch(0)[0]).sum().backward()
+    with pytest.raises(ValueError, match=r"not the same layers on all ranks(?s:.*)pass group="):
+        update_scales(model)

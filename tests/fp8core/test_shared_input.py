@@ -6,7 +6,7 @@ import pytest
 import torch
 from recipes import on_cpu
 
-from fp8core import E4M3FN, E5M2, RECIPES, Float8Linear, cast_input, quantize
+from fp8core import E4M3FN, RECIPES, Float8Linear, cast_input, quantize
 
 
 def qkv(name: str) -> list[Float8Linear]:
@@ -69,23 +69,6 @@ def test_a_float8_tensor_is_an_input() -> None:
     assert torch.equal(got, layer.weight.grad)
 
 
-def test_casts_that_do_not_belong_are_refused() -> None:
-    layer, row, x = Float8Linear(32, 48), Float8Linear(32, 48, config="rowwise"), torch.randn(16, 32)
-    for error, said, attempt in (
-        (ValueError, "e4m3_tensorwise", lambda: layer(quantize(x, E5M2))),
-        (ValueError, "along the tokens", lambda: row(quantize(x, E4M3FN, "rowwise", dim=1))),
-        (ValueError, "another recipe", lambda: row(cast_input(x, layer))),
-        (ValueError, "differently", lambda: cast_input(x, layer, row)),
-        (ValueError, "got none", lambda: cast_input(x)),
-        (TypeError, "float64", lambda: cast_input(x.double(), layer)),
-        (TypeError, "expected Tensor", lambda: cast_input(layer, x)),
-        (TypeError, "expected Float8Linear", lambda: cast_input(x, torch.nn.Linear(32, 48))),
-        (ValueError, "shape", lambda: cast_input(torch.randn(8, 64), layer)),  # as many elements
-    ):
-        with pytest.raises(error, match=said):
-            attempt()
-
-
 # ---------------------------------------------------------------- overrides and bad input
 
 
@@ -103,5 +86,3 @@ def test_any_gemm_can_stay_in_high_precision() -> None:
         plain = (x @ full.weight.t(), g @ full.weight, g.t() @ x)
         for name, a, b, c in zip(("output", "grad_input", "grad_weight"), got, want, plain, strict=True):
             torch.testing.assert_close(a, c if name == gemm else b, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ValueError, match=r"GEMM 'dgrad' is unknown.*expected one of output"):
-        RECIPES["tensorwise"].in_high_precision("dgrad")

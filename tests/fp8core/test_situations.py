@@ -28,6 +28,7 @@ from fp8core import (
     Recipe,
     amax_state_dict,
     audit,
+    cast_input,
     convert_experts_to_float8,
     convert_to_float8_training,
     convert_to_high_precision,
@@ -121,10 +122,12 @@ def pickled(model: nn.Module) -> nn.Module:
     return again
 
 
-def validated(mode: Callable[[], Any]) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+def validated(
+    mode: Callable[[], Any], shared: bool = False
+) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
     def validate_and_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         with mode():
-            model(1000 * x)
+            model(cast_input(1000 * x, model[0]) if shared else 1000 * x)
         return step(model, x)
 
     return validate_and_step
@@ -169,6 +172,10 @@ SITUATIONS = {
     "wrapped": Situation(make=lambda recipe: nn.Sequential(made(recipe))),
     "validation, no_grad": Situation(step=validated(torch.no_grad)),
     "validation, inference_mode": Situation(step=validated(torch.inference_mode)),
+    "validation, shared cast": Situation(step=validated(torch.no_grad, shared=True)),
+    "validation, kernels": Situation(
+        make=lambda recipe: made(recipe.with_kernels("always")), step=validated(torch.inference_mode)
+    ),
     "checkpointing": Situation(step=recomputed(False)),
     "checkpointing, reentrant": Situation(step=recomputed(True)),
     "microbatches": Situation(around=microbatches),
@@ -191,16 +198,6 @@ def test_a_situation_changes_nothing(name: str, situation: str) -> None:
     expected, found = trained(recipe, Situation()), trained(recipe, SITUATIONS[situation])
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
-
-
-def test_amaxes_that_loaded_weights_drop_are_reported() -> None:
-    model = made(RECIPES["delayed"])
-    model.load_state_dict(model.state_dict())  # nothing is lost
-    step(model, torch.randn(16, 32))
-    update_scales(model)
-    with pytest.warns(UserWarning, match=r"load_state_dict dropped the amaxes .* load_amax_state_dict"):
-        model.load_state_dict(model.state_dict())
-    assert not model[0].amaxes.ready
 
 
 def test_parameters_made_in_inference_mode_have_a_way_out() -> None:

@@ -1,227 +1,331 @@
 """Tensor and sequence parallelism on gloo, 2 and 4 processes.
 
 Oracles: the same model in one process (outputs, the gradient of the input and of every parameter); for rowwise scales a
-model in one process cut into layers as the ranks' parts are; torchao's styles in the same run; counts of collectives.
-What ran is in `tensor_parallel_worker.py`.
+model in one process cut into layers as the ranks' parts are; counts of collectives.
 """
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
 from typing import Any
 
 import pytest
-import tensor_parallel_worker as worker
 import torch
-from parallel_models import mlp, several
+import torch.distributed as dist
+from on_ranks import on_ranks
+from parallel_models import Config, Mlp, gradients, mlp
+from tensor_parallel_plans import (
+    data,
+    errors,
+    mesh,
+    of_this_rank,
+    parallel,
+    passes,
+    plan,
+    trained,
+)
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import RowwiseParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
-from fp8core import RECIPES, Recipe, WaitedRowwiseParallel, async_tp_reason, check_plan
-from harness.machine import ranks
+from fp8core import (
+    RECIPES,
+    Float8ColwiseParallel,
+    Float8LinearConfig,
+    Recipe,
+    WaitedRowwiseParallel,
+    async_tp_reason,
+    check_plan,
+    convert_to_float8_training,
+    update_scales,
+    verify,
+)
+from fp8core.distributed.wire import Collectives, count_collectives
 
 BOUND = 1e-6  # relative: sums of float32 in another order, codes equal
-SMALL, LARGE = (32, 64), (128, 512)  # dim, hidden; blocks of 128 need the larger
-STYLES = worker.STYLES
-WORLDS = (2, pytest.param(4, marks=pytest.mark.slow))
-Errors = dict[str, dict[str, float] | str]
+STYLES = ("torch", "torch sp", "float8", "float8 sp", "float8 sp shared")
+WORLDS = pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+SMALL = (32, 64, True)  # dim, hidden, bias
 
 
 def in_float32(name: str) -> Recipe:
     return RECIPES[name] if name == "tensorwise" else RECIPES[name].emulated()
 
 
-def cases() -> list[tuple[str, Any, str, tuple[int, int, bool], int]]:
-    """Every style; delayed scaling for three steps, so that its scales move. Rowwise has a reference of its own."""
-    made = []
-    for recipe in ("tensorwise", "delayed", "rowwise_with_gw_hp", "blockwise", "mxfp8"):
-        size = LARGE if recipe in ("blockwise", "mxfp8") else SMALL
-        for style in STYLES:
-            for bias in (True, False) if recipe == "tensorwise" else (True,):
-                name = f"{recipe}/{style}/{'bias' if bias else 'no bias'}"
-                made.append((name, in_float32(recipe), style, (*size, bias), 3 if recipe == "delayed" else 1))
-    return made
+def shape_of(recipe: str, bias: bool = True) -> tuple[int, int, bool]:
+    """Blocks of 128 need the larger one."""
+    return (128, 512, bias) if recipe in ("blockwise", "mxfp8") else (32, 64, bias)
 
 
-@cache
-def ran(world: int) -> list[dict[str, Any]]:
-    """[rank][task]: what all tests look at, of one launch."""
-    tasks: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "errors": (worker.against_one_process, (cases(),)),
-        "rowwise": (worker.rowwise_scales, ()),
-        "sent in float32": (worker.collectives, (RECIPES["tensorwise"], torch.float32)),
-        "sent in bfloat16": (worker.collectives, (RECIPES["tensorwise"], torch.bfloat16)),
-    }
-    if world == 2:
-        tasks |= {
-            "sent of rowwise": (worker.collectives, (in_float32("rowwise"), torch.float32)),
-            "evaluated": (worker.evaluated, ()),
-            "nan": (worker.nan_on_one_rank, ()),
-            "refusals": (worker.refusals, ()),
-            "verified": (worker.verified, ()),
-            "compiled": (worker.compiled, ([("tensorwise", "float8 sp")],)),
-        }
-    return ranks.run(several, world, tasks, timeout_s=400)
-
-
-def each(world: int, task: str) -> list[Any]:
-    """What a task returned, by rank."""
-    return [rank[task] for rank in ran(world)]
-
-
-@pytest.fixture(scope="module", params=WORLDS)
-def found(request: pytest.FixtureRequest) -> list[Errors]:
-    return each(request.param, "errors")
-
-
+@WORLDS
 @pytest.mark.parametrize(
     ("recipe", "styles", "bias"),
     [
-        ("tensorwise", STYLES, "bias"),
-        ("tensorwise", STYLES, "no bias"),
-        ("delayed", ("float8", "float8 sp"), "bias"),  # in its third step, with amaxes of the second in use
+        ("tensorwise", STYLES, True),
+        ("tensorwise", STYLES, False),
+        ("delayed", ("float8", "float8 sp"), True),  # in its third step, with amaxes of the second in use
         # parts of 128 and 256 features hold whole blocks, so each block's scale is the single process's
-        ("blockwise", ("torch", "torch sp", "float8"), "bias"),
-        ("mxfp8", ("torch", "torch sp", "float8"), "bias"),
+        ("blockwise", ("torch", "torch sp", "float8"), True),
+        ("mxfp8", ("torch", "torch sp", "float8"), True),
     ],
 )
-def test_equals_one_process(found: list[Errors], recipe: str, styles: tuple[str, ...], bias: str) -> None:
+@on_ranks(2)
+def test_equals_one_process(world: int, recipe: str, styles: tuple[str, ...], bias: bool) -> None:
     """Output and all gradients, with sequence parallelism and FP8 all-gathers too."""
-    for style, rank in itertools.product(styles, found):
-        errors = rank[f"{recipe}/{style}/{bias}"]
-        assert isinstance(errors, dict), errors
-        assert len(errors) == (8 if bias == "bias" else 5)
-        assert max(errors.values()) <= BOUND, (style, errors)
+    config, (dim, hidden, _), steps = in_float32(recipe), shape_of(recipe), 3 if recipe == "delayed" else 1
+    want = trained(mlp(config, bias, dim, hidden), steps, "", dim)
+    for style in styles:
+        found = errors(trained(parallel(config, style, (dim, hidden, bias)), steps, style, dim), want, style)
+        assert len(found) == (8 if bias else 5)
+        assert max(found.values()) <= BOUND, (style, found)
 
 
-def test_what_is_not_sound_is_refused_with_the_way_out(found: list[Errors]) -> None:
-    refused = {case: rank for case, rank in found[0].items() if isinstance(rank, str)}
-    ways = {
-        "delayed/torch": "take Float8ColwiseParallel",
-        "delayed/torch sp": "take Float8ColwiseParallel",
-        "delayed/float8 sp shared": "give each layer Float8ColwiseParallel",
-        "rowwise_with_gw_hp/float8 sp": "gather it in high precision",
-        "rowwise_with_gw_hp/float8 sp shared": "gather it in high precision",
-        **{
-            f"{blocks}/{style}": "gather it in high precision"
-            for blocks in ("blockwise", "mxfp8")
-            for style in ("float8 sp", "float8 sp shared")
-        },
+@on_ranks(2)
+def test_what_is_not_sound_is_refused_with_the_way_out() -> None:
+    in_high_precision = "gather it in high precision"
+    refused = {
+        ("delayed", "torch"): "take Float8ColwiseParallel",
+        ("delayed", "torch sp"): "take Float8ColwiseParallel",
+        ("delayed", "float8 sp shared"): "give each layer Float8ColwiseParallel",
     }
-    assert {case.removesuffix("/bias") for case in refused} == set(ways)
-    for case, way in ways.items():
-        assert way in refused[f"{case}/bias"]
+    for recipe in ("rowwise_with_gw_hp", "blockwise", "mxfp8"):
+        refused |= {(recipe, style): in_high_precision for style in ("float8 sp", "float8 sp shared")}
+    for (recipe, style), way in refused.items():
+        with pytest.raises(ValueError, match=way):
+            parallel(in_float32(recipe), style, shape_of(recipe))
+    for style in ("torch", "torch sp", "float8"):
+        parallel(in_float32("rowwise_with_gw_hp"), style, SMALL)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_rowwise_scales_its_parts(world: int) -> None:
+class PerShard(nn.Module):
+    """The Mlp cut as tensor parallelism cuts it, in one process: each part a layer with scales of its own."""
+
+    def __init__(self, original: Mlp, parts: int, config: Config) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList()
+        self.bias = original.down.bias
+        for i in range(parts):
+            part = Mlp(1, 1, bias=False)
+            for name, dim in (("gate", 0), ("up", 0), ("down", 1)):
+                layer = getattr(original, name)
+                weight = nn.Parameter(layer.weight.detach().chunk(parts, dim)[i].clone())
+                new = nn.Linear(weight.shape[1], weight.shape[0], bias=dim == 0)
+                new.weight = weight
+                if dim == 0:
+                    new.bias = nn.Parameter(layer.bias.detach().chunk(parts)[i].clone())
+                setattr(part, name, new)
+            self.parts.append(convert_to_float8_training(part, config=config))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = sum(part(x) for part in self.parts)
+        return total + self.bias
+
+    def whole_gradients(self) -> dict[str, torch.Tensor]:
+        """By the names of the Mlp."""
+        found = {"down.bias": self.bias.grad}
+        for name, dim in (("gate", 0), ("up", 0), ("down", 1)):
+            layers = [getattr(part, name) for part in self.parts]
+            found[f"{name}.weight"] = torch.cat([layer.weight.grad for layer in layers], dim)
+            if dim == 0:
+                found[f"{name}.bias"] = torch.cat([layer.bias.grad for layer in layers])
+        return found
+
+
+@WORLDS
+@pytest.mark.parametrize("style", ["float8", "float8 sp", "float8 sp shared"])
+@on_ranks(2)
+def test_rowwise_scales_its_parts(world: int, style: str) -> None:
     """<= 1e-6 against one scale for each part of a row; without powers of two 5e-2 from one process's scales for whole rows.
     Features of very different magnitudes."""
-    for rank in each(world, "rowwise"):
-        for to_parts, to_whole in rank.values():
-            assert max(to_parts.values()) <= BOUND, to_parts
-            assert 0.01 < max(to_whole.values()) < 0.1
+    dim, hidden, spread = 32, 128, 3.0
+    config = dataclasses.replace(
+        Float8LinearConfig.from_recipe_name("rowwise"), emulate=True, round_scales_to_power_of_2=False
+    ).to_recipe()
+    got = trained(parallel(config, style, (dim, hidden, True)), 1, style, dim, spread=spread)
+    original: Any = mlp(None, True, dim, hidden)
+    reference = PerShard(original, world, config)
+    to_parts = passes(reference, data(dim, spread=spread), "") | reference.whole_gradients()
+    to_whole = trained(mlp(config, True, dim, hidden), 1, "", dim, spread=spread)
+    assert max(errors(got, to_parts, style).values()) <= BOUND
+    assert 0.01 < max(errors(got, to_whole, style).values()) < 0.1
 
 
-@pytest.mark.parametrize("world", WORLDS)
+def collectives(config: Config, style: str, dtype: torch.dtype = torch.float32) -> Collectives:
+    """Of one forward and backward pass."""
+    model = parallel(config, style, SMALL).to(dtype)
+    with count_collectives() as counts:
+        passes(model, data(32).to(dtype), style)
+    return counts
+
+
+@WORLDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_ranks(2)
 def test_gathers_one_byte_an_element(world: int, dtype: torch.dtype) -> None:
     """Counted at the collectives: half of bfloat16, a quarter of float32, scales apart."""
-    tokens, dim = 2 * 32, 32
-    part = tokens * dim // world
-    size, name = dtype.itemsize, str(dtype).removeprefix("torch.")
-    for rank in each(world, f"sent in {name}"):
-        sent = rank["torch sp"]
-        assert sent.calls["all_gather", name] == 2  # input forward, grad_output backward
-        assert sent.bytes["all_gather", name] == 2 * part * size
-        assert "uint8" not in sent.of("all_gather")
-        sent = rank["float8 sp shared"]
-        assert sent.calls["all_gather", "uint8"] == 2
-        assert sent.of("all_gather") == {"uint8": 2 * part}
-        assert rank["float8 sp"].of("all_gather") == {"uint8": 3 * part}  # each of the two readers gathers
-        # amaxes: gate and up one each way, down its input and weight in one; the shared input and grad_output one each
-        assert rank["float8"].calls["all_reduce", "int32"] == 5
-        assert rank["float8 sp shared"].calls["all_reduce", "int32"] == 7
-        assert rank["float8 sp shared"].bytes["all_reduce", "int32"] == 4 * 8  # eight amaxes in seven calls
+    part, name = 2 * 32 * 32 // world, str(dtype).removeprefix("torch.")
+    plain, float8, apart, shared = (
+        collectives(RECIPES["tensorwise"], style, dtype)
+        for style in ("torch sp", "float8", "float8 sp", "float8 sp shared")
+    )
+    assert plain.calls["all_gather", name] == 2  # input forward, grad_output backward
+    assert plain.of("all_gather") == {name: 2 * part * dtype.itemsize}
+    assert shared.calls["all_gather", "uint8"] == 2
+    assert shared.of("all_gather") == {"uint8": 2 * part}
+    assert apart.of("all_gather") == {"uint8": 3 * part}  # each of the two readers gathers
+    # amaxes: gate and up one each way, down its input and weight in one; the shared input and grad_output one each
+    assert float8.calls["all_reduce", "int32"] == 5
+    assert shared.calls["all_reduce", "int32"] == 7
+    assert shared.bytes["all_reduce", "int32"] == 4 * 8  # eight amaxes in seven calls
 
 
-def test_delayed_scaling_needs_no_amax_of_others() -> None:
-    """Rowwise neither; both are the recipes for slow networks."""
-    for rank in each(2, "sent of rowwise"):
-        assert "int32" not in rank["float8"].of("all_reduce")
-        both = 2 * 64 * 32 // 2  # of both readers' casts
-        assert rank["float8 sp shared"].bytes["all_gather", "uint8"] == both
-        assert rank["float8 sp"].bytes["all_gather", "uint8"] == 2 * both  # two readers, two casts each
+@on_ranks(2)
+def test_rowwise_scaling_needs_no_amax_of_others() -> None:
+    config, both = in_float32("rowwise"), 2 * 64 * 32 // 2  # of both readers' casts
+    assert "int32" not in collectives(config, "float8").of("all_reduce")
+    assert collectives(config, "float8 sp shared").bytes["all_gather", "uint8"] == both
+    # two readers, two casts each
+    assert collectives(config, "float8 sp").bytes["all_gather", "uint8"] == 2 * both
 
 
+@on_ranks(2)
 def test_a_nan_on_one_rank_reaches_all() -> None:
-    """Tensorwise, one NaN makes all of its tensor NaN, as in one process."""
-    assert each(2, "nan") == [[True] * 2] * 2
+    """Of a weight or of the tokens. Tensorwise, one NaN makes all of its tensor NaN, as in one process."""
+    for style in ("float8", "float8 sp"):
+        model, x = parallel(RECIPES["tensorwise"], style, (32, 64, False)), data(32)
+        if style == "float8 sp":
+            x = of_this_rank(x).clone()
+        if dist.get_rank() == 0:
+            (x if style == "float8 sp" else model.down.weight.to_local().data)[..., 0, 0] = torch.nan
+        assert model(x).isnan().all(), style
 
 
-def test_inference_mode() -> None:
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@on_ranks(2)
+def test_inference_mode(recipe: str) -> None:
     """Oracle: the outputs without gradients; between two training steps."""
-    for rank in each(2, "evaluated"):
-        assert len(rank) == 2 * len(STYLES)
-        assert all(rank.values()), rank
+    for style in STYLES:
+        model = parallel(RECIPES[recipe].emulated(), style, SMALL)
+        passes(model, data(32), style)
+        x = of_this_rank(data(32)) if "sp" in style else data(32)
+        with torch.no_grad():
+            want = model(x)
+        with torch.inference_mode():
+            assert torch.equal(model(x), want), style
+        passes(model, data(32), style)
 
 
-def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Same outputs and gradients as torchao's layers and styles, with fewer all-reduces."""
-    pytest.importorskip("torchao")
-    monkeypatch.setenv("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
-    for rank in ranks.run(worker.beside_torchao, 2):
-        for style in ("torch", "float8"):
-            # torchao's styles cast gradients before the bias is summed, so its gradient is that of FP8 codes; ours is not
-            rounded = {name for name, error in rank[style]["errors"].items() if error > BOUND}
-            assert rounded == ({"gate.bias", "up.bias", "down.bias"} if style == "float8" else set())
-            # Ours: the output, gradients of two inputs, and 5 amaxes; torchao takes one for each tensor, cut or not
-            ours, theirs = rank[style]["all_reduces"]
-            assert ours == 3 + 5 < theirs
-
-
+@on_ranks(2)
 def test_bad_plans_are_refused() -> None:
     """Each says what is at fault and the way out; no rank waits for another."""
-    wanted = {
-        "not converted": "Linear is no Float8Linear",
-        "multiple of 16": "N=24",
-        "uneven": "cannot be cut column-wise",
-        "uneven, torch": "cannot be cut row-wise",
-        "block": "would cut a block",
-        "no such name": "'upp'",
-        "convert late": "convert_to_float8_training first",
-        "tp after fsdp": "sharded by FSDP already",
-        "style after fsdp": "DTensor already",
-        "features gathered": "whole tokens",
-        "no reader": "holds no Float8Linear",
-        "readers differ": "differently",
-    }
-    for rank in each(2, "refusals"):
-        assert rank.keys() == wanted.keys()
-        for case, text in wanted.items():
-            assert text in rank[case], (case, rank[case])
+    tp, tensorwise = mesh(), RECIPES["tensorwise"]
+    emulated = tensorwise.emulated()
+    colwise, rowwise = {"up": Float8ColwiseParallel()}, {"down": RowwiseParallel()}
+    late, prepared = Float8ColwiseParallel(input_layouts=Shard(2)), {"": plan("float8 sp shared")[""]}
+
+    def checked(model: nn.Module, styles: dict[str, ParallelStyle]) -> nn.Module:
+        check_plan(model, tp, styles)
+        return parallelize_module(model, tp, styles)
+
+    def sharded() -> nn.Module:
+        return fully_shard(mlp(tensorwise), mesh=tp)
+
+    def but_up(model: nn.Module) -> nn.Module:
+        return convert_to_float8_training(model, module_filter_fn=lambda _, fqn: fqn != "up")
+
+    def mixed() -> nn.Module:
+        return but_up(
+            convert_to_float8_training(mlp(None), config="rowwise", module_filter_fn=lambda _, n: n == "up")
+        )
+
+    attempts: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("Linear is no Float8Linear", lambda: checked(but_up(mlp(None)), colwise)),
+        ("N=24", lambda: checked(mlp(tensorwise, hidden=48), colwise)),
+        ("cannot be cut column-wise", lambda: checked(mlp(emulated, hidden=33), colwise)),
+        ("cannot be cut row-wise", lambda: checked(mlp(emulated, hidden=33), rowwise)),
+        ("would cut a block", lambda: checked(mlp(RECIPES["blockwise"].emulated(), hidden=128), colwise)),
+        ("'upp'", lambda: checked(mlp(tensorwise), {"upp": Float8ColwiseParallel()})),
+        (
+            "convert_to_float8_training first",
+            lambda: convert_to_float8_training(parallelize_module(mlp(None), tp, {"up": ColwiseParallel()})),
+        ),
+        ("sharded by FSDP already", lambda: checked(sharded(), colwise)),
+        ("DTensor already", lambda: parallelize_module(sharded(), tp, colwise)),
+        ("whole tokens", lambda: checked(mlp(tensorwise), {"up": late}).up(data(32).chunk(2, 2)[0])),
+        ("holds no Float8Linear", lambda: checked(mlp(None), prepared)),
+        ("differently", lambda: checked(mixed(), prepared)),
+    )
+    for said, attempt in attempts:
+        with pytest.raises(ValueError, match=said):
+            attempt()
 
 
-def test_verify_sees_through_the_plan() -> None:
+@pytest.mark.parametrize(
+    ("recipe", "style"),
+    [
+        ("tensorwise", "torch"),
+        ("tensorwise", "float8 sp shared"),
+        ("rowwise", "float8 sp"),
+        ("delayed", "float8"),
+    ],
+)
+@on_ranks(2)
+def test_verify_sees_through_the_plan(recipe: str, style: str) -> None:
     """Nine GEMMs of three layers on each rank, whose part of each output is that of the emulated layer."""
-    for rank in each(2, "verified"):
-        assert len(rank) == len(worker.VERIFIED)
-        for case, (line, problems, counted) in rank.items():
-            assert not problems, (case, problems)
-            assert line.startswith("FP8 verified: 3 of 3 Linear layers, 9 FP8 GEMMs a step as predicted"), (
-                case
-            )
-            assert counted == 9
+    model = parallel(RECIPES[recipe], style, SMALL)
+
+    def step() -> None:
+        passes(model, data(32), style)
+        update_scales(model)
+
+    proof = verify(step, model, announce=False)
+    assert proof.ok, proof.problems
+    assert proof.line.startswith("FP8 verified: 3 of 3 Linear layers")
+    assert proof.counted == proof.predicted == 9
+
+
+class Embedded(nn.Module):
+    """An embedding in eager mode before a compiled MLP: tokens [batch, sequence] -> [batch, sequence, dim]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 32)
+        self.mlp = Mlp(32, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.embedding(tokens))
+
+
+def embedded(style: type[RowwiseParallel], is_compiled: bool) -> torch.Tensor:
+    """Gradient of the embedding's part on this rank."""
+    torch.manual_seed(0)
+    model = Embedded()
+    convert_to_float8_training(model, config="tensorwise")
+    plan_of = {"embedding": style(input_layouts=Replicate(), output_layouts=Shard(1))}
+    plan_of |= {f"mlp.{name}" if name else "mlp": each for name, each in plan("float8 sp shared").items()}
+    parallelize_module(model, mesh(), plan_of)
+    if is_compiled:
+        model.mlp.compile(fullgraph=True, dynamic=False, backend="aot_eager")
+    model(torch.arange(64).view(2, 32)).float().square().mean().backward()
+    return model.embedding.weight.grad.to_local()
 
 
 @pytest.mark.slow
+@on_ranks(2)
 def test_a_compiled_module_returns_the_gradient_of_what_arrived() -> None:
     """Oracle: eager mode, bit for bit. torch's style before a compiled module yields no gradient: see the next test."""
-    for eager, waited in ranks.run(worker.before_compiled, 2, timeout_s=500):
-        assert torch.equal(waited, eager)
-        assert waited.any()
+    waited = embedded(WaitedRowwiseParallel, True)
+    assert torch.equal(waited, embedded(RowwiseParallel, False))
+    assert waited.any()
 
 
 def test_plan_wants_a_flat_mesh() -> None:
@@ -248,7 +352,7 @@ def test_a_plan_before_a_compiled_block_is_refused(is_wrapped: bool) -> None:
         (WaitedRowwiseParallel, True),
         (RowwiseParallel, False),
     ):
-        model: Any = worker.Embedded()
+        model: Any = Embedded()
         if is_compiled and is_wrapped:
             model.mlp = torch.compile(model.mlp, backend="eager")
         elif is_compiled:
@@ -263,19 +367,6 @@ def test_async_tensor_parallelism_is_not_pretended() -> None:
     assert "unsupported here: it needs NVIDIA GPUs, not cpu" in (async_tp_reason("cpu") or "")
 
 
-def assert_compiled(found: list[dict[str, Any]], cases: list[tuple[str, str]]) -> None:
-    for rank in found:
-        for recipe, style in cases:
-            run = rank[f"{recipe} {style}"]
-            assert run["worst"] <= BOUND, (recipe, style)
-            assert run["breaks"] == {}
-
-
-def test_compiled_sequence_parallelism_is_eager() -> None:
-    """Oracle: the eager model on the same ranks; full graphs, so a break raises."""
-    assert_compiled(each(2, "compiled"), [("tensorwise", "float8 sp")])
-
-
 COMPILED = [
     (recipe, style)
     for recipe in ("tensorwise", "rowwise", "delayed", "rowwise_with_gw_hp")
@@ -286,9 +377,25 @@ COMPILED = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_plans_are_eager(backend: str) -> None:
-    """Oracle: the eager model on the same ranks, every recipe and plan that is not refused."""
-    cases = COMPILED if backend == "aot_eager" else [c for c in COMPILED if c[0] == "tensorwise"]
-    assert_compiled(ranks.run(worker.compiled, 2, cases, backend, timeout_s=1500), cases)
+@pytest.mark.parametrize(
+    ("recipe", "style", "backend"),
+    [
+        ("tensorwise", "float8 sp", "aot_eager"),
+        *(pytest.param(*case, "aot_eager", marks=pytest.mark.slow) for case in COMPILED),
+        *(pytest.param(*c, "inductor", marks=pytest.mark.slow) for c in COMPILED if c[0] == "tensorwise"),
+    ],
+)
+@on_ranks(2)
+def test_compiled_plans_are_eager(recipe: str, style: str, backend: str) -> None:
+    """Oracle: the eager model on the same ranks; full graphs, so a break raises. Every recipe and plan that is not refused."""
+    counters.clear()
+    eager, model = (parallel(in_float32(recipe), style, SMALL) for _ in range(2))
+    run = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+    for step in range(2):
+        want, got = (passes(m, data(32, step), style) for m in (eager, run))
+        found = errors(got | gradients(model), want | gradients(eager), style)
+        assert max(found.values()) <= BOUND, found
+        for each in (eager, model):
+            each.zero_grad()
+            update_scales(each)
+    assert not counters["graph_break"]

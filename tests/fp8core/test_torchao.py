@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,7 +29,6 @@ from torchao.float8.float8_training_tensor import LinearMMConfig  # noqa: E402
 from torchao.float8.float8_utils import amax_to_scale  # noqa: E402
 
 from fp8core import E4M3FN, E5M2, Float8Linear, Float8LinearConfig, quantize  # noqa: E402
-from fp8core.config import CastConfig, ScalingGranularity  # noqa: E402
 from fp8core.scaling import compute_scale  # noqa: E402
 
 
@@ -127,20 +125,6 @@ def test_exception_power_of_two_band() -> None:
     ulp_below = theirs.view(torch.int32) - exact.view(torch.int32)
     assert ((ulp_below[differs] >= 1) & (ulp_below[differs] <= 5)).all()
     assert compute_scale(torch.tensor(7.0).nextafter(torch.tensor(8.0)), E4M3FN, True)[0] == 32
-
-
-def test_exception_rowwise_float32_scales_without_fast_accumulation(sqnr_db: Callable[..., float]) -> None:
-    """A hand-made configuration: rowwise scales that are no powers of two."""
-    row = CastConfig(scaling_granularity=ScalingGranularity.AXISWISE, target_dtype=torch.float8_e4m3fn)
-    mine = Float8LinearConfig(row, None, row, None, row, None)
-    their_row = torchao.CastConfig(
-        scaling_granularity=TheirGranularity.AXISWISE, target_dtype=torch.float8_e4m3fn
-    )
-    theirs = torchao.Float8LinearConfig(their_row, None, their_row, None, their_row, None)
-    output, grad_input, *_ = both(mine, theirs, inputs("gaussian", torch.bfloat16))
-    assert torch.equal(*output)  # fast accumulation: the same rowwise kernel
-    assert not torch.equal(*grad_input)
-    assert sqnr_db(*grad_input) > 50  # one bfloat16 rounding is 55 dB
 
 
 @pytest.mark.parametrize("name", TORCHAO)

@@ -13,7 +13,6 @@ import torch
 
 from fp8core import BACKENDS, E4M3FN, E4M3FNUZ, E5M2, RECIPES, Float8Linear, quantize, scaled_mm
 from fp8core.gemm import triton_mm
-from fp8core.gemm.layout import Operand
 
 PAIRS = (
     ("tensorwise", "tensorwise"),
@@ -72,9 +71,3 @@ def test_its_rules_are_its_own() -> None:
     ):
         assert said in str(rules.unsupported(*arguments))
     assert "mps" in str(rules.device_reason("mps", E4M3FN, E4M3FN))
-
-
-def test_operands_must_lie_as_the_units_read_them() -> None:
-    a, b = quantize(torch.randn(32, 64), E4M3FN), quantize(torch.randn(48, 64), E4M3FN).t()
-    with pytest.raises(ValueError, match="B must be column-major"):
-        scaled_mm(a, Operand(b.qdata.contiguous(), b.scale_inv), backend="triton")

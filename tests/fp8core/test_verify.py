@@ -21,8 +21,6 @@ from fp8core import (
     RECIPES,
     Proof,
     convert_to_float8_training,
-    quantize,
-    scaled_mm,
     update_scales,
     verify,
 )
@@ -162,26 +160,10 @@ def test_an_all_gather_in_bfloat16(dtype: torch.dtype | None, ok: bool) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_cpu_says_that_it_emulates(backend: str) -> None:
-    """Oracle: the float32 product of the codes, which is what either backend gives there, bit for bit."""
-    a, b = (quantize(torch.randn(n, 64), E4M3FN, "rowwise", dim=-1) for n in (16, 32))
-    want = ((a.qdata.float() @ b.qdata.float().t()) * a.scale_inv * b.scale_inv.t()).bfloat16()
-    assert torch.equal(scaled_mm(a, b.t(), torch.bfloat16, backend=backend), want)
     proof = proof_of(convert_to_float8_training(Block(), config=RECIPES["rowwise"].with_backend(backend)))
     assert proof.ok
     assert proof.emulated_in == proof.to_dict()["emulated_in"] == "float32"
     assert "emulated: it multiplies FP8 codes in float32" in proof.line
-
-
-def test_misuse_is_refused_before_the_step_runs() -> None:
-    model, never = convert_to_float8_training(Block()), partial(pytest.fail, "it ran")
-    for error, said, arguments, recipe in (
-        (TypeError, "expected Module", (model, never), None),
-        (TypeError, "step_fn", (torch.zeros(()), model), None),
-        (TypeError, "config is a int", (never, model), 3),
-        (ValueError, "nearest: rowwise", (never, model), "rowise"),
-    ):
-        with pytest.raises(error, match=said):
-            verify(*arguments, recipe=recipe)
 
 
 def test_a_bias_is_summed_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,12 +66,6 @@ def all_bf16() -> torch.Tensor:
 
 
 @pytest.fixture(scope="session")
-def finite_bf16(all_bf16: torch.Tensor) -> torch.Tensor:
-    """The finite ones, 0 in place of the others."""
-    return torch.where(all_bf16.isfinite(), all_bf16, 0)
-
-
-@pytest.fixture(scope="session")
 def hard_float32() -> torch.Tensor:
     """Values, ties and thresholds of all formats with their float32 neighbours; random bits; specials."""
     return hard_inputs()["fp32"]

@@ -11,7 +11,6 @@ import torch
 from fp8core.kernels import ops, reference
 
 Compare = Callable[[Any, Any], None]
-E4M3 = torch.float8_e4m3fn
 EPS = 1e-5
 HALF_ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -39,82 +38,49 @@ def norm_inputs(
 
 @DTYPES
 @SHAPES
-def test_rms_norm(
-    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
+@pytest.mark.parametrize("added", [False, True])
+def test_norm(
+    added: bool, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
 ) -> None:
-    """Oracle: the formula in float64, and what it gives with the kernel's own rstd.
+    """Oracle: torch's own sum, bit for bit; the formula in float64, and what it gives with the kernel's own rstd.
 
     A kernel that is tuned for itself sums a row in its own order, so rstd differs from its neighbours' in the last bits.
     """
-    x, weight, _ = norm_inputs(shape, dtype)
-    on = (x.to(device), weight.to(device), EPS)
-    exact = torch.rsqrt(x.double().square().mean(1, keepdim=True) + EPS)
-
-    def result(rstd: torch.Tensor) -> torch.Tensor:
+    x, weight, delta = norm_inputs(shape, dtype)
+    total = x + delta if added else x
+    exact = torch.rsqrt(total.double().square().mean(1, keepdim=True) + EPS)
+    on = [t.to(device) for t in ((x, delta) if added else (x,))]
+    for suffix in ("", "_amax"):
+        got = getattr(ops, ("add_rms_norm" if added else "rms_norm") + suffix)(*on, weight.to(device), EPS)
+        rstd = got[1 + added].cpu()
         close(rstd, exact, roundings=shape[1])
-        return (x.float() * rstd.cpu() * weight.float()).to(dtype)
-
-    y, rstd = ops.rms_norm(*on)
-    same_bytes(y, result(rstd))
-    y, rstd, seen = ops.rms_norm_amax(*on)
-    same_bytes((y, seen), (result(rstd), reference.amax(result(rstd))))
+        y = (total.float() * rstd * weight.float()).to(dtype)
+        amaxes = [reference.amax(y)] if suffix else []
+        same_bytes(tuple(got), (*[total] * added, y, rstd, *amaxes))
 
 
 @DTYPES
 @SHAPES
-def test_rms_norm_backward(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Oracle: autograd through the formula in float64."""
+@pytest.mark.parametrize("added", [False, True])
+def test_norm_backward(added: bool, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    """Oracle: autograd through the formula, and the sum before it, in float64."""
     x, weight, grad_y = norm_inputs(shape, dtype)
+    grad_sum = torch.randn(shape).to(dtype) * added
     x64, weight64 = x.double().requires_grad_(), weight.double().requires_grad_()
-    rstd = torch.rsqrt(x64.square().mean(1, keepdim=True) + EPS)
-    (x64 * rstd * weight64).backward(grad_y.double())
-    assert x64.grad is not None
-    assert weight64.grad is not None
-    rstd = rstd.detach()
-    args = (grad_y, x, weight, rstd.float())
-    grad_x, grad_weight = ops.rms_norm_backward(*(t.to(device) for t in args))
-    g, n = (grad_y.double() * weight.double()).abs(), (x.double() * rstd).abs()
-    close(grad_x, x64.grad, rstd * (g + n * (g * n).mean(1, keepdim=True)), roundings=shape[1] + 16)
-    close(grad_weight, weight64.grad, (grad_y.double().abs() * n).sum(0), roundings=shape[0] + 16)
-
-
-@DTYPES
-@pytest.mark.parametrize("shape", [(1, 16), (17, 63), (63, 600)], ids=str)
-def test_add_rms_norm(
-    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
-) -> None:
-    """Oracle: torch's own sum, bit for bit; the formula of its norm in float64."""
-    x, weight, delta = norm_inputs(shape, dtype)
-    on = (x.to(device), delta.to(device), weight.to(device), EPS)
-    total, y, rstd = ops.add_rms_norm(*on)
-    same_bytes(total, x + delta)
-    same_bytes((y, rstd), tuple(t.cpu() for t in ops.rms_norm(total, on[2], EPS)))
-    exact = torch.rsqrt((x + delta).double().square().mean(1, keepdim=True) + EPS)
-    close(y, (x + delta).double() * exact * weight.double(), roundings=shape[1])
-    plain = tuple(t.cpu() for t in (total, y, rstd))
-    same_bytes(ops.add_rms_norm_amax(*on), (*plain, reference.amax(plain[1])))
-
-
-@DTYPES
-@pytest.mark.parametrize("shape", [(1, 16), (63, 252)], ids=str)
-def test_add_rms_norm_backward(
-    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
-) -> None:
-    """Oracle: autograd through sum and norm in float64."""
-    total, weight, grad_y = norm_inputs(shape, dtype)
-    grad_sum = torch.randn(shape).to(dtype)
-    x64, weight64 = total.double().requires_grad_(), weight.double().requires_grad_()
     rstd = torch.rsqrt(x64.square().mean(1, keepdim=True) + EPS)
     torch.autograd.backward((x64 * 1, x64 * rstd * weight64), (grad_sum.double(), grad_y.double()))
     assert x64.grad is not None
+    assert weight64.grad is not None
     rstd = rstd.detach()
-    args = (grad_y, grad_sum, total, weight, rstd.float())
-    grad, grad_weight = ops.add_rms_norm_backward(*(t.to(device) for t in args))
-    g, n = (grad_y.double() * weight.double()).abs(), (total.double() * rstd).abs()
+    first, *rest = (t.to(device) for t in (grad_y, x, weight, rstd.float()))
+    if added:
+        grad_x, grad_weight = ops.add_rms_norm_backward(first, grad_sum.to(device), *rest)
+    else:
+        grad_x, grad_weight = ops.rms_norm_backward(first, *rest)
+    g, n = (grad_y.double() * weight.double()).abs(), (x.double() * rstd).abs()
     before_cancellation = grad_sum.double().abs() + rstd * (g + n * (g * n).mean(1, keepdim=True))
-    close(grad, x64.grad, before_cancellation, roundings=shape[1] + 16)
-    alone = ops.rms_norm_backward(*(t.to(device) for t in (grad_y, total, weight, rstd.float())))
-    same_bytes(grad_weight, alone[1].cpu())
+    close(grad_x, x64.grad, before_cancellation, roundings=shape[1] + 16)
+    close(grad_weight, weight64.grad, (grad_y.double().abs() * n).sum(0), roundings=shape[0] + 16)
 
 
 def test_norm_of_rows_that_are_too_long(device: torch.device) -> None:

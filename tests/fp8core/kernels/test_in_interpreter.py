@@ -30,7 +30,6 @@ HERE = Path(__file__).parent
 KERNEL_TESTS = (
     "test_encode.py",
     "test_casts.py",
-    "test_mx.py",
     "test_fused.py",
     "test_matmul.py",
     "test_traffic.py",

@@ -19,20 +19,14 @@ CPU = torch.device("cpu")
     ("registers", "num_warps", "shared", "capability", "programs"),
     [
         (32, 8, 0, 90, 8),  # 2048 threads
-        (32, 8, 0, 89, 6),  # 1536 threads
         (33, 8, 0, 90, 6),  # 40 registers are allocated: 1280 a warp, 12 warps in a partition
-        (64, 8, 0, 90, 4),
-        (128, 8, 0, 90, 2),
-        (129, 8, 0, 90, 1),
         (255, 4, 0, 90, 2),
         (255, 16, 0, 90, 0),  # the file has no room for 16 such warps
         (16, 1, 0, 90, 32),  # the hardware's own limit
-        (16, 1, 0, 86, 16),
         (16, 1, 0, 89, 24),
         (32, 4, 75 * 1024, 90, 3),  # 228 KB, 1 KB of each is the system's
         (32, 4, 75 * 1024, 120, 1),
         (32, 8, 0, 103, 8),  # not listed: as sm_100
-        (32, 8, 0, 75, 8),
     ],
 )
 def test_occupancy(registers: int, num_warps: int, shared: int, capability: int, programs: int) -> None:
