@@ -10,7 +10,6 @@
 # make aot          reports/published/studies/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
 # make aot-check    limits of the cast kernels, in that machine code (`make test` holds those of the installed Triton); 21 s
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
-# make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
 # make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
 #                   run it again to continue. ARGS=dry_run=true prints the timetable,
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
@@ -39,7 +38,7 @@ GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/kernels tests/harness/train
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-nightly test-cluster check format coverage bench aot aot-check docs gate canary gpu gpu-tests wheels published studies setup clean
+.PHONY: quick test test-nightly test-cluster check format coverage bench aot aot-check docs gate gpu gpu-tests wheels published studies setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -102,9 +101,6 @@ build/docs-tools: pyproject.toml constraints.txt | $(READY)
 
 gate: $(READY)
 	PY=$(PY) .ci/gate $(ARGS)
-
-canary: $(READY)
-	OMP_NUM_THREADS=1 $(PY) tests/studies/canary.py $(ARGS)
 
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)

@@ -6,11 +6,8 @@ import errno
 import json
 import math
 from functools import partial
-from typing import Any
 
-import canary
 import pandas as pd
-from report_cases import tiny_run
 from situations import Place, exit_code, situation
 from toy import offered
 
@@ -118,37 +115,6 @@ def skipped_part(_: Place, planted: bool) -> object:
     part = Part("a", "toy", exit=0)
     part.settle(pd.DataFrame([row]))
     return part.ok
-
-
-@situation(
-    "make canary",
-    "the committed baseline measured nothing",
-    word="lines of what moved",
-    positive=[],
-    instead="refused",
-)
-def canary_without_baseline(place: Place, planted: bool) -> object:
-    rows: Any = tiny(place)
-    before = rows.assign(status="failed") if planted else rows
-    try:
-        return canary.moved_rows(before, rows)
-    except RuntimeError:
-        return "refused"
-
-
-@situation(
-    "make canary", "every case is skipped today", word="lines of what moved", positive=True, instead=False
-)
-def canary_that_skips(place: Place, planted: bool) -> object:
-    rows: Any = tiny(place)
-    return not canary.moved_rows(rows, rows.assign(status="skipped") if planted else rows)
-
-
-def tiny(place: Place) -> pd.DataFrame:
-    from harness import store
-
-    tiny_run(place.folder / "run")
-    return store.read(place.folder / "run")
 
 
 def ran_in_ranks(place: Place, losses: tuple[float, ...], alone: tuple[float, ...]) -> bool:

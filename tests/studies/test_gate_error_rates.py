@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import gate_error_rates as study
-import numpy as np
-import pytest
 import scipy.stats
 from documented_table import documented
 
@@ -32,42 +30,6 @@ def test_the_rounds_that_the_documentation_promises() -> None:
     for units in (1, 8, 50, 200):
         row = " | ".join(str(rounds(units, spread)) for spread in (0.01, 0.02, 0.05))
         assert f"\n| {units} | {row} |\n" in page
-
-
-@pytest.mark.parametrize("mode", study.MODES)
-def test_where_the_noise_of_a_process_and_of_a_sitting_goes(mode: str) -> None:
-    """2 % a process: in every round of a stored unit alike, and anew in each round else; a shared sitting cancels."""
-    random = np.random.default_rng(0)
-    logs = study.log_ratios(study.sample(mode, study.Noise("p", sample=1e-6, process=0.02), 400, 8, random))
-    within, between = logs.std(axis=1, ddof=1).mean(), logs.mean(axis=1).std()
-    size = 0.02 * math.sqrt(2)
-    expected = (0.0, size) if mode == "stored" else (size, size / math.sqrt(8))
-    assert (within, between) == pytest.approx(expected, rel=0.15, abs=1e-5)
-    sitting = study.Noise("s", sample=1e-6, process=0.0, session=0.05)
-    shift = abs(study.log_ratios(study.sample(mode, sitting, 3, 8, random)).mean())
-    assert shift < 1e-5 if mode == "paired" else shift > 0.001
-
-
-@pytest.mark.parametrize("noise", study.NOISES, ids=lambda n: n.name)
-def test_equal_sides_have_ratios_around_one(noise: study.Noise) -> None:
-    means = study.log_ratios(study.times_of(noise, 8, 400, np.random.default_rng(1))).mean(axis=1)
-    assert abs(means.mean()) < 5 * means.std() / math.sqrt(means.size)
-
-
-@pytest.mark.parametrize(
-    ("rule", "below", "above"),
-    [
-        (study.pytest_benchmark, 1.01, 1.15),
-        (study.asv, 1.08, 1.12),
-        (study.perfgate_paired, 0.99, 1.02),
-        (lambda t: study.stackgate(t, np.random.default_rng(0)), 1.01, 1.05),
-    ],
-)
-def test_each_rule_decides_where_its_documentation_says(rule, below: float, above: float) -> None:
-    for factor, slower in ((below, False), (above, True)):
-        times = np.exp(np.random.default_rng(0).normal(0, 0.01, (4, 8, 2, 20)))
-        times[0, :, 1] *= factor
-        assert rule(times)[0] == slower
 
 
 def test_the_promises_hold_and_a_blind_gate_breaks_them(tmp_path) -> None:
