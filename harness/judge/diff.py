@@ -244,7 +244,7 @@ def _values(
 
 
 def _parts(frames: Sequence[pd.DataFrame]) -> tuple[Part, ...]:
-    """Of arms that were profiled in both runs."""
+    """The arms that were profiled in both runs."""
     found = _values(
         frames,
         ["case_id", "arm", "part"],

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.table import Row
 
-INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
+INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
+HEAT = tuple(f"#0b000{i}" for i in range(9))
 EDGES = (
     0.67,
     0.8,
@@ -47,8 +48,12 @@ EDGES = (
     1.25,
     1.5,
 )  # speedups between these nine; the middle one is "the same"
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"}
-VARIABLES |= {colour: f"--series-{i}" for i, colour in enumerate(SERIES)}
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"}
+VARIABLES |= {
+    colour: f"--{name}-{i}"
+    for name, own in (("series", SERIES), ("heat", HEAT))
+    for i, colour in enumerate(own)
+}
 MARKERS = "osD^vPX*"
 HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 # Recipes that fp8core publishes, each with a place of its own, so that pages of different runs agree.

@@ -144,12 +144,12 @@ class Timer(Protocol):
 
     @property
     def block(self) -> Callable[..., list[float]]:
-        """Of (fn, n, calls, probe): n samples that stand alone, each the mean of `calls` calls; see `CpuTimer`."""
+        """Samples that stand alone, n of them, each the mean of `calls` calls; see `CpuTimer`."""
         ...
 
     @property
     def back_to_back(self) -> Callable[..., list[float]]:
-        """Of the same and a `split`: n adjoining samples without flush or hold; of one call also up to the split."""
+        """The same, adjoining, without flush or hold; of one call also up to the split."""
         ...
 
     def rotating(self) -> Timer | None:

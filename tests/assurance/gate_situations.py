@@ -250,10 +250,10 @@ def ended(place: Place, line: str) -> object:
     """Kind of the fault of a shell line; "" where it worked."""
     env = {**os.environ, VARIABLE: str(place.folder)}
     _, fault = run_shell(line, place.folder, 60.0, place.folder / "output", env)
-    return fault.kind.name if fault else ""
+    return ("ENDED" if fault.ended else "FAILED") if fault else ""
 
 
-of_line = partial(situation, "gate --command", word="Fault.kind is empty", positive="")
+of_line = partial(situation, "gate --command", word="Fault is none", positive="")
 
 
 @of_line(what="the benchmark crashes, and its output goes through `cat`", instead="FAILED")

@@ -128,8 +128,9 @@ def test_arms_that_fail_on_both_sides_are_no_pass(tmp_path: Path, broken: int, m
 
 def test_a_curve_is_left_to_the_loss_verdict(tmp_path: Path) -> None:
     frozen = time_row(1, Times()())
+    loss = value_row(1, "loss", 3.0)
     curve = dataclasses.replace(value_row(1, "sqnr_db", 30.0), samples=(30.0, 20.0), rounds=(0, 100))
-    judgement = run(tmp_path, [frozen, value_row(1, "loss", 3.0), curve], [frozen])
+    judgement = run(tmp_path, [frozen, loss, curve], [frozen, loss])
     assert [f.unit.key.metric for f in judgement.findings] == ["time_ms"]
 
 
