@@ -160,7 +160,7 @@ def test_rowwise_scales_its_parts(world: int, style: str) -> None:
 
 
 def collectives(config: Config, style: str, dtype: torch.dtype = torch.float32) -> Collectives:
-    """Of one forward and backward pass."""
+    """What one forward and backward pass sends."""
     model = parallel(config, style, SMALL).to(dtype)
     with count_collectives() as counts:
         passes(model, data(32).to(dtype), style)
@@ -199,7 +199,7 @@ def test_rowwise_scaling_needs_no_amax_of_others() -> None:
 
 @on_ranks(2)
 def test_a_nan_on_one_rank_reaches_all() -> None:
-    """Of a weight or of the tokens. Tensorwise, one NaN makes all of its tensor NaN, as in one process."""
+    """A NaN of a weight or of the tokens. Tensorwise, one NaN makes all of its tensor NaN, as in one process."""
     for style in ("float8", "float8 sp"):
         model, x = parallel(RECIPES["tensorwise"], style, (32, 64, False)), data(32)
         if style == "float8 sp":

@@ -23,7 +23,7 @@ BOUND = 1e-6
 
 
 def assert_close(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
-    """Of the gradients of two blocks."""
+    """The gradients of two blocks."""
     assert len(found) == 2 * 8
     for name, grad in found.items():
         assert relative(grad, want[name]) <= BOUND, name
