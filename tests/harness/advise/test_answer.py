@@ -60,12 +60,6 @@ def test_the_answer_fits_a_terminal_of_24_lines_and_80_columns(name: str, advice
     assert shown.splitlines() == lines(advice[name]), "a notebook shows the same"
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_no_figure_of_the_tables_is_cut_at_eighty_columns(name: str, advice: dict[str, Advice]) -> None:
-    wide, narrow = (set(rendered(advice[name], width, full=True).split()) for width in (400, 80))
-    assert {word for word in wide - narrow if set(word) != {"─"}} == set()
-
-
 def test_the_examples_of_the_readme_and_of_the_page_are_what_is_printed() -> None:
     """Oracle: the first command of each, which prints code. Figures may differ with another torch."""
     readme, page = (

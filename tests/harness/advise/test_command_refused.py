@@ -10,9 +10,7 @@ import torch
 from advice_asked import refused, said
 from report_cases import cpu_run
 
-from harness.advise.asked_model import sizes
-from harness.advise.command import Question, parse
-from harness.store.errors import UsageError
+from harness.advise.command import Question
 
 
 @pytest.mark.parametrize(
@@ -87,18 +85,3 @@ def test_help_names_every_key(word: str, capsys: pytest.CaptureFixture[str]) -> 
     text = said(capsys, word)
     assert all(f"{field.name}=" in text for field in fields(Question))
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_sizes_of_a_pass() -> None:
-    def of(*words: str, most: int = 8192) -> tuple[int, int]:
-        asked = parse(["model=x", *words])
-        return sizes("x", most, asked.tokens, asked.batch, asked.seq)
-
-    assert of() == (4, 4096)
-    assert of(most=256) == (64, 256)
-    assert of("seq=1024") == (16, 1024)
-    assert of("batch=2") == (2, 4096)
-    assert of("tokens=1024") == (1, 1024)
-    assert of("tokens=32768", "seq=8192") == (4, 8192)
-    with pytest.raises(UsageError):
-        of("seq=8", "batch=1")

@@ -113,10 +113,3 @@ def test_histories_that_never_met_are_a_missing_baseline(root: Path) -> None:
     with pytest.raises(GateError, match="no common ancestor; --tip") as caught:
         trees.commit_to_compare(root, "elsewhere", tip=False)
     assert caught.value.code is Exit.NO_BASELINE
-
-
-def test_outside_of_git_there_is_no_other_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(trees, "__file__", str(tmp_path / "a" / "b" / "c.py"))
-    with pytest.raises(GateError, match="no git checkout") as caught:
-        trees.project_root()
-    assert caught.value.code is Exit.NO_BASELINE

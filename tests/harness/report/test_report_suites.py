@@ -5,13 +5,10 @@ that these tests make up; nothing here was measured.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
-from report_cases import gemm_cases
-from report_fixtures import CPU, H200, TIMING, Invented, figure, write_run
+from report_fixtures import CPU, H200, TIMING, figure, write_run
 from report_pages import machine, run_of, table
 
 from harness.engine.rows import REFUSES as OF_ROWS
@@ -22,24 +19,6 @@ from harness.store.case import Case
 from harness.store.measurement import Measurement
 
 # Entered only where it was measured
-
-ENTER = """
-import sys
-from pathlib import Path
-from harness.report import write_report
-write_report([Path(sys.argv[1])], Path(sys.argv[2]))
-print(*sorted(name for name in sys.modules if name.startswith("harness.report.")))
-"""
-
-
-def test_a_report_of_gemms_enters_no_section_of_another_suite(tmp_path):
-    run = write_run(tmp_path / "run", gemm_cases(Invented(), 720.0)[:3])
-    words = [sys.executable, "-c", ENTER, str(run), str(tmp_path / "r.html")]
-    entered = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
-    assert "harness.report.league" in entered
-    others = ("compatibility", "gathers", "scaling", "steps", "training", "trials")
-    assert not [name for name in others if f"harness.report.{name}" in entered]
-
 
 # The league
 

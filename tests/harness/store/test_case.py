@@ -30,16 +30,6 @@ def test_integer_refuses_what_does_not_count(value: object) -> None:
         Case.of("s", {"M": value}).integer("M")
 
 
-def test_a_number_may_be_whole_and_a_text_is_no_number() -> None:
-    case = Case.of("s", {"lr": 1e-3, "n": 2, "model": "nano", "on": True})
-    assert (case.number("lr"), case.number("n"), case.text("model")) == (1e-3, 2.0, "nano")
-    for axis in ("model", "on"):
-        with pytest.raises(TypeError, match="must be a number"):
-            case.number(axis)
-    with pytest.raises(TypeError, match="must be a text"):
-        case.text("n")
-
-
 def test_where_a_file_lies_is_no_part_of_what_a_case_is() -> None:
     """Oracle: the id without the axis. The path is there to be read, in another process too."""
     plain = Case.of("train", {"data": "bytes"})

@@ -60,17 +60,6 @@ def closed_run(folder: Path) -> Path:
     return folder
 
 
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
-    run = writer(tmp_path / "w" / "r1")
-    run.append(rows("c1", 1.5))
-    run.append(rows("c2", 2.5))
-    frame = store.read(tmp_path)
-    assert frame["value"].tolist() == [1.5, 2.5]
-    assert frame["samples"].map(list).tolist() == [[1.5, 1.5], [2.5, 2.5]]
-    assert set(frame["env_id"]) == {"e1"}
-    assert frame.attrs["problems"] == []
-
-
 def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
     done: list[str] = []
@@ -346,18 +335,6 @@ def test_a_run_is_found_by_its_id_or_its_path(tmp_path: Path) -> None:
         store.find_run("r2", tmp_path)
 
 
-def test_run_ids_sort_by_time_and_name_sweep_model_device_and_commit() -> None:
-    facts = {"git_commit": "abcdef0123456789", "device": "cuda", "gpu": "NVIDIA H200"}
-    assert store.new_run_id(facts, "train", "my model").split("-")[1:5] == [
-        "train",
-        "my_model",
-        "h200",
-        "abcdef0",
-    ]
-    assert store.new_run_id({"device": "cpu"}, "cast", None).split("-")[1:4] == ["cast", "cpu", "nogit"]
-    assert len({store.new_run_id({}) for _ in range(50)}) == 50
-
-
 @pytest.mark.parametrize(
     ("model", "word"),
     [
@@ -392,13 +369,6 @@ def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(reading, "read_part", read_part)
     assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
-
-
-def test_a_frame_can_be_written_back(tmp_path: Path) -> None:
-    writer(tmp_path / "r1").append(rows("c1"))
-    frame = store.read(tmp_path)
-    frame.to_parquet(tmp_path / "copy.parquet")
-    assert len(store.read(tmp_path / "copy.parquet")) == 1
 
 
 ROOT = Path(__file__).parents[3]

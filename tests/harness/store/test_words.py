@@ -30,15 +30,6 @@ class Odd:
 NOTHING = asdict(Odd(run="a"))
 
 
-def test_a_default_list_is_of_one_command_alone() -> None:
-    one, other = options_of(Odd, ["a"]), options_of(Odd, ["a"])
-    assert one is not None
-    assert other is not None
-    one.more.append("x")
-    one.against.append("x")
-    assert other.more == other.against == []
-
-
 @pytest.mark.parametrize(
     ("words", "given"),
     [
