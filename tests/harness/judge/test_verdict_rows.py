@@ -54,13 +54,10 @@ def test_each_arm_is_held_against_the_arm_that_its_name_says(whole):
     assert arms["base_other"].verdict.gate("L4") is None
 
 
-@pytest.mark.parametrize(
-    ("arm", "runs"),
-    [("negative_control", shifted(BASE, 0.0001)), ("base_eps", shifted(BASE, 0.1))],
-    ids=["a negative control that passes", "a perturbed control that fails"],
-)
-def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)) + rows_of_runs(arm, runs)
+def test_where_the_perturbed_control_fails_nothing_passes(tmp_path):
+    arm = "base_eps"
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
+    rows += rows_of_runs(arm, shifted(BASE, 0.1))
     arms = by_arm(judge(frame(tmp_path, rows)))
     assert arms[arm].surprising
     assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"

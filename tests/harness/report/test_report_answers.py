@@ -92,16 +92,6 @@ def test_verdict_of_speed(tmp_path, ms, spread, verdict):
     assert all(arm in answer.sentence for arm in ms)
 
 
-def test_a_gpu_run_answers_all_three_questions(gpu_machine):
-    faster, sound, ran = verdicts.answers(gpu_machine)
-    assert [faster.verdict, sound.verdict, ran.verdict] == ["yes", "yes", "yes"]
-    assert faster.sentence.startswith(
-        "Whole layers (forward and backward, casts included), compile against compile, "
-    )
-    assert any("K=4104 is no multiple of 16" in line for line in ran.evidence)
-    assert "80 of 80" in ran.sentence
-
-
 def test_what_was_not_measured_decides_nothing(tmp_path):
     """Eager layers decide where nothing was compiled; a device without FP8 cannot tell, and says why."""
     arms = [f"{p}_compile" for p in ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")]

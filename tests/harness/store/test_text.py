@@ -29,9 +29,7 @@ OWN = '{"_target_":"my.module.build","batch":"my.module.batch","width":512}'
     [
         ({}, (), "nano fp32 stdlib batch=8 profile=true seq=64"),
         ({"layers": 4, "checkpointing": "full"}, ("seq",), "nano fp32 stdlib batch=8 checkpointing=full layers=4 profile=true"),
-        ({"seed": 0}, set(NANO), "seed=0"),
         ({"lr": 1e-3}, set(NANO), "lr=0.001"),
-        ({"schedule": ""}, set(NANO) - {"schedule"}, "nano fp32 stdlib batch=8 profile=true seq=64"),
         ({"schedule": "warmup_bf16:10"}, set(NANO) - {"schedule"}, "schedule=warmup_bf16:10"),
         ({"model": OWN}, set(NANO) - {"model"}, "my.module.build width=512"),
         ({"model": "{not json"}, set(NANO) - {"model"}, "{not json"),
