@@ -10,45 +10,10 @@ import pytest
 import torch
 from advice_asked import plain, refused, said
 from report_cases import gpu_run
-from report_fixtures import H200, write_run
 
 from fp8core import audit
 from harness.advise.decide import HEAD
-from harness.store.case import Case
-from harness.store.measurement import Measurement
 from harness.training.models import resolve
-
-
-@pytest.mark.parametrize("word", ["--full", "full=true"])
-def test_the_full_answer_has_a_table_a_part(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "model=llama3_3b", "gpu=h200", "recipe=tensorwise", "checkpointing=full", word)
-    assert max(map(len, text.splitlines())) <= 80
-    for part in (
-        "eval loss",
-        "attention.q",
-        "grad_weight",
-        "ridge bf16",
-        "optimizer",
-        "FlashAttention-2",
-        "memory of a GPU",
-    ):
-        assert part in text, part
-
-
-def test_a_gain_that_the_rates_leave_in_doubt_is_neither_on_nor_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """llama_125m, 4096 tokens, on an H200 by published rates, 1.03x (0.93-1.14): nobody can tell, until its rates are measured."""
-    words = ("model=llama_125m", "gpu=h200", "recipe=tensorwise", "tokens=4096")
-    text = said(capsys, *words)
-    assert "can't tell" in text
-    assert "sweep=ceilings" in text
-    assert "code:" not in text
-    found = plain(capsys, *words)
-    assert (found["decision"], found["filter"]["code"]) == ("can't tell", None)
-    assert found["step_speedup"]["low"] < 1 < found["step_speedup"]["value"]
-    run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
-    assert plain(capsys, *words, f"runs={run}")["decision"] == "off"
 
 
 def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
@@ -114,47 +79,6 @@ def test_stored_runs_replace_what_is_guessed(tmp_path: Path, capsys: pytest.Capt
     assert "predicted and measured, worst first" in text
     other = refused(capsys, "model=llama3_8b", f"runs={run}", "gpu=h100")
     assert "no row is of the H100 SXM (found: NVIDIA H200)" in other, "they say nothing about this one"
-
-
-def test_stored_training_steps_stand_beside_their_prediction(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Cut to two blocks and another vocabulary, as the row says; a model that is gone, or of the user, is left out."""
-
-    def case(model: str) -> list[Measurement]:
-        made = Case.of(
-            "train", {"model": model, "batch": 4, "seq": 1024, "layers": 2, "checkpointing": "none"}
-        )
-
-        def step(arm: str, ms: float, baseline: str, dtype: str) -> Measurement:
-            samples = tuple(ms * (1 + 0.001 * i) for i in range(6))
-            return Measurement(
-                "train",
-                made.case_id,
-                arm,
-                made.axes_json,
-                "time_ms",
-                "ok",
-                baseline=baseline,
-                regime="isolated",
-                samples=samples,
-                rounds=tuple(range(6)),
-                flops={dtype: 1e12},
-                resolved={"vocab_size": 512},
-            )
-
-        return [
-            step("bf16_compile", 12.0, "", "bf16"),
-            step("tensorwise_compile", 10.0, "bf16_compile", "e4m3"),
-        ]
-
-    cases = [case(name) for name in ("llama3_8b", "llama9", '{"_target_": "a.b", "batch": "a.c"}')]
-    run = write_run(tmp_path / "run", cases, env=H200)
-    found = plain(capsys, "model=gpt2", f"runs={run}", "recipe=tensorwise")
-    (check,) = found["checks"]
-    assert (check["what"], check["case"], check["arm"]) == ("step", "llama3_8b", "tensorwise_compile")
-    assert check["measured"] == pytest.approx(1.2)
-    assert 1.2 < check["predicted"] < 1.6
 
 
 BIG = ("model=llama3_405b", "gpu=h100", "tp=4", "dp=128", "seq=8192", "batch=1", "recipe=tensorwise")

@@ -102,12 +102,6 @@ def test_rows_that_do_not_grow_with_the_batch_are_refused(capsys: pytest.Capture
     assert plain(capsys, *words, "batch=16")["tokens"] == 256
 
 
-@pytest.mark.parametrize("size", ["tokens=16", "batch=16"])
-def test_a_model_without_linear_layers_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (OWN + "no_linear", "model.batch=models_to_advise.patches", "gpu=h200")
-    assert "calls no nn.Linear" in refused(capsys, *words, size)
-
-
 def test_hostile_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         OWN + "named",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from advise_fixtures import model, round_h200
-from report_fixtures import H200, Invented, frame
+from report_fixtures import Invented, frame
 
 from harness.advise import measured
 from harness.advise.advice import Check
@@ -54,13 +54,10 @@ def test_a_recorded_step_is_held_against_no_prediction(tmp_path: Path) -> None:
 
 def test_errors_and_their_spread() -> None:
     checks = [Check("layer", "", "", p, 1.0, "") for p in (1.1, 1.2, 1.3)]
-    assert [round(c.error, 3) for c in checks] == [0.1, 0.2, 0.3]
-    assert [c.trusted for c in checks] == [True, True, False]
     said = answer(parse(["model=nano", "gpu=h200", "recipe=tensorwise"]))
     ((count, what, found),) = replace(said, checks=tuple(checks)).check_spreads
     assert (count, what) == (3, "layer")
     assert found.value == pytest.approx((1.1 * 1.2 * 1.3) ** (1 / 3))
     assert found.low < 1.1 < 1.3 < found.high
     assert not replace(said, checks=tuple(checks[:2])).check_spreads
-    assert replace(checks[0], measured=2.0).error == pytest.approx(-0.45)
-    assert H200["gpu"] == "NVIDIA H200"
+    assert [c.trusted for c in checks] == [True, True, False]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from advise_fixtures import NOTHING, SIX, model, round_h200
 
-from harness.advise import decide
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.layer import layer_cost
 from harness.advise.model import Exchange, Linear, Traffic, split
@@ -198,22 +197,6 @@ def test_a_pipeline_idles_while_it_fills_and_drains() -> None:
     assert pipeline(ONE, RATES, Plan(), busy) == 0
     slow = pipeline(ONE, RATES, plan, Pass(0.0, 0.0))
     assert slow == pytest.approx(2 * (7 + 32) * once), "nothing hides what goes between stages"
-
-
-def test_the_gather_in_fp8_is_chosen_where_it_gains() -> None:
-    """A step that waits for its weights gains by half the bytes of them; one GPU, or rows' scales, gather none in FP8."""
-    few = replace(ONE, layers=tuple(replace(la, tokens=2048) for la in ONE.layers), tokens=2048)
-    sends = replace(SIX, gathered_weight=CastCost(5.0, 2.0))
-    found = decide.advise(few, RATES, PLAN, sends, "", None)
-    off = decide.advise(few, RATES, PLAN, sends, "", False)
-    assert found.fp8_all_gather
-    assert not off.fp8_all_gather
-    assert found.step.value > off.step.value
-    for other in (
-        decide.advise(few, RATES, PLAN, SIX, "", None),
-        decide.advise(few, RATES, Plan(), sends, "", None),
-    ):
-        assert not other.fp8_all_gather
 
 
 def test_parts_add_up_and_each_block_exchanges_four_times() -> None:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from gate_fixtures import Times, run, time_row
 
-from harness.gate.matching import log_ratios
 from harness.gate.options import Exit
 from harness.gate.unit import State
-
-
-def test_rounds_are_paired_by_number_or_by_order() -> None:
-    before = [SimpleNamespace(samples=[1.0, 2.0, 3.0, 8.0], rounds=[1, 1, 2, 2])]
-    after = [SimpleNamespace(samples=[3.0, 3.0, 11.0, 11.0], rounds=[2, 2, 3, 3])]
-    np.testing.assert_allclose(log_ratios(before, after, by_number=True), np.log([3.0 / 5.5]))
-    by_order = log_ratios(before, after, by_number=False)
-    np.testing.assert_allclose(by_order, np.log([3.0 / 1.5, 11.0 / 5.5]))
 
 
 @pytest.mark.parametrize("stage", ["first", "confirmation"])

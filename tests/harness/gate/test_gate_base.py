@@ -52,11 +52,6 @@ def tolerance(found: Base) -> float:
     return found.policy.units["ms"].tolerance
 
 
-def test_an_unchanged_judge_is_not_mentioned(trees: tuple[Path, Path]) -> None:
-    found = base_of(*trees, trees[0] / "ci.yaml")
-    assert (found.notes, found.clock, found.policy.pairs) == ((), None, 5)
-
-
 def test_a_loosened_tolerance_does_not_judge_and_is_told(trees: tuple[Path, Path]) -> None:
     before = tolerance(base_of(*trees, None))
     loosen(trees[0] / POLICY)

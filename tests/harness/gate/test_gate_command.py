@@ -73,13 +73,6 @@ def test_a_change_of_the_documentation_is_ok(root: Path) -> None:
     assert len(list(root.glob("results/gate/*/*/stage1/_run.json"))) == 2
 
 
-def test_each_benchmark_has_a_verdict(root: Path) -> None:
-    """Tolerance 3 %: +2 % is within it, +5 % is not."""
-    commit(root, {SOURCE: package(a=0.0105, b=0.0204)})
-    ended, said, document = run(root)
-    assert (ended, verdicts(document)) == (1, {"a": "REGRESSED", "b": "OK"}), said
-
-
 @pytest.mark.parametrize("hidden", [False, True])
 def test_what_is_not_committed_is_measured_as_it_is(root: Path, hidden: bool) -> None:
     if hidden:
@@ -203,19 +196,20 @@ def test_a_candidate_that_fails_is_a_finding(root: Path, source: str, reason: st
     assert [f["case"] for f in document["findings"]] == [public(FAKE)]
 
 
-def test_a_candidate_that_was_killed_is_not_judged(root: Path) -> None:
-    commit(root, WORDS)
-    assert gate(root, "--command", "! test -e README.md || exit 137", *UNPROVEN)[0] == 6
-
-
 @pytest.mark.parametrize(
-    ("line", "code"), [("exit 125", 5), ("exit 126", 6), ("no-such-program", 6), ("kill -9 $$", 6)]
+    ("line", "code"),
+    [
+        ("ls | grep -q READ || exit 125", 5),
+        ("ls | grep -q READ || no-such-program", 6),
+        ("ls | grep -q READ || kill -9 $$", 6),
+        ("! test -e README.md || exit 137", 6),
+    ],
 )
-def test_a_baseline_that_fails_is_none_and_one_that_was_ended_is_not_judged(
+def test_a_baseline_that_fails_is_none_and_a_side_that_was_ended_is_not_judged(
     root: Path, line: str, code: int
 ) -> None:
     commit(root, WORDS)
-    ended, said, _ = gate(root, "--command", f"ls | grep -q READ || {line}", *UNPROVEN)
+    ended, said, _ = gate(root, "--command", line, *UNPROVEN)
     assert ended == code, said
 
 

@@ -16,7 +16,6 @@ from harness.gate.unit import State
 from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
-LAPTOP = (ENV, {**ENV, "gpu": "NVIDIA GeForce RTX 5090"})
 NEWER = (ENV, {**ENV, "driver": "575.1"})
 
 
@@ -77,8 +76,6 @@ def test_a_check_that_fails_in_the_confirmation_alone_is_a_numerics_failure(tmp_
     found = run(tmp_path / "1", *sides, confirm=(before, after))
     assert found.code is Exit.NUMERICS
     assert any("28.5 -> 20 dB" in f.reason for f in found.findings)
-    refuted = dataclasses.replace(failed_row(1, "sqnr_db 3 below 20", cause=Cause.NUMERICS), metric="sqnr_db")
-    assert run(tmp_path / "2", *sides, confirm=(before, [after[0], refuted])).code is Exit.NUMERICS
 
 
 STEADY = Times()()
@@ -209,33 +206,6 @@ def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path, now: str
     assert found.code is (Exit.REGRESSED if judged else Exit.OK)
     assert found.counted.get("INCONCLUSIVE", 0) == (not judged)
     assert any(isinstance(n, Loud) and "operator_calls of 1 units" in n for n in found.notes) is not judged
-
-
-def test_exact_counts_ratchet(tmp_path: Path) -> None:
-    """An improvement is told to be adopted; once it is the baseline, a return is a regression."""
-    nine, eight = (
-        [time_row(1, Times()(), resolved={"operator_calls": n}), value_row(1, "rel_err_max", 0.1)]
-        for n in (9, 8)
-    )
-    better, back = (
-        run(tmp_path / str(i), *rows, machine_free=True)
-        for i, rows in enumerate(((nine, eight), (eight, nine)))
-    )
-    assert (better.code, back.code) == (0, 1)
-    for found, told in ((better, True), (back, False)):
-        assert any("1 exact counts improved" in note for note in found.notes) is told
-
-
-@pytest.mark.parametrize(("error", "code"), [(0.1, Exit.OK), (0.2, Exit.NUMERICS)])
-def test_machine_free_rules_hold_across_machines(tmp_path: Path, error: float, code: Exit) -> None:
-    """A slow laptop against an H200: its times mean nothing, its numerics and its bytes do."""
-    times = Times()
-    before = [time_row(1, times(), bytes_moved=1e6), value_row(1, "rel_err_max", 0.1)]
-    after = [time_row(1, times(5.0), bytes_moved=1e6), value_row(1, "rel_err_max", error)]
-    found = run(tmp_path, before, after, envs=LAPTOP, machine_free=True)
-    assert found.code is code
-    assert {f.unit.key.metric for f in found.findings} == {"rel_err_max", "bytes_moved"}
-    assert any("times were not judged" in note for note in found.notes)
 
 
 def test_ratios_within_a_run_are_judged_on_one_kind_of_device(tmp_path: Path) -> None:

@@ -10,20 +10,12 @@ import pytest
 from curves_for_tests import STEPS, control, shifted
 
 from harness.judge.verdict import Curve, Run, time_to_loss
-from harness.judge.verdict.time_to_loss import crossing
 
 BASE = control()
 
 
 def _bare(runs):
     return {s: Run(r.loss, planned_steps=STEPS) for s, r in runs.items()}
-
-
-def test_crossing_agrees_with_a_line():
-    curve = Curve.of([4.0, 3.0, 1.0], [0, 10, 30])
-    assert crossing(curve, 2.0) == 20.0
-    assert crossing(curve, 4.0) == crossing(curve, 5.0) == 0.0
-    assert math.isnan(crossing(curve, 0.5))
 
 
 def linear_run(step_s: float, slope: float = 0.01, steps: int = 101) -> Run:

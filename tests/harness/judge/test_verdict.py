@@ -50,10 +50,6 @@ def test_moving_average_of_a_run_longer_than_a_block_has_no_seam():
     np.testing.assert_allclose(short[1000::97], long, rtol=1e-12, atol=1e-12)
 
 
-def test_half_life_changes_above_a_thousand_steps():
-    assert [half_life(n) for n in (1, 1000, 1001)] == [20, 20, 100]
-
-
 # L1
 
 
@@ -164,19 +160,6 @@ def test_a_gap_outside_the_margin_needs_the_wider_interval_to_fail():
     assert result.status == "INCONCLUSIVE"
 
 
-@pytest.mark.parametrize("side", ["candidate", "control"])
-def test_one_seed_whose_losses_repeat_anothers_is_left_out_and_named(side):
-    runs, base = shifted(BASE), dict(BASE)
-    if side == "candidate":
-        runs[3] = runs[1]
-    else:
-        base[3] = base[1]
-    pairs = pair(runs, base)
-    assert pairs.seeds == (0, 1, 2, 4)
-    assert pairs.problems == (f"seed 3: the loss of the {side} repeats that of seed 1 at every step",)
-    assert judge_pairs(runs, base).outcome == "INCONCLUSIVE"
-
-
 def test_gaps_that_are_all_equal_are_one_run():
     """Different controls and one gap for all, but for the rounding of sums; at two margins it is no FAIL either."""
     for nats in (0.001, 0.0105):
@@ -210,7 +193,6 @@ def test_a_wider_margin_passes_what_a_narrow_one_cannot():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda runs: {s: r for s, r in runs.items() if s != 3}, "the candidate has no run of seed 3"),
         (lambda runs: {**runs, 9: runs[0]}, "the control has no run of seed 9"),
         (
             lambda runs: with_loss(runs, 1, falling(1)[:200], stopped="interrupted"),
@@ -240,11 +222,6 @@ def test_missing_curves_are_inconclusive_not_passed():
     verdict = judge_pairs(shifted(BASE), bare)
     assert [gate(verdict, g).status for g in ("L4h", "L6")] == ["INCONCLUSIVE"] * 2
     assert verdict.outcome == "INCONCLUSIVE"
-
-
-def test_judging_needs_runs_on_both_sides():
-    with pytest.raises(ValueError, match="0 candidate and 5 control runs"):
-        judge_pairs({}, BASE)
 
 
 @pytest.mark.parametrize(("steps", "values"), [([], []), ([0, 0], [1, 2]), ([0, 1], [1])])
@@ -426,13 +403,6 @@ def test_a_growing_gap_cannot_be_passed_and_a_flat_or_falling_one_can():
         assert judge_pairs(shifted(BASE, gap), BASE).gate("L5").status == "PASS"
 
 
-def test_the_step_at_which_the_margin_is_met_is_that_of_the_line():
-    """Oracle: without a spread between seeds the bound is the line itself, 0.5 M + 0.25 M ln(steps / 400) = M."""
-    result = trend(on_lines([0.25 * MARGIN] * 3, [0.5 * MARGIN] * 3))
-    assert result.margin_at_step == pytest.approx(400 * math.exp(2), rel=1e-4)
-    assert f"after {result.margin_at_step:,.0f} steps" in result.sentence
-
-
 def test_the_bound_is_the_one_sided_95_percent_of_the_mean_over_seeds():
     """Oracle: at the step found, mean + t(.95, n - 1) sd / sqrt(n) of the extrapolated lines, by scipy, is the margin."""
     slopes, ends = np.array([0.1, 0.2, 0.3, 0.4]) * MARGIN, np.array([0.1, -0.2, 0.3, 0.0]) * MARGIN
@@ -444,17 +414,16 @@ def test_the_bound_is_the_one_sided_95_percent_of_the_mean_over_seeds():
 
 
 @pytest.mark.parametrize(
-    ("slope", "end", "step", "words"),
+    ("slope", "end", "step"),
     [
-        (0.0, 0.5, math.inf, "does not meet the margin within 1,000 times the steps of the run"),
-        (0.0, 1.5, 400, "has met the margin"),
-        (-0.5, 1.5, 400, "has met the margin"),
+        (0.0, 0.5, math.inf),
+        (0.0, 1.5, 400),
+        (-0.5, 1.5, 400),
     ],
 )
-def test_the_sentence_always_says_when_the_bound_meets_the_margin(slope, end, step, words):
+def test_a_bound_that_never_meets_the_margin_or_has_met_it(slope, end, step):
     result = trend(on_lines([slope * MARGIN] * 3, [end * MARGIN] * 3))
     assert result.margin_at_step == step
-    assert words in result.sentence
 
 
 # Precision patterns, and other seeds

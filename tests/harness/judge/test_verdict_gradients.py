@@ -59,9 +59,6 @@ def test_an_error_of_the_scale_is_named_with_its_size(error, status):
     result = l6(times(shifted(BASE), error), shifted(BASE))
     assert result.status == status
     assert result.effect == pytest.approx(max(error, 1e-3))
-    if status == "WARN":
-        assert result.sentence.startswith(f"gradients {error:.3f} times the golden arm's ({error:.3f} to")
-        assert f"at step 0 {error:.3f}" in result.sentence
 
 
 @pytest.mark.parametrize(
@@ -72,9 +69,6 @@ def test_what_the_recipe_itself_does_is_told_and_beyond_four_bands_nobody_can_te
     result = l6(times(shifted(BASE), ratio), times(shifted(BASE), ratio))
     assert result.status == status
     assert result.effect == pytest.approx(1.0 if status == "PASS" else ratio)
-    assert ("the recipe's own effect" in result.sentence) == (ratio in (1.03, 1.07))
-    assert ("the recipe, or a fault of both" in result.sentence) == (ratio == 1.1)
-    assert f"{ratio:.3f} ({ratio:.3f} to {ratio:.3f}) times the control's" in result.sentence
 
 
 def test_an_error_that_cancels_the_recipes_own_effect_is_seen():

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
 from report_cases import SHAPES, gemm_cases, linear_cases
-from report_fixtures import CPU, Invented, absent, figure
+from report_fixtures import Invented, absent, figure
 from report_pages import Page, lead_of, told
 from report_pages import run_of as stored
 
@@ -90,16 +90,6 @@ def test_verdict_of_speed(tmp_path, ms, spread, verdict):
     assert answer.verdict == verdict
     assert "compile against compile, speed over bf16: " in answer.sentence
     assert all(arm in answer.sentence for arm in ms)
-
-
-def test_a_gpu_run_answers_all_three_questions(gpu_machine):
-    faster, sound, ran = verdicts.answers(gpu_machine)
-    assert [faster.verdict, sound.verdict, ran.verdict] == ["yes", "yes", "yes"]
-    assert faster.sentence.startswith(
-        "Whole layers (forward and backward, casts included), compile against compile, "
-    )
-    assert any("K=4104 is no multiple of 16" in line for line in ran.evidence)
-    assert "80 of 80" in ran.sentence
 
 
 def test_what_was_not_measured_decides_nothing(tmp_path):
@@ -292,27 +282,6 @@ def test_the_best_arm_is_one_that_nothing_stands_against(tmp_path):
 
 
 # The picture
-
-
-def test_the_picture_of_a_cpu_has_quality_and_bytes(tmp_path):
-    case = Case.of("recipes", {"shape_set": "custom", "layer": "custom", "M": 128, "K": 256, "N": 128})
-    rows = [figure(case, "bf16_eager", "saved_bytes_per_elem", 2.0)]
-    for arm, db, kept in (("tensorwise_eager", 24.4, 2.0), ("rowwise_eager", 21.0, 1.03)):
-        rows += Invented(clock_mhz=None).times(
-            case, {arm: {"ms": 1.0, "baseline": "bf16_eager", "flops": {"e4m3": 1e6}}}
-        )
-        rows.append(figure(case, arm, "sqnr_db", db, resolved={"sqnr_bound_db": 23.6}))
-        rows.append(figure(case, arm, "saved_bytes_per_elem", kept))
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture(stored(tmp_path, rows, env=CPU)).svg)
-    shown = {
-        "tensorwise",
-        "rowwise",
-        "24.4 dB passed",
-        "21.0 dB BELOW ITS BOUND",
-        "1.03",
-        "kept for backward",
-    }
-    assert shown <= set(words)
 
 
 def test_the_picture_of_a_gpu_marks_what_was_not_judged(tmp_path):

@@ -6,16 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from report_cases import tiny_run
 from report_pages import Page
 
 from harness import store
 from harness.__main__ import main as command_line
-from harness.report import charts, write_report
-
-PAGE_CSS = Path(charts.__file__).parent / "page.css"
+from harness.report import write_report
 
 # The file
 
@@ -70,18 +67,6 @@ def test_same_bytes_from_the_same_data_and_no_torch(tmp_path):
     subprocess.run([sys.executable, "-W", "error", "-c", RENDER, run, target], check=True, env=env)
     for mine, again in ((written.html, target), (written.markdown, target.with_suffix(".md"))):
         assert again.read_bytes() == mine.read_bytes()
-
-
-def test_numbers_in_charts_use_page_colours(gpu):
-    """No colour of a figure is fixed, so that it shows in both schemes; each variable is defined in all three."""
-    source = gpu[1].html.read_text()
-    drawn = "".join(re.findall(r"<svg.*?</svg>", source, re.DOTALL))
-    assert not re.search(r"#(?!000000)[0-9a-f]{6}\b", re.sub(r'(id|href)="[^"]*"|url\([^)]*\)', "", drawn))
-    used = set(re.findall(r"var\((--[\w-]+)\)", drawn))
-    assert {"--ink", "--muted", "--series-0", "--band"} <= used
-    light, dark, paper = re.findall(r":root \{(.*?)\}", PAGE_CSS.read_text(), re.DOTALL)
-    for scheme in (light, light + dark, light + paper):
-        assert used <= set(re.findall(r"(--[\w-]+): #[0-9a-f]{6}", scheme))
 
 
 def test_command_line_finds_a_run_by_its_id(tmp_path, capsys, monkeypatch):

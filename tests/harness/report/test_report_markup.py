@@ -21,7 +21,7 @@ from report_cases import linear_cases
 from report_fixtures import H200, Invented, absent, figure, write_run
 
 from harness.report import write_report
-from harness.report.markup import SHOWN, cell_markdown, pack, rows_html, sort_key
+from harness.report.markup import SHOWN, cell_markdown, pack, rows_html
 from harness.report.table import Cell, Column, Table, number
 from harness.store.case import Case
 from harness.store.text import code, markdown, printable
@@ -103,10 +103,6 @@ def test_a_paragraph_of_markdown_stays_one_and_code_stays_code(text):
 def test_a_command_in_a_cell_keeps_its_brackets():
     cell = Cell("python -m harness 'cases=[a,b]'\nls | wc", style="command")
     assert cell_markdown(cell) == "`python -m harness 'cases=[a,b]'`<br>`ls \\| wc`"
-
-
-def test_sort_keys_are_numbers_of_javascript():
-    assert [sort_key(v) for v in (1.5, float("inf"), float("nan"), "b", 3)] == ["1.5", "1e+308", "", "b", "3"]
 
 
 def test_rows_come_in_order_in_parts_and_packed():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 
-import pytest
-
 from harness.store.case import Case, expand
 
 
@@ -22,22 +20,6 @@ def test_expand_is_the_product_of_points_and_axes_in_reading_order_each_once() -
     assert [(c["M"], c["x"], c["y"]) for c in cases] == [
         (m, x, y) for m in (8, 16) for x in (1, 2) for y in ("p", "q")
     ]
-
-
-@pytest.mark.parametrize("value", ["3", 3.0, True, None])
-def test_integer_refuses_what_does_not_count(value: object) -> None:
-    with pytest.raises(TypeError, match="must be an integer"):
-        Case.of("s", {"M": value}).integer("M")
-
-
-def test_a_number_may_be_whole_and_a_text_is_no_number() -> None:
-    case = Case.of("s", {"lr": 1e-3, "n": 2, "model": "nano", "on": True})
-    assert (case.number("lr"), case.number("n"), case.text("model")) == (1e-3, 2.0, "nano")
-    for axis in ("model", "on"):
-        with pytest.raises(TypeError, match="must be a number"):
-            case.number(axis)
-    with pytest.raises(TypeError, match="must be a text"):
-        case.text("n")
 
 
 def test_where_a_file_lies_is_no_part_of_what_a_case_is() -> None:

@@ -17,19 +17,6 @@ def test_numbers_keep_their_digits(value, digits):
     assert abs(shown - value) <= 0.5 * 10.0 ** (np.floor(np.log10(value)) + 1 - digits) * (1 + 1e-9)
 
 
-def test_special_numbers():
-    shown = {
-        0: "0",
-        -1.234: "-1.23",
-        9.996: "10.0",
-        1e-7: "1.00e-07",
-        float("inf"): "inf",
-        float("nan"): "N/A",
-        None: "N/A",
-    }
-    assert [text.number(value) for value in shown] == list(shown.values())
-
-
 NANO = {
     "accumulation": 1, "batch": 8, "checkpointing": "none", "compute": "fp32", "data": "stdlib", "layers": 0, "model": "nano",
     "profile": True, "profile_end": 3, "profile_start": 2, "schedule": "", "seq": 64,
@@ -42,9 +29,7 @@ OWN = '{"_target_":"my.module.build","batch":"my.module.batch","width":512}'
     [
         ({}, (), "nano fp32 stdlib batch=8 profile=true seq=64"),
         ({"layers": 4, "checkpointing": "full"}, ("seq",), "nano fp32 stdlib batch=8 checkpointing=full layers=4 profile=true"),
-        ({"seed": 0}, set(NANO), "seed=0"),
         ({"lr": 1e-3}, set(NANO), "lr=0.001"),
-        ({"schedule": ""}, set(NANO) - {"schedule"}, "nano fp32 stdlib batch=8 profile=true seq=64"),
         ({"schedule": "warmup_bf16:10"}, set(NANO) - {"schedule"}, "schedule=warmup_bf16:10"),
         ({"model": OWN}, set(NANO) - {"model"}, "my.module.build width=512"),
         ({"model": "{not json"}, set(NANO) - {"model"}, "{not json"),
