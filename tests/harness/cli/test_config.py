@@ -30,14 +30,6 @@ def cpu(asked: str) -> str:
     return "cpu" if asked == "auto" else asked
 
 
-def test_values_come_from_the_file_then_from_the_command_line() -> None:
-    config = load(["sweep=toy", "axes.n=[7]", "seed=3", "timing.min_rounds=5"], cpu).config
-    assert (config["name"], config["question"]) == ("toy", "Does the toy pay?")
-    assert config["axes"] == {"n": [7], "kind": "a"}
-    assert config["seed"] == 3
-    assert config["timing"]["min_rounds"] == 5
-
-
 @pytest.mark.parametrize(("device", "n"), [("cpu", [1, 2]), ("cuda", [1000])])
 def test_sizes_follow_the_device(device: str, n: list[int]) -> None:
     assert load(["sweep=toy", f"device={device}"], cpu).config["axes"]["n"] == n
@@ -48,11 +40,6 @@ def test_ids_of_cases_are_texts_whatever_they_look_like(written: str) -> None:
     """A number would lose its zero, and 12e456789012 would be infinite."""
     assert load(["sweep=toy", f"cases={written}"], cpu).config["cases"] == ["012345678901", "12e456789012"]
     assert load(["sweep=toy", "cases=012345678901"], cpu).config["cases"] == ["012345678901"]
-
-
-def test_rounds_fixes_the_number_of_rounds() -> None:
-    timing = load(["sweep=toy", "rounds=11"], cpu).timing
-    assert (timing.min_rounds, timing.max_rounds) == (11, 11)
 
 
 @pytest.mark.parametrize(

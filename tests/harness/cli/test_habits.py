@@ -174,19 +174,6 @@ def test_the_flag_of_a_multirun_stands_anywhere(flag, is_first, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "answers"),
-    [
-        (["--cfg", "job"], ("name: cast", "name: gemm")),
-        (["--help"], ("sweep=cast:", "sweep=gemm:")),
-    ],
-)
-def test_a_question_about_a_multirun_is_answered_for_each(question, answers, capsys) -> None:
-    assert main(["-m", "sweep=cast,gemm", *question]) == 0
-    text = capsys.readouterr().out
-    assert all(answer in text for answer in answers)
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ["sweep=./nowhere.yaml"],

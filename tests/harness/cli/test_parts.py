@@ -24,7 +24,6 @@ from harness.engine import places
 from harness.engine.watch import look
 from harness.machine import device_lock
 from harness.machine.processes import interruptible
-from harness.report import summary
 from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.store.measurement import Measurement
@@ -226,12 +225,6 @@ def test_a_text_that_is_none_is_refused_before_anything_is_measured(
     assert builds.seen == []
 
 
-def test_what_is_said_of_a_part_that_was_killed() -> None:
-    """Nothing but its try was noted; it is not said to be without rows, nor not to have been started."""
-    assert str(Part("a", "toy")).split(None, 1)[1] == "not started, unfinished"
-    assert str(Part("a", "toy", tries=1)).split(None, 1)[1] == "interrupted, 0 s, unfinished"
-
-
 HOLD = (
     "from harness.machine.device_lock import held\nwith held(['u1']):\n    print('held', flush=True); input()"
 )
@@ -299,25 +292,6 @@ def test_a_part_is_cut_off_at_its_own_deadline() -> None:
 
 
 @pytest.mark.usefixtures("_signals_restored")
-def test_a_signal_soon_after_a_cut_lets_the_sweep_record_its_end() -> None:
-    """A scheduler may end the command at the deadline of its last part."""
-    recorded: list[bool] = []
-
-    def work() -> int:
-        try:
-            time.sleep(3.0)
-        except KeyboardInterrupt:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)
-            recorded.append(True)
-        return 2
-
-    with pytest.raises(KeyboardInterrupt):
-        within(0.1, work)
-    assert recorded
-
-
-@pytest.mark.usefixtures("_signals_restored")
 @pytest.mark.parametrize(
     ("deadline", "signalled", "work"),
     [
@@ -336,33 +310,6 @@ def test_a_signal_ends_the_whole(deadline: float, signalled: float, work: Callab
         within(deadline, work)
     assert time.monotonic() - began < 2.5
     later.join()
-
-
-def test_the_summary_has_speedups_cast_shares_and_failures(tmp_path: Path) -> None:
-    """Oracle: the samples, by hand."""
-
-    def timed(suite: str, arm: str, ms: float, baseline: str = "", moved: float = 0.0) -> Measurement:
-        samples = (ms * 0.999, ms, ms * 1.001) * 3
-        return Measurement(
-            suite, f"c-{suite}", arm, '{"model":"m"}', "time_ms", "ok", baseline=baseline, regime="isolated", samples=samples,
-            rounds=(0, 0, 0, 1, 1, 1, 2, 2, 2), bytes_moved=moved,
-        )  # fmt: skip
-
-    writer = store.RunWriter(tmp_path, run_id="r", sweep="s", env_id="e", env={"device": "cuda"}, about={})
-    writer.append(
-        [
-            timed("train", "bf16_eager", 120.0),
-            timed("train", "tensorwise_eager", 100.0, "bf16_eager"),
-            timed("cast", "copy", 1.0, moved=4.0),
-            timed("cast", "fused", 1.0, moved=3.0),
-            row("other", "failed", Cause.NUMERICS),
-        ]
-    )
-    found = list(summary.lines(store.read(tmp_path)))
-    assert found[0].startswith("failed: 1 rows, first other")
-    assert "tensorwise_eager 1.200x of bf16_eager, 100 ms" in found[1]
-    assert "fused 0.750x" in found[2]
-    assert len(found) == 3
 
 
 @pytest.mark.slow

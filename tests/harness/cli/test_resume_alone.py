@@ -206,12 +206,6 @@ def test_a_run_json_without_whole_settings_is_refused_in_a_line(
 
 
 @pytest.mark.usefixtures("cut_off")
-def test_a_sweep_file_that_is_gone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "sweeps" / "toy.yaml").unlink()
-    assert "resume=r1: its sweep file is gone: unknown sweep 'toy'" in refused(capsys, "resume=r1")
-
-
-@pytest.mark.usefixtures("cut_off")
 def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "results/toy is no run: it holds no _run.json" in refused(capsys, "resume=results/toy")
     assert main(["sweep=toy", "device=cpu", "run_id=r2", "shard=0/2", "budget_s=0"]) == 0

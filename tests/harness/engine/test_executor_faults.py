@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -69,25 +68,6 @@ def whole(frame: pd.DataFrame, count: int) -> None:
     assert not frame.duplicated(["case_id", "arm", "metric"]).any()
     times = frame[frame["metric"] == "time_ms"]
     assert times.groupby("arm").size().to_dict() == {"base": count, "other": count}
-
-
-def test_a_disk_that_is_full_ends_the_run_with_the_earlier_rows_intact() -> None:
-    """A limit on the size of files stands in for the disk: the kernel refuses the write half way, as a full one does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def on_case(task: Task | None, what: object) -> None:
-        if task is not None and task.case["n"] == 3:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-
-    try:
-        with pytest.warns(RuntimeWarning, match="closed without compacting"):
-            outcome, frame = sweep(Unruly(), 4, tell=on_case)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert outcome.state == "failed"
-    assert "File too large; the earlier rows are intact" in outcome.message
-    assert frame["case_id"].nunique() == 2
-    assert not list(Path("run").glob("*.tmp"))
 
 
 def test_several_devices_work_side_by_side_and_rows_say_which() -> None:

@@ -165,14 +165,3 @@ def test_two_sweeps_on_one_gpu_the_second_is_refused(
         assert not (tmp_path / "results").exists()
         process.kill()
     assert main(command) == 0
-
-
-def test_the_processes_of_a_sweep_are_no_strangers_on_its_gpu_and_anyone_else_is() -> None:
-    """What the monitor says marks the rows: `contended` of their timing."""
-    mine, arm, other = os.getpid(), os.getppid(), 1
-    for pids, told in (([], False), ([mine], False), ([mine, arm], False), ([mine, arm, other], True)):
-        nvml = FakeNvml()
-        nvml.pids = pids
-        with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
-            monitor.share_with([arm])
-            assert monitor.contended() is told

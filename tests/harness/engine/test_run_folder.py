@@ -127,18 +127,6 @@ def test_a_folder_may_have_any_name(name: str, capsys: pytest.CaptureFixture[str
     assert (Path(name) / "pages" / "r1.html").exists()
 
 
-def test_a_corrupt_part_is_told_in_a_line_and_not_as_a_python_warning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """This test suite turns Python's warnings into errors."""
-    assert main([*WORDS, "run_id=r1", "axes.n=[1]"]) == 0
-    Path("results/toy/r1/part-00000000000000000001-aaaaaa.parquet").write_bytes(b"PAR1 no more")
-    capsys.readouterr()
-    assert main([*WORDS, "resume=r1", "axes.n=[1]"]) == 0
-    out = capsys.readouterr().out
-    assert "warning: not read: results/toy/r1/part-00000000000000000001-aaaaaa.parquet: " in out
-
-
 def test_a_command_of_ranks_waits_for_the_lock_of_a_node_that_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,43 +112,11 @@ def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
     assert "run_id=r1" not in Path("reports/r1.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["shard=5/4"],
-        ["shard=x"],
-        ["shard=0/2,1/2"],
-        ["run_id=../away"],
-        ["run_id=r1", "resume=r2"],
-        ["log_level=LOUD"],
-    ],
-)
-def test_bad_input_is_one_line_exit_2_and_nothing_written(
-    words: list[str], toy: ToySuite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    assert main(["sweep=toy", "device=cpu", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert words[0].partition("=")[0] in captured.err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_a_shard_of_other_settings_does_not_join(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
     assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1", "seed=7"]) == 2
     assert "another seed" in capsys.readouterr().err
     assert not Path("results/toy/r1/shard-1-of-2").exists()
-
-
-def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite) -> None:
-    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
-    assert main(["report", "results/toy/r1", "-o", "one.html"]) == 0
-    assert "has not ended" in Path("one.md").read_text()
-    assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
-    assert main(["report", "results/toy/r1", "-o", "two.html"]) == 0
-    assert "has not ended" not in Path("two.md").read_text()
 
 
 def about(folder: Path, state: str, **more: str) -> None:

@@ -16,17 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from toy_ranks import FAULTS, TIMEOUT_S, WORLD, ToyRanks
 
 from harness import store
-from harness.engine.bench import Setting
-from harness.engine.executor import run
-from harness.engine.plan import make_plan
 from harness.machine import ranks
 from harness.machine.rank_process import late
 from harness.machine.ranks import RanksError
 from harness.store.errors import RETRYABLE, Cause, cause_of
-from harness.timing.rounds import TimingConfig
 
 HERE = Path(__file__)
 
@@ -115,40 +110,6 @@ def test_the_rank_at_fault_is_named_and_nothing_is_left(how: str, tmp_path: Path
     assert caught.value.rank == 1
     assert soon(lambda: gone(int(note.read_text())))  # what the rank had started
     assert not [p for p in psutil.Process().children(recursive=True) if not gone(p.pid) and of_this_file(p)]
-
-
-SAID = {
-    "killed": "rank 1 of 3: was killed by SIGKILL",
-    "hangs": f"rank 1 of 3 is at fault: not all ended within {TIMEOUT_S:g} s",
-    "nan": "rank 1 of 3: loss is nan at step 1; the others' is finite there",
-    "shapes": "the ranks' collectives differ: ",
-}
-
-
-def test_each_fault_is_a_row_that_names_the_rank_and_takes_nothing_else(tmp_path: Path) -> None:
-    """A world larger than the layer's rows is none: it trains."""
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    config = {
-        "name": "toy", "suite": "toy", "axes": {}, "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
-        "device": "cpu",
-    }  # fmt: skip
-    plan = make_plan(config, {"toy": ToyRanks(str(notes))})
-    writer = store.RunWriter(tmp_path / "run", run_id="r", sweep="toy", env_id="e", env={}, about={})
-    outcome = run(plan, writer, Setting("cpu", TimingConfig()))
-    writer.close(outcome.state)
-    row = {r.arm: r for r in store.read(tmp_path / "run").itertuples()}
-    assert outcome.state == "finished"
-    assert {arm: r.status for arm, r in row.items()} == {
-        "fine": "ok", "fine_again": "ok", **dict.fromkeys(FAULTS, "failed")
-    }  # fmt: skip
-    for arm, said in SAID.items():
-        assert said in row[arm].reason, row[arm].reason
-    assert "rank 1 runs ALLREDUCE of [5] Float" in row["shapes"].reason
-    assert list(row["fine"].samples) == list(row["fine_again"].samples)  # before the faults and after them
-    pids = [int(note.read_text()) for note in notes.iterdir()]
-    assert len(pids) == 6 * WORLD
-    assert soon(lambda: all(map(gone, pids)))
 
 
 def stack(*frames: str) -> str:

@@ -144,17 +144,6 @@ def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
         assert torch.equal(whole[0][i], torch.cat([part[i] for part in parts]))
 
 
-@pytest.mark.parametrize("arm", ["bf16_eager", "delayed_eager"])
-def test_every_block_times_the_same_steps(arm: str) -> None:
-    """Bitwise: losses of two blocks, and of another arm built from the same case."""
-    losses = []
-    for made in (train._timed(case(), arm, 2, "cpu"), train._timed(case(), arm, 2, "cpu")):
-        for _ in range(2):
-            with made.resident():
-                losses.append(torch.stack([made.stepper.run() for _ in range(timed.STEPS + 1)]))
-    assert all(torch.equal(losses[0], other) for other in losses[1:])
-
-
 # Profile
 
 
@@ -216,23 +205,6 @@ def test_kernels_are_named_by_themselves_or_by_what_launched_them() -> None:
         kernel("step 0", 9000.0, annotation=True),
     ]
     assert steps.breakdown(events, 2) == pytest.approx({"cast": 0.2, "fp8_gemm": 2.0, "other": 0.6})
-
-
-@pytest.mark.slow
-def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path) -> None:
-    if train.unsupported(case(), "bf16_compile", "cpu") is not None:
-        pytest.skip("no compiler here")
-    frame = execute(tmp_path, ["bf16_compile", "delayed_compile"])
-    assert set(frame["status"]) == {"ok", "skipped"}
-    for arm in ("bf16_compile", "delayed_compile"):
-        compiling = frame[(frame["arm"] == arm) & (frame["metric"] == "compile_s")].set_index("part")["value"]
-        assert compiling["warm"] < compiling[""]
-        facts = row(frame, arm)["resolved"]
-        assert (facts["compile_graphs"], facts["compile_graph_breaks"], facts["compile_cache"]) == (
-            1,
-            0,
-            "cold",
-        )
 
 
 # Memory
