@@ -85,13 +85,6 @@ def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     assert seen.startswith("tensorwise ")
     assert seen.endswith("rowwise refused: Invalid scaling configuration.")
 
-    def nothing(a: Any, b: Any, backend: str) -> torch.Tensor:
-        raise ValueError("not on this device")
-
-    monkeypatch.setattr(doctor, "scaled_mm", nothing)
-    with pytest.raises(Unavailable, match="tensorwise refused: not on this device; rowwise refused"):
-        doctor._gemm("torch", "cpu")
-
 
 def test_a_recipe_that_raises_is_a_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:

@@ -51,6 +51,7 @@ def test_arms_without_the_one_they_are_compared_with_are_told(arms: list[str], s
         ({"axes": {"n": [1], "kind": ["c"]}}, r"axes.kind='c': expected one of a, b"),
         ({"arms": ["bas"]}, r"unknown arm 'bas' \(nearest: base\)"),
         ({"suite": "tot"}, r"unknown suite 'tot' \(nearest: toy\)"),
+        ({"cases": ["abc"]}, "no case 'abc' in this sweep"),
         ({"suite": None}, "names neither a suite nor parts"),
         ({"shapes": ["lots"]}, "part toy: unknown shape set 'lots'; known: few"),
         ({"axes": {"n": [1], "K": [100]}}, r"arm other: K=100 is not a multiple of 16; use K=96 or K=112"),

@@ -106,7 +106,7 @@ ENDS = {  # how -> what the message says of rank 1
 def test_the_rank_at_fault_is_named_and_nothing_is_left(how: str, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     with pytest.raises(RanksError, match=f"(?s){ENDS[how]}") as caught:
-        ranks.run(at_fault, WORLD, how, str(note), timeout_s=2.0)
+        ranks.run(at_fault, 3, how, str(note), timeout_s=2.0)
     assert caught.value.rank == 1
     assert soon(lambda: gone(int(note.read_text())))  # what the rank had started
     assert not [p for p in psutil.Process().children(recursive=True) if not gone(p.pid) and of_this_file(p)]
