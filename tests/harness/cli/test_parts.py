@@ -20,9 +20,7 @@ from harness import store
 from harness.__main__ import main
 from harness.cli import parts as parts_module
 from harness.cli.parts import CUT, REHEARSAL, TRIES, Part, within
-from harness.engine import places
 from harness.engine.watch import look
-from harness.machine import device_lock
 from harness.machine.processes import interruptible
 from harness.store.case import Case
 from harness.store.errors import Cause
@@ -223,33 +221,6 @@ def test_a_text_that_is_none_is_refused_before_anything_is_measured(
     assert main([*WHOLE, "data_path=none.txt"]) == 2
     assert "part text: data=shakespeare: no file " in capsys.readouterr().err
     assert builds.seen == []
-
-
-HOLD = (
-    "from harness.machine.device_lock import held\nwith held(['u1']):\n    print('held', flush=True); input()"
-)
-
-
-def test_beside_another_sweep_of_its_gpu_it_is_refused_as_a_whole(
-    builds: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Its own parts, which take the same lock, pass."""
-    monkeypatch.setenv(device_lock.FOLDER_VARIABLE, str(tmp_path / "locks"))
-    monkeypatch.setattr(places, "chosen", lambda *_: [places.Gpu(0, "u1")])
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
-        assert main([*WHOLE, "run_id=r"]) == 2
-        assert f"GPU u1 is in use by another sweep (process {other.pid})" in capsys.readouterr().err
-        other.kill()
-    assert not FOLDER.exists()
-    assert main([*WHOLE, "run_id=r"]) == 0
-    assert builds.seen == [1, 2, 3]
 
 
 # Deadlines. Oracle: a clock, and signals that this process sends to itself.

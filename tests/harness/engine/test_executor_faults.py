@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
-import torch
 from toy import ToySuite, planned
-from unruly import FOUR, Alone, Unruly, fault, kept
+from unruly import FOUR, Alone, Unruly, fault
 
 from harness import store
 from harness.__main__ import main
-from harness.engine import arms, bench
+from harness.engine import bench
 from harness.engine.arm_process import Conditions
 from harness.engine.arms import Limits
 from harness.engine.bench import Setting
@@ -110,10 +108,6 @@ def test_a_worker_on_a_gpu_is_alone_there(capsys: pytest.CaptureFixture[str]) ->
 CUDA = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.parametrize("act", ["lose", "timed lose"])
 def test_without_other_processes_a_lost_device_is_laid_at_its_arm_and_resume_runs_the_case(
     act: str, monkeypatch: pytest.MonkeyPatch
@@ -194,30 +188,6 @@ def test_what_an_arm_of_this_process_answers_is_data() -> None:
     whole(frame, len(acts))
     assert frame[frame["status"] == "failed"]["axes"].tolist() == ['{"n":4}', '{"n":5}']
     assert not Path("called").exists()
-
-
-def test_a_process_is_used_again_takes_over_conditions_and_is_replaced_when_it_leaks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(arms, "LEAK_BYTES", 96 * MIB)
-    given = Conditions.here(variables={"OF_THIS_TEST": "1"})
-    with arms.Crew(given, Limits(), "cpu") as crew:
-        pids = []
-        for size in (0, 64, 64, 0):
-            crew.begin(["a", "b"])
-            assert crew.of("a").ask(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
-            pids.append(crew.of("a").pid)
-            crew.end([])
-        assert pids[0] == pids[1] == pids[2] != pids[3]
-        crew.end(["a"])
-        crew.begin(["a"])
-        assert crew.of("a").pid != pids[3]
-    assert not [pid for pid in pids if alive(pid)]
-
-
-def grown(tell: object, size: int) -> list[object]:
-    kept.append(b"x" * size)
-    return [os.environ["OF_THIS_TEST"], Path.cwd(), torch.get_num_threads()]
 
 
 def test_no_suite_starts_a_thread_in_the_server_that_processes_are_forked_from() -> None:

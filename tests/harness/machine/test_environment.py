@@ -160,26 +160,6 @@ def test_words_for_devices(
             device_kind(word)
 
 
-X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu sse2 avx2 avx512f amx_bf16 f16c\n\n"
-ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "model", "isa"),
-    [
-        (X86, "AMD EPYC 9654", ["f16c", "avx2", "avx512f", "amx_bf16"]),
-        (ARM, None, ["asimd", "bf16", "sve"]),
-        ("", None, []),
-    ],
-)
-def test_cpu_model_and_instruction_sets(tmp_path: Path, text: str, model: str | None, isa: list[str]) -> None:
-    """Oracle: excerpts of /proc/cpuinfo, x86 and Arm; without a model name the platform's own."""
-    if text:  # else as where there is no such file
-        (tmp_path / "cpuinfo").write_text(text)
-    fallback = platform.processor() or platform.machine()
-    assert environment._cpu_model(tmp_path / "cpuinfo") == (model or fallback, isa)
-
-
 def git(folder: Path, *words: str) -> None:
     who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
     subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)

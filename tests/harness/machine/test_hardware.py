@@ -65,8 +65,6 @@ def test_what_was_reached_lies_below_the_highest_clock_s_rate(device: Device) ->
         ("rtx_4090", "RTX 4090"),
         ("rtx-6000 ada", "RTX 6000 Ada"),
         ("NVIDIA GeForce RTX 5090", "RTX 5090"),
-        ("rtxpro6000blackwell", "RTX PRO 6000 Blackwell"),
-        ("rtx 50-80", "RTX 5080"),
         ("h800", "H800 SXM"),
         ("nvidiab300sxm6ac", "B300"),
     ],
@@ -136,14 +134,9 @@ def test_every_entry_is_complete_and_dense(device: Device) -> None:
         ("NVIDIA H200", 139.8, None, "H200 SXM"),  # NVML not there
         ("NVIDIA H200 NVL", 139.8, 600.0, "H200 NVL"),
         ("NVIDIA L40S", 44.4, 350.0, "L40S"),
-        ("nvidia l40s", 45.0, 350.0, "L40S"),
         ("NVIDIA H100 80GB HBM3", 79.1, 700.0, "H100 SXM"),
-        ("NVIDIA H100 PCIe", 79.6, 350.0, "H100 PCIe"),
-        ("NVIDIA B200", 178.4, 1000.0, "B200"),
         ("AMD Instinct MI300X", 191.98, None, "MI300X"),
         ("NVIDIA GH200 480GB", 94.5, 900.0, "GH200 96GB"),
-        ("NVIDIA GH200 144G HBM3e", 142.5, 700.0, "GH200 144GB"),
-        ("NVIDIA GeForce RTX 5090", 31.36, 575.0, "RTX 5090"),
         ("NVIDIA B300 SXM6 AC", 268.6, 1100.0, "B300"),
     ],
 )
@@ -160,10 +153,7 @@ def test_known_devices_are_found(name: str, memory_gib: float, power_w: float | 
         ("NVIDIA H200", 94.0, 700.0),  # another memory
         ("NVIDIA H200 MIG 1g.18gb", 17.6, None),
         ("NVIDIA H100", 94.0, 500.0),  # a customer's own variant with HBM2e
-        ("NVIDIA GH200", 94.5, 900.0),
         ("NVIDIA GH200 480GB", 142.5, 900.0),
-        ("NVIDIA L40", 44.4, 300.0),
-        ("NVIDIA H20", 139.8, 500.0),
         ("NVIDIA GeForce RTX 4080 SUPER", 15.99, 320.0),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, 600.0),
         ("NVIDIA GeForce RTX 4070", 15.6, 200.0),  # a 4070 Ti SUPER's memory

@@ -101,19 +101,6 @@ def test_what_passes_a_peak_is_flagged(
     assert set(found.flags) == flags
 
 
-def test_recomputation_counts_for_the_hardware_and_not_for_the_model() -> None:
-    flops, again = {"bf16": 600e12}, {"bf16": 200e12}
-    found = utilization(
-        flops, 1.0, H200, formula="causal", recomputed=again, achieved={"bf16": 800.0, "fp8": 1300.0}
-    )
-    assert found.mfu_mixed == pytest.approx(600 / 989)
-    assert found.hfu == pytest.approx(800 / 989)
-    assert found.achievable == pytest.approx(1.0)
-    assert utilization(flops, 1.0, H200, formula="causal", recomputed=None).hfu is None, (
-        "not known is not none"
-    )
-
-
 def test_unknown_peaks_are_not_available_never_a_stand_in() -> None:
     for flops, device in (({"bf16": 1e15}, None), ({"fp32": 1e15}, H200), ({"e4m3": 1e15}, named("a100"))):
         found = utilization(flops, 1.0, device, formula="causal", tokens=8, recomputed={})

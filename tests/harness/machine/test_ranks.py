@@ -127,12 +127,9 @@ SLEEPS = stack("/my/train.py:sleep", "/my/train.py:step")
     ("stacks", "ended", "guilty"),
     [
         ({0: WAITS, 1: SLEEPS, 2: WAITS}, set(), 1),
-        ({0: WAITS, 1: "", 2: WAITS}, set(), 1),
-        ({0: WAITS, 2: WAITS}, {1}, 1),
         ({0: WAITS, 1: ELSEWHERE, 2: WAITS}, set(), 1),
         ({0: SLEEPS}, set(), 0),
         ({0: WAITS, 1: ELSEWHERE}, set(), None),  # which of two is the odd one?
-        ({0: SLEEPS, 1: SLEEPS}, set(), None),
         ({0: WAITS, 1: WAITS}, set(), None),  # of the same collective: the network's fault
     ],
 )

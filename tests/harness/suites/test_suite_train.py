@@ -325,11 +325,8 @@ def test_an_advised_arm_converts_the_layers_that_pay_and_says_why(
     assert list(advice["left_in_bf16"]) == left
     assert HEAD in advice["left_in_bf16"]["head"]
     assert all(advice["left_in_bf16"][fqn].startswith("0.82x predicted") for fqn in left[1:])
-    assert len(advice["converted"]) == facts["fp8_layers"] == 6
     assert facts["fp8_gemms"] == facts["fp8_gemms_expected"] == 3 * 6
-    assert facts["skipped_layers"] == dict.fromkeys(left, "left out by module_filter_fn")
-    assert (facts["convert"], advice["decision"], advice["mode"]) == ("advised", "only these layers", "eager")
-    assert (advice["ceilings_sha256"], advice["rates"]["bf16"]["value"]) == ("abc", 3e10)
+    assert (advice["decision"], advice["ceilings_sha256"]) == ("only these layers", "abc")
     flops = json.loads(row(frame, "tensorwise_eager")["flops"])
     assert 0 < flops["e4m3"] < sum(flops.values())
     assert "advice" not in row(frame, "bf16_eager")["resolved"]
