@@ -208,21 +208,6 @@ def test_a_key_that_no_part_has_is_refused_by_the_part(
     assert builds.seen == []
 
 
-def test_a_text_that_is_none_is_refused_before_anything_is_measured(
-    builds: Builds, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Any name will do for the file, also one that JSON would escape."""
-    Path("sweeps/mine.yaml").write_text(
-        MINE + "  text: {sweep: nanogpt_char, priority: 3, overrides: {data: shakespeare}}"
-    )
-    Path("ein é.txt").write_text("another")
-    assert main([*WHOLE, "data_path=ein é.txt"]) == 2
-    assert "ein é.txt is not nanoGPT's text" in capsys.readouterr().err
-    assert main([*WHOLE, "data_path=none.txt"]) == 2
-    assert "part text: data=shakespeare: no file " in capsys.readouterr().err
-    assert builds.seen == []
-
-
 # Deadlines. Oracle: a clock, and signals that this process sends to itself.
 
 

@@ -208,19 +208,6 @@ def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFix
     assert "is a shard; resume=results/toy/r2 continues its run" in line
 
 
-def test_shards_continue_alone_and_together() -> None:
-    """Shards that were started apart leave a _run.json each and none of the whole."""
-    for shard in ("0/2", "1/2"):
-        assert main([*MADE, f"shard={shard}", "budget_s=0"]) == 0
-    assert not (RUN / "_run.json").exists()
-    assert main(["resume=r1", "shard=0/2", "budget_s=null"]) == 0
-    assert main(["resume=r1", "budget_s=null"]) == 0
-    rows = store.read(RUN)
-    assert set(rows["status"]) == {"ok"}
-    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
-    assert main(["resume=r1", "shard=1/2"]) == 0
-
-
 def test_a_model_that_is_gone_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep=divergence", "device=cpu", "budget_s=0", "report=false", "arms=[base]", "quiet=true"]
     assert main([*words, "run_id=t2", "axes.seed=0"]) == 0

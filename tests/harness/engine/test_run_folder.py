@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,23 +123,3 @@ def test_a_folder_may_have_any_name(name: str, capsys: pytest.CaptureFixture[str
     assert main([*WORDS, "run_id=r1", f"results_dir={name}", f"reports_dir={name}/pages"]) == 0
     assert set(store.read(Path(name) / "toy" / "r1")["status"]) == {"ok"}
     assert (Path(name) / "pages" / "r1.html").exists()
-
-
-def test_a_command_of_ranks_waits_for_the_lock_of_a_node_that_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A requeued job starts within the time in which the lock of its first start may still look alive."""
-    seen: list[float] = []
-
-    @contextlib.contextmanager
-    def held(folder: Path, patience_s: float) -> Iterator[None]:
-        seen.append(patience_s)
-        yield
-
-    monkeypatch.setattr(run_folder, "held", held)
-    for world in ("", "2"):
-        for name, value in {"RANK": "0", "WORLD_SIZE": world, "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
-            monkeypatch.setenv(name, value)
-        with run_folder.owned(tmp_path, None):
-            pass
-    assert seen == [0.0, run_folder.PATIENCE_S]

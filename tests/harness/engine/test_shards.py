@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from harness.store import run_state
 from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.timing.workload import Unsupported
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -152,21 +148,3 @@ def test_the_state_of_a_run_is_that_of_its_shards(
     for name, its in shards.items():
         about(tmp_path / f"shard-{name}", its)
     assert run_state.about(tmp_path).get("state") == state
-
-
-def test_the_sbatch_script_is_a_script_whose_shards_cover_the_sweep(tmp_path: Path) -> None:
-    script = ROOT / "docs" / "examples" / "sweep.sbatch"
-    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
-    lines = script.read_text().splitlines()
-    (array,) = [line for line in lines if line.startswith("#SBATCH --array=")]
-    last = int(array.rpartition("-")[2])
-    echoed = tmp_path / "python"
-    echoed.write_text('#!/bin/bash\necho "$@"\n')
-    echoed.chmod(0o755)
-    for index in (0, last):
-        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_COUNT": str(last + 1), "SLURM_SUBMIT_DIR": str(tmp_path)}  # fmt: skip
-        said = subprocess.run(
-            ["bash", str(script)], env=env, capture_output=True, text=True, check=True
-        ).stdout
-        assert f"shard={index}/{last + 1}" in said
-        assert "run_id=slurm-9" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from harness import store
 from harness.machine import ranks
 from harness.machine.rank_process import late
 from harness.machine.ranks import RanksError
@@ -272,18 +270,6 @@ def test_torchruns_ranks_are_taken_and_rank_0_speaks(tmp_path: Path) -> None:
     assert said[1] == "caught 1 ValueError: refused by one"
     assert said[2].endswith("ValueError: refused everywhere")
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    """The command of the docs. Oracle: the suite's own, losses of weights gathered in high precision."""
-    words = "sweep=allgather ranks=2 device=cpu axes.param_dtype=bf16 arms=[fp8] axes.rounds=2 quiet=true run_id=r1"
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "harness"]
-    done = torchrun([*start, *words.split()], tmp_path)
-    assert done.returncode == 0, done.stderr
-    frame = store.read(tmp_path / "results/allgather/r1")
-    assert set(frame["status"]) == {"ok"}
-    assert {json.loads(resolved)["hosts"] for resolved in frame["resolved"]} == {1}
 
 
 @pytest.mark.parametrize(
