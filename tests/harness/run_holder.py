@@ -12,8 +12,8 @@ from harness.engine import run_folder
 HOLDER = """
 import sys, time
 from pathlib import Path
-from harness.engine import run_lock
-with run_lock.held(Path(sys.argv[1])):
+from harness.engine import run_folder
+with run_folder.held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
