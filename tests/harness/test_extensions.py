@@ -36,8 +36,6 @@ said = {"mistyped": run("sweep=gemn")}
 said["imported"] = sorted(m for m in sys.modules if m == "torch" or m.startswith("fp8_harness_example"))
 said["extensions"] = run("list", "extensions")
 said["imported later"] = sorted(m for m in sys.modules if m.startswith("fp8_harness_example"))
-from harness.store.case import parse
-said["parsed"] = [parse(a).as_json for a in ("example_e4m3_eager", "example_rowwise_eager", "example_e4m3_fast_eager")]
 if __name__ == "__main__":
     words = ["device=cpu", "rounds=3", "timing.min_samples=3", "timing.min_seconds=0.01", "timing.warmup_min_seconds=0.05", "results_dir=results",
              "report=false", "control=false"]
@@ -197,21 +195,6 @@ def test_its_model_is_trained_and_advised(sound: tuple[dict[str, Any], Path]) ->
     assert said["advise"][1].startswith("example_tiny on H200")
     assert "[fp8-harness-example 0.1.0, not ours]" in said["models"][1]
     assert said["layer"] == ["tensorwise, backend=example_kernel", [16, 16]]
-
-
-def test_its_names_are_records_where_it_is_installed_and_variants_where_not(
-    sound: tuple[dict[str, Any], Path],
-) -> None:
-    said, folder = sound
-    assert [case.from_json(text) for text in said["parsed"]] == [
-        case.Arm("example_e4m3", "eager"),
-        case.Arm("rowwise", "eager", peer="example"),
-        case.Arm("example_e4m3", "eager", variant="fast"),
-    ]
-    assert case.parse("example_e4m3_eager") == case.Arm(variant="example_e4m3_eager")
-    frame = store.read(sorted((folder / "results/example").iterdir()))
-    read = {r["arm"]: case.arm_of(r) for r in frame.to_dict("records")}  # here it is not installed
-    assert read["example_rowwise_eager"] == case.Arm("rowwise", "eager", peer="example")
 
 
 def test_what_is_refused_is_an_arm_with_its_reason_and_harms_no_other(faulty: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from harness.__main__ import main
 from harness.cli import bisection
-from harness.training.bisect import NotFP8Error, bisect
 from harness.training.loop import Curves, Result
 
 if TYPE_CHECKING:
@@ -64,8 +63,6 @@ def test_an_error_of_training_or_of_the_verdict_is_no_finding(
     monkeypatch.setattr(bisection, "train", broken)
     assert main(WORDS) == 7
     assert "internal error: ValueError: a fault of the harness" in capsys.readouterr().err
-    with pytest.raises(NotFP8Error, match="FP8 is not the cause"):
-        bisect(["a"], lambda chosen: True)
 
 
 @pytest.mark.parametrize("dry", ["false", "true"])

@@ -62,12 +62,6 @@ def test_help_of_a_sweep_has_its_question_axes_arms_and_shape_sets(capsys) -> No
     assert "nanogpt" in text
 
 
-@pytest.mark.parametrize("command", ["doctor", "list"])
-def test_every_command_has_help(command, capsys) -> None:
-    assert main([command, "--help"]) == 0
-    assert f"python -m harness {command}" in capsys.readouterr().out
-
-
 def test_versions_are_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert harness.__version__ == fp8core.__version__ == project["version"]

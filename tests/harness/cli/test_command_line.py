@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +50,10 @@ def lines(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
         ["sweep=toy", "bisect=other"],
         ["sweep=toy", "bisect=other", "dry_run=true"],
         ["sweep=toy", "budget_s=-1"],
+        ["sweep=toy", "shard=0/2,1/2"],
+        ["sweep=toy", "run_id=../away"],
+        ["sweep=toy", "run_id=r1", "resume=r2"],
+        ["sweep=toy", "log_level=LOUD"],
         ["sweep=toy", "device=cpu", "devices=all"],
         ["sweep=toy", "device=cpu", "devices=0,1"],
         ["sweep=toy", "case_timeout_s=0"],
@@ -107,22 +110,6 @@ def test_a_page_that_is_open_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(Path("reports").iterdir())) == 2
 
 
-def test_ctrl_c_keeps_finished_cases_and_reports_them(
-    toy: ToySuite, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def build(case: object) -> Workload:
-        if case["n"] == 2:
-            raise KeyboardInterrupt
-        return Workload(run=int, check=lambda: Numerics({}))
-
-    toy.behaviour = {"other": build}
-    assert main(["sweep=toy", "device=cpu", "isolate=false"]) == 2
-    out, err = lines(capsys)
-    assert re.fullmatch(r"error: interrupted; .*: resume=\S+ goes on", err[-1])
-    assert store.read(out[-2].split()[-1])["case_id"].nunique() == 1
-    assert Path(out[-1].split()[-1]).exists()
-
-
 def test_a_suite_that_cannot_be_sent_to_a_worker_is_told_how_to_run(
     toy: ToySuite, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,11 +141,9 @@ def test_resume_by_other_code_says_what_changed_and_can_be_forced(
     assert main([*again, "resume_anyway=true"]) == 0
     out, err = lines(capsys)
     assert any(line.startswith("resumed although changed: code of commit") for line in err)
-    assert len(store.read_about(folder)["resumed_despite"]) == 2
     frame = store.read(folder)
     assert (frame["status"] == "ok").all()
     assert {json.loads(env)["torch"] for env in frame["env"]} == {before["torch"], "9.9"}
-    assert frame.groupby("case_id")["env_id"].nunique().tolist() == [1, 1]
     page = Path(out[-1].split()[-1]).with_suffix(".md").read_text()
     assert "torch 9.9" in page
     assert f"torch {before['torch']}" in page

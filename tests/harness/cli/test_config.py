@@ -30,14 +30,6 @@ def cpu(asked: str) -> str:
     return "cpu" if asked == "auto" else asked
 
 
-def test_values_come_from_the_file_then_from_the_command_line() -> None:
-    config = load(["sweep=toy", "axes.n=[7]", "seed=3", "timing.min_rounds=5"], cpu).config
-    assert (config["name"], config["question"]) == ("toy", "Does the toy pay?")
-    assert config["axes"] == {"n": [7], "kind": "a"}
-    assert config["seed"] == 3
-    assert config["timing"]["min_rounds"] == 5
-
-
 @pytest.mark.parametrize(("device", "n"), [("cpu", [1, 2]), ("cuda", [1000])])
 def test_sizes_follow_the_device(device: str, n: list[int]) -> None:
     assert load(["sweep=toy", f"device={device}"], cpu).config["axes"]["n"] == n
@@ -50,28 +42,19 @@ def test_ids_of_cases_are_texts_whatever_they_look_like(written: str) -> None:
     assert load(["sweep=toy", "cases=012345678901"], cpu).config["cases"] == ["012345678901"]
 
 
-def test_rounds_fixes_the_number_of_rounds() -> None:
-    timing = load(["sweep=toy", "rounds=11"], cpu).timing
-    assert (timing.min_rounds, timing.max_rounds) == (11, 11)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["sweep=toi"], r"unknown sweep 'toi' \(nearest: toy\)"),
         (["seed=1"], "one sweep=NAME is needed, got 0; known: "),
-        (["sweep=toy", "sweep=toy"], "one sweep=NAME is needed, got 2"),
         (["sweep=toy", "axis.n=1"], r"unknown key 'axis.n' \(nearest: axes\)"),
         (["sweep=toy", "M=512"], r"unknown key 'M'; an axis is written axes.M="),
         (["sweep=toy", "timing.min_round=3"], r"nearest: timing.min_rounds"),
-        (["sweep=toy", "timing.min_rounds=0"], "timing: .*min_rounds"),
         (["sweep=toy", "rounds=0"], "timing: "),
         (["sweep=toy", "axes.n=1,2"], r"use key=\[value1,value2\]"),
         (["sweep=toy", "seed=x"], "^seed=x: expected an integer$"),
-        (["sweep=toy", "workers=1.5"], "^workers=1.5: expected an integer, or null$"),
         (["sweep=toy", "arms=a"], r"^arms=a: expected a list: arms=\[NAME,NAME\]$"),
         (["sweep=toy", "axes=3"], "^axes=3: expected the names below it one by one: axes.NAME=VALUE$"),
-        (["sweep=toy", "timing.block_ms=x"], "^timing.block_ms=x: expected a number$"),
         (["sweep=toy", "hydra=3"], "^unknown key 'hydra'; known: arms, "),
         (
             ["sweep=toy", "parts.x.axes.n=3"],
@@ -89,7 +72,6 @@ def test_rounds_fixes_the_number_of_rounds() -> None:
             ["sweep=toy", "budget_s=-1"],
             "^budget_s=-1: expected a finite number of seconds from 0; null sets no limit$",
         ),
-        (["sweep=toy", "budget_s=inf"], "^budget_s=inf: expected"),
         (["sweep=toy", "quick"], "'quick' is not key=value"),
         (["sweep=toy", "axes.n=[1"], "axes.n"),
         (["sweep=toy", "dry_run=perhaps"], "^dry_run=perhaps: expected true or false$"),

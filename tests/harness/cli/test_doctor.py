@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +10,10 @@ import torch
 from fakes import FakeNvml
 
 from fp8core import BACKENDS, FORMATS, RECIPES
-from harness.__main__ import main as harness_main
 from harness.cli import doctor
 from harness.cli.doctor import Finding, Unavailable, conclusion, main, probe
 from harness.machine import environment
-from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
+from harness.machine.gpu_monitor import GpuMonitor
 from harness.peers import Peer
 from harness.peers.peer import import_missing
 
@@ -88,13 +85,6 @@ def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     assert seen.startswith("tensorwise ")
     assert seen.endswith("rowwise refused: Invalid scaling configuration.")
 
-    def nothing(a: Any, b: Any, backend: str) -> torch.Tensor:
-        raise ValueError("not on this device")
-
-    monkeypatch.setattr(doctor, "scaled_mm", nothing)
-    with pytest.raises(Unavailable, match="tensorwise refused: not on this device; rowwise refused"):
-        doctor._gemm("torch", "cpu")
-
 
 def test_a_recipe_that_raises_is_a_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
@@ -150,24 +140,6 @@ def test_the_gpu_lines(fake_gpu: FakeNvml) -> None:
     assert ("device", "peak table") in areas
 
 
-def test_no_nvml_is_a_reason(fake_gpu: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_gpu.refused = {"nvmlInit"}
-    with pytest.raises(
-        Unavailable, match=r"NVML: Not Supported; clocks, power and throttling will be missing"
-    ):
-        doctor._nvml()
-    monkeypatch.setattr(environment, "monitor_for", lambda device: NullMonitor())
-    with pytest.raises(Unavailable, match="every reading is refused"):
-        doctor._nvml()
-
-
-def test_an_unknown_gpu_reads_not_available(fake_gpu: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {"gpu": "NVIDIA H200 MIG 1g.18gb", "gpu_memory_gib": 17.6}
-    monkeypatch.setattr(environment, "fingerprint", lambda device: facts)
-    with pytest.raises(Unavailable, match=r"no entry for 'NVIDIA H200 MIG 1g\.18gb'.*will read N/A"):
-        doctor._peak()
-
-
 @pytest.mark.usefixtures("eager", "no_peers")
 def test_the_command_prints_and_succeeds_where_something_is_missing(
     capsys: pytest.CaptureFixture[str],
@@ -193,19 +165,3 @@ def test_the_last_line_claims_no_more_than_what_ran(
 ) -> None:
     findings = [Finding("gemm", name, name in backends, "") for name in BACKENDS]
     assert answers in conclusion(device, findings)
-
-
-def test_on_a_terminal_its_progress_is_drawn_and_not_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is printed goes through the printer of text from outside, which spells out codes of a terminal."""
-
-    class Tty(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    shown = Tty()
-    monkeypatch.setattr(sys, "stdout", shown)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(doctor, "_probes", lambda device: iter([("area", "name", lambda: "seen")]))
-    assert harness_main(["doctor", "device=cpu"]) == 0
-    assert "trying area" in shown.getvalue()
-    assert "\\x1b" not in shown.getvalue()

@@ -38,15 +38,6 @@ def planned(name: str, device: str) -> tuple[Request, Plan]:
     return request, make_plan(request.config, SUITES)
 
 
-def test_the_order_is_that_of_what_a_reader_would_miss_most() -> None:
-    """Oracle: the order that the parts had as a command of their own, by hand."""
-    assert NAMES == [
-        "start", "smoke", "eager", "casts", "compiled", "compiled_torchao", "fused", "nocompile", "rowwise", "ceilings",
-        "gemm", "nanogpt_char", "gpt2_graph", "gpt2_eager", "gpt2_advised", "accumulation", "codes", "llama3_1b", "linear",
-        "peers",
-    ]  # fmt: skip
-
-
 def test_the_first_slot_holds_the_headline_by_estimate() -> None:
     """At most 400 s, so that 1.3 times as much fits into a slot of 8.5 minutes; no slot holds more than it has time for."""
     lines = list(timetable(PARTS["cuda"], SLOT_S))

@@ -98,23 +98,15 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
     ("document", "says"),
     [
         ("{", "cannot read"),
-        ("[1]", "no pytest-benchmark file"),
-        ({"context": {"date": ""}, "benchmarks": [{"name": "BM_x", "real_time": 1.0}]}, "google-benchmark"),
-        ({"meta": {}, "devices": [], "benchmarks": [{"name": "x", "states": []}]}, "nvbench"),
-        ({"commit_hash": "a", "env_name": "e", "results": {"t": [1.0]}}, "one of asv"),
-        ({"benchmarks": [{"runs": []}], "metadata": {}, "version": "1.0"}, "pyperf"),
         ({"results": [{"command": "x", "times": [1.0]}]}, "hyperfine"),
         ({"benchmarks": []}, "contains no benchmark"),
         ({"benchmarks": [{"fullname": "t"}]}, "'stats' of t is None"),
-        ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),
-        ({"benchmarks": [3]}, "a benchmark is 3; expected an object"),
         ({"machine_info": {"cpu": "AMD"}, "benchmarks": [3]}, "machine_info.cpu"),
         ({"benchmarks": [{"fullname": "x", "stats": {"data": [1]}, "extra_info": "y"}]}, "extra_info of x"),
         (
             {"benchmarks": [{"fullname": "t", "stats": {"data": [1.0, float("nan")]}}]},
             "not a positive number",
         ),
-        ({"benchmarks": [{"fullname": "t", "stats": {"data": [0.0]}}]}, "not a positive number"),
         ({"benchmarks": [{"fullname": "t", "stats": {"data": ["x"]}}]}, "t has the times ['x']; expected"),
     ],
 )

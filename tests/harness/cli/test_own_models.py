@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,16 +56,6 @@ def test_random_tokens_are_said_before_a_sweep_and_in_an_advice(capsys: pytest.C
     assert words in " ".join(said.split())
     code, said = ended(capsys, "advise", GPT, "model.batch=language_models.in_order", "gpu=h200")
     assert (code, "model.batch is not named" in said) == (0, False)
-
-
-@pytest.mark.parametrize("sweep", ["linear", "gemm"])
-def test_shapes_of_a_model_with_a_batch_function(sweep: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`model.batch` is no argument of the builder. Oracle: the sizes of the class."""
-    given = (*NESTED, "model.batch=language_models.by_name", "axes.tokens=64", "device=cpu", "dry_run=true")
-    code, said = ended(capsys, f"sweep={sweep}", "shapes=from_model", *given)
-    assert code == 0
-    for layer, inner, outer in (("model.up", 32, 64), ("model.down", 64, 32), ("lm_head", 32, 48)):
-        assert re.search(rf"K={inner} (M=64 )?N={outer} layer={layer}", said)
 
 
 def test_a_batch_without_labels_ends_a_sweep_before_it_starts(

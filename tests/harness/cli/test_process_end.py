@@ -58,11 +58,3 @@ def test_a_thread_of_an_arm_does_not_keep_a_sweep_of_this_process_alive(
     done = ended(SUITE.format(folder=str(Path(__file__).parents[1])), ["sweep=toy", "device=cpu", "run_id=r"])
     assert json.loads((tmp_path / "results/toy/r" / run_files.ABOUT).read_text())["state"] == "finished"
     assert done.returncode == 0
-
-
-def test_an_idle_pool_and_a_thread_that_ends_are_not_mentioned() -> None:
-    plant = (
-        "pool = ThreadPoolExecutor(1); pool.submit(print).result(); threading.Thread(target=print).start()"
-    )
-    done = ended(f"import atexit; atexit.register(print, 'at exit'); {plant}", ["--version"])
-    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "at exit")

@@ -151,35 +151,3 @@ sys.exit(__main__.console())
                 [sys.executable, "-c", code, "try", word], stdout=subprocess.PIPE, stderr=full, check=False
             )
         assert (done.returncode, done.stdout) == (expected, b"measured\n"), word
-
-
-def test_a_reader_of_the_output_that_leaves() -> None:
-    """`| head -1`: the command goes on to its end, and its exit code is its outcome."""
-    code = "import sys\nfrom harness import __main__\n__main__.main = lambda _: print('x' * 99_999, 'y') or 3\nsys.exit(__main__.console())"
-    for words in (["-c", code], ["-u", "-c", code]):
-        read, write = os.pipe()
-        os.close(read)
-        try:
-            done = subprocess.run(
-                [sys.executable, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False
-            )
-        finally:
-            os.close(write)
-        assert (done.returncode, done.stderr) == (3, "")
-
-
-@pytest.mark.parametrize("word", ["--help", "--version"])  # longer than a buffer, and shorter
-def test_a_full_disk_behind_the_output_is_an_error(word: str) -> None:
-    """Whoever reads the file is to know that it lacks something; the harness is not at fault."""
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "harness", word],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "error: standard output takes no more: No space left on device; write it to a place with room"
-    ]

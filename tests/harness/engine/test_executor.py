@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from toy import ToySuite, nothing, planned
 
 from harness import store
-from harness.engine.arms import Limits
 from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, run
 from harness.engine.plan import Plan
@@ -82,17 +81,6 @@ def test_every_arm_and_the_control_end_as_paired_rows(tmp_path: Path) -> None:
         assert json.loads(text)["before"]["time_utc"] <= json.loads(text)["after"]["time_utc"]
 
 
-def test_an_arm_that_cannot_be_built_fails_alone(tmp_path: Path) -> None:
-    suite = ToySuite(behaviour={"other": lambda case: boom("out of memory")})
-    outcome, frame = execute(tmp_path, suite)
-    rows = time_rows(frame)
-    assert rows.loc["other", "status"] == "failed"
-    assert rows.loc["other", "reason"] == "RuntimeError: out of memory"
-    assert "boom" in rows.loc["other", "resolved"]
-    assert rows.loc["base", "status"] == "ok"
-    assert outcome.statuses["failed"] == 1
-
-
 def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     ran: list[int] = []
     suite = other(
@@ -108,35 +96,12 @@ def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     assert (figure["status"], figure["reason"]) == ("failed", "3; SQNR 3 dB, bound 28.3 dB")
 
 
-def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tmp_path: Path) -> None:
-    ticks = iter(range(0, 10**6, 10))
-    outcome, frame = execute(
-        tmp_path, ToySuite(), [1, 2, 3], limits=Limits(budget_s=15), clock=lambda: float(next(ticks))
-    )
-    assert outcome.statuses["skipped"] == 4
-    assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 15 s").all()
-    done = stored_cases(tmp_path, plan(ToySuite(), [1, 2, 3]))
-    assert len(done) == 1
-    _, frame = execute(tmp_path, ToySuite(), [1, 2, 3], done=tuple(done))
-    assert (frame["status"] == "ok").all()
-    assert frame["case_id"].nunique() == 3
-
-
 def test_resume_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
     execute(tmp_path, ToySuite())
     more = ToySuite()
     more.ARMS = {**more.ARMS, "third": more.ARMS["other"]}
     assert stored_cases(tmp_path, plan(more)) == set()
     assert len(stored_cases(tmp_path, plan(ToySuite()))) == 1
-
-
-def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:
-    def build(case: Case) -> Workload:
-        step = compiling.fresh_compile(fn)
-        x = torch.ones(case.integer("n"))
-        return Workload(run=lambda: step(x), check=lambda: Numerics({}), compiled=True)
-
-    return build
 
 
 def add_one(x: torch.Tensor) -> torch.Tensor:
@@ -146,18 +111,6 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
 needs_compiler = pytest.mark.skipif(
     compiling.compile_unavailable("cpu") is not None, reason=str(compiling.compile_unavailable("cpu"))
 )
-
-
-@needs_compiler
-def test_more_shapes_than_dynamos_limit_all_run_compiled(tmp_path: Path) -> None:
-    """Past so many graphs of a code object (by default 8) a plain torch.compile runs eager."""
-    with torch._dynamo.config.patch(recompile_limit=2):
-        _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), [2, 3, 4, 5])
-    rows = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")]
-    assert len(rows) == 4
-    assert (rows["status"] == "ok").all()
-    assert rows["resolved"].str.contains('"compile_graphs":1').all()
-    assert len(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")]) == 4
 
 
 @needs_compiler
@@ -192,34 +145,6 @@ def test_an_arm_that_can_is_compiled_cold_and_warm(tmp_path: Path) -> None:
         assert rows["part"].tolist() == ["", "warm"]
         assert (rows["status"] == "ok").all()
         assert rows["resolved"].str.contains('"compile_cache":"cold"').all()
-
-
-def test_figures_that_are_missing_or_of_a_part_are_rows_too(tmp_path: Path) -> None:
-    numerics = Numerics(
-        {"sqnr_db": 28.0},
-        skipped={"peak_memory_bytes": "no allocator"},
-        parts={("kernel_time_ms", "cast"): 0.5, ("kernel_time_ms", "other"): 1.5},
-    )
-    _, frame = execute(tmp_path, other(nothing, check=lambda: numerics))
-    rows = frame[frame["arm"] == "other"]
-    parts = rows[rows["metric"] == "kernel_time_ms"].set_index("part")["value"]
-    assert parts.to_dict() == {"cast": 0.5, "other": 1.5}
-    (skipped,) = rows[rows["metric"] == "peak_memory_bytes"].to_dict("records")
-    assert (skipped["status"], skipped["reason"]) == ("skipped", "no allocator")
-
-
-def test_a_resident_workload_is_entered_for_all_that_runs_it(tmp_path: Path) -> None:
-    inside: list[int] = []
-
-    @contextmanager
-    def resident() -> Iterator[None]:
-        inside.append(1)
-        yield
-        inside.pop()
-
-    _, frame = execute(tmp_path, other(lambda: inside or boom("not resident"), resident=resident))
-    assert time_rows(frame).loc["other", "status"] == "ok"
-    assert not inside
 
 
 class Metered(NullMonitor):

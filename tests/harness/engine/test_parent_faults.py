@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,41 +76,6 @@ def test_an_exception_of_the_parent_ends_its_workers_and_is_recorded(
     assert "Traceback" in err
     assert store.read_about(Path("results/toy/r1")).get("state") == state
     assert not list(Path("results").rglob("_writer.lock"))
-
-
-PLANTED = """
-import sys
-import test_parent_faults as t
-from harness.cli import run
-from harness.__main__ import main
-
-run.SUITES["toy"] = t.Unruly()
-t.plant(sys.argv[1], int(sys.argv[2]), setattr)
-sys.exit(main(t.WORDS))
-"""
-
-
-def start(code: str, *words: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(
-        [str(Path(run.__file__).parents[2]), os.pathsep.join(map(str, Path(__file__).parents[:2]))]
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        env=os.environ | {"PYTHONPATH": path},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def test_a_command_with_a_fault_in_its_parent_ends() -> None:
-    """All of it: a process that is left would keep the pipes open. No bound on time but that of a hang."""
-    point = "engine.executor._Run.store"
-    process = start(PLANTED, point, str(POINTS[point][0]))
-    try:
-        _, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 7, err
-    assert f"PlantedError: in {point}; " in err
 
 
 @pytest.mark.parametrize("act", ["detach", "detach_bare"])

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from fakes import FakeNvml
-from toy import ToySuite, planned
-from toy_trials import ToyTrials
+from toy import ToySuite
 
 from harness.__main__ import main
-from harness.cli import measure, run
+from harness.cli import run
 from harness.engine import places
 from harness.engine.places import Gpu, chosen, gpus
 from harness.machine import device_lock, environment
@@ -95,17 +94,6 @@ def test_workers_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert places.places_for(cpu | {"isolate": False}, (), {}, 3) == []
 
 
-@pytest.mark.parametrize(
-    ("suite", "workers", "lanes"),
-    [(ToySuite(), 8, 1), (ToyTrials(), 1, 1), (ToyTrials(), 3, 3), (ToyTrials(), 100, 8)],
-)
-def test_there_are_no_more_workers_than_runs(suite: Any, workers: int, lanes: int) -> None:
-    """Each would take its share of the memory from those that work; a case that is timed has it all."""
-    axes = {"n": [1, 2, 3]} if isinstance(suite, ToySuite) else {"seed": [0, 1]}
-    config = CONFIG | {"device": "cpu", "workers": workers}
-    assert measure._lanes(config, planned(suite, axes), 0) == lanes
-
-
 HOLD = """
 import sys
 from harness.machine.device_lock import held
@@ -165,14 +153,3 @@ def test_two_sweeps_on_one_gpu_the_second_is_refused(
         assert not (tmp_path / "results").exists()
         process.kill()
     assert main(command) == 0
-
-
-def test_the_processes_of_a_sweep_are_no_strangers_on_its_gpu_and_anyone_else_is() -> None:
-    """What the monitor says marks the rows: `contended` of their timing."""
-    mine, arm, other = os.getpid(), os.getppid(), 1
-    for pids, told in (([], False), ([mine], False), ([mine, arm], False), ([mine, arm, other], True)):
-        nvml = FakeNvml()
-        nvml.pids = pids
-        with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
-            monitor.share_with([arm])
-            assert monitor.contended() is told

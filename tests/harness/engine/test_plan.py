@@ -10,7 +10,7 @@ from toy import ToySuite
 
 from harness.engine.plan import Plan, make_plan, nothing_compared
 from harness.store.errors import UsageError
-from harness.timing.workload import Axis, Unsupported
+from harness.timing.workload import Axis
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -34,14 +34,6 @@ def plan(toy: ToySuite | None = None, /, **changes: Any) -> Plan:
     return make_plan(config(**changes), {"toy": toy or ToySuite(), "toy2": ToySuite()})
 
 
-def test_axes_points_and_arms_expand() -> None:
-    made = plan(axes={"n": [1, 2], "K": [16, 32], "kind": "a"})
-    assert [(c.case["K"], c.case["n"], c.case["kind"]) for c in made.cases] == [
-        (16, 1, "a"), (16, 2, "a"), (32, 1, "a"), (32, 2, "a"),
-    ]  # fmt: skip
-    assert made.products == {"toy": "2 x 2 x 1 = 4 cases x 2 arms"}
-
-
 @pytest.mark.parametrize(("arms", "said"), [(["base"], 1), (["other"], 1), (["base", "other"], 0)])
 def test_arms_without_the_one_they_are_compared_with_are_told(arms: list[str], said: int) -> None:
     assert len(list(nothing_compared(plan(arms=arms)))) == said
@@ -59,6 +51,7 @@ def test_arms_without_the_one_they_are_compared_with_are_told(arms: list[str], s
         ({"axes": {"n": [1], "kind": ["c"]}}, r"axes.kind='c': expected one of a, b"),
         ({"arms": ["bas"]}, r"unknown arm 'bas' \(nearest: base\)"),
         ({"suite": "tot"}, r"unknown suite 'tot' \(nearest: toy\)"),
+        ({"cases": ["abc"]}, "no case 'abc' in this sweep"),
         ({"suite": None}, "names neither a suite nor parts"),
         ({"shapes": ["lots"]}, "part toy: unknown shape set 'lots'; known: few"),
         ({"axes": {"n": [1], "K": [100]}}, r"arm other: K=100 is not a multiple of 16; use K=96 or K=112"),
@@ -93,20 +86,6 @@ def test_a_shape_that_only_an_arm_not_asked_for_refuses_is_fine() -> None:
     assert plan(axes={"n": [1], "K": [100]}, arms=["base"]).cases[0].runnable == ("base",)
 
 
-def test_an_arm_that_this_device_lacks_is_kept_as_skipped() -> None:
-    made = plan(ToySuite(refuses={"other": Unsupported("device", "no FP8 here")}))
-    assert made.cases[0].runnable == ("base",)
-    assert made.cases[0].unsupported["other"].reason == "no FP8 here"
-
-
-def test_asking_only_for_arms_that_cannot_run_is_refused_with_the_reason() -> None:
-    suite = ToySuite(refuses={"other": Unsupported("device", "no FP8 here")})
-    with pytest.raises(
-        UsageError, match=r"none of the arms asked for can run on this device \(cpu\).*no FP8 here"
-    ):
-        plan(suite, arms=["other"])
-
-
 def parts(**changes: Any) -> dict[str, Any]:
     part = {"suite": "toy", "axes": {"n": [1]}, "shapes": [], "arms": []}
     return {"one": part, "two": {**part, "suite": "toy2"}} | changes
@@ -121,17 +100,6 @@ def test_sweep_wide_axes_reach_the_parts_that_know_them() -> None:
 def test_what_belongs_to_one_part_is_refused_for_the_whole_sweep(key: str) -> None:
     with pytest.raises(UsageError, match=rf"is made of parts; write parts.one.{key}="):
         plan(**{"suite": None, "parts": parts(), "axes": {}, key: "toy"})
-
-
-def test_cases_are_chosen_by_their_ids() -> None:
-    """A claim of a report names its cases, and its command measures these again."""
-    every = [c.case.case_id for c in plan(axes={"n": [3, 9, 1]}).cases]
-    assert [c.case.case_id for c in plan(axes={"n": [3, 9, 1]}, cases=[every[2], every[0]]).cases] == [
-        every[0],
-        every[2],
-    ]
-    with pytest.raises(UsageError, match="no case 'abc' in this sweep"):
-        plan(cases=["abc"])
 
 
 def test_headline_cases_are_those_with_the_most_work() -> None:

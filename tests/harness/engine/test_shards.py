@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from harness.store import run_state
 from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.timing.workload import Unsupported
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -112,43 +108,11 @@ def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
     assert "run_id=r1" not in Path("reports/r1.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["shard=5/4"],
-        ["shard=x"],
-        ["shard=0/2,1/2"],
-        ["run_id=../away"],
-        ["run_id=r1", "resume=r2"],
-        ["log_level=LOUD"],
-    ],
-)
-def test_bad_input_is_one_line_exit_2_and_nothing_written(
-    words: list[str], toy: ToySuite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    assert main(["sweep=toy", "device=cpu", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert words[0].partition("=")[0] in captured.err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_a_shard_of_other_settings_does_not_join(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
     assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1", "seed=7"]) == 2
     assert "another seed" in capsys.readouterr().err
     assert not Path("results/toy/r1/shard-1-of-2").exists()
-
-
-def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite) -> None:
-    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
-    assert main(["report", "results/toy/r1", "-o", "one.html"]) == 0
-    assert "has not ended" in Path("one.md").read_text()
-    assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
-    assert main(["report", "results/toy/r1", "-o", "two.html"]) == 0
-    assert "has not ended" not in Path("two.md").read_text()
 
 
 def about(folder: Path, state: str, **more: str) -> None:
@@ -184,21 +148,3 @@ def test_the_state_of_a_run_is_that_of_its_shards(
     for name, its in shards.items():
         about(tmp_path / f"shard-{name}", its)
     assert run_state.about(tmp_path).get("state") == state
-
-
-def test_the_sbatch_script_is_a_script_whose_shards_cover_the_sweep(tmp_path: Path) -> None:
-    script = ROOT / "docs" / "examples" / "sweep.sbatch"
-    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
-    lines = script.read_text().splitlines()
-    (array,) = [line for line in lines if line.startswith("#SBATCH --array=")]
-    last = int(array.rpartition("-")[2])
-    echoed = tmp_path / "python"
-    echoed.write_text('#!/bin/bash\necho "$@"\n')
-    echoed.chmod(0o755)
-    for index in (0, last):
-        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_COUNT": str(last + 1), "SLURM_SUBMIT_DIR": str(tmp_path)}  # fmt: skip
-        said = subprocess.run(
-            ["bash", str(script)], env=env, capture_output=True, text=True, check=True
-        ).stdout
-        assert f"shard={index}/{last + 1}" in said
-        assert "run_id=slurm-9" in said

@@ -115,15 +115,6 @@ def runs(capsys: pytest.CaptureFixture[str]) -> pd.DataFrame:
     return store.read(out[-2].split()[-1])
 
 
-def test_the_command_line_makes_runs_and_reports_them(
-    command: ToyTrials, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sweep=toyt", "device=cpu", "workers=1", "model=nano"]) == 0
-    frame = runs(capsys)
-    assert curves(frame) == WHOLE
-    assert frame["axes"].str.contains('"model":"nano"').all()
-
-
 @pytest.mark.parametrize("spread", [[], ["shard=0/1"]])
 def test_what_one_shard_stored_of_a_case_is_not_made_again_by_another(
     spread: list[str], command: ToyTrials, monkeypatch: pytest.MonkeyPatch
@@ -178,21 +169,29 @@ def test_what_is_refused_is_one_line_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_schedule_may_hold_what_hydra_reads_otherwise(
-    command: ToyTrials, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "axis", "value"),
+    [
+        (
+            ["schedule=warmup_bf16:0.1@layers.*:grad_weight,cooldown_bf16:5"],
+            "schedule",
+            "warmup_bf16:0.1@layers.*:grad_weight,cooldown_bf16:5",
+        ),
+        (
+            ["model._target_=my.build", "model.batch=my.batch", "model.width=8"],
+            "model",
+            '{"_target_":"my.build","batch":"my.batch","width":8}',
+        ),
+        (["model=nano"], "model", "nano"),
+    ],
+)
+def test_the_command_line_makes_runs_of_a_key_that_is_an_axis(
+    words: list[str], axis: str, value: str, command: ToyTrials, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "warmup_bf16:0.1@layers.*:grad_weight,cooldown_bf16:5"
-    assert main(["sweep=toyt", "device=cpu", "workers=1", f"schedule={text}"]) == 0
-    assert json.loads(runs(capsys)["axes"].iloc[0])["schedule"] == text
-
-
-def test_a_model_of_the_users_own_becomes_an_axis(
-    command: ToyTrials, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["model._target_=my.build", "model.batch=my.batch", "model.width=8"]
     assert main(["sweep=toyt", "device=cpu", "workers=1", *words]) == 0
-    axes = json.loads(runs(capsys)["axes"].iloc[0])
-    assert axes["model"] == '{"_target_":"my.build","batch":"my.batch","width":8}'
+    frame = runs(capsys)
+    assert curves(frame) == WHOLE
+    assert json.loads(frame["axes"].iloc[0])[axis] == value
 
 
 def test_what_a_killed_sweep_had_no_time_to_remove_is_removed(tmp_path: Path) -> None:

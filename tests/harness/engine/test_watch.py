@@ -84,12 +84,6 @@ def test_a_process_of_this_host_that_is_gone_is_told_from_one_elsewhere(
     assert part.state == state
 
 
-def test_how_long_a_process_elsewhere_has_been_silent_is_said() -> None:
-    part = Part("", "running", 10, 0.25, "", 1000.0, 1100.0)
-    assert "silent" not in summary([part], 1150.0)
-    assert "the longest silent for 0:16:40" in summary([part, Part("1/2", "finished")], 2100.0)
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"state": 1, "statuses": 3}'])
 def test_a_damaged_note_is_no_note(text: str, tmp_path: Path) -> None:
     (tmp_path / PROGRESS).write_text(text)

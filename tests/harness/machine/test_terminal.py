@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from harness.machine import raw_output
-from harness.machine.terminal import console, printable, row, say, table
+from harness.machine.terminal import printable, row, say, table
 
 HOSTILE = "[red]x[/red]\x1b[2J\x07<script>"
 
@@ -29,19 +29,6 @@ def test_line_ends_are_kept_where_asked() -> None:
     assert printable("a\nb\t") == "a\\nb\\t"
     assert printable("a\nb", keep="\n") == "a\nb"
     assert printable("ä 中") == "ä 中"
-
-
-def test_without_a_terminal_it_is_a_hundred_columns_wide() -> None:
-    assert console().width == 100
-
-
-@pytest.mark.parametrize(("columns", "width"), [(60, 80), (90, 90), (200, 100)])
-def test_no_terminal_is_so_narrow_that_a_table_is_cut(
-    columns: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert console().width == width
 
 
 def test_what_a_row_says_never_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

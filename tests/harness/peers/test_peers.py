@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -104,30 +102,6 @@ def test_nocompile_needs_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "Triton kernels, which cpu can't run" in suite_reason
     without(monkeypatch, "triton")
     assert torchao_nocompile.missing("cuda") == "triton is not installed: pip install triton"
-
-
-def test_nocompile_is_torchaos_layer_over_the_same_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the module, whose import needs a GPU's Triton."""
-    made: list[tuple[nn.Linear, Any]] = []
-
-    class Float8LinearNoCompile:
-        @staticmethod
-        def from_float(layer: nn.Linear, config: Any) -> nn.Linear:
-            made.append((layer, config))
-            return layer
-
-    float8, prototype = types.ModuleType("torchao.float8"), types.ModuleType(torchao_nocompile.MODULE)
-    float8.Float8LinearConfig = lambda: "default"
-    prototype.Float8LinearNoCompile = Float8LinearNoCompile
-    for name in ("torchao", "torchao.prototype", "torchao.prototype.float8nocompile"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, "torchao.float8", float8)
-    monkeypatch.setitem(sys.modules, torchao_nocompile.MODULE, prototype)
-    layer = nn.Linear(16, 32, bias=False)
-    assert torchao_nocompile.linear(layer, "tensorwise") is layer
-    assert made == [(layer, "default")]
-    with pytest.raises(ValueError, match="ignores recipe 'rowwise'"):
-        torchao_nocompile.linear(layer, "rowwise")
 
 
 # Right

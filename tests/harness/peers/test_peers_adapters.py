@@ -26,7 +26,7 @@ from harness.__main__ import main
 from harness.peers import PEERS, aiter, torchao, torchao_mx, transformer_engine
 from harness.peers.peer import fp8_kernels
 from harness.store.case import Case
-from harness.suites import gemm, linear, train
+from harness.suites import gemm
 from harness.training.setup import Setup, prepare
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(harness.peers.__file__).parents[2]
 needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
-ABSENT = {
-    "transformer_engine": "pip install 'transformer_engine[pytorch]'",
-    "deepgemm": "pip install 'git+https://github.com/deepseek-ai/DeepGEMM.git'",
-    "aiter": "pip install 'git+https://github.com/ROCm/aiter.git'",
-}
 
 
 def product_case(role: str = "output", M: int = 256, K: int = 256, N: int = 128) -> Case:
@@ -52,31 +47,6 @@ def put(monkeypatch: pytest.MonkeyPatch, **modules: types.SimpleNamespace) -> No
         module = types.ModuleType(name.replace("__", "."))
         module.__dict__.update(content.__dict__)
         monkeypatch.setitem(sys.modules, name.replace("__", "."), module)
-
-
-@pytest.fixture
-def absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides the libraries where they are installed: None in `sys.modules` is a module that isn't found."""
-    for module in ("transformer_engine", "deep_gemm", "aiter"):
-        monkeypatch.setitem(sys.modules, module, None)
-
-
-@pytest.mark.usefixtures("absent")
-@pytest.mark.parametrize(
-    ("suite", "case", "arm", "name"),
-    [
-        (linear, Case.of("linear", {"shape_set": "custom", "layer": "custom", "M": 64, "K": 64, "N": 64}), "te_mxfp8_eager", "transformer_engine"),
-        (gemm, product_case(), "deepgemm_blockwise_eager", "deepgemm"),
-        (gemm, product_case(), "aiter_rowwise_eager", "aiter"),
-    ],
-)  # fmt: skip
-def test_its_arms_are_skipped_with_that_line_before_what_this_device_lacks(
-    suite: Any, case: Case, arm: str, name: str
-) -> None:
-    why = suite.unsupported(case, arm, "cpu")
-    assert why is not None
-    assert why.kind == "device"
-    assert ABSENT[name] in why.reason
 
 
 # Transformer Engine
@@ -266,13 +236,6 @@ def test_torchaos_mx_layer_in_emulation_is_our_emulated_recipe(
 
 
 # By name
-
-
-@pytest.mark.parametrize("suite", [linear, gemm, train])
-def test_arms_know_whose_they_are(suite: Any) -> None:
-    for arm, info in suite.ARMS.items():
-        owner = next((name for name, peer in PEERS.items() if arm.startswith(f"{peer.arm}_")), "")
-        assert info.peer == owner
 
 
 def test_peers_are_chosen_by_name(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +9,12 @@ import pytest
 import torch
 from train_cases import divergence_case
 
-from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule
-from fp8core.gemm.layout import Operand
-from fp8core.inputs import operands
-from harness.store.case import ABLATIONS, GRAD_FORMAT, ONLY_GEMM
-from harness.suites import ablation, divergence
+from fp8core import GroupedMatmul
+from harness.store.case import ABLATIONS
+from harness.suites import divergence
 from harness.timing.workload import Trial
-from harness.training.bisect import Finding, bisect, locate, schedule_with
-from harness.training.loop import TrainingJob, train
+from harness.training.bisect import Finding, bisect
+from harness.training.loop import TrainingJob
 from harness.training.setup import prepare
 
 
@@ -66,40 +62,6 @@ def test_arms_share_weights_and_batches_but_where_they_must_not(arm: str) -> Non
         )
         # 80,000 draws: the standard error of their standard deviation is 0.25 %.
         assert float(relative.std()) == pytest.approx(1e-4, rel=0.02)
-
-
-def test_golden_has_the_candidates_codes_at_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rowwise bit for bit in every code and scale of the forward and backward pass. (Tensorwise only up to the order in which
-    the CPU's kernel multiplies by its two scales.)"""
-    real, both = operands.cast_operand, operands.rows_and_columns
-
-    def codes_of(arm: str) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-        seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-
-        def spy(x: Any, cast: Any, dim: int, memory: Any = None, role: str = "input", **how: Any) -> Any:
-            made = real(x, cast, dim, memory, role, **how)
-            if isinstance(made, Operand) and not isinstance(x, Float8Tensor):
-                seen.append((role, made.qdata.float(), made.scale_inv.clone()))
-            return made
-
-        def spy_both(x: Any, cast: Any, role: str) -> Any:
-            made = both(x, cast, role)
-            seen.extend((role, each.qdata.float(), each.scale_inv.clone()) for each in made)
-            return made
-
-        monkeypatch.setattr(operands, "cast_operand", spy)
-        monkeypatch.setattr(operands, "rows_and_columns", spy_both)
-        monkeypatch.setattr("fp8core.scaled_linear.cast_operand", spy)
-        job = divergence.job_of(divergence_case(), arm, "cpu")
-        prepare(job.setup, "cpu").step(job.batches(0))
-        return seen
-
-    mine, golden = codes_of("rowwise"), codes_of("rowwise_golden")
-    assert len(mine) == len(golden) > 20
-    for (role, codes, scale), (other_role, other_codes, other_scale) in zip(mine, golden, strict=True):
-        assert role == other_role
-        assert torch.equal(codes, other_codes)
-        assert torch.equal(scale, other_scale)
 
 
 def run(arm: str, folder: Path, **changes: Any) -> Trial:
@@ -156,31 +118,6 @@ def test_experts_in_fp8() -> None:
 PARTS = {name: info.arm for name, info in divergence.ARMS.items() if info.arm.variant in ABLATIONS}
 
 
-@pytest.mark.parametrize("arm", PARTS)
-def test_the_recipe_of_an_arm_is_the_part_that_it_names_and_nothing_else(arm: str) -> None:
-    record, recipe = PARTS[arm], divergence.recipe_of(arm)
-    whole = RECIPES[record.recipe]
-    assert recipe is not None
-    assert recipe.backend == "reference"
-    if record.variant in ONLY_GEMM:
-        kept = {name: gemm for name, gemm in recipe.gemms.items() if gemm.is_fp8}
-        assert kept == {ONLY_GEMM[record.variant]: whole.gemms[ONLY_GEMM[record.variant]]}
-    elif record.variant in GRAD_FORMAT:
-        assert recipe.output == whole.output
-        for name in ("grad_input", "grad_weight"):
-            mine, theirs = recipe.gemms[name], whole.gemms[name]
-            assert mine.b == theirs.b
-            if theirs.a is not None and mine.a is not None:
-                assert (mine.a.format.short, theirs.a.format.short) == (
-                    GRAD_FORMAT[record.variant],
-                    {"e4m3": "e5m2", "e5m2": "e4m3"}[GRAD_FORMAT[record.variant]],
-                )
-                assert mine.a.granularity == theirs.a.granularity
-    else:
-        assert recipe.gemms == whole.gemms
-        assert ablation.alteration(record.variant) is not None
-
-
 def test_the_first_loss_tells_which_parts_the_forward_pass_has(tmp_path: Path) -> None:
     losses = {}
     for arm in ("base", "tensorwise_golden", *(a for a in PARTS if PARTS[a].recipe == "tensorwise")):
@@ -235,34 +172,3 @@ def test_a_run_that_passes_or_that_fails_without_fp8_is_not_searched() -> None:
     assert bisect(UNITS, lambda chosen: False) == Finding((), True, 1)
     with pytest.raises(ValueError, match="FP8 is not the cause"):
         bisect(UNITS, lambda chosen: True)
-
-
-@pytest.mark.slow
-def test_a_fault_in_one_gemm_of_one_layer_of_a_real_run_is_located() -> None:
-    """Planted: an amax of infinity in one layer, for the gradient of its weight alone, which therefore is NaN."""
-    sick = "layers.1.mlp.up"
-
-    def plant(trainee: Any) -> None:
-        layer = trainee.model.get_submodule(sick)
-        assert isinstance(layer, Float8Linear)
-        layer.recipe = dataclasses.replace(layer.recipe, grad_weight=divergence.UNSCALED.grad_weight)
-        layer.amaxes = Float8Linear(16, 16, config=divergence.UNSCALED).amaxes
-        divergence.scale_by_one(trainee)
-        assert layer.amaxes is not None
-        layer.amaxes.in_use.fill_(math.inf)
-
-    short = divergence_case(steps=1, diagnose_every=0, eval_batches=0)
-    layers = [
-        m.fqn for m in prepare(divergence.job_of(short, "tensorwise", "cpu").setup, "cpu").audit.converted
-    ]
-
-    def fails(in_fp8: frozenset[str]) -> bool:
-        job = divergence.job_of(short, "tensorwise", "cpu")
-        job.schedule, job.alter = PrecisionSchedule.parse(schedule_with(layers, in_fp8)), plant
-        return bool(train(job, "cpu").stopped)
-
-    by_layer, by_gemm = locate(layers, fails)
-    assert by_layer.culprits == ((sick,),)
-    assert by_gemm is not None
-    assert by_gemm.culprits == ((f"{sick}:grad_weight",),)
-    assert by_gemm.rest_passes

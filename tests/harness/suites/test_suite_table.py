@@ -7,9 +7,6 @@ import sys
 
 import pytest
 
-from harness.cli import config
-from harness.store.errors import UsageError
-
 ASKED = """
 import sys
 from harness.suites import NAMES, SUITES
@@ -47,19 +44,3 @@ def test_the_table_answers_names_without_importing_a_suite() -> None:
 )
 def test_a_mistyped_name_imports_no_torch(words: list[str]) -> None:
     assert output(MISTYPED, *words)[-1] == "2 False"
-
-
-def test_axes_are_checked_where_the_suite_is_known_and_else_left_to_the_plan() -> None:
-    own = {"suite": "cast", "axes": {"MM": 3}}
-    with pytest.raises(UsageError, match=r"unknown axis 'MM' \(nearest: M\)"):
-        config.refuse_unknown({**own, "parts": {}})
-    with pytest.raises(UsageError, match="unknown axis 'MM'"):
-        config.refuse_unknown({"axes": {"MM": 3}, "parts": {"cast": {"suite": "cast", "axes": {}}}})
-    for open_still in (
-        {"suite": "another package's", "axes": {"MM": 3}, "parts": {}},
-        {"suite": "cast", "axes": {"role": None}, "parts": {}},  # what another sweep has set, unset
-        {"suite": "cast", "axes": "${other}", "parts": {}},
-        {"suite": None, "axes": {}, "parts": {"a": "${other}"}},
-        {"axes": {"MM": 3}, "parts": {"a": own | {"axes": {}}, "b": {"suite": "${c}", "axes": {"MM": 3}}}},
-    ):
-        config.refuse_unknown(open_still)

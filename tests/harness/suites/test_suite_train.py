@@ -127,14 +127,6 @@ def test_experts_in_fp8() -> None:
         assert numerics.ok, numerics.reason
         assert (work.flops.get("e4m3", 0) > left.flops.get("e4m3", 0)) == more
         assert sum(work.flops.values()) == sum(left.flops.values())
-    for axes, arm, part in (
-        ({"model": "llama_moe_tiny"}, "torchao_rowwise_eager", "none for experts"),
-        ({"model": "llama_moe_tiny"}, "delayed_eager", "not defined for groups"),
-        ({"model": "nano"}, "rowwise_eager", "no module with a GroupedMatmul"),
-    ):
-        why = train.unsupported(case(**axes, experts="fp8"), arm, "cpu")
-        assert why is not None
-        assert part in why.reason
 
 
 def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
@@ -142,17 +134,6 @@ def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
     parts = train._timed(case(accumulation=2), "bf16_eager", 2, "cpu").stepper.batches[1]
     for i in range(2):
         assert torch.equal(whole[0][i], torch.cat([part[i] for part in parts]))
-
-
-@pytest.mark.parametrize("arm", ["bf16_eager", "delayed_eager"])
-def test_every_block_times_the_same_steps(arm: str) -> None:
-    """Bitwise: losses of two blocks, and of another arm built from the same case."""
-    losses = []
-    for made in (train._timed(case(), arm, 2, "cpu"), train._timed(case(), arm, 2, "cpu")):
-        for _ in range(2):
-            with made.resident():
-                losses.append(torch.stack([made.stepper.run() for _ in range(timed.STEPS + 1)]))
-    assert all(torch.equal(losses[0], other) for other in losses[1:])
 
 
 # Profile
@@ -216,23 +197,6 @@ def test_kernels_are_named_by_themselves_or_by_what_launched_them() -> None:
         kernel("step 0", 9000.0, annotation=True),
     ]
     assert steps.breakdown(events, 2) == pytest.approx({"cast": 0.2, "fp8_gemm": 2.0, "other": 0.6})
-
-
-@pytest.mark.slow
-def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path) -> None:
-    if train.unsupported(case(), "bf16_compile", "cpu") is not None:
-        pytest.skip("no compiler here")
-    frame = execute(tmp_path, ["bf16_compile", "delayed_compile"])
-    assert set(frame["status"]) == {"ok", "skipped"}
-    for arm in ("bf16_compile", "delayed_compile"):
-        compiling = frame[(frame["arm"] == arm) & (frame["metric"] == "compile_s")].set_index("part")["value"]
-        assert compiling["warm"] < compiling[""]
-        facts = row(frame, arm)["resolved"]
-        assert (facts["compile_graphs"], facts["compile_graph_breaks"], facts["compile_cache"]) == (
-            1,
-            0,
-            "cold",
-        )
 
 
 # Memory
@@ -361,11 +325,8 @@ def test_an_advised_arm_converts_the_layers_that_pay_and_says_why(
     assert list(advice["left_in_bf16"]) == left
     assert HEAD in advice["left_in_bf16"]["head"]
     assert all(advice["left_in_bf16"][fqn].startswith("0.82x predicted") for fqn in left[1:])
-    assert len(advice["converted"]) == facts["fp8_layers"] == 6
     assert facts["fp8_gemms"] == facts["fp8_gemms_expected"] == 3 * 6
-    assert facts["skipped_layers"] == dict.fromkeys(left, "left out by module_filter_fn")
-    assert (facts["convert"], advice["decision"], advice["mode"]) == ("advised", "only these layers", "eager")
-    assert (advice["ceilings_sha256"], advice["rates"]["bf16"]["value"]) == ("abc", 3e10)
+    assert (advice["decision"], advice["ceilings_sha256"]) == ("only these layers", "abc")
     flops = json.loads(row(frame, "tensorwise_eager")["flops"])
     assert 0 < flops["e4m3"] < sum(flops.values())
     assert "advice" not in row(frame, "bf16_eager")["resolved"]

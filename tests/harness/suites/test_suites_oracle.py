@@ -67,11 +67,6 @@ def test_lines_of_an_operand_are_cast_as_part_of_the_whole(cast: Cast, dim: int)
     whole = quantize(x, cast.format, cast.granularity, mx_mode=cast.mx_mode, **chosen)
     expected = whole.dequantize(torch.float64).index_select(1 - dim, lines)
     assert torch.equal(oracle.values(codes, scale_inv), expected)
-    if cast in MX:  # no mode is another on the same data
-        others = [
-            quantize(x, cast.format, "1x32", dim=dim, mx_mode=mode) for mode in {*MX_MODES} - {cast.mx_mode}
-        ]
-        assert all(not torch.equal(other.scale_inv, whole.scale_inv) for other in others)
 
 
 def test_rows_are_sampled_with_both_ends_and_the_same_for_one_seed() -> None:
@@ -113,7 +108,6 @@ def test_rotating_operands_are_equal_copies_at_other_addresses() -> None:
         assert torch.equal(x.view(torch.uint8), codes.view(torch.uint8))
         assert x.stride() == codes.stride()
         assert torch.equal(y, grad)
-        assert y.requires_grad
         assert y.is_leaf
     large = torch.empty(2**27, dtype=torch.uint8, device="meta")
     assert len(common.Rotation(lambda x: x, (large,))) == 3
