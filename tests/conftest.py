@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -57,11 +58,15 @@ def _fixed_seed() -> None:
 
 @pytest.fixture
 def signals_are_heard() -> Iterator[None]:
-    """Puts callbacks of the garbage collector aside (hypothesis has one): a signal that falls into one raises for nobody."""
-    held = gc.callbacks[:]
+    """Puts callbacks of the garbage collector aside (hypothesis has one): a signal that falls into one raises for nobody.
+
+    And an interrupt is one again, where a shell's "&" has handed it down as ignored.
+    """
+    held, handler = gc.callbacks[:], signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.callbacks.clear()
     yield
     gc.callbacks[:] = held
+    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.fixture(autouse=True)
