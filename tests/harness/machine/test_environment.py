@@ -17,7 +17,7 @@ from fakes import FakeCuda, FakeNvml
 
 from harness import store
 from harness.machine import environment
-from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint
+from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
 from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
 from harness.store.differences import GENERATED
 from harness.store.errors import UsageError
@@ -134,6 +134,17 @@ def test_every_field_of_env_id_is_one_that_a_fingerprint_has(
     assert set(ENV_ID_FIELDS) - facts == {GENERATED}
 
 
+def test_snapshot_holds_load_memory_and_the_monitors_readings(fake_nvml: FakeNvml) -> None:
+    bare = snapshot()
+    assert bare["time_utc"].endswith("+00:00")
+    assert 0 < bare["memory_available_gib"] <= psutil.virtual_memory().total / 2**30
+    assert bare["load_average_1min"] >= 0
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        full = snapshot(monitor)
+        assert full == full | monitor.state()
+    assert set(full) == set(bare) | set(monitor.state())
+
+
 @pytest.mark.parametrize(
     ("word", "has_gpu", "build", "found"),
     [
@@ -158,6 +169,26 @@ def test_words_for_devices(
     else:
         with pytest.raises(UsageError, match=found):
             device_kind(word)
+
+
+X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu sse2 avx2 avx512f amx_bf16 f16c\n\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "isa"),
+    [
+        (X86, "AMD EPYC 9654", ["f16c", "avx2", "avx512f", "amx_bf16"]),
+        (ARM, None, ["asimd", "bf16", "sve"]),
+        ("", None, []),
+    ],
+)
+def test_cpu_model_and_instruction_sets(tmp_path: Path, text: str, model: str | None, isa: list[str]) -> None:
+    """Oracle: excerpts of /proc/cpuinfo, x86 and Arm; without a model name the platform's own."""
+    if text:  # else as where there is no such file
+        (tmp_path / "cpuinfo").write_text(text)
+    fallback = platform.processor() or platform.machine()
+    assert environment._cpu_model(tmp_path / "cpuinfo") == (model or fallback, isa)
 
 
 def git(folder: Path, *words: str) -> None:
@@ -186,3 +217,13 @@ def test_git_state(tmp_path: Path) -> None:
     assert state() == (commit, False)
     (tmp_path / "file").write_text("2")
     assert state() == (commit, True)
+
+
+def test_the_project_is_the_checkout_or_else_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = tmp_path / "site-packages" / "harness" / "machine" / "environment.py"
+    monkeypatch.setattr(environment, "__file__", str(module))
+    assert environment._project() == Path.cwd()
+    (tmp_path / "site-packages" / ".git").mkdir(parents=True)
+    assert environment._project() == tmp_path.resolve() / "site-packages"

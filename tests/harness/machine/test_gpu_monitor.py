@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
 import pynvml
@@ -37,6 +38,12 @@ def test_readings_come_in_the_units_of_their_names(fake_nvml: FakeNvml) -> None:
 def test_a_device_is_found_by_either_name(which: dict[str, object], fake_nvml: FakeNvml) -> None:
     with GpuMonitor(nvml=fake_nvml, **which) as monitor:
         assert monitor.sm_clock_mhz() == 1980.0
+
+
+@pytest.mark.parametrize("which", [{}, {"uuid": "x", "index": 0}])
+def test_one_way_to_name_the_device_is_needed(which: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="give one of the two"):
+        GpuMonitor(**which)
 
 
 def test_a_mig_slice_reads_board_figures_from_its_parent() -> None:
@@ -118,11 +125,15 @@ def test_bit_names_are_those_of_nvml() -> None:
         ([], [], False),
         ([42], [], False),
         ([7], [], True),
+        ([42, 7], [], True),
         ([9001], [], None),
         ([9001, 9002], [], True),
+        ([42, 9001], [], True),
         ([42, 43], [43], False),
         ([42, 43, 7], [43], True),
+        ([7], [43], True),
         ([9001, 9002], [43], None),
+        ([9001, 9002, 9003], [43], True),
         ([9001, 43], [43], True),
     ],
 )
@@ -134,6 +145,21 @@ def test_contention(fake_nvml: FakeNvml, seen: list[int], shared: list[int], exp
         monitor.share_with([7])  # forgotten at the next call
         monitor.share_with(shared)
         assert monitor.contended() is expected
+
+
+def test_state_holds_every_volatile_reading(fake_nvml: FakeNvml) -> None:
+    fake_nvml.events, fake_nvml.pids = 0x4, [os.getpid()]
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert monitor.state() == {
+            "sm_clock_mhz": 1980.0,
+            "memory_clock_mhz": 3201.0,
+            "power_w": pytest.approx(612.345),
+            "power_limit_w": 700.0,
+            "temperature_c": 61.0,
+            "throttle_reasons": ["sw_power_cap"],
+            "memory_used_gib": 2.0,
+            "contended": False,
+        }
 
 
 @pytest.mark.parametrize("nvml", [FakeNvml(refused=("nvmlInit",)), FakeNvml(mig=True, refused=("nvmlInit",))])

@@ -93,11 +93,20 @@ def test_cuda_probe_runs_while_work_is_in_flight(fake_cuda: FakeCuda) -> None:
     assert in_flight == [True, True]
 
 
-def test_timer_for_names_the_devices_it_knows() -> None:
+def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda) -> None:
     assert isinstance(timer_for("cpu"), CpuTimer)
     for wrong in ("gpu", "cuda:", "cuda:x", "cpu:0", ""):
         with pytest.raises(ValueError, match="use 'cpu', 'cuda' or 'cuda:<index>'"):
             timer_for(wrong)
+    chosen: list[int] = []
+    for name in ("Event", "synchronize", "_sleep", "current_device", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake_cuda, name))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr("harness.timing.timers._device_buffer", fake_cuda.allocate)
+    assert isinstance(timer_for("cuda"), CudaTimer)
+    assert isinstance(timer_for("cuda:1"), CudaTimer)
+    assert chosen == [0, 1]
+    assert fake_cuda.allocated == [100 * 2**20] * 2
 
 
 # What holds the device until all is queued

@@ -276,13 +276,26 @@ def test_the_whole_cuda_path_on_fakes(fake_cuda: FakeCuda, fake_nvml: FakeNvml) 
     assert timings["bf16"].samples_ms == pytest.approx([0.120] * len(timings["bf16"].samples_ms))
     assert timings["fp8"].samples_ms == pytest.approx([0.070] * len(timings["fp8"].samples_ms))
     for t in timings.values():
-        assert (t.method, t.l2, t.warmup_rule) == ("cuda_events", "cold", "clock_stable")
+        assert (t.method, t.l2, t.stop_reason, t.warmup_rule) == (
+            "cuda_events",
+            "cold",
+            "converged",
+            "clock_stable",
+        )
+        assert set(t.sample_clock_mhz) == {1980.0}
         assert t.throttle_reasons == ("sw_power_cap",)
+        assert t.contended is False
+        assert t.late_samples == 0
     # Sustained: operands stay in this fake's cache, and fp8 is bound by its 60 us launches.
-    for name, ms in (("bf16", 0.100), ("fp8", 0.060)):
-        t = sustained[name]
-        assert t.samples_ms == pytest.approx([ms] * len(t.samples_ms), rel=0.01)
+    assert sustained["bf16"].samples_ms == pytest.approx(
+        [0.100] * len(sustained["bf16"].samples_ms), rel=0.01
+    )
+    assert sustained["fp8"].samples_ms == pytest.approx([0.060] * len(sustained["fp8"].samples_ms), rel=0.01)
+    for t in sustained.values():
         assert (t.regime, t.method, t.l2) == ("sustained", "cuda_events_mean", "rotating")
+        assert set(t.rounds) == {0, 1, 2, 3}
+        assert t.seconds == pytest.approx(2.0, rel=0.1)
+        assert t.warmup_rule == "lead_in"
     assert {"bf16", "fp8"} == set(fake_cuda.ranges)
 
 
@@ -305,11 +318,14 @@ def test_sustained_runs_rotate_and_interleave(fake_time: FakeTime) -> None:
         "the first call shows how long one takes; from then on, whole turns"
     )
     assert (a.l2, b.l2) == ("rotating", "warm")
+    assert (a.method, a.regime) == ("perf_counter_mean", "sustained")
     assert a.calls_per_sample % 3 == 0
     assert a.samples_ms == pytest.approx([1.0] * len(a.samples_ms))
+    assert set(a.rounds) == set(b.rounds) == {0, 1, 2, 3}
     for t in (a, b):
-        assert set(t.rounds) == {0, 1, 2, 3}
         assert t.seconds == pytest.approx(2.0, rel=0.05)
+        assert t.warmup_seconds == pytest.approx(4 * 0.2, rel=0.05)
+        assert t.stop_reason == "converged"
     switches = sum(x[0] != y[0] for x, y in itertools.pairwise(used[2:]))
     assert 3 <= switches <= 7, "eight runs in random order: arms alternate by run"
 
