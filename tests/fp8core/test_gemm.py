@@ -136,3 +136,15 @@ def test_a_backends_own_rules_are_asked(monkeypatch: pytest.MonkeyPatch) -> None
             scaled_mm(*cast_both(*operands(64, 1, M, 32), scaling), backend="picky")
     a, b = cast_both(*operands(64, 1, 32, 32), "tensorwise")
     assert torch.equal(scaled_mm(a, b, backend="picky"), scaled_mm(a, b, backend="reference"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_non_finite_rows_stay_non_finite(backend: str) -> None:
+    """Oracle: the rule of scaling: a row with Inf is NaN throughout, and others do not see it."""
+    a, b = operands(64, 0, 32, 48)
+    a[5, 7] = torch.inf
+    got = scaled_mm(
+        quantize(a, E4M3FN, "rowwise", dim=1), quantize(b, E4M3FN, "rowwise", dim=0), backend=backend
+    )
+    assert got[5].isnan().all()
+    assert got[torch.arange(32) != 5].isfinite().all()

@@ -6,13 +6,16 @@ Oracle: the counts of torchao's Float8Linear of the same recipe.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
-from host_time import SIZE, python_calls, training_step
+from host_time import SIZE, python_calls, stubbed_kernels, training_step
 from torch import nn
 
+import fp8core
 from fp8core import Float8Linear
 from fp8core.gemm import torch_mm
 from fp8core.recipe import recipe_named
@@ -48,3 +51,26 @@ def test_a_shape_that_is_refused_is_refused_again() -> None:
     for tokens in (SIZE, 17, 17):
         with pytest.raises(ValueError, match="17 tokens") if tokens == 17 else nullcontext():
             layer(torch.randn(tokens, SIZE, dtype=torch.bfloat16))
+
+
+# Of a step by stubbed kernels, and by plain operators
+LIMITS = {"tensorwise": (47, 105), "rowwise": (42, 146), "delayed": (54, 112)}
+
+
+def own_calls(step: Callable[[], object]) -> int:
+    """Functions of fp8core that a step enters; those of torch depend on its version and on who watches."""
+    home = str(Path(fp8core.__file__).parent)
+    return sum(count for file, count in python_calls(step).items() if file.startswith(home))
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_own_python_calls_of_a_step(name: str) -> None:
+    with stubbed_kernels():
+        step = training_step(float8_linear(name, "always"))
+        stubbed = own_calls(step)
+        assert stubbed == own_calls(step)
+    step = training_step(float8_linear(name, "auto"))
+    plain = own_calls(step)
+    assert plain == own_calls(step)
+    assert stubbed <= LIMITS[name][0]
+    assert plain <= LIMITS[name][1]

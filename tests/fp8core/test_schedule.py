@@ -231,3 +231,27 @@ def test_compiled_there_is_one_graph_a_state_and_none_a_step() -> None:
     run = torch.compile(lambda x: made(x), fullgraph=True, dynamic=False, backend="aot_eager")
     assert train(made, text, run=run)[0] == train(model("tensorwise"), text)[0]
     assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_layer_held_back_is_nn_linear(dtype: torch.dtype, bias: bool, shared: bool, autocast: bool) -> None:
+    """Forward and all gradients, bit for bit; under autocast a float32 input's gradients add up in float32."""
+    layers = [nn.Linear(32, 48, bias=bias, dtype=dtype) for _ in range(2)]
+    held = [Float8Linear.from_float(m, RECIPES["tensorwise"]) for m in layers]
+    for m in held:
+        PrecisionSchedule.parse("keep_bf16").apply(m, 0, 1)
+    x = torch.randn(3, 5, 32, dtype=dtype)
+    results = []
+    for group in (layers, held):
+        inputs = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast and dtype == torch.float32):
+            given = cast_input(inputs, *held) if shared and group is held else inputs
+            outputs = [m(given) for m in group]
+        parameters = [p for m in group for p in m.parameters()]
+        results.append(
+            [*outputs, *torch.autograd.grad(sum(y.float().sum() for y in outputs), [inputs, *parameters])]
+        )
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

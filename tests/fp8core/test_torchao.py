@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from torchao.float8.float8_training_tensor import LinearMMConfig  # noqa: E402
 from torchao.float8.float8_utils import amax_to_scale  # noqa: E402
 
 from fp8core import E4M3FN, E5M2, Float8Linear, Float8LinearConfig, quantize  # noqa: E402
+from fp8core.config import CastConfig, ScalingGranularity  # noqa: E402
 from fp8core.scaling import compute_scale  # noqa: E402
 
 
@@ -144,3 +146,17 @@ def test_padding_is_bitwise_equal_where_both_pad() -> None:
     theirs = torchao.Float8LinearConfig(pad_inner_dim=True)
     for a, b in both(Float8LinearConfig(pad_inner_dim=True), theirs, torch.randn(17, 50), N=21):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6 * float(b.abs().max()))
+
+
+def test_exception_rowwise_float32_scales_without_fast_accumulation(sqnr_db: Callable[..., float]) -> None:
+    """A hand-made configuration: rowwise scales that are no powers of two."""
+    row = CastConfig(scaling_granularity=ScalingGranularity.AXISWISE, target_dtype=torch.float8_e4m3fn)
+    mine = Float8LinearConfig(row, None, row, None, row, None)
+    their_row = torchao.CastConfig(
+        scaling_granularity=TheirGranularity.AXISWISE, target_dtype=torch.float8_e4m3fn
+    )
+    theirs = torchao.Float8LinearConfig(their_row, None, their_row, None, their_row, None)
+    output, grad_input, *_ = both(mine, theirs, inputs("gaussian", torch.bfloat16))
+    assert torch.equal(*output)  # fast accumulation: the same rowwise kernel
+    assert not torch.equal(*grad_input)
+    assert sqnr_db(*grad_input) > 50  # one bfloat16 rounding is 55 dB

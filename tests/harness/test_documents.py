@@ -244,3 +244,10 @@ def test_every_table_of_extensions_is_in_the_page_and_in_the_template() -> None:
     assert set(template["project"]["entry-points"]) == groups
     own = {info.arm.recipe for info in gemm.ARMS.values() if not info.peer and info.arm.has_fp8}
     assert set(GEMM_RECIPES) == own  # products of peers take the scales of the suite's own arms
+
+
+@pytest.mark.parametrize("package", ["fp8core", "harness", "tests"])
+def test_docstrings_start_with_a_verb_or_the_thing_itself(package: str) -> None:
+    start = re.compile(r'^\s*"""(?:Of|As) ', re.MULTILINE)
+    found = [path for path in (ROOT / package).rglob("*.py") if start.search(path.read_text())]
+    assert [path for path in found if "contracts" not in path.parts] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.__main__ import main
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
 from harness.advise.decide import OFF, verdict
@@ -151,3 +153,20 @@ def test_delayed_is_no_default_while_its_kernels_ran_on_no_gpu(advice: dict[str,
     assert max(found.options, key=lambda option: option.step.value).recipe.name == "delayed"
     assert found.chosen.recipe.name != "delayed"
     assert advice["delayed"].chosen.recipe.name == "delayed"
+
+
+def test_a_step_that_does_not_fit_is_the_headline(
+    advice: dict[str, Advice], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """120 GiB of weights, gradients and averages on 79: never "on", in words and in JSON; no code to run."""
+    found = advice["a step that does not"]
+    told = lines(found)
+    assert told[1].startswith("FP8: the step does not fit: ")
+    assert not any(line.startswith("code") for line in told)
+    assert main(["advise", *QUESTIONS["a step that does not"].split(), "json=true"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["decision"] == TOO_LARGE
+    assert plain["decision_by_time"] == "on"
+    assert f"{plain['step_speedup']['value']:.2f}x" in " ".join(told), "what it would gain where it fits"
+    states = 16 * 8_030_261_248
+    assert sum(plain["memory"]["fp8"].values()) > states

@@ -10,9 +10,12 @@ import pytest
 import torch
 from advice_asked import plain, refused, said
 from report_cases import gpu_run
+from report_fixtures import H200, write_run
 
 from fp8core import audit
 from harness.advise.decide import HEAD
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 from harness.training.models import resolve
 
 
@@ -127,3 +130,60 @@ def test_the_same_as_plain_values_and_in_a_file(tmp_path: Path, capsys: pytest.C
     target = tmp_path / "advice.json"
     said(capsys, "model=llama3_1b", "gpu=h200", f"json={target}")
     assert json.loads(target.read_text()) == found
+
+
+def test_a_gain_that_the_rates_leave_in_doubt_is_neither_on_nor_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """llama_125m, 4096 tokens, on an H200 by published rates, 1.03x (0.93-1.14): nobody can tell, until its rates are measured."""
+    words = ("model=llama_125m", "gpu=h200", "recipe=tensorwise", "tokens=4096")
+    text = said(capsys, *words)
+    assert "can't tell" in text
+    assert "sweep=ceilings" in text
+    assert "code:" not in text
+    found = plain(capsys, *words)
+    assert (found["decision"], found["filter"]["code"]) == ("can't tell", None)
+    assert found["step_speedup"]["low"] < 1 < found["step_speedup"]["value"]
+    run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
+    assert plain(capsys, *words, f"runs={run}")["decision"] == "off"
+
+
+def test_stored_training_steps_stand_beside_their_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut to two blocks and another vocabulary, as the row says; a model that is gone, or of the user, is left out."""
+
+    def case(model: str) -> list[Measurement]:
+        made = Case.of(
+            "train", {"model": model, "batch": 4, "seq": 1024, "layers": 2, "checkpointing": "none"}
+        )
+
+        def step(arm: str, ms: float, baseline: str, dtype: str) -> Measurement:
+            samples = tuple(ms * (1 + 0.001 * i) for i in range(6))
+            return Measurement(
+                "train",
+                made.case_id,
+                arm,
+                made.axes_json,
+                "time_ms",
+                "ok",
+                baseline=baseline,
+                regime="isolated",
+                samples=samples,
+                rounds=tuple(range(6)),
+                flops={dtype: 1e12},
+                resolved={"vocab_size": 512},
+            )
+
+        return [
+            step("bf16_compile", 12.0, "", "bf16"),
+            step("tensorwise_compile", 10.0, "bf16_compile", "e4m3"),
+        ]
+
+    cases = [case(name) for name in ("llama3_8b", "llama9", '{"_target_": "a.b", "batch": "a.c"}')]
+    run = write_run(tmp_path / "run", cases, env=H200)
+    found = plain(capsys, "model=gpt2", f"runs={run}", "recipe=tensorwise")
+    (check,) = found["checks"]
+    assert (check["what"], check["case"], check["arm"]) == ("step", "llama3_8b", "tensorwise_compile")
+    assert check["measured"] == pytest.approx(1.2)
+    assert 1.2 < check["predicted"] < 1.6

@@ -113,3 +113,9 @@ def test_hostile_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
     text = said(capsys, *words, "--full")
     assert "[red]a[/red]" in text
     assert "</script>" in text
+
+
+@pytest.mark.parametrize("size", ["tokens=16", "batch=16"])
+def test_a_model_without_linear_layers_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (OWN + "no_linear", "model.batch=models_to_advise.patches", "gpu=h200")
+    assert "calls no nn.Linear" in refused(capsys, *words, size)

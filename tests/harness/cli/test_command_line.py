@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,19 @@ def test_a_dry_run_imports_nothing_that_only_a_measurement_needs(tmp_path: Path)
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_keeps_finished_cases_and_reports_them(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(case: object) -> Workload:
+        if case["n"] == 2:
+            raise KeyboardInterrupt
+        return Workload(run=int, check=lambda: Numerics({}))
+
+    toy.behaviour = {"other": build}
+    assert main(["sweep=toy", "device=cpu", "isolate=false"]) == 2
+    out, err = lines(capsys)
+    assert re.fullmatch(r"error: interrupted; .*: resume=\S+ goes on", err[-1])
+    assert store.read(out[-2].split()[-1])["case_id"].nunique() == 1
+    assert Path(out[-1].split()[-1]).exists()

@@ -15,6 +15,7 @@ import torch
 from toy import ToySuite, nothing, planned
 
 from harness import store
+from harness.engine.arms import Limits
 from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, run
 from harness.engine.plan import Plan
@@ -175,3 +176,38 @@ def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) 
     row = time_rows(frame).loc["other"]
     assert row["status"] == "failed"
     assert "ran eager" in row["reason"]
+
+
+def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tmp_path: Path) -> None:
+    ticks = iter(range(0, 10**6, 10))
+    outcome, frame = execute(
+        tmp_path, ToySuite(), [1, 2, 3], limits=Limits(budget_s=15), clock=lambda: float(next(ticks))
+    )
+    assert outcome.statuses["skipped"] == 4
+    assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 15 s").all()
+    done = stored_cases(tmp_path, plan(ToySuite(), [1, 2, 3]))
+    assert len(done) == 1
+    _, frame = execute(tmp_path, ToySuite(), [1, 2, 3], done=tuple(done))
+    assert (frame["status"] == "ok").all()
+    assert frame["case_id"].nunique() == 3
+
+
+def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:
+    def build(case: Case) -> Workload:
+        step = compiling.fresh_compile(fn)
+        x = torch.ones(case.integer("n"))
+        return Workload(run=lambda: step(x), check=lambda: Numerics({}), compiled=True)
+
+    return build
+
+
+@needs_compiler
+def test_more_shapes_than_dynamos_limit_all_run_compiled(tmp_path: Path) -> None:
+    """Past so many graphs of a code object (by default 8) a plain torch.compile runs eager."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), [2, 3, 4, 5])
+    rows = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")]
+    assert len(rows) == 4
+    assert (rows["status"] == "ok").all()
+    assert rows["resolved"].str.contains('"compile_graphs":1').all()
+    assert len(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")]) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
+import torch
 from toy import ToySuite, planned
-from unruly import FOUR, Alone, Unruly, fault
+from unruly import FOUR, Alone, Unruly, fault, kept
 
 from harness import store
 from harness.__main__ import main
-from harness.engine import bench
+from harness.engine import arms, bench
 from harness.engine.arm_process import Conditions
 from harness.engine.arms import Limits
 from harness.engine.bench import Setting
@@ -201,3 +204,50 @@ def test_no_suite_starts_a_thread_in_the_server_that_processes_are_forked_from()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_disk_that_is_full_ends_the_run_with_the_earlier_rows_intact() -> None:
+    """A limit on the size of files stands in for the disk: the kernel refuses the write half way, as a full one does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_case(task: Task | None, what: object) -> None:
+        if task is not None and task.case["n"] == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+
+    try:
+        with pytest.warns(RuntimeWarning, match="closed without compacting"):
+            outcome, frame = sweep(Unruly(), 4, tell=on_case)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert outcome.state == "failed"
+    assert "File too large; the earlier rows are intact" in outcome.message
+    assert frame["case_id"].nunique() == 2
+    assert not list(Path("run").glob("*.tmp"))
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_process_is_used_again_takes_over_conditions_and_is_replaced_when_it_leaks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(arms, "LEAK_BYTES", 96 * MIB)
+    given = Conditions.here(variables={"OF_THIS_TEST": "1"})
+    with arms.Crew(given, Limits(), "cpu") as crew:
+        pids = []
+        for size in (0, 64, 64, 0):
+            crew.begin(["a", "b"])
+            assert crew.of("a").ask(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
+            pids.append(crew.of("a").pid)
+            crew.end([])
+        assert pids[0] == pids[1] == pids[2] != pids[3]
+        crew.end(["a"])
+        crew.begin(["a"])
+        assert crew.of("a").pid != pids[3]
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def grown(tell: object, size: int) -> list[object]:
+    kept.append(b"x" * size)
+    return [os.environ["OF_THIS_TEST"], Path.cwd(), torch.get_num_threads()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,35 @@ def test_a_folder_may_have_any_name(name: str, capsys: pytest.CaptureFixture[str
     assert main([*WORDS, "run_id=r1", f"results_dir={name}", f"reports_dir={name}/pages"]) == 0
     assert set(store.read(Path(name) / "toy" / "r1")["status"]) == {"ok"}
     assert (Path(name) / "pages" / "r1.html").exists()
+
+
+def test_a_corrupt_part_is_told_in_a_line_and_not_as_a_python_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """This test suite turns Python's warnings into errors."""
+    assert main([*WORDS, "run_id=r1", "axes.n=[1]"]) == 0
+    Path("results/toy/r1/part-00000000000000000001-aaaaaa.parquet").write_bytes(b"PAR1 no more")
+    capsys.readouterr()
+    assert main([*WORDS, "resume=r1", "axes.n=[1]"]) == 0
+    out = capsys.readouterr().out
+    assert "warning: not read: results/toy/r1/part-00000000000000000001-aaaaaa.parquet: " in out
+
+
+def test_a_command_of_ranks_waits_for_the_lock_of_a_node_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeued job starts within the time in which the lock of its first start may still look alive."""
+    seen: list[float] = []
+
+    @contextlib.contextmanager
+    def held(folder: Path, patience_s: float) -> Iterator[None]:
+        seen.append(patience_s)
+        yield
+
+    monkeypatch.setattr(run_folder, "held", held)
+    for world in ("", "2"):
+        for name, value in {"RANK": "0", "WORLD_SIZE": world, "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+        with run_folder.owned(tmp_path, None):
+            pass
+    assert seen == [0.0, run_folder.PATIENCE_S]

@@ -148,3 +148,12 @@ def test_the_state_of_a_run_is_that_of_its_shards(
     for name, its in shards.items():
         about(tmp_path / f"shard-{name}", its)
     assert run_state.about(tmp_path).get("state") == state
+
+
+def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite) -> None:
+    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
+    assert main(["report", "results/toy/r1", "-o", "one.html"]) == 0
+    assert "has not ended" in Path("one.md").read_text()
+    assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
+    assert main(["report", "results/toy/r1", "-o", "two.html"]) == 0
+    assert "has not ended" not in Path("two.md").read_text()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness.gate import decide as decide_module
 from harness.gate.decide import Verdict, decide
 from harness.store import stats
+from harness.store.stats import MIN_ROUNDS
 
 LIMIT = math.log1p(0.03)
 NONE = np.empty(0)
@@ -152,3 +153,11 @@ def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float)
         assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
         if mean < LIMIT:
             assert (one(drawn(count)).verdict is Verdict.OK) is settled
+
+
+def test_too_few_rounds_decide_nothing() -> None:
+    for count in range(MIN_ROUNDS):
+        decision = one(np.full(count, -0.5))
+        assert decision.verdict is Verdict.INCONCLUSIVE
+        assert decision.more is not None
+        assert decision.more + count >= MIN_ROUNDS

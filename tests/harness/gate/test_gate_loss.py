@@ -104,3 +104,27 @@ def test_across_machines_and_beside_times_a_loss_still_fails(tmp_path: Path) -> 
     time = time_row(1, Times()())
     found = run(tmp_path, [time, *trained(GOOD)], [time, *trained(BAD)], machine_free=True)
     assert found.code is Exit.NUMERICS
+
+
+ALLOW = (
+    "allow: [{match: {suite: divergence, arm: tensorwise, metric: loss}, until: 2999-01-01, reason: known}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "machine_free", "code", "verdict"),
+    [
+        ("", True, Exit.NUMERICS, "REGRESSED"),  # across machines, beside times
+        ("metrics: {loss: {rule: ignore}}", False, Exit.OK, None),
+        (ALLOW, False, Exit.OK, "REGRESSED"),
+    ],
+)
+def test_the_policy_can_ignore_it_or_allow_it_for_a_while(
+    tmp_path: Path, policy: str, machine_free: bool, code: Exit, verdict: str | None
+) -> None:
+    time = time_row(1, Times()())
+    found = run(tmp_path, [time, *trained(GOOD)], [time, *trained(BAD)], policy, machine_free=machine_free)
+    assert found.code is code
+    assert [str(f.verdict) for f in found.findings if f.unit.key.metric == "loss"] == (
+        [verdict] if verdict else []
+    )

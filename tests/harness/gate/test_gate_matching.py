@@ -244,3 +244,33 @@ def test_ratios_are_confirmed_on_fresh_data_of_the_candidate(
     sides: Any = (load_side(before, "baseline", ""), load_side(after, "candidate", ""))
     (finding,) = judge(*sides, POLICY, machine_free=True).findings
     assert (finding.unit.key.regime, str(finding.verdict), finding.rounds) == ("ratio", expected, 20)
+
+
+LAPTOP = (ENV, {**ENV, "gpu": "NVIDIA GeForce RTX 5090"})
+
+
+def test_exact_counts_ratchet(tmp_path: Path) -> None:
+    """An improvement is told to be adopted; once it is the baseline, a return is a regression."""
+    nine, eight = (
+        [time_row(1, Times()(), resolved={"operator_calls": n}), value_row(1, "rel_err_max", 0.1)]
+        for n in (9, 8)
+    )
+    better, back = (
+        run(tmp_path / str(i), *rows, machine_free=True)
+        for i, rows in enumerate(((nine, eight), (eight, nine)))
+    )
+    assert (better.code, back.code) == (0, 1)
+    for found, told in ((better, True), (back, False)):
+        assert any("1 exact counts improved" in note for note in found.notes) is told
+
+
+@pytest.mark.parametrize(("error", "code"), [(0.1, Exit.OK), (0.2, Exit.NUMERICS)])
+def test_machine_free_rules_hold_across_machines(tmp_path: Path, error: float, code: Exit) -> None:
+    """A slow laptop against an H200: its times mean nothing, its numerics and its bytes do."""
+    times = Times()
+    before = [time_row(1, times(), bytes_moved=1e6), value_row(1, "rel_err_max", 0.1)]
+    after = [time_row(1, times(5.0), bytes_moved=1e6), value_row(1, "rel_err_max", error)]
+    found = run(tmp_path, before, after, envs=LAPTOP, machine_free=True)
+    assert found.code is code
+    assert {f.unit.key.metric for f in found.findings} == {"rel_err_max", "bytes_moved"}
+    assert any("times were not judged" in note for note in found.notes)

@@ -217,3 +217,24 @@ def test_a_device_is_no_file_of_an_earlier_gate(tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written_leaves_none_of_an_earlier_gate(tmp_path: Path, place: str) -> None:
     assert main([*sides(tmp_path), *outputs(tmp_path, comment=tmp_path / place)]) == 2
     assert not any((tmp_path / name).exists() for name in ("v.json", "v.md", "j.xml"))
+
+
+def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
+    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5), value_row(1, "rel_err_max", 0.1)]
+    found = run(tmp_path, before, [failed_row(1, "Unsupported: graph break"), time_row(2, Times()())])
+    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
+        assert (text.count("graph break"), " and 2 more" in text) == (1, True)
+    assert render.as_json(Answer.of(found)).count("Unsupported: graph break: what cannot be compared") == 3
+
+
+def test_junit_counts_what_the_exit_code_counts(judgement: Judgement) -> None:
+    (suite,) = ET.fromstring(render.junit(Answer.of(judgement)))
+    counts = {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")}
+    assert counts == {
+        "tests": "5",
+        "failures": "2",
+        "errors": "0",
+        "skipped": "1",
+    }  # the unit and the whole; noise is open
+    failed = [c.get("name") for c in suite.iter("testcase") if c.find("failure") is not None]
+    assert failed == ["fp8 time_ms isolated", "verdict"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fleet_fixtures import CASES, CHECK, card, env, failed, judged, names, sustained, time
 from fleet_rates import rate
-from report_fixtures import write_run
+from report_fixtures import figure, write_run
 
 import harness.judge.fleet
 from harness.__main__ import main
@@ -363,3 +363,29 @@ def test_the_sbatch_example_gives_each_card_of_a_fleet_all_cases(index: int, tmp
         assert last == f"run_id=slurm-9-{index}-{1 if again else 0}"
         assert "sweep=fleet" in said
         assert "shard" not in said
+
+
+def test_a_card_is_judged_on_what_it_measured_with_the_software_of_the_others(tmp_path: Path) -> None:
+    """It took half as long again before; with the present software only its result is known."""
+    for name in names(4):
+        card(tmp_path / "now", name, code="new")
+    card(tmp_path / "before", "beef", slow=1.5, code="old")
+    result = figure(CHECK, "rowwise_eager", "mismatches", 0.0, resolved={"checksum": "c0ffee"})
+    write_run(
+        tmp_path / "now" / "beef", [[result]], run_id="beef", sweep="fleet", env=env("beef", code="new")
+    )
+    found = judged(tmp_path)
+    assert [len(group.cards) for group in found] == [5, 1]
+    assert not any(group.outliers for group in found)
+    assert (len(found[0].judged_by_times), len(found[0].judged_by_results)) == (4, 5)
+
+
+def test_a_card_without_a_measurement_in_common_is_named(
+    healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = [[time(LONG, "bf16_eager", 99.0)]]
+    write_run(tmp_path / "beef", alone, run_id="beef", sweep="fleet", env=env("beef"))
+    assert main(["fleet", str(healthy), str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "compared bit by bit on 5 cards: the same bits." in said
+    assert "times 5 of 6, by results 5; not by times: beefbeef@" in said

@@ -533,3 +533,23 @@ def test_a_pattern_whose_twin_lacks_a_seed_cannot_pass(twin, words):
     verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin=twin, twin_name="base")
     assert gate(verdict, "prefix").sentence == words
     assert verdict.outcome == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("side", ["candidate", "control"])
+def test_one_seed_whose_losses_repeat_anothers_is_left_out_and_named(side):
+    runs, base = shifted(BASE), dict(BASE)
+    if side == "candidate":
+        runs[3] = runs[1]
+    else:
+        base[3] = base[1]
+    pairs = pair(runs, base)
+    assert pairs.seeds == (0, 1, 2, 4)
+    assert pairs.problems == (f"seed 3: the loss of the {side} repeats that of seed 1 at every step",)
+    assert judge_pairs(runs, base).outcome == "INCONCLUSIVE"
+
+
+def test_the_step_at_which_the_margin_is_met_is_that_of_the_line():
+    """Oracle: without a spread between seeds the bound is the line itself, 0.5 M + 0.25 M ln(steps / 400) = M."""
+    result = trend(on_lines([0.25 * MARGIN] * 3, [0.5 * MARGIN] * 3))
+    assert result.margin_at_step == pytest.approx(400 * math.exp(2), rel=1e-4)
+    assert f"after {result.margin_at_step:,.0f} steps" in result.sentence

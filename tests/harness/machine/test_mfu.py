@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from harness.machine.hardware import DEVICES, named
 from harness.machine.mfu import (
+    floor_seconds,
     of_row,
     utilization,
 )
@@ -211,3 +212,32 @@ def test_figures_that_others_printed(
     for name, share in expected.items():
         assert getattr(found, name) == pytest.approx(share, abs=0.001)
     assert found.flags == ()
+
+
+def test_recomputation_counts_for_the_hardware_and_not_for_the_model() -> None:
+    flops, again = {"bf16": 600e12}, {"bf16": 200e12}
+    found = utilization(
+        flops, 1.0, H200, formula="causal", recomputed=again, achieved={"bf16": 800.0, "fp8": 1300.0}
+    )
+    assert found.mfu_mixed == pytest.approx(600 / 989)
+    assert found.hfu == pytest.approx(800 / 989)
+    assert found.achievable == pytest.approx(1.0)
+    assert utilization(flops, 1.0, H200, formula="causal", recomputed=None).hfu is None, (
+        "not known is not none"
+    )
+
+
+def test_against_measured_rates_e4m3_and_e5m2_are_both_fp8() -> None:
+    achieved = {"bf16": 780.0, "fp8": 1300.0}
+    found = utilization(
+        {"e4m3": 650e12, "e5m2": 650e12}, 2.0, H200, formula="causal", recomputed={}, achieved=achieved
+    )
+    assert found.achievable == pytest.approx(0.5)
+    assert utilization({"fp32": 1e12}, 2.0, H200, recomputed={}, achieved=achieved).achievable is None
+
+
+def test_least_time_needs_the_rate_of_every_dtype_that_occurs() -> None:
+    assert floor_seconds({"bf16": 2e12, "e4m3": 0.0}, {"bf16": 1.0}) == 2.0
+    assert floor_seconds({"bf16": 2e12, "e4m3": 1.0}, {"bf16": 1.0}) is None
+    assert floor_seconds({"bf16": 2e12}, {"bf16": None}) is None
+    assert floor_seconds({}, {}) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+from harness import store
 from harness.machine import ranks
 from harness.machine.rank_process import late
 from harness.machine.ranks import RanksError
@@ -289,3 +291,15 @@ def test_a_lost_rank_may_come_back_and_a_fault_of_the_arm_is_its_result(
     """Oracle: which causes `resume=` takes up again."""
     assert cause_of(fault, Cause.RUN) == cause
     assert (cause in RETRYABLE) == fault.lost
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    """The command of the docs. Oracle: the suite's own, losses of weights gathered in high precision."""
+    words = "sweep=allgather ranks=2 device=cpu axes.param_dtype=bf16 arms=[fp8] axes.rounds=2 quiet=true run_id=r1"
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "harness"]
+    done = torchrun([*start, *words.split()], tmp_path)
+    assert done.returncode == 0, done.stderr
+    frame = store.read(tmp_path / "results/allgather/r1")
+    assert set(frame["status"]) == {"ok"}
+    assert {json.loads(resolved)["hosts"] for resolved in frame["resolved"]} == {1}

@@ -486,3 +486,30 @@ def test_a_run_under_way_and_a_closed_one_read_as_plain_parquet(tmp_path: Path) 
         "_run.log",
         "_progress.json",
     }
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    run = writer(tmp_path / "w" / "r1")
+    run.append(rows("c1", 1.5))
+    run.append(rows("c2", 2.5))
+    frame = store.read(tmp_path)
+    assert frame["value"].tolist() == [1.5, 2.5]
+    assert frame["samples"].map(list).tolist() == [[1.5, 1.5], [2.5, 2.5]]
+    assert set(frame["env_id"]) == {"e1"}
+    assert frame.attrs["problems"] == []
+
+
+def test_a_later_attempt_replaces_the_whole_case_and_only_that(tmp_path: Path) -> None:
+    folder = tmp_path / "r1"
+    first = writer(folder)
+    first.append(rows("c1", 1.0) + rows("c1", 1.0, arm="b"))
+    first.append(rows("c2", 2.0))
+    first.close("interrupted")
+    second = writer(folder)
+    second.append(rows("c1", 9.0))
+    second.close("finished")
+    frame = store.read(folder)
+    assert sorted(zip(frame["case_id"], frame["arm"], frame["value"], strict=True)) == [
+        ("c1", "a", 9.0), ("c2", "a", 2.0),
+    ]  # fmt: skip
+    assert len(store.read(folder, all_attempts=True)) == 4

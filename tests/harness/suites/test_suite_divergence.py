@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,12 @@ import pytest
 import torch
 from train_cases import divergence_case
 
-from fp8core import GroupedMatmul
+from fp8core import Float8Linear, GroupedMatmul, PrecisionSchedule
 from harness.store.case import ABLATIONS
 from harness.suites import divergence
 from harness.timing.workload import Trial
-from harness.training.bisect import Finding, bisect
-from harness.training.loop import TrainingJob
+from harness.training.bisect import Finding, bisect, locate, schedule_with
+from harness.training.loop import TrainingJob, train
 from harness.training.setup import prepare
 
 
@@ -172,3 +174,34 @@ def test_a_run_that_passes_or_that_fails_without_fp8_is_not_searched() -> None:
     assert bisect(UNITS, lambda chosen: False) == Finding((), True, 1)
     with pytest.raises(ValueError, match="FP8 is not the cause"):
         bisect(UNITS, lambda chosen: True)
+
+
+@pytest.mark.slow
+def test_a_fault_in_one_gemm_of_one_layer_of_a_real_run_is_located() -> None:
+    """Planted: an amax of infinity in one layer, for the gradient of its weight alone, which therefore is NaN."""
+    sick = "layers.1.mlp.up"
+
+    def plant(trainee: Any) -> None:
+        layer = trainee.model.get_submodule(sick)
+        assert isinstance(layer, Float8Linear)
+        layer.recipe = dataclasses.replace(layer.recipe, grad_weight=divergence.UNSCALED.grad_weight)
+        layer.amaxes = Float8Linear(16, 16, config=divergence.UNSCALED).amaxes
+        divergence.scale_by_one(trainee)
+        assert layer.amaxes is not None
+        layer.amaxes.in_use.fill_(math.inf)
+
+    short = divergence_case(steps=1, diagnose_every=0, eval_batches=0)
+    layers = [
+        m.fqn for m in prepare(divergence.job_of(short, "tensorwise", "cpu").setup, "cpu").audit.converted
+    ]
+
+    def fails(in_fp8: frozenset[str]) -> bool:
+        job = divergence.job_of(short, "tensorwise", "cpu")
+        job.schedule, job.alter = PrecisionSchedule.parse(schedule_with(layers, in_fp8)), plant
+        return bool(train(job, "cpu").stopped)
+
+    by_layer, by_gemm = locate(layers, fails)
+    assert by_layer.culprits == ((sick,),)
+    assert by_gemm is not None
+    assert by_gemm.culprits == ((f"{sick}:grad_weight",),)
+    assert by_gemm.rest_passes

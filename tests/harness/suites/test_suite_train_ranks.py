@@ -6,14 +6,16 @@ import json
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import create_autospec
 
 import psutil
 import pytest
 from model_on_ranks import SLEEP_S
 from train_cases import case, execute, row
 
-from harness.machine.ranks import RanksError
+from harness.machine.ranks import Gang, RanksError
 from harness.store.compare import paired_ratios
 from harness.store.errors import Cause
 from harness.store.measurement import FIELD, ProofOutcome
@@ -181,3 +183,20 @@ def test_ranks_count_only_if_each_is_proved_and_all_ran_the_same(
     assert not reason or found.cause is cause
     assert arm.resolved["proved_on_ranks"] == faults.count("")
     assert arm.resolved[FIELD] == second, "not rank 0's, whose proof holds"
+
+
+def test_a_time_limit_grows_with_the_steps_and_what_one_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: by hand, of ranks that take 2 s for each command."""
+    now, gang = [0.0], create_autospec(Gang, instance=True)
+
+    def run(*_: object, **__: object) -> list[Any]:
+        now[0] += 2.0
+        return []
+
+    gang.run.side_effect = run
+    monkeypatch.setattr(ranked, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    crew = ranked.Crew(gang)
+    for n in (0, 4, 10, 0, 1):  # steps of no length known yet; then of 0.5 s; no steps; of 0.2 s
+        crew.run(ranked.ask, n=n)
+    limits = [call.kwargs["timeout_s"] for call in gang.run.call_args_list]
+    assert limits == pytest.approx([300.0, 1200.0, 300.0 + 4 * 0.5 * 10, 300.0, 300.0 + 4 * 0.2])
