@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import resource
+import signal
 import sys
 import threading
 import time
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo
 import torch._functorch.config
@@ -33,15 +37,103 @@ def lower_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
 
 
+def append_to_config() -> None:
+    """Changes a list in place."""
+    torch._inductor.config.fx_passes_numeric_check["of_an_arm"] = True
+
+
+OF_THE_PROCESS: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "dynamo": (
+        lambda: setattr(torch._dynamo.config, "suppress_errors", True),
+        lambda: torch._dynamo.config.suppress_errors,
+    ),
+    "recompile limit": (
+        lambda: setattr(torch.compiler.config, "recompile_limit", 1),
+        lambda: torch._dynamo.config.recompile_limit,
+    ),
+    "inductor": (
+        lambda: setattr(torch._inductor.config, "max_autotune", True),
+        lambda: torch._inductor.config.max_autotune,
+    ),
+    "nested": (
+        lambda: setattr(torch._inductor.config.triton, "cudagraphs", True),
+        lambda: torch._inductor.config.triton.cudagraphs,
+    ),
+    "in place": (append_to_config, lambda: "of_an_arm" in torch._inductor.config.fx_passes_numeric_check),
+    "budget": (
+        lambda: setattr(torch._functorch.config, "activation_memory_budget", 0.5),
+        lambda: torch._functorch.config.activation_memory_budget,
+    ),
+    "stance": (
+        lambda: torch.compiler.set_stance("force_eager"),
+        lambda: torch._dynamo.eval_frame._stance.stance,
+    ),
+    "backward": (lambda: torch._C._set_multithreading_enabled(False), torch._C._is_multithreading_enabled),
+    "fill": (
+        lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    ),
+    "swap": (
+        lambda: torch.__future__.set_swap_module_params_on_conversion(True),
+        torch.__future__.get_swap_module_params_on_conversion,
+    ),
+    "limit": (lower_limit, lambda: resource.getrlimit(resource.RLIMIT_NOFILE)),
+    "handler": (
+        lambda: signal.signal(signal.SIGALRM, signal.SIG_IGN),
+        lambda: str(signal.getsignal(signal.SIGALRM)),
+    ),
+    "output": (
+        lambda: setattr(sys, "stdout", NOWHERE),
+        lambda: getattr(sys.stdout, "name", "") == os.devnull,
+    ),
+    "recursion": (lambda: sys.setrecursionlimit(900), sys.getrecursionlimit),
+}
+if len(os.sched_getaffinity(0)) > 1:
+    OF_THE_PROCESS = {
+        **OF_THE_PROCESS,
+        "affinity": (
+            lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+            lambda: sorted(os.sched_getaffinity(0)),
+        ),
+    }
+
+
 def enter(context: Any) -> None:
     """Enters what nobody leaves."""
     KEPT.append(context)
     context.__enter__()
 
 
+def enter_inference_mode() -> None:
+    enter(torch.inference_mode())
+
+
+def enter_a_mode() -> None:
+    enter(torch.overrides.BaseTorchFunctionMode())
+
+
 def override_an_operator() -> None:
     KEPT.append(library.Library("aten", "IMPL"))
     KEPT[-1].impl("frac", lambda x: x + 1, "CPU")
+
+
+def override(key: str, kernel: Callable[..., object], operator: str = "mm") -> None:
+    """A kernel of an operator for a dispatch key."""
+    KEPT.append(library.Library("aten", "IMPL"))
+    KEPT[-1].impl(operator, kernel, key)
+
+
+def override_once_more() -> None:
+    """Another in its place, from another line: a kernel is recognised by where it was registered."""
+    KEPT.append(library.Library("aten", "IMPL"))
+    KEPT[-1].impl("mm", lambda a, b: a.new_full((2, 2), 9.0), "CPU", allow_override=True)
+
+
+def _shape_of_vmap() -> object:
+    try:
+        return torch.vmap(torch.mm)(torch.ones(2, 2, 2), torch.ones(2, 2, 2)).shape
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return type(error)
 
 
 def start_a_thread() -> None:
@@ -56,37 +148,83 @@ def spin() -> None:
 
 KEPT: list[Any] = []
 LINEAR = functional.linear
-# What sets a global, and what reads it: of torch, its compiler and its generators, of Python and of the operating system
+# What sets a global, and what reads it
 LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dtype": (lambda: torch.set_default_dtype(torch.float64), lambda: str(torch.ones(1).dtype)),
+    "device": (lambda: torch.set_default_device("meta"), lambda: torch.ones(1).device.type),
     "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads),
-    "grad": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
-    "torch_rng": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().tolist()),
-    "dynamo": (
-        lambda: setattr(torch._dynamo.config, "suppress_errors", True),
-        lambda: torch._dynamo.config.suppress_errors,
+    "tf32": (
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: torch.backends.cuda.matmul.allow_tf32,
     ),
+    "precision": (lambda: torch.set_float32_matmul_precision("high"), torch.get_float32_matmul_precision),
+    "grad": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "autocast": (lambda: torch.set_autocast_enabled("cpu", True), lambda: torch.is_autocast_enabled("cpu")),
+    "benchmark": (
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: torch.backends.cudnn.benchmark,
+    ),
+    "onednn": (
+        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+        lambda: torch.backends.mkldnn.enabled,
+    ),
+    "denormals": (lambda: torch.set_flush_denormal(True), lambda: torch.tensor(1e-40).mul(1).item()),
     "folder": (lambda: os.chdir("/"), lambda: str(Path.cwd())),
     "variable": (lambda: os.environ.update(OF_AN_ARM="1"), lambda: os.environ.get("OF_AN_ARM")),
-    "limit": (lower_limit, lambda: resource.getrlimit(resource.RLIMIT_NOFILE)),
-    "output": (
-        lambda: setattr(sys, "stdout", NOWHERE),
-        lambda: getattr(sys.stdout, "name", "") == os.devnull,
-    ),
+    "python_rng": (lambda: random.seed(7), lambda: hash(random.getstate())),
+    "numpy_rng": (lambda: np.random.seed(7), lambda: np.random.get_state()[1].tolist()),  # noqa: NPY002
+    "torch_rng": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().tolist()),
+    "collector": (lambda: gc.set_threshold(7), gc.get_threshold),
+    **OF_THE_PROCESS,
 }
 # Likewise, what no process can put back; some as a library does it that is imported
 FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
-    "inference": (lambda: enter(torch.inference_mode()), torch.is_inference_mode_enabled),
+    "inference": (enter_inference_mode, torch.is_inference_mode_enabled),
+    "mode": (enter_a_mode, torch._C._len_torch_function_stack),
     "function": (
         lambda: setattr(functional, "linear", lambda *given: LINEAR(*given)),
         lambda: functional.linear is LINEAR,
     ),
+    "method": (
+        lambda: setattr(torch.nn.Module, "__call__", lambda self, *given: self.forward(*given)),
+        lambda: torch.nn.Module.__call__.__name__,
+    ),
+    "class": (
+        lambda: setattr(torch.nn, "Linear", type("Linear", (torch.nn.Module,), {})),
+        lambda: torch.nn.Linear.__module__,
+    ),
     "operator": (override_an_operator, lambda: torch.frac(torch.ones(1)).item()),
+    "shapes of an operator": (
+        lambda: override("Meta", lambda a, b: a.new_empty(7)),
+        lambda: (torch.ones(2, 2, device="meta") @ torch.ones(2, 2, device="meta")).shape,
+    ),
+    "batches of an operator": (
+        lambda: override("FuncTorchBatched", lambda a, b: torch.ones(3)),
+        lambda: _shape_of_vmap(),
+    ),
+    "override": (
+        lambda: override("CPU", lambda a, b: a.new_zeros(2, 2)),
+        lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item(),
+    ),
+    "override of an override": (
+        override_once_more,
+        lambda: (torch.ones(2, 2) @ torch.ones(2, 2)).sum().item(),
+    ),
     "hook": (
         lambda: register_module_forward_hook(lambda *_: None),
         lambda: len(module._global_forward_hooks),
     ),
     "thread": (start_a_thread, threading.active_count),
+    "saved tensors": (
+        lambda: enter(torch.autograd.graph.saved_tensors_hooks(torch.neg, torch.neg)),
+        lambda: torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
+    ),
+    "profiler": (lambda: enter(torch.autograd.profiler.profile()), torch._C._autograd._profiler_enabled),
+    "relu": (lambda: override("CPU", lambda x: x + 7, "relu"), lambda: torch.relu(torch.ones(1)).item()),
 }
 
 

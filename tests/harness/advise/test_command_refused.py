@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from advice_asked import refused, said
+from report_cases import cpu_run
 
-from harness.advise.command import Question
+from harness.advise.asked_model import sizes
+from harness.advise.command import Question, parse
+from harness.store.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -76,3 +79,26 @@ def test_help_names_every_key(word: str, capsys: pytest.CaptureFixture[str]) -> 
     text = said(capsys, word)
     assert all(f"{field.name}=" in text for field in fields(Question))
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_run_of_a_gpu_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = cpu_run(tmp_path / "results" / "gemm" / "a-run")
+    assert "no row is of a GPU in the peak table" in refused(capsys, "model=gpt2", f"runs={run}")
+    assert "no row is of the H200 SXM (found: cpu)" in refused(
+        capsys, "model=gpt2", f"runs={run}", "gpu=h200"
+    )
+
+
+def test_sizes_of_a_pass() -> None:
+    def of(*words: str, most: int = 8192) -> tuple[int, int]:
+        asked = parse(["model=x", *words])
+        return sizes("x", most, asked.tokens, asked.batch, asked.seq)
+
+    assert of() == (4, 4096)
+    assert of(most=256) == (64, 256)
+    assert of("seq=1024") == (16, 1024)
+    assert of("batch=2") == (2, 4096)
+    assert of("tokens=1024") == (1, 1024)
+    assert of("tokens=32768", "seq=8192") == (4, 8192)
+    with pytest.raises(UsageError):
+        of("seq=8", "batch=1")

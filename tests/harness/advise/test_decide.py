@@ -143,3 +143,28 @@ def test_the_recipe_to_take() -> None:
         decide.best([options[0], option("best", 1.0, "no kernel")], careful=False).recipe.name == "tensorwise"
     )
     assert decide.best([option("only", 1.0, "no kernel")], careful=False).recipe.name == "only"
+
+
+def test_a_shared_cast_decides_for_its_readers_together() -> None:
+    """k alone does not pay for the cast of its input; beside q, which does, it rides along."""
+    k = model(("k", 4096, 512))
+    assert not decide.choose(k, RATES, PLAN, SIX)
+    both = model(("q", 4096, 4096), ("k", 4096, 512))
+    both = replace(both, layers=tuple(replace(layer, input_id=0) for layer in both.layers))
+    assert decide.choose(both, RATES, PLAN, SIX) == {"q", "k"}
+    assert decide.choose(both, RATES, PLAN, replace(SIX, shares_input=False)) == {"q"}
+
+
+def test_the_filter_says_what_is_left_as_shortly_as_it_can() -> None:
+    one = model(
+        ("layers.0.a.k", 64, 64), ("layers.1.a.k", 64, 64), ("layers.0.o", 64, 64), ("layers.1.o", 64, 64)
+    )
+    assert decide.module_filter(one, frozenset({"layers.0.o", "layers.1.o"})) == {
+        "words": ("k",),
+        "names": (),
+    }
+    assert decide.module_filter(one, frozenset({"layers.0.o"})) == {"words": ("k",), "names": ("layers.1.o",)}
+    assert decide.module_filter(one, frozenset(layer.fqn for layer in one.layers)) == {
+        "words": (),
+        "names": (),
+    }

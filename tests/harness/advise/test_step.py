@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from advise_fixtures import NOTHING, SIX, model, round_h200
 
+from harness.advise import decide
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.layer import layer_cost
 from harness.advise.model import Exchange, Linear, Traffic, split
@@ -235,3 +236,19 @@ def test_a_cast_before_the_gather_is_of_a_shard() -> None:
     for kept in (replace(plan, gather_fp8=False), replace(plan, dp=1)):
         assert as_sent(sends, kept) == sends
     assert as_sent(SIX, plan) == SIX
+
+
+def test_the_gather_in_fp8_is_chosen_where_it_gains() -> None:
+    """A step that waits for its weights gains by half the bytes of them; one GPU, or rows' scales, gather none in FP8."""
+    few = replace(ONE, layers=tuple(replace(la, tokens=2048) for la in ONE.layers), tokens=2048)
+    sends = replace(SIX, gathered_weight=CastCost(5.0, 2.0))
+    found = decide.advise(few, RATES, PLAN, sends, "", None)
+    off = decide.advise(few, RATES, PLAN, sends, "", False)
+    assert found.fp8_all_gather
+    assert not off.fp8_all_gather
+    assert found.step.value > off.step.value
+    for other in (
+        decide.advise(few, RATES, PLAN, SIX, "", None),
+        decide.advise(few, RATES, Plan(), sends, "", None),
+    ):
+        assert not other.fp8_all_gather

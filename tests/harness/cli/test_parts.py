@@ -20,8 +20,11 @@ from harness import store
 from harness.__main__ import main
 from harness.cli import parts as parts_module
 from harness.cli.parts import CUT, REHEARSAL, TRIES, Part, within
+from harness.engine import places
 from harness.engine.watch import look
+from harness.machine import device_lock
 from harness.machine.processes import interruptible
+from harness.report import summary
 from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.store.measurement import Measurement
@@ -208,6 +211,54 @@ def test_a_key_that_no_part_has_is_refused_by_the_part(
     assert builds.seen == []
 
 
+def test_a_text_that_is_none_is_refused_before_anything_is_measured(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any name will do for the file, also one that JSON would escape."""
+    Path("sweeps/mine.yaml").write_text(
+        MINE + "  text: {sweep: nanogpt_char, priority: 3, overrides: {data: shakespeare}}"
+    )
+    Path("ein é.txt").write_text("another")
+    assert main([*WHOLE, "data_path=ein é.txt"]) == 2
+    assert "ein é.txt is not nanoGPT's text" in capsys.readouterr().err
+    assert main([*WHOLE, "data_path=none.txt"]) == 2
+    assert "part text: data=shakespeare: no file " in capsys.readouterr().err
+    assert builds.seen == []
+
+
+def test_what_is_said_of_a_part_that_was_killed() -> None:
+    """Nothing but its try was noted; it is not said to be without rows, nor not to have been started."""
+    assert str(Part("a", "toy")).split(None, 1)[1] == "not started, unfinished"
+    assert str(Part("a", "toy", tries=1)).split(None, 1)[1] == "interrupted, 0 s, unfinished"
+
+
+HOLD = (
+    "from harness.machine.device_lock import held\nwith held(['u1']):\n    print('held', flush=True); input()"
+)
+
+
+def test_beside_another_sweep_of_its_gpu_it_is_refused_as_a_whole(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its own parts, which take the same lock, pass."""
+    monkeypatch.setenv(device_lock.FOLDER_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setattr(places, "chosen", lambda *_: [places.Gpu(0, "u1")])
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert main([*WHOLE, "run_id=r"]) == 2
+        assert f"GPU u1 is in use by another sweep (process {other.pid})" in capsys.readouterr().err
+        other.kill()
+    assert not FOLDER.exists()
+    assert main([*WHOLE, "run_id=r"]) == 0
+    assert builds.seen == [1, 2, 3]
+
+
 # Deadlines. Oracle: a clock, and signals that this process sends to itself.
 
 
@@ -248,6 +299,25 @@ def test_a_part_is_cut_off_at_its_own_deadline() -> None:
 
 
 @pytest.mark.usefixtures("_signals_restored")
+def test_a_signal_soon_after_a_cut_lets_the_sweep_record_its_end() -> None:
+    """A scheduler may end the command at the deadline of its last part."""
+    recorded: list[bool] = []
+
+    def work() -> int:
+        try:
+            time.sleep(3.0)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            recorded.append(True)
+        return 2
+
+    with pytest.raises(KeyboardInterrupt):
+        within(0.1, work)
+    assert recorded
+
+
+@pytest.mark.usefixtures("_signals_restored")
 @pytest.mark.parametrize(
     ("deadline", "signalled", "work"),
     [
@@ -266,6 +336,33 @@ def test_a_signal_ends_the_whole(deadline: float, signalled: float, work: Callab
         within(deadline, work)
     assert time.monotonic() - began < 2.5
     later.join()
+
+
+def test_the_summary_has_speedups_cast_shares_and_failures(tmp_path: Path) -> None:
+    """Oracle: the samples, by hand."""
+
+    def timed(suite: str, arm: str, ms: float, baseline: str = "", moved: float = 0.0) -> Measurement:
+        samples = (ms * 0.999, ms, ms * 1.001) * 3
+        return Measurement(
+            suite, f"c-{suite}", arm, '{"model":"m"}', "time_ms", "ok", baseline=baseline, regime="isolated", samples=samples,
+            rounds=(0, 0, 0, 1, 1, 1, 2, 2, 2), bytes_moved=moved,
+        )  # fmt: skip
+
+    writer = store.RunWriter(tmp_path, run_id="r", sweep="s", env_id="e", env={"device": "cuda"}, about={})
+    writer.append(
+        [
+            timed("train", "bf16_eager", 120.0),
+            timed("train", "tensorwise_eager", 100.0, "bf16_eager"),
+            timed("cast", "copy", 1.0, moved=4.0),
+            timed("cast", "fused", 1.0, moved=3.0),
+            row("other", "failed", Cause.NUMERICS),
+        ]
+    )
+    found = list(summary.lines(store.read(tmp_path)))
+    assert found[0].startswith("failed: 1 rows, first other")
+    assert "tensorwise_eager 1.200x of bf16_eager, 100 ms" in found[1]
+    assert "fused 0.750x" in found[2]
+    assert len(found) == 3
 
 
 @pytest.mark.slow

@@ -179,10 +179,15 @@ def test_resume_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (None, "is damaged, or another program's"),
         ({"state": 1}, "is damaged, or another program's"),
+        ({"config": {}}, "holds no settings (config)"),
         ({"config": None}, "holds no settings (config)"),
+        ({"config": [1]}, "holds no settings (config)"),
         ({"config": {"name": "toy"}}, "are damaged, or another version's"),  # no device
         ({"axes": [1]}, "are damaged, or another version's"),
+        ({"seed": "x"}, "are damaged, or another version's"),
         ({"of_another_version": 1}, "are damaged, or another version's"),
+        ({"data_path": 3}, "are damaged, or another version's"),
+        ({"name": "gone"}, "are damaged, or another version's"),
     ],
 )
 def test_a_run_json_without_whole_settings_is_refused_in_a_line(
@@ -201,6 +206,12 @@ def test_a_run_json_without_whole_settings_is_refused_in_a_line(
 
 
 @pytest.mark.usefixtures("cut_off")
+def test_a_sweep_file_that_is_gone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweeps" / "toy.yaml").unlink()
+    assert "resume=r1: its sweep file is gone: unknown sweep 'toy'" in refused(capsys, "resume=r1")
+
+
+@pytest.mark.usefixtures("cut_off")
 def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "results/toy is no run: it holds no _run.json" in refused(capsys, "resume=results/toy")
     assert main(["sweep=toy", "device=cpu", "run_id=r2", "shard=0/2", "budget_s=0"]) == 0
@@ -208,9 +219,31 @@ def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFix
     assert "is a shard; resume=results/toy/r2 continues its run" in line
 
 
-def test_a_model_that_is_gone_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_continue_alone_and_together() -> None:
+    """Shards that were started apart leave a _run.json each and none of the whole."""
+    for shard in ("0/2", "1/2"):
+        assert main([*MADE, f"shard={shard}", "budget_s=0"]) == 0
+    assert not (RUN / "_run.json").exists()
+    assert main(["resume=r1", "shard=0/2", "budget_s=null"]) == 0
+    assert main(["resume=r1", "budget_s=null"]) == 0
+    rows = store.read(RUN)
+    assert set(rows["status"]) == {"ok"}
+    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
+    assert main(["resume=r1", "shard=1/2"]) == 0
+
+
+def test_a_model_or_a_text_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_bytes(b"The same text again. " * 400)
     words = ["sweep=divergence", "device=cpu", "budget_s=0", "report=false", "arms=[base]", "quiet=true"]
+    assert (
+        main([*words, "run_id=t1", "data=bytes", "data_path=text", "axes.seed=0", "axes.eval_batches=1"]) == 0
+    )
     assert main([*words, "run_id=t2", "axes.seed=0"]) == 0
+    (tmp_path / "text").rename(tmp_path / "moved")
+    assert "text" in refused(capsys, "resume=t1")
+    assert main(["resume=t1", "data_path=moved", "dry_run=true"]) == 0
     file = Path("results/divergence/t2/_run.json")
     whole = json.loads(file.read_text())
     whole["config"]["model"] = {"_target_": "no_such_module.build", "batch": "no_such_module.batch"}

@@ -87,6 +87,14 @@ def test_a_claim_takes_eight_rounds(rounds: int, verdict: Verdict) -> None:
     assert one(np.full(5, 0.1), np.full(rounds, 0.1)).verdict is verdict
 
 
+def test_too_few_rounds_decide_nothing() -> None:
+    for count in range(MIN_ROUNDS):
+        decision = one(np.full(count, -0.5))
+        assert decision.verdict is Verdict.INCONCLUSIVE
+        assert decision.more is not None
+        assert decision.more + count >= MIN_ROUNDS
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_by_its_definition(p_values: list[float]) -> None:
     """Step down: the k-th smallest p is compared with alpha / (m - k + 1), and the first that fails stops all."""
@@ -153,11 +161,3 @@ def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float)
         assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
         if mean < LIMIT:
             assert (one(drawn(count)).verdict is Verdict.OK) is settled
-
-
-def test_too_few_rounds_decide_nothing() -> None:
-    for count in range(MIN_ROUNDS):
-        decision = one(np.full(count, -0.5))
-        assert decision.verdict is Verdict.INCONCLUSIVE
-        assert decision.more is not None
-        assert decision.more + count >= MIN_ROUNDS

@@ -41,6 +41,20 @@ def units(slow: float, count: int = 10, **times: Any) -> tuple[Rows, Rows]:
     return tuple([time_row(n, draw(f if n == 4 else 1.0)) for n in range(count)] for f in (1.0, slow))
 
 
+def test_swapped_arguments_mirror_a_confirmed_verdict(tmp_path: Path) -> None:
+    """Exit 1; nvbench-compare exits 0 when regressions were found."""
+    before, after = slowed(1.10)
+    again = slowed(1.10, seed=1)
+    one = run(tmp_path / "1", before, after, confirm=again)
+    other = run(tmp_path / "2", after, before, confirm=again[::-1])
+    assert (verdict(one), one.code) == ("REGRESSED", Exit.REGRESSED)
+    assert (verdict(other), other.code) == ("IMPROVED", Exit.OK)
+    a, b = one.findings[0], other.findings[0]
+    assert a.change == pytest.approx(1.10, abs=0.01)
+    assert (a.change * b.change, a.low * b.high) == pytest.approx((1, 1))
+    assert (a.decision.p, a.decision.p_confirm) == (b.decision.p, b.decision.p_confirm)
+
+
 def test_what_fresh_data_do_not_confirm_is_not_regressed(tmp_path: Path) -> None:
     judgement = run(tmp_path, *slowed(1.06), confirm=slowed(1.0, seed=1))
     assert verdict(judgement) == "INCONCLUSIVE"
@@ -198,17 +212,3 @@ def test_what_was_flagged_and_not_measured_again_is_never_ok(tmp_path: Path) -> 
     found = run(tmp_path / "four", before, after, confirm=([time_row(4, fresh())], [time_row(4, fresh(1.1))]))
     assert (found.code, len(found.suspects)) == (Exit.INCONCLUSIVE, 1)
     assert run(tmp_path / "twin", *units(1.0, rounds=6)).code is Exit.OK
-
-
-def test_swapped_arguments_mirror_a_confirmed_verdict(tmp_path: Path) -> None:
-    """Exit 1; nvbench-compare exits 0 when regressions were found."""
-    before, after = slowed(1.10)
-    again = slowed(1.10, seed=1)
-    one = run(tmp_path / "1", before, after, confirm=again)
-    other = run(tmp_path / "2", after, before, confirm=again[::-1])
-    assert (verdict(one), one.code) == ("REGRESSED", Exit.REGRESSED)
-    assert (verdict(other), other.code) == ("IMPROVED", Exit.OK)
-    a, b = one.findings[0], other.findings[0]
-    assert a.change == pytest.approx(1.10, abs=0.01)
-    assert (a.change * b.change, a.low * b.high) == pytest.approx((1, 1))
-    assert (a.decision.p, a.decision.p_confirm) == (b.decision.p, b.decision.p_confirm)

@@ -46,6 +46,11 @@ def errors(tmp: Path, count: int, before: float = 0.1, after: float = 0.5) -> tu
 def test_the_terminal_shows_the_worst_first_and_ends_with_the_verdict(judgement: Judgement) -> None:
     lines = render.terminal(Answer.of(judgement)).splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["REGRESSED", "INCONCLUSIVE", "IMPROVED"]
+    assert "+20." in lines[1]
+    assert "cause:" not in lines[1]  # neither calls nor cycles were counted
+    assert lines[-1].startswith("REGRESSED (exit 1): 1 REGRESSED, 1 INCONCLUSIVE, 1 IMPROVED, 1 OK")
+    assert any("NVIDIA H200 at 700 W, torch 2.13.0+cu128" in line for line in lines)
+    assert any("1 more that are OK" in line for line in lines)
 
 
 def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
@@ -59,6 +64,14 @@ def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
     assert by_metric["sqnr_db", "1x64x64"]["before"] == "inf"
     assert by_metric["time_ms", "2x64x64"]["more_rounds"] > 0
     assert by_metric["time_ms", "1x64x64"]["counts"] is True
+
+
+def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
+    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5), value_row(1, "rel_err_max", 0.1)]
+    found = run(tmp_path, before, [failed_row(1, "Unsupported: graph break"), time_row(2, Times()())])
+    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
+        assert (text.count("graph break"), " and 2 more" in text) == (1, True)
+    assert render.as_json(Answer.of(found)).count("Unsupported: graph break: what cannot be compared") == 3
 
 
 def test_no_regression_is_hidden_among_what_is_ok_and_none_is_too_many(tmp_path: Path) -> None:
@@ -82,6 +95,19 @@ def test_no_name_breaks_a_table_the_xml_or_a_workflow_command(judgement: Judgeme
 
 
 # What CI systems read
+
+
+def test_junit_counts_what_the_exit_code_counts(judgement: Judgement) -> None:
+    (suite,) = ET.fromstring(render.junit(Answer.of(judgement)))
+    counts = {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")}
+    assert counts == {
+        "tests": "5",
+        "failures": "2",
+        "errors": "0",
+        "skipped": "1",
+    }  # the unit and the whole; noise is open
+    failed = [c.get("name") for c in suite.iter("testcase") if c.find("failure") is not None]
+    assert failed == ["fp8 time_ms isolated", "verdict"]
 
 
 @pytest.mark.parametrize("code", list(Exit))
@@ -112,6 +138,12 @@ def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(judgement: Judgeme
         line for line in render.github_lines(Answer.of(found)).splitlines() if line.startswith("::warning")
     ]
     assert warnings == ["::warning title=Gate::read this"]
+    assert (
+        "> **read this**" in render.comment(Answer.of(found)),
+        "> **NOT" in render.comment(Answer.of(found)),
+    ) == (True, False)
+    assert render.terminal(Answer.of(found)).splitlines()[-2] == "read this"
+    assert json.loads(render.as_json(Answer.of(found)))["notes"] == list(found.notes)
 
 
 def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:
@@ -217,24 +249,3 @@ def test_a_device_is_no_file_of_an_earlier_gate(tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written_leaves_none_of_an_earlier_gate(tmp_path: Path, place: str) -> None:
     assert main([*sides(tmp_path), *outputs(tmp_path, comment=tmp_path / place)]) == 2
     assert not any((tmp_path / name).exists() for name in ("v.json", "v.md", "j.xml"))
-
-
-def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
-    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5), value_row(1, "rel_err_max", 0.1)]
-    found = run(tmp_path, before, [failed_row(1, "Unsupported: graph break"), time_row(2, Times()())])
-    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
-        assert (text.count("graph break"), " and 2 more" in text) == (1, True)
-    assert render.as_json(Answer.of(found)).count("Unsupported: graph break: what cannot be compared") == 3
-
-
-def test_junit_counts_what_the_exit_code_counts(judgement: Judgement) -> None:
-    (suite,) = ET.fromstring(render.junit(Answer.of(judgement)))
-    counts = {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")}
-    assert counts == {
-        "tests": "5",
-        "failures": "2",
-        "errors": "0",
-        "skipped": "1",
-    }  # the unit and the whole; noise is open
-    failed = [c.get("name") for c in suite.iter("testcase") if c.find("failure") is not None]
-    assert failed == ["fp8 time_ms isolated", "verdict"]

@@ -50,14 +50,41 @@ def rewrite(file: Path, **columns: pa.Array | None) -> None:
     pq.write_table(table, file)
 
 
-def test_a_side_that_cannot_be_judged(sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs of two environments, and a run without a row."""
-    write(sides[0], [time_row(2, Times()())], stage=3, env={**ENV, "torch": "2.14"})
-    assert gate(*sides) == 3
-    assert refused(capsys, "torch: 2.13.0+cu128 != 2.14")
-    next(sides[1].rglob("*.parquet")).unlink()
-    assert gate(*sides[::-1]) == 5
-    assert refused(capsys)
+@pytest.mark.parametrize(
+    ("which", "how", "code", "said"),
+    [
+        (1, "absent", 2, "candidate: no run"),
+        (1, "empty", 2, "no rows in"),
+        (1, "malformed", 2, "cannot read"),  # the store skips it; a gate that did would lose cases in silence
+        (1, "two environments", 3, "torch: 2.13.0+cu128 != 2.14"),
+        (1, "other environment", 3, "driver: 570.124.06 != 575"),
+    ],
+)
+def test_a_side_that_cannot_be_judged(
+    tmp_path: Path,
+    sides: tuple[Path, Path],
+    which: int,
+    how: str,
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = sides[which]
+    if how == "absent":
+        folder = tmp_path / "none"
+    elif how == "empty":
+        next(folder.rglob("*.parquet")).unlink()
+    elif how == "malformed":
+        (folder / "stage1" / "part-9.parquet").write_bytes(b"PAR1 this is no parquet")
+    elif how == "two environments":
+        write(folder, [time_row(2, Times()())], stage=3, env={**ENV, "torch": "2.14"})
+    else:
+        folder = write(
+            tmp_path / "c", [time_row(1, Times()())], env={**ENV, "power_limit_w": 350.0, "driver": "575"}
+        )
+    given = [folder if i == which else side for i, side in enumerate(sides)]
+    assert gate(*given) == code
+    assert refused(capsys, said)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +231,13 @@ def test_files_leave_nothing_beside_the_folder_for_what_is_temporary(
 
 
 def test_files_that_are_no_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file named eight times, or copied, had eight rounds that agree to the last bit."""
     a, b, other = files(tmp_path, "a", 1), files(tmp_path, "b", 8), files(tmp_path, "other", 1, cpu="Another")
-    for names, code, said in (([*a, *other], 3, "cpu: "), (["none.json"], 2, "cannot read none.json")):
+    (tmp_path / "copy.json").write_bytes(Path(a[0]).read_bytes())
+    for names, code, said in (
+        ([*a, str(tmp_path / "copy.json")], 2, "the same file"),
+        ([*a, *other], 3, "cpu: "),
+        (["none.json"], 2, "cannot read none.json"),
+    ):
         assert main(["gate", "--baseline", *names, "--candidate", *b]) == code
         assert refused(capsys, said)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from curves_for_tests import AXES, case_of, control, rows_of_runs, shifted, whole_suite
 from report_fixtures import absent, frame, write_run
 
 from harness.cli.measure import _tell
-from harness.judge.verdict import Curve, judge
+from harness.judge.verdict import Curve, judge, lines
+from harness.judge.verdict.rows import setups
 
 BASE = control()
 
@@ -54,14 +56,31 @@ def test_each_arm_is_held_against_the_arm_that_its_name_says(whole):
     assert arms["base_other"].verdict.gate("L4") is None
 
 
-def test_where_the_perturbed_control_fails_nothing_passes(tmp_path):
-    arm = "base_eps"
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
-    rows += rows_of_runs(arm, shifted(BASE, 0.1))
+@pytest.mark.parametrize(
+    ("arm", "runs"),
+    [("negative_control", shifted(BASE, 0.0001)), ("base_eps", shifted(BASE, 0.1))],
+    ids=["a negative control that passes", "a perturbed control that fails"],
+)
+def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)) + rows_of_runs(arm, runs)
     arms = by_arm(judge(frame(tmp_path, rows)))
     assert arms[arm].surprising
     assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
     assert any("this set-up cannot tell" in n for n in arms["tensorwise"].verdict.notes)
+
+
+def test_what_all_arms_say_is_said_once(tmp_path):
+    """Two seeds: no gate has an interval, in any arm."""
+    few = {s: run for s, run in BASE.items() if s < 2}
+    rows = (
+        rows_of_runs("base", few)
+        + rows_of_runs("base_eps", shifted(few))
+        + rows_of_runs("tensorwise", shifted(few))
+    )
+    told = lines(judge(frame(tmp_path, rows)))
+    assert len(told) == len(set(told))
+    (why,) = [line for line in told if "2 paired seeds" in line]
+    assert why.startswith("  base_eps, tensorwise: L3, L4, L4h, L5, L6: 2 paired seeds; 3 are the least")
 
 
 @pytest.mark.parametrize("where", ["0", "150", "heldout"])
@@ -143,6 +162,15 @@ def test_set_ups_are_judged_apart(tmp_path):
     rows += rows_of_runs("base", BASE, other) + rows_of_runs("tensorwise", shifted(BASE, 0.1), other)
     found = {v.axes["lr"]: v.verdict.outcome for v in judge(frame(tmp_path, rows))}
     assert found == {0.001: "PASS", 0.003: "FAIL"}
+
+
+def test_rows_of_other_suites_and_of_layers_are_passed_over(tmp_path):
+    rows = rows_of_runs("base", BASE)
+    layer = dataclasses.replace(rows[0], part="layers.0.q:input", samples=(9.0,), rounds=(0,))
+    stored = frame(tmp_path, [*rows, layer])
+    (setup,) = setups(stored)
+    np.testing.assert_array_equal(setup.arms["base"][0].loss.values, BASE[0].loss.values)
+    assert judge(stored[stored["suite"] == "linear"]) == []
 
 
 def test_the_end_of_a_run_prints_verdicts_and_findings(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ import pytest
 from gate_fixtures import run, time_row
 
 from harness import store
-from harness.judge.diff import changes
+from harness.gate.render import Answer, as_json
+from harness.judge.diff import as_dict, changes
 from harness.store import stats
 from harness.store.compare import paired_ratios
 from harness.store.differences import ENV_ID_FIELDS, comparable, differences, in_words
@@ -58,6 +60,21 @@ def test_report_diff_and_gate_see_the_same_effect_and_say_whose_policy_decides(
         [factor] * 3, rel=1e-9
     )
     assert str(finding.verdict) == verdict
+    told = json.loads(as_json(Answer.of(judgement)))["findings"][0]
+    assert told["direction"] == direction
+    assert told["policy"].startswith("policy of the gate: changes up to ")
+    assert as_dict(changes(*frames))["policy"].startswith("policy of diff: ")
+    if verdict == "INCONCLUSIVE":
+        assert finding.reason.startswith("one process a side cannot tell")
+
+
+def test_many_at_once_are_each_alone() -> None:
+    random = np.random.default_rng(1)
+    rows = [random.normal(0, 1, n) for n in (3, 0, 5, 3, 1)]
+    for one, logs in zip(stats.all_paired(rows), rows, strict=True):
+        alone = stats.paired(logs)
+        assert str(one) == str(alone)
+        assert one.direction == alone.direction
 
 
 @pytest.mark.parametrize(

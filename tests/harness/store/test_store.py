@@ -60,6 +60,17 @@ def closed_run(folder: Path) -> Path:
     return folder
 
 
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    run = writer(tmp_path / "w" / "r1")
+    run.append(rows("c1", 1.5))
+    run.append(rows("c2", 2.5))
+    frame = store.read(tmp_path)
+    assert frame["value"].tolist() == [1.5, 2.5]
+    assert frame["samples"].map(list).tolist() == [[1.5, 1.5], [2.5, 2.5]]
+    assert set(frame["env_id"]) == {"e1"}
+    assert frame.attrs["problems"] == []
+
+
 def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
     done: list[str] = []
@@ -85,6 +96,22 @@ def test_a_full_disk_leaves_earlier_rows_and_no_half_file(
         run.append(rows("c2"))
     assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
     assert not list((tmp_path / "r1").glob("*.tmp"))
+
+
+def test_a_later_attempt_replaces_the_whole_case_and_only_that(tmp_path: Path) -> None:
+    folder = tmp_path / "r1"
+    first = writer(folder)
+    first.append(rows("c1", 1.0) + rows("c1", 1.0, arm="b"))
+    first.append(rows("c2", 2.0))
+    first.close("interrupted")
+    second = writer(folder)
+    second.append(rows("c1", 9.0))
+    second.close("finished")
+    frame = store.read(folder)
+    assert sorted(zip(frame["case_id"], frame["arm"], frame["value"], strict=True)) == [
+        ("c1", "a", 9.0), ("c2", "a", 2.0),
+    ]  # fmt: skip
+    assert len(store.read(folder, all_attempts=True)) == 4
 
 
 def test_a_duplicate_that_is_killed_early_hides_no_run_that_it_did_not_make(tmp_path: Path) -> None:
@@ -222,10 +249,13 @@ def test_axes_are_columns_where_they_are_asked_for(tmp_path: Path) -> None:
     writer(tmp_path / "r1").append(made)
     frame = store.read(tmp_path)
     assert frame.case_axes.tolist() == frame["axes"].tolist() == [m.axes for m in made]
+    assert "M" not in frame.columns
     wide = store.read(tmp_path, expand=True)
     assert wide.M.tolist()[:2] == [512, 1024]
     assert wide.M.isna().tolist() == [False, False, True]
+    assert wide["role"].tolist()[0] == "output"
     assert wide["axes.seed"].tolist()[0] == 7
+    assert wide["seed"].tolist() == [0, 0, 0]
     assert wide.drop(columns=["M", "role", "axes.seed"]).equals(frame)
 
 
@@ -316,6 +346,18 @@ def test_a_run_is_found_by_its_id_or_its_path(tmp_path: Path) -> None:
         store.find_run("r2", tmp_path)
 
 
+def test_run_ids_sort_by_time_and_name_sweep_model_device_and_commit() -> None:
+    facts = {"git_commit": "abcdef0123456789", "device": "cuda", "gpu": "NVIDIA H200"}
+    assert store.new_run_id(facts, "train", "my model").split("-")[1:5] == [
+        "train",
+        "my_model",
+        "h200",
+        "abcdef0",
+    ]
+    assert store.new_run_id({"device": "cpu"}, "cast", None).split("-")[1:4] == ["cast", "cpu", "nogit"]
+    assert len({store.new_run_id({}) for _ in range(50)}) == 50
+
+
 @pytest.mark.parametrize(
     ("model", "word"),
     [
@@ -352,6 +394,16 @@ def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest
     assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
 
 
+def test_a_frame_can_be_written_back(tmp_path: Path) -> None:
+    writer(tmp_path / "r1").append(rows("c1"))
+    frame = store.read(tmp_path)
+    frame.to_parquet(tmp_path / "copy.parquet")
+    assert len(store.read(tmp_path / "copy.parquet")) == 1
+
+
+ROOT = Path(__file__).parents[3]
+
+
 def rows_of(folder: Path) -> tuple[int, int]:
     """Rows as pandas and as pyarrow.dataset count them in a folder."""
     return len(pd.read_parquet(folder)), pyarrow.dataset.dataset(folder).count_rows()
@@ -363,9 +415,18 @@ SHARDS, PARTS, ROWS = 64, 20, 50  # of each shard: closed parts, rows in each
 def write(folder: Path, shard: int, begin: multiprocessing.Barrier) -> None:  # type: ignore[valid-type]
     """One shard: its rows in parts, once all others are ready."""
     begin.wait(timeout=120)  # type: ignore[attr-defined]
-    run = writer(folder / f"shard-{shard}-of-{SHARDS}", run_id=folder.name)
+    own = folder / f"shard-{shard}-of-{SHARDS}"
+    run = store.RunWriter(
+        own, run_id=folder.name, sweep="many", env_id="e1", env={"cpu": "one"}, about={"sweep": "many"}
+    )
     for part in range(PARTS):
-        run.append(one for i in range(ROWS) for one in rows(f"{shard}-{part}-{i}", 1.0 + shard))
+        run.append(
+            Measurement(
+                "gemm", f"{shard}-{part}-{row // 2}", ("bf16_eager", "rowwise_eager")[row % 2], f'{{"M":{row}}}', "time_ms",
+                "ok", samples=(1.0 + shard, 1.0 + part, 1.0 + row), baseline="bf16_eager" if row % 2 else "",
+            )
+            for row in range(ROWS)
+        )  # fmt: skip
     run.close("finished")
 
 
@@ -381,8 +442,18 @@ def test_shards_that_write_at_once(tmp_path: Path) -> None:
         one.join(timeout=300)
     assert [one.exitcode for one in writers] == [0] * SHARDS
     frame = store.read(folder)
-    assert len(frame) == frame["case_id"].nunique() == SHARDS * PARTS * ROWS
-    assert (frame["value"] - 1 == frame["case_id"].str.partition("-")[0].astype(float)).all()
+    assert len(frame) == SHARDS * PARTS * ROWS
+    expected = {
+        (f"{shard}-{part}-{row // 2}", ("bf16_eager", "rowwise_eager")[row % 2])
+        for shard in range(SHARDS)
+        for part in range(PARTS)
+        for row in range(ROWS)
+    }
+    assert set(zip(frame["case_id"], frame["arm"], strict=True)) == expected
+    of = frame["samples"].map(
+        lambda drawn: f"{drawn[0] - 1:.0f}-{drawn[1] - 1:.0f}-{(drawn[2] - 1) // 2:.0f}"
+    )
+    assert (of == frame["case_id"]).all()
     assert not list(folder.rglob("*.tmp"))
     assert len(list(folder.rglob("*.parquet"))) == SHARDS  # each compacted its own
 
@@ -486,30 +557,3 @@ def test_a_run_under_way_and_a_closed_one_read_as_plain_parquet(tmp_path: Path) 
         "_run.log",
         "_progress.json",
     }
-
-
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
-    run = writer(tmp_path / "w" / "r1")
-    run.append(rows("c1", 1.5))
-    run.append(rows("c2", 2.5))
-    frame = store.read(tmp_path)
-    assert frame["value"].tolist() == [1.5, 2.5]
-    assert frame["samples"].map(list).tolist() == [[1.5, 1.5], [2.5, 2.5]]
-    assert set(frame["env_id"]) == {"e1"}
-    assert frame.attrs["problems"] == []
-
-
-def test_a_later_attempt_replaces_the_whole_case_and_only_that(tmp_path: Path) -> None:
-    folder = tmp_path / "r1"
-    first = writer(folder)
-    first.append(rows("c1", 1.0) + rows("c1", 1.0, arm="b"))
-    first.append(rows("c2", 2.0))
-    first.close("interrupted")
-    second = writer(folder)
-    second.append(rows("c1", 9.0))
-    second.close("finished")
-    frame = store.read(folder)
-    assert sorted(zip(frame["case_id"], frame["arm"], frame["value"], strict=True)) == [
-        ("c1", "a", 9.0), ("c2", "a", 2.0),
-    ]  # fmt: skip
-    assert len(store.read(folder, all_attempts=True)) == 4

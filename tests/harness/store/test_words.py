@@ -30,6 +30,15 @@ class Odd:
 NOTHING = asdict(Odd(run="a"))
 
 
+def test_a_default_list_is_of_one_command_alone() -> None:
+    one, other = options_of(Odd, ["a"]), options_of(Odd, ["a"])
+    assert one is not None
+    assert other is not None
+    one.more.append("x")
+    one.against.append("x")
+    assert other.more == other.against == []
+
+
 @pytest.mark.parametrize(
     ("words", "given"),
     [
@@ -40,8 +49,10 @@ NOTHING = asdict(Odd(run="a"))
         (["a", "--rounds=7", "--json=false"], {"rounds": 7}),
         (["a", "rate=2.5", "mode=fast"], {"rate": 2.5, "mode": "fast"}),
         (["a", "-o", "x=y"], {"output_dir": Path("x=y")}),
+        (["a", "--output-dir", "x"], {"output_dir": Path("x")}),
         (["a", "output_dir=x"], {"output_dir": Path("x")}),
         (["a", "-o", "-"], {"output_dir": Path("-")}),
+        (["a", "-o=-x"], {"output_dir": Path("-x")}),
         (["a", "--against", "r1", "r2", "--json"], {"against": ["r1", "r2"], "json": True}),
     ],
     ids=" ".join,
@@ -58,11 +69,15 @@ def test_words_keys_and_flags_are_one_grammar(words: list[str], given: dict[str,
         ([], "RUN is not given"),
         (["a", "round=3"], "unknown key 'round' (nearest: rounds)"),
         (["a", "--jsn"], "unknown key '--jsn' (nearest: json)"),
+        (["a", "-x"], "unknown key '-x'"),
+        (["a", "run=b"], "unknown key 'run'"),
         (["a", "rounds=3", "--rounds", "4"], "--rounds is given twice"),
         (["a", "--rounds"], "--rounds needs a value"),
         (["a", "-o", "--json"], "-o needs a value"),
         (["a", "--rounds", "-1"], "rounds=-1: expected a whole number from 1"),
         (["a", f"rounds={'1' * 5000}x"], "expected a whole number from 1"),
+        (["a", "rounds=many"], "rounds=many: expected a whole number from 1 to 1,000"),
+        (["a", "rounds=1__0"], "rounds=1__0: expected a whole number from 1 to 1,000"),
         (["a", "rounds=0"], "rounds=0: expected a whole number from 1 to 1,000"),
         (["a", "rate=nan"], "rate=nan: expected a number above 0: GB/s"),
         (["a", "json=perhaps"], "json=perhaps: expected true or false"),
