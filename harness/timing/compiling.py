@@ -140,7 +140,9 @@ class CompileWatch:
         self._start = _counts()
 
     def _seen(self) -> Counter[str]:
-        return _counts() - self._start
+        seen = _counts()
+        seen.subtract(self._start)  # `-` would drop what is negative: counters that somebody has cleared meanwhile
+        return seen
 
     def summary(self) -> dict[str, object]:
         """For `resolved`: graphs, graph breaks, and whether the code was compiled or came from the disk cache."""
@@ -162,7 +164,8 @@ class CompileWatch:
 
     def steady_fault(self) -> str:
         """What the compiler did where nothing was to be done; "" if nothing."""
-        graphs, breaks = self._seen()["graphs"], self._seen()["graph_breaks"]
+        seen = self._seen()
+        graphs, breaks = seen["graphs"], seen["graph_breaks"]
         if not graphs and not breaks:
             return ""
         return f"{graphs} graph(s) compiled and {breaks} graph break(s) while it was timed"

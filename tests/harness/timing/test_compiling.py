@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -61,6 +62,15 @@ def test_an_arm_that_ran_eager_is_seen() -> None:
         compiled(torch.randn(4, 4))
     assert "ran eager" in watch.fault()
     assert watch.summary()["compile_graphs"] == 0
+
+
+def test_counters_that_were_cleared_hide_no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {name: Counter[str]() for name in ("stats", "graph_break", "inductor", "aot_autograd")}
+    monkeypatch.setattr("torch._dynamo.utils.counters", counters)
+    counters["stats"]["unique_graphs"] = 5
+    watch = CompileWatch()
+    counters["stats"]["unique_graphs"] = 1
+    assert watch.steady_fault()
 
 
 def test_a_graph_break_raises() -> None:
