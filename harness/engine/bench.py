@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.engine.plan import PlannedCase
-    from harness.machine.gpu_monitor import NullMonitor
+    from harness.machine.gpu_monitor import Monitor
     from harness.store.measurement import Measurement
     from harness.timing.config import Timing, TimingConfig
 
@@ -53,7 +53,7 @@ def measure_case(
     planned: PlannedCase,
     crew: Crew,
     setting: Setting,
-    monitor: NullMonitor,
+    monitor: Monitor,
     *,
     sustained: bool = False,
     tell: Tell = lambda sign: None,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from harness.machine.gpu_monitor import GpuMonitor, NullMonitor, monitor_for
+from harness.machine.gpu_monitor import GpuMonitor, Monitor, monitor_for
 from harness.store.differences import ENV_ID_FIELDS, LATER
 from harness.store.errors import UsageError
 from harness.store.private import hashed
@@ -80,7 +80,7 @@ def of_gpu(facts: Mapping[str, Any], index: int, cuda: Any = None) -> dict[str, 
 
 
 def fingerprint(
-    device: str, monitor: NullMonitor | None = None, cuda: Any = None, root: Path | None = None
+    device: str, monitor: Monitor | None = None, cuda: Any = None, root: Path | None = None
 ) -> dict[str, Any]:
     """The fixed facts: a flat mapping of JSON values; None where something is absent or can't be read.
 
@@ -121,13 +121,13 @@ def code_hash(root: Path) -> str | None:
     return whole.hexdigest()[:12] if files else None
 
 
-def snapshot(monitor: NullMonitor | None = None) -> dict[str, Any]:
+def snapshot(monitor: Monitor | None = None) -> dict[str, Any]:
     """What changes by the minute: time, load average, free memory, and the monitor's readings."""
     return {
         "time_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "memory_available_gib": round(psutil.virtual_memory().available / 2**30, 2),
-        **(monitor or NullMonitor()).state(),
+        **(monitor or Monitor()).state(),
     }
 
 
@@ -186,7 +186,7 @@ def _cpu_model(cpuinfo: Path) -> tuple[str, list[str]]:
     return name, [flag for flag in _ISA if flag in flags]
 
 
-def _gpu(monitor: NullMonitor, cuda: Any, index: int | None = None) -> dict[str, Any]:
+def _gpu(monitor: Monitor, cuda: Any, index: int | None = None) -> dict[str, Any]:
     """Facts of a GPU, by default the current one: what torch says, and what NVML adds where it can be asked."""
     if cuda is None:
         import torch

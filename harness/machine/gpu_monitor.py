@@ -43,7 +43,7 @@ THROTTLING = frozenset(
 )
 
 
-class NullMonitor:
+class Monitor:
     """What the timing engine asks while it measures; of a device without a monitor nothing is known."""
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class NullMonitor:
         return {}
 
 
-class GpuMonitor(NullMonitor):
+class GpuMonitor(Monitor):
     """NVML readings of one GPU; a context manager, since NVML is a library that is opened and closed.
 
     Args:
@@ -271,10 +271,10 @@ class GpuMonitor(NullMonitor):
             return None
 
 
-def monitor_for(device: str) -> NullMonitor:
+def monitor_for(device: str) -> Monitor:
     """The monitor of a torch device string, to be used as `with monitor_for(device) as monitor:`."""
     if not device.startswith("cuda"):
-        return NullMonitor()
+        return Monitor()
     import torch
 
     return GpuMonitor(uuid=str(torch.cuda.get_device_properties(device).uuid))

@@ -141,7 +141,9 @@ class CompileWatch:
 
     def _seen(self) -> Counter[str]:
         seen = _counts()
-        seen.subtract(self._start)  # `-` would drop what is negative: counters that somebody has cleared meanwhile
+        seen.subtract(
+            self._start
+        )  # `-` would drop what is negative: counters that somebody has cleared meanwhile
         return seen
 
     def summary(self) -> dict[str, object]:

@@ -30,7 +30,7 @@ from harness.timing.session import Resident, Sampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.machine.gpu_monitor import NullMonitor
+    from harness.machine.gpu_monitor import Monitor
     from harness.timing.clock import Split
     from harness.timing.timers import Clock, L2State, Timer
 
@@ -44,7 +44,7 @@ def measure(
     timer: Timer,
     config: TimingConfig,
     seed: int = 0,
-    monitor: NullMonitor | None = None,
+    monitor: Monitor | None = None,
     clock: Clock = time.perf_counter,
     resident: Mapping[str, Resident] | None = None,
     on_warm: Callable[[], None] = lambda: None,
@@ -171,7 +171,7 @@ def measure_sustained(
     timer: Timer,
     config: TimingConfig,
     seed: int = 0,
-    monitor: NullMonitor | None = None,
+    monitor: Monitor | None = None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Timing]:
     """Times all arms of a case under sustained load, each rotating through its closures.

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.machine.gpu_monitor import THROTTLING, NullMonitor
+from harness.machine.gpu_monitor import THROTTLING, Monitor
 from harness.store.errors import Cause, LateError, cause_of, one_line
 from harness.store.stats import t_interval
 from harness.timing.config import Regime, StopReason, Timing, TimingConfig, WarmupRule
@@ -102,7 +102,7 @@ class Sampler:
         timer: Timer,
         config: TimingConfig,
         seed: int,
-        monitor: NullMonitor | None,
+        monitor: Monitor | None,
         clock: Clock,
         resident: Mapping[str, Resident] | None = None,
         splits: Mapping[str, Split] | None = None,
@@ -113,7 +113,7 @@ class Sampler:
         }
         self.short = ""  # see Timing
         self.timer, self.config, self.clock = timer, config, clock
-        self.monitor: NullMonitor = monitor if monitor is not None else NullMonitor()
+        self.monitor: Monitor = monitor if monitor is not None else Monitor()
         self.random = random.Random(seed)
         self.reading: float | None = None
         self.joules: float | None = None  # of one call of the last block, as in Run

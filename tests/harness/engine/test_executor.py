@@ -20,7 +20,7 @@ from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, run
 from harness.engine.plan import Plan
 from harness.engine.resume import stored_cases
-from harness.machine.gpu_monitor import NullMonitor
+from harness.machine.gpu_monitor import Monitor
 from harness.store.case import Case
 from harness.timing import compiling
 from harness.timing import session as timing_session
@@ -148,7 +148,7 @@ def test_an_arm_that_can_is_compiled_cold_and_warm(tmp_path: Path) -> None:
         assert rows["resolved"].str.contains('"compile_cache":"cold"').all()
 
 
-class Metered(NullMonitor):
+class Metered(Monitor):
     """A board that uses a joule between two readings."""
 
     def __init__(self) -> None:

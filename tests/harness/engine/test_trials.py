@@ -13,7 +13,7 @@ from trial_runs import WHOLE, curves, execute
 from harness import store
 from harness.__main__ import main
 from harness.cli import run
-from harness.machine.gpu_monitor import NullMonitor
+from harness.machine.gpu_monitor import Monitor
 from harness.store.errors import Cause
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_raises_fails_alone(lanes: int, tmp_path: Path) -> None:
 )
 def test_runs_that_share_a_gpu_say_so(tmp_path: Path, device: str, lanes: int, told: set[int | None]) -> None:
     """Their seconds are no speed; each run of a CPU has a core of its own."""
-    _, frame = execute(tmp_path, ToyTrials(), seeds=1, device=device, lanes=lanes, monitor=NullMonitor())
+    _, frame = execute(tmp_path, ToyTrials(), seeds=1, device=device, lanes=lanes, monitor=Monitor())
     good = frame[frame["status"] == "ok"]
     assert {json.loads(resolved).get("runs_on_this_gpu") for resolved in good["resolved"]} == told
 

@@ -18,7 +18,7 @@ from fakes import FakeCuda, FakeNvml
 from harness import store
 from harness.machine import environment
 from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
-from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
+from harness.machine.gpu_monitor import GpuMonitor, Monitor
 from harness.store.differences import GENERATED
 from harness.store.errors import UsageError
 
@@ -73,7 +73,7 @@ def test_a_gpu_without_nvml_keeps_what_torch_knows(fake_cuda: FakeCuda) -> None:
     assert facts["power_limit_w"] is None
     assert facts["driver"] is None
     assert facts["nvml_problem"] == "NVML: Not Supported"
-    assert "driver" not in fingerprint("cuda", NullMonitor(), fake_cuda)
+    assert "driver" not in fingerprint("cuda", Monitor(), fake_cuda)
 
 
 def test_a_monitor_is_opened_by_uuid_and_closed_where_none_is_given(

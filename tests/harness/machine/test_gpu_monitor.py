@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from fakes import FakeNvml
 
-from harness.machine.gpu_monitor import CLOCK_EVENT_REASONS, THROTTLING, GpuMonitor, NullMonitor, monitor_for
+from harness.machine.gpu_monitor import CLOCK_EVENT_REASONS, THROTTLING, GpuMonitor, Monitor, monitor_for
 
 READINGS = {
     "sm_clock_mhz": 1980.0,
@@ -202,7 +202,7 @@ def test_a_missing_pynvml_is_a_problem_in_words(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_cpu_has_the_null_monitor() -> None:
     with monitor_for("cpu") as monitor:
-        assert isinstance(monitor, NullMonitor)
+        assert isinstance(monitor, Monitor)
         assert monitor.sm_clock_mhz() is None
         assert monitor.throttle_reasons() is None
         assert monitor.contended() is None

@@ -28,7 +28,7 @@ from harness.machine.gpu_monitor import GpuMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-from harness.machine.gpu_monitor import NullMonitor
+from harness.machine.gpu_monitor import Monitor
 from harness.timing.rounds import Timing
 
 
@@ -425,7 +425,7 @@ ROUNDS = TimingConfig(
 )
 
 
-class Meter(NullMonitor):
+class Meter(Monitor):
     """Counts a constant power over a fake clock; with a tick, it moves only once in so many seconds."""
 
     def __init__(self, clock: FakeTime, watts: float, tick: float = 0.0) -> None:
@@ -566,7 +566,7 @@ class Noise:
         return run
 
 
-class WatchedMonitor(NullMonitor):
+class WatchedMonitor(Monitor):
     """A monitor that says what the test tells it to, one answer per reading."""
 
     def __init__(self, clocks: Iterator[float | None], reasons: Iterator[set[str]] | None = None) -> None:
