@@ -8,7 +8,6 @@ in the store; the command prints how many it left out. `python -m harness import
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 from bisect import bisect_left, bisect_right
@@ -25,6 +24,7 @@ from harness.store.errors import UsageError, one_line, unknown
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
 from harness.store.reading import JSON_COLUMNS
+from harness.store.stats import all_are_times
 from harness.store.text import axes_of, case_label
 from harness.store.words import key, options_of, word
 
@@ -160,7 +160,7 @@ def exported(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise UsageError(f"{path} holds several commits or machines; a file is of one: name one run")
     frame = without_controls(frame)
     is_time, sound = frame["unit"].isin(list(SECONDS)), frame["status"] == "ok"
-    valid = frame["samples"].map(_are_times).astype(bool)
+    valid = all_are_times(frame["samples"]) & frame["samples"].str.len().gt(0)
     times = frame[is_time & sound & valid]
     if times.empty:
         raise UsageError(f"no time in {path}; a pytest-benchmark file holds nothing else")
@@ -184,10 +184,6 @@ def exported(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         "version": FORMAT,
     }
     return document, {why: count for why, count in left_out.items() if count}
-
-
-def _are_times(samples: Any) -> bool:
-    return samples is not None and len(samples) > 0 and all(0 < x < math.inf for x in samples)
 
 
 def _benchmark(row: Any) -> dict[str, Any]:
