@@ -22,17 +22,17 @@ With `ranks` above 1 a run trains on so many processes, over which FSDP2 shards 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
 from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.history import mark_ready
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.machine import ranks
-from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm
+from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, expand
 from harness.store.errors import Cause, UsageError
 from harness.store.loss_limits import MIN_POINTS, MIN_SEEDS
 from harness.suites import ablation, axes_of
@@ -45,11 +45,12 @@ from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train, t
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from fp8core.recipe import Recipe
-    from harness.store.case import Case
+    from harness.store.case import Case, Scalar
+    from harness.suites.shapes import Point
 
 
 CURVES_ALONE = "train.judge=false stores the curves without a verdict"
@@ -394,4 +395,32 @@ def _check(case: Case) -> None:
         raise UsageError(f"data={data}: the held-out part has {text.heldout} tokens, seq={seq} needs more")
 
 
-points = crossed_points("divergence", "whole models by axes.model", AXES, check=_check)
+_points = crossed_points("divergence", "whole models by axes.model", AXES, check=_check)
+
+
+def points(shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any) -> list[Point]:
+    """Those of `crossed_points`, each of which is a run of its own.
+
+    Raises:
+        UsageError: a value stands twice, or two schedules hold the same layers at the same steps.
+        ValueError: as there.
+    """
+    for axis, values in axes.items():
+        for value, count in Counter(values).items():
+            if count > 1:
+                given = ",".join(map(str, values))
+                raise UsageError(
+                    f"axes.{axis}=[{given}]: {value} stands {count} times; each value makes one run, so give each once"
+                )
+    found = _points(shapes, axes, model)
+    texts: dict[object, str] = {}
+    for case in expand("divergence", axes, found):
+        text, steps = case.text("schedule"), case.integer("steps")
+        rules = PrecisionSchedule.parse(text).rules
+        held = frozenset((rule.kind, rule.length(steps), rule.pattern, rule.gemms) for rule in rules)
+        other = texts.setdefault((tuple(pair for pair in case.axes if pair[0] != "schedule"), held), text)
+        if other != text:
+            raise UsageError(
+                f"axes.schedule: {other} and {text} are the same in a run of {steps} steps; give one"
+            )
+    return found
