@@ -1,14 +1,16 @@
 """Tensor and sequence parallelism on gloo, 2 and 4 processes.
 
 Oracles: the same model in one process (outputs, the gradient of the input and of every parameter); for rowwise scales a
-model in one process cut into layers as the ranks' parts are; counts of collectives.
+model in one process cut into layers as the ranks' parts are; torchao's styles in the same run; counts of collectives.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from tensor_parallel_plans import (
 )
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.autograd.profiler import profile
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -399,3 +402,31 @@ def test_compiled_plans_are_eager(recipe: str, style: str, backend: str) -> None
             each.zero_grad()
             update_scales(each)
     assert not counters["graph_break"]
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize("style", ["torch", "float8"])
+@on_ranks(2)
+def test_equals_torchao(style: str) -> None:
+    """Same outputs and gradients as torchao's layers and styles, with fewer all-reduces."""
+    os.environ["TORCHAO_FORCE_SKIP_LOADING_SO_FILES"] = "1"
+    from torchao.float8 import Float8LinearConfig as TheirConfig
+    from torchao.float8 import convert_to_float8_training as convert
+    from torchao.float8 import float8_tensor_parallel as theirs
+
+    col, row = theirs.Float8ColwiseParallel, theirs.Float8RowwiseParallel
+    their_plan = plan("torch") if style == "torch" else {"gate": col(), "up": col(), "down": row()}
+    peer = convert(mlp(None), config=TheirConfig(emulate=True))
+    parallelize_module(peer, mesh(), their_plan)
+    runs, reduced = [], []
+    for model in (parallel(RECIPES["tensorwise"].emulated(), style, SMALL), peer):
+        with profile(use_kineto=False) as seen:  # a dispatch mode doesn't see inside of torchao's tensors
+            run = passes(model, data(32), style)
+        reduced.append(sum(event.name == "gloo:all_reduce" for event in seen.function_events or []))
+        runs.append(run | gradients(model))
+    # torchao's styles cast gradients before the bias is summed, so its gradient is that of FP8 codes; ours is not
+    rounded = {name for name, error in errors(*runs, style).items() if error > BOUND}
+    assert rounded == ({"gate.bias", "up.bias", "down.bias"} if style == "float8" else set())
+    # Ours: the output, gradients of two inputs, and 5 amaxes; torchao takes one for each tensor, cut or not
+    ours, other = reduced
+    assert ours == 3 + 5 < other

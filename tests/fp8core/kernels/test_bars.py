@@ -12,13 +12,18 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernel_facts import BF16, Facts, Launch, build, calls, facts, record
 
-from fp8core.kernels import launch
+from fp8core.kernels import cast, encode, launch, quads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(launch.INTERPRETED, reason="an interpreted kernel cannot be compiled")
 LOADED = 64 * 1024
@@ -81,3 +86,38 @@ def test_cast(name: str, dtype: torch.dtype) -> None:
             assert found.ctas_per_sm >= 2, what
             elements_a_thread = math.prod(started.tile) / (32 * started.warps)
             assert float_choices(started) <= 8 + 0.1 * elements_a_thread, what
+
+
+@triton.jit
+def clamped(v, E5M2: tl.constexpr):  # type: ignore[no-untyped-def]
+    v = tl.where(v > 448.0, 448.0, v)
+    v = tl.where(v < -448.0, -448.0, v)
+    return v.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+@pytest.fixture
+def with_clamp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The encoder as it was: a clamp before a conversion that saturates anyway."""
+    modules = (encode, quads, cast)
+    stale = [
+        each for module in modules for each in vars(module).values() if isinstance(each, triton.JITFunction)
+    ]
+    monkeypatch.setattr(encode, "_encode_native", clamped)
+    for function in stale:
+        monkeypatch.setattr(function, "hash", None)  # Triton's digest of the source and of what it calls
+    yield
+    monkeypatch.undo()
+    for function in stale:
+        function.hash = None
+
+
+@pytest.mark.usefixtures("with_clamp")
+@pytest.mark.parametrize("name", ["cast", pytest.param("cast_both", marks=pytest.mark.slow)])
+def test_a_clamp_fails_the_bar(name: str) -> None:
+    """Control: what the test above must not let through."""
+    x = torch.empty(16384, 4096, dtype=BF16, device="meta")
+    started = record(name, calls(x)[name])[-1]
+    build.cache_clear()
+    assert facts(started).issued > BARS[name].tight
+    assert float_choices(started) > 32
+    build.cache_clear()
