@@ -56,6 +56,28 @@ def test_healthy_cards_are_in_line(healthy: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("unread", "missing", "levels", "word"),
+    [
+        ((), (), {"a": 0.9}, "no card out of line"),
+        ((), (), {}, "the cards are alike"),  # of no level it is known whether it is slow
+        (("part-1: no Parquet",), (), {"a": 0.9}, "can't tell"),
+        ((), ("b",), {"a": 0.9}, "missing: b"),
+    ],
+)
+def test_the_word_on_a_healthy_fleet_is_no_larger_than_what_was_judged(
+    healthy: Path, unread: tuple[str, ...], missing: tuple[str, ...], levels: dict[str, float], word: str
+) -> None:
+    groups = [replace(group, levels=levels) for group in judged(healthy)]
+    assert harness.judge.fleet._verdict(groups, unread, missing).startswith(word)
+
+
+def test_a_fleet_of_which_nothing_was_judged_is_not_called_well(healthy: Path) -> None:
+    (group,) = judged(healthy)
+    none = replace(group, judged_by_times=[], judged_by_results=[], lacking={})
+    assert harness.judge.fleet._verdict([none], (), ()).startswith("can't tell")
+
+
+@pytest.mark.parametrize(
     ("fault", "suite", "kind", "why"),
     [
         ({"slow": 1.12, "clock": 1500.0, "throttled": True}, "gemm", "slow", "throttled in 6 of 6"),
