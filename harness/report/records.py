@@ -7,8 +7,6 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from harness.judge import gathered
 from harness.machine.mfu import floor_seconds
 from harness.report.runs import newest, once
@@ -270,7 +268,9 @@ def _worst(rows: pd.DataFrame, is_fp8: bool) -> Worst:
     for metric in (m for m in SQNR if m in least):
         own = rows[rows["metric"] == metric]
         each = own["resolved"].map({told: _bound(told, metric) for told in own["resolved"].unique()})
-        place = int(np.argmin(own["value"] - each.fillna(0.0)))
+        place = int(
+            (own["value"] - each.fillna(0.0)).to_numpy().argmin()
+        )  # the first that is no number, where one is
         near[metric] = own.iloc[place]
         if not math.isnan(bound := each.iloc[place]):
             bounds[metric] = float(bound)

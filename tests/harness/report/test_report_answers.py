@@ -17,6 +17,7 @@ from report_pages import run_of as stored
 
 from harness.report import verdicts
 from harness.report.picture import picture
+from harness.report.records import numerics_by_arm
 from harness.report.table import quantile
 from harness.store.case import Case
 from harness.store.errors import Cause
@@ -148,6 +149,17 @@ def test_a_wrong_result_is_a_no_and_is_named(tmp_path, ask, wrong, evidence):
         rows += [figure(case, "tensorwise_eager", *one, resolved=bound) for one in wrong.items()]
     answer = ask(stored(tmp_path, rows))
     assert (answer.verdict, answer.evidence[0].startswith(evidence)) == ("no", True)
+
+
+@pytest.mark.parametrize("low", [0, 1, 2])
+def test_the_case_that_comes_nearest_to_its_own_bound_counts(tmp_path, low):
+    """29 dB of a case that needs 32 is a no, beside 26 of one that needs 20 and 28 of one that states no bound."""
+    cases = [[29.0, 32.0], [26.0, 20.0], [28.0, None]]
+    cases = cases[-low:] + cases[:-low]
+    found = stored(tmp_path, *(sqnr("linear", *case, layer=str(i)) for i, case in enumerate(cases)))
+    assert verdicts.is_sound(found).verdict == "no"
+    (worst,) = numerics_by_arm(found)
+    assert (worst.sqnr, worst.bounds, worst.failing) == ({"sqnr_db": 29.0}, {"sqnr_db": 32.0}, ["sqnr_db"])
 
 
 @pytest.mark.parametrize(
