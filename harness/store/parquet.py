@@ -39,7 +39,7 @@ from harness.store.errors import UsageError
 from harness.store.measurement import Measurement, to_json
 from harness.store.outside import from_json, read_text
 from harness.store.private import of_run, public
-from harness.store.reading import REPLACES, next_attempt, read_part, read_parts
+from harness.store.reading import REPLACES, next_attempt, read_parts
 from harness.store.reading import SCHEMA as SCHEMA
 from harness.store.reading import read as read  # its public place
 from harness.store.reading import read_quietly as read_quietly
@@ -198,7 +198,8 @@ class RunWriter:
         under_way = set(self._snapshots.values())
         closed = [name for name in self._parts if name not in under_way]
         if len(closed) >= 2:
-            table = pa.concat_tables([read_part(self.folder / name).rows for name in closed])
+            # They are this writer's own: what holds for all rows has held of each that it took
+            table = pa.concat_tables([pq.read_table(self.folder / name, partitioning=None) for name in closed])
             replaced = json.dumps([*closed, *self._replaced]).encode()
             table = table.replace_schema_metadata({REPLACES: replaced})
             # Named after its first part: where this is cut short and done again, the second file replaces the first.
