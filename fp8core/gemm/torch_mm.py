@@ -88,6 +88,7 @@ class Torch(Backend):
             ValueError: what `layout.layout_reason` says.
         """
         rows, columns = a.stride(), b.stride()
+        # What `layout_reason` asks, without its calls: this is passed three times a step
         as_wanted = rows[1] == 1 and rows[0] > 1 and columns[0] == 1 and columns[1] > 1
         if not as_wanted and (reason := layout.layout_reason(a, b)):
             raise ValueError(reason)

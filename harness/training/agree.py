@@ -127,9 +127,11 @@ class Agreement:
         return store_run(SUITE, model, results_dir, self.device, rows, about)
 
 
-_STORED = [("top1_flips", "", "flips")]
-for _part in ("mean", "p99", "max"):
-    _STORED += [("kl_nats", _part, f"kl_{_part}"), ("logprob_gap_nats", _part, f"logprob_{_part}")]
+_STORED = [
+    (metric, part, f"{figure}_{part}")
+    for metric, figure in (("kl_nats", "kl"), ("logprob_gap_nats", "logprob"))
+    for part in ("mean", "p99", "max")
+] + [("top1_flips", "", "flips")]
 
 
 def _row(case: Case, arm: str, part: str, metric: str, value: float) -> Measurement:
