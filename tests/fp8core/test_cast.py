@@ -134,3 +134,13 @@ def test_inputs_are_left_alone(dtype: torch.dtype) -> None:
     cast.cast_with_amax(x, E4M3FN, torch.tensor(1.0))
     cast.cast_saturating(x, E4M3FN)
     assert torch.equal(x, before)
+
+
+def test_layouts_do_not_matter(inputs: dict[str, torch.Tensor]) -> None:
+    """Oracle: the contiguous cast. Transposed and strided inputs keep their shape and strides."""
+    x = inputs["bf16"].reshape(256, 256)
+    want = cast.cast_saturating(x, E4M3FN).view(torch.uint8)
+    got = cast.cast_saturating(x.t(), E4M3FN)
+    assert got.stride() == (1, 256)
+    assert torch.equal(got.view(torch.uint8).t(), want)
+    assert torch.equal(cast.cast_saturating(x[::3, ::7], E4M3FN).view(torch.uint8), want[::3, ::7])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_facts import E4M3, ONE, calls
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 from fp8core.formats import E4M3FNUZ
@@ -37,3 +38,15 @@ def test_fnuz_goes_to_the_reference() -> None:
     codes, _ = ops.cast(x, reference.amax(x), E4M3FNUZ.dtype, False)
     assert codes.dtype == E4M3FNUZ.dtype
     assert codes.float().abs().max() == 240
+
+
+@pytest.mark.parametrize("name", ["cast_both", "cast_rowwise_both", "cast_1x128_both", "cast_mx_both"])
+def test_fake_traces_cuda_without_cuda(name: str) -> None:
+    """Oracle: shapes of the real call. A fake CUDA tensor must trace on a machine without CUDA."""
+    real = getattr(ops, name)(*arguments(name, torch.randn(40, 70)))
+    with FakeTensorMode():
+        x, one = torch.empty(40, 70, device="cuda"), torch.empty((), device="cuda")
+        args = arguments(name, torch.empty(40, 70))[1:]
+        fake = getattr(ops, name)(x, *(one if arg is ONE else arg for arg in args))
+    assert [f.shape for f in fake] == [r.shape for r in real]
+    assert all(f.device.type == "cuda" for f in fake)
