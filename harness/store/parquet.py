@@ -199,7 +199,9 @@ class RunWriter:
         closed = [name for name in self._parts if name not in under_way]
         if len(closed) >= 2:
             # They are this writer's own: what holds for all rows has held of each that it took
-            table = pa.concat_tables([pq.read_table(self.folder / name, partitioning=None) for name in closed])
+            table = pa.concat_tables(
+                [pq.read_table(self.folder / name, partitioning=None) for name in closed]
+            )
             replaced = json.dumps([*closed, *self._replaced]).encode()
             table = table.replace_schema_metadata({REPLACES: replaced})
             # Named after its first part: where this is cut short and done again, the second file replaces the first.
