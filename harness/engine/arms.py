@@ -87,8 +87,7 @@ class Printed:
         self.close()  # the worker has closed its end
 
     def last_lines(self) -> str:
-        """The end of what the job has printed."""
-        self.listen()
+        """The end of what the job has printed, of what was read."""
         if self._line:
             self._hand_on(b"\n")
         return self._kept.decode(errors="replace").strip()
@@ -285,6 +284,7 @@ class Process(Link):
         while True:
             pipe = [self._printed.pipe] if self._printed.pipe is not None else []
             left = min(deadline, self.until) - time.monotonic()
+            # The pipe last: where the answer is there, so is all that was printed before it.
             ready = wait([self._ours, self._process.sentinel, *pipe], max(0.0, left))
             if self._printed.pipe in ready:
                 self._printed.listen()
@@ -330,6 +330,7 @@ class Process(Link):
 
     def _died(self, what: str) -> None:
         self._process.join(5)
+        self._printed.listen()
         printed = self._printed.last_lines()
         said = f": {printed.splitlines()[-1][:200]}" if printed else ""
         how = ending(self._process.exitcode or 0)
@@ -350,6 +351,7 @@ class Process(Link):
         """End it."""
         self._end(self.fault or "it has ended")
         self._ours.close()
+        self._printed.listen()
         self._printed.last_lines()
         self._printed.close()
 

@@ -285,6 +285,10 @@ def waited_s() -> float:
 
 def children() -> set[int]:
     """Processes that this thread has started and nobody has waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # there are none, which is known sooner than by a file
+        return set()
     return set(map(int, _of_this_thread("children")))
 
 

@@ -104,7 +104,9 @@ class RunWriter:
         self._constant = {"run_id": run_id, "sweep": sweep}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "state": "running"}
         self._about["started_at"] = made_at or _now()
-        self._parts: list[str] = []
+        self._parts: dict[
+            str, pa.Table
+        ] = {}  # as they were written: to read them back takes as long as to write them
         self._replaced: list[str] = []  # parts that are to be removed
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
@@ -157,12 +159,11 @@ class RunWriter:
         if outdated:
             table = table.replace_schema_metadata({REPLACES: json.dumps(outdated).encode()})
         name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
-        _write_durably(table, self.folder / name)
-        self._parts.append(name)
+        self._parts[name] = _write_durably(table, self.folder / name)
         for case in cases:
             del self._snapshots[case]
         for old in outdated:
-            self._parts.remove(old)
+            del self._parts[old]
             with suppress(OSError):  # one that stays is known to be replaced
                 (self.folder / old).unlink(missing_ok=True)
             if (self.folder / old).exists():
@@ -198,16 +199,13 @@ class RunWriter:
         under_way = set(self._snapshots.values())
         closed = [name for name in self._parts if name not in under_way]
         if len(closed) >= 2:
-            # They are this writer's own: what holds for all rows has held of each that it took
-            table = pa.concat_tables(
-                [pq.read_table(self.folder / name, partitioning=None) for name in closed]
-            )
+            table = pa.concat_tables([self._parts[name] for name in closed])
             replaced = json.dumps([*closed, *self._replaced]).encode()
             table = table.replace_schema_metadata({REPLACES: replaced})
             # Named after its first part: where this is cut short and done again, the second file replaces the first.
             _write_durably(table, self.folder / closed[0].replace("part-", "rows-"))
             self._replaced += closed
-            self._parts = [name for name in self._parts if name in under_way]
+            self._parts = {name: part for name, part in self._parts.items() if name in under_way}
         for name in self._replaced:
             with suppress(OSError):  # a part that stays is known to be replaced
                 (self.folder / name).unlink(missing_ok=True)
@@ -259,7 +257,7 @@ def run_folder(file: Path) -> Path:
     return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
 
 
-def _write_durably(table: pa.Table, target: Path) -> None:
+def _write_durably(table: pa.Table, target: Path) -> pa.Table:
     plain = table.cast(SCHEMA.with_metadata(table.schema.metadata))
     temporary = target.with_name(f"_{target.stem}.tmp")  # `_`: readers of the folder leave it out
     try:
@@ -270,6 +268,7 @@ def _write_durably(table: pa.Table, target: Path) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+    return plain
 
 
 def _now() -> str:

@@ -1,15 +1,20 @@
-"""Backend "torch" on a CPU with AMX, where torch 2.13 multiplies by single scales through oneDNN."""
+"""Backend "torch": on a CPU with AMX, where torch 2.13 multiplies by single scales through oneDNN, and beside torch's public call."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
+from torch._inductor.fx_passes import micro_pipeline_tp
+from torch.nn import functional
 
 from fp8core import E4M3FN, E4M3FNUZ, E5M2, quantize, scaled_mm
 from fp8core.formats import Format
 from fp8core.gemm import torch_mm
+from fp8core.scaling import Granularity
 from fp8core.tensor import Float8Tensor
 
 
@@ -65,3 +70,34 @@ def test_onednn_is_off_within_a_product_and_back_after_it(monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError), torch_mm._WITHOUT_ONEDNN:
         1 / 0  # noqa: B018 - what fails within
     assert (seen, torch.backends.mkldnn.enabled) == ([False, True], True)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("granularity", "dtype"),
+    [("tensorwise", torch.bfloat16), ("tensorwise", torch.float32), ("rowwise", torch.bfloat16)],
+)
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_public_product_has_the_same_bits(
+    device: str, granularity: Granularity, dtype: torch.dtype, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: `torch.nn.functional.scaled_mm` without oneDNN, where this torch has it for the device."""
+    if not (hasattr(functional, "scaled_mm") and has_kernel("aten::_scaled_mm_v2", device.upper())):
+        pytest.skip(f"torch {torch.__version__} has no public product on {device}")
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(rows, 128, generator=generator).to(device) for rows in (48, 32))
+    a, b = quantize(x, E4M3FN, granularity), quantize(w, E4M3FN, granularity).t()
+    kinds = functional.ScalingType
+    kind = kinds.TensorWise if granularity == "tensorwise" else kinds.RowWise
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    public = functional.scaled_mm(
+        a.qdata, b.qdata, a.scale_inv, kind, b.scale_inv, kind, output_dtype=dtype, use_fast_accum=fast
+    )
+    assert torch.equal(scaled_mm(a, b, dtype, use_fast_accum=fast, backend="torch"), public)
+
+
+def test_async_tensor_parallelism_knows_the_private_product_alone() -> None:
+    """Why the private one is called; where this fails, `fp8core.gemm.torch_mm` can call the public one."""
+    source = inspect.getsource(micro_pipeline_tp)
+    assert "aten._scaled_mm.default" in source
+    assert "_scaled_mm_v2" not in source
