@@ -4,11 +4,10 @@
     scale     = fp8_max / max(amax, AMAX_FLOOR)          high precision -> FP8: multiply by it
     scale_inv = 1 / scale                                FP8 -> high precision: what every GEMM takes
 
-The quotient is formed in float64 and rounded once to float32. Eager PyTorch turns `number / float32 tensor`
-into a reciprocal and a multiplication, which is one ulp off the true quotient for about a quarter of all
-values, and a compiled kernel may not do the same; in float64 the second rounding hides both. `scale_inv` is
-the reciprocal of the *rounded* scale and never a second division from amax, or backends would disagree by
-one ulp.
+Both are the true quotient, rounded once to float32. Eager PyTorch turns `number / float32 tensor` into a reciprocal and a
+multiplication, which is one ulp off for about a quarter of all values, so there the number is a tensor. A compiler may
+approximate a division in float32; it divides in float64, where a second rounding hides that. `scale_inv` is the reciprocal of the
+*rounded* scale and never a second division from amax, or backends would disagree by one ulp.
 
 With `power_of_two` the scale is rounded down to a power of two by clearing its mantissa bits. This is exact.
 `exp2(floor(log2(scale)))`, as in torchao 0.18, rounds *up* when the scale lies 1 to 5 ulp below a power of
@@ -145,13 +144,17 @@ def compute_scale(
     Raises:
         ValueError: fmt is no element format.
     """
-    fp8_max = as_element_format(fmt).largest
-    scale = (fp8_max / without_grad(amax).double().clamp(min=_amax_floor())).float()
+    fp8_max, floor = as_element_format(fmt).largest, _amax_floor()
+    amax = without_grad(amax)
+    compiled = torch.compiler.is_compiling() or type(amax) is not torch.Tensor  # or traced by other means
+    if compiled:
+        scale = (fp8_max / amax.double().clamp(min=floor)).float()
+    else:  # the same bits in fewer operators
+        scale = torch.full_like(amax, fp8_max).div_(amax).clamp_(max=fp8_max / floor)
     if power_of_two:
-        masked = (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
-        scale = torch.where(scale.isnan(), scale, masked)  # the mask alone would turn NaN into Inf
-    # Through float64 again: a compiler may turn a float32 reciprocal into an approximate division.
-    return scale, scale.double().reciprocal().float()
+        # The mask alone would turn NaN into Inf; the minimum is NaN where either is
+        scale = torch.minimum(scale, (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32))
+    return scale, scale.double().reciprocal().float() if compiled else scale.reciprocal()
 
 
 def mx_scale_code(

@@ -95,9 +95,10 @@ class Torch(Backend):
             raise ValueError(reason)
         if scale_inv_a.dim():
             # Strides of sizes of 1 too must be those of a contiguous tensor
-            if torch.compiler.is_compiling() or scale_inv_a.stride() != (1, 1):
+            compiling = torch.compiler.is_compiling()
+            if compiling or scale_inv_a.stride() != (1, 1):
                 scale_inv_a = scale_inv_a.flatten()[:, None]
-            if torch.compiler.is_compiling() or scale_inv_b.stride() != (b.shape[1], 1):
+            if compiling or scale_inv_b.stride() != (b.shape[1], 1):
                 scale_inv_b = scale_inv_b.flatten()[None]
         if _HAS_AMX and a.device.type == "cpu" and not scale_inv_a.dim():
             return _by_own_loops(a, b, scale_inv_a, scale_inv_b, out_dtype)
