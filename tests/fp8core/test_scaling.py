@@ -51,6 +51,18 @@ def test_power_of_two_scale_is_the_largest_one_below(value: float, fmt: Format) 
 
 @pytest.mark.parametrize("pow2", [False, True])
 @pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
+def test_a_compilers_scales_have_the_same_bits(fmt: Format, pow2: bool) -> None:
+    """Oracle: the quotient in float64. One of 1,009 of all non-negative float32; the whole of them was equal on 2026-11-28."""
+    amaxes = torch.arange(0, 2**31, 1009).int().view(torch.float32)
+    traced = torch.compile(compute_scale, backend="eager", fullgraph=True)
+    for ours, theirs in zip(
+        compute_scale(amaxes, fmt, pow2), traced(amaxes, fmt, power_of_two=pow2), strict=True
+    ):
+        assert torch.equal(ours.nan_to_num(-1, torch.inf), theirs.nan_to_num(-1, torch.inf))
+
+
+@pytest.mark.parametrize("pow2", [False, True])
+@pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
 def test_special_amax(fmt: Format, pow2: bool) -> None:
     """Oracle: the written rules (docs/numerics.md, section 3)."""
     scale, scale_inv = compute_scale(torch.tensor([0.0, 1e-30, torch.inf, torch.nan]), fmt, pow2)
