@@ -106,6 +106,14 @@ def _how_timed(machine: Machine) -> list[tuple[str, str]]:
             out.append(
                 (f"rows timed while {name}", f"{sum(map(bool, told))} of {len(told)}" if told else text.NONE)
             )
+    marks = [
+        (m, r["rounds"])
+        for t, r in zip(timings, rows, strict=True)
+        if isinstance(m := t.get("contended_rounds"), list)
+    ]
+    if marks:
+        seen_of = f"{sum(len(m) for m, _ in marks)} of {sum(len(set(rounds)) for _, rounds in marks)}"
+        out.append(("rounds seen beside other load", seen_of))
     return out
 
 

@@ -53,7 +53,7 @@ def places(machine: Machine) -> list[Row]:
         leagues: dict[tuple[str, frozenset[tuple[str, str]]], list[str]] = {}
         for arm, records in by_arm.items():
             if resolved_of(_any(records)).get("peer"):
-                ours = _ours(suite, records, by_arm)
+                ours = _ours(suite, records)
                 shared = _shared([by_arm[a] for a in (arm, ours, _root(arm, by_arm)) if a in by_arm])
                 leagues.setdefault((ours, shared), []).append(arm)
         for (ours, shared), arms in leagues.items():
@@ -101,14 +101,12 @@ def _shared(had: list[Times]) -> frozenset[tuple[str, str]]:
     return frozenset(newest.values())
 
 
-def _ours(suite: str, records: Times, by_arm: Mapping[str, Times]) -> str:
+def _ours(suite: str, records: Times) -> str:
     """Our arm that does the same: of products and casts the baseline, else the one of the same recipe and mode."""
     row = _any(records)
     if suite in ("cast", "gemm"):
         return str(row["baseline"])
-    own = replace(arm_of(row), peer="")
-    # Layers that alone are compiled stand in an eager step.
-    return str(replace(own, mode="eager") if own.mode == "linears" and str(own) not in by_arm else own)
+    return str(replace(arm_of(row), peer=""))
 
 
 def _root(arm: str, by_arm: Mapping[str, Times]) -> str:

@@ -49,7 +49,7 @@ class Arm:
 
     Attributes:
         recipe: name of the FP8 recipe, or one of `WITHOUT_FP8`.
-        mode: how it is run: eager, compile, graph, linears (its Linears compiled one by one).
+        mode: how it is run: eager, compile, graph.
         casts: which casts it uses instead of the mode's own: plain, kernels, fused, fused_both.
         variant: what else sets it apart (golden, eps; of a bare product fast, triton); the whole name where no other field is known.
         peer: first word of the arms of another implementation ("torchao"); "" for ours.
@@ -180,7 +180,7 @@ def without_controls(frame: pd.DataFrame) -> pd.DataFrame:
 # that their names can be typed; where the package is absent such a name is a variant.
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "static", "blockwise", "mxfp8")
 _PEERS = ("torchao", "torchaomx", "nocompile", "te", "deepgemm", "aiter", "tutorial", "nanochat", "scaled_mm")
-_MODES = ("eager", "compile", "graph", "linears")
+_MODES = ("eager", "compile", "graph")
 
 
 @lru_cache(maxsize=1)

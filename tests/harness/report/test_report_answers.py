@@ -15,7 +15,7 @@ from report_fixtures import Invented, absent, figure
 from report_pages import Page, lead_of, told
 from report_pages import run_of as stored
 
-from harness.report import verdicts
+from harness.report import facts, verdicts
 from harness.report.picture import picture
 from harness.report.records import numerics_by_arm
 from harness.report.table import quantile
@@ -266,6 +266,14 @@ def test_a_figure_in_doubt_says_so(tmp_path, rows, says):
             "partly",
             True,
         )
+
+
+@pytest.mark.parametrize(("marks", "said"), [({}, None), ({"contended_rounds": [0]}, r"3 of \d+")])
+def test_other_load_is_told_where_it_was_looked_for(tmp_path, marks, said):
+    """Oracle: the marks of the three cases of one arm; rows that hold none, as those of 2026-11-27, say nothing."""
+    found = stored(tmp_path, *layers(FAST, timing={"rowwise_compile": marks}))
+    row = dict(facts.facts(found)).get("rounds seen beside other load")
+    assert row is None if said is None else re.fullmatch(said, row)
 
 
 def test_a_wrong_result_comes_before_any_speed(tmp_path):
