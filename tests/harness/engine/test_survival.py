@@ -118,9 +118,12 @@ def test_what_hostile_arms_have_started_is_gone_and_slows_nobody(hostile: pd.Dat
     assert times.loc["base", "samples"].min() < 1.0  # of a closure that does nothing
 
 
-def test_a_crash_is_told_with_what_was_printed_last(hostile: pd.DataFrame) -> None:
-    rows = of_case(hostile, NUMBERS["segmentation fault"]).set_index("arm")
-    assert "Segmentation fault" in json.loads(rows.loc["other", "resolved"])["printed"]
+@pytest.mark.parametrize(
+    ("name", "last"), [("segmentation fault", "Segmentation fault"), ("closed descriptors", "last words")]
+)
+def test_a_crash_is_told_with_what_was_printed_last(name: str, last: str, hostile: pd.DataFrame) -> None:
+    rows = of_case(hostile, NUMBERS[name]).set_index("arm")
+    assert last in json.loads(rows.loc["other", "resolved"])["printed"]
 
 
 def test_a_round_over_which_a_process_was_stopped_is_dropped_and_counted(hostile: pd.DataFrame) -> None:
