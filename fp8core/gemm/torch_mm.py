@@ -1,9 +1,11 @@
 """Backend "torch": the hardware's FP8 matmul through `torch._scaled_mm` (cuBLASLt or CUTLASS on CUDA).
 
-`torch._scaled_mm` rather than `torch.nn.functional.scaled_mm` (the same bits): Inductor's async tensor parallelism joins the
-private one alone with its gathers (`torch/_inductor/fx_passes/micro_pipeline_tp.py`, read in torch 2.13.0 and 2.14.1), and the
-public one has no CPU kernel in torch 2.11. On CPU it converts and accumulates in float32 and ignores `use_fast_accum`. It refuses nothing there, so
-the rules of `fp8core.gemm.layout` are checked first, on every device.
+`torch._scaled_mm` rather than `torch.nn.functional.scaled_mm`, which has the same bits on a CPU (torch 2.13; no GPU has tried):
+Inductor's async tensor parallelism joins the private one alone with its gathers (read in `torch/_inductor/fx_passes/
+micro_pipeline_tp.py` of torch 2.13.0 and 2.14.1), and the public one has no CPU kernel in torch 2.11.
+
+On CPU it converts and accumulates in float32 and ignores `use_fast_accum`. It refuses nothing there, so the rules of
+`fp8core.gemm.layout` are checked first, on every device.
 """
 
 from __future__ import annotations
