@@ -104,9 +104,8 @@ class RunWriter:
         self._constant = {"run_id": run_id, "sweep": sweep}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "state": "running"}
         self._about["started_at"] = made_at or _now()
-        self._parts: dict[
-            str, pa.Table
-        ] = {}  # as they were written: to read them back takes as long as to write them
+        # As they were written: to read them back takes as long as to write them
+        self._parts: dict[str, pa.Table] = {}
         self._replaced: list[str] = []  # parts that are to be removed
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
