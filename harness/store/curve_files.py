@@ -223,8 +223,7 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     value = _column(table, value, VALUES, "value", source)
     clock = next((name for name in SECONDS if name in table), "")
     made = table.drop(columns=[at, value, *([clock] if clock else [])])
-    names = [table[name].astype(str) for name in ("arm", "run") if name in table]
-    made["run"] = functools.reduce(lambda a, b: a + "/" + b, names) if names else source
+    made["run"] = run_names(table, source)
     made["step"] = _numbers(table, at, source)[0]
     made["value"], empty = _numbers(table, value, source)
     chosen = [run for run in made["run"].unique() if fnmatch.fnmatchcase(run, runs)]
@@ -256,6 +255,12 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
             raise UsageError(f"{source}, {_place(made, wrong)}: {why}")
     made.attrs = {"source": source, "value": value, "step": at, "last": last}
     return made
+
+
+def run_names(table: pd.DataFrame, source: str) -> pd.Series[str]:
+    """Of each row the run that it is of: its columns `arm` and `run`, else the file."""
+    names = [table[name].astype(str) for name in ("arm", "run") if name in table]
+    return functools.reduce(lambda a, b: a + "/" + b, names) if names else pd.Series(source, table.index)
 
 
 def _column(table: pd.DataFrame, asked: str, usual: Sequence[str], what: str, source: str) -> str:

@@ -1,37 +1,27 @@
-"""Stored noise: how many seeds a request needs, by the spread between the seeds of runs that are stored already.
-
-The paired gaps of n seeds are taken as independent and normal. Their mean is N(gap, sd^2 / n) and independent of their
-sample sd, which is sd * chi(n - 1) / sqrt(n - 1). Given the sample sd, two one-sided tests pass where the mean keeps a
-distance of t * sample sd / sqrt(n) from both ends of the margin; the power is the integral of that probability over the
-sample sd. K. F. Phillips, Journal of Pharmacokinetics and Biopharmaceutics 18 (1990) 137-144.
-"""
+"""Stored noise: how many seeds a request needs, by the spread between the seeds of runs that are stored already."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.judge.loss.power import ALPHA, MOST, POWER, seeds_for
 from harness.judge.verdict import gates
 from harness.judge.verdict.curves import pair
-from harness.judge.verdict.result import ALPHA, MARGIN, MIN_SEEDS, percent
+from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
 from harness.judge.verdict.spike_events import calm
 from harness.store.case import LOCAL, OTHER, Arm
-from harness.store.stats import t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from harness.judge.verdict.rows import Setup
 
-POWER = 0.8
-MOST = 200  # seeds that are tried
 NOT_TESTED = (CONTROL, NEGATIVE, str(Arm(CONTROL, variant=OTHER)))  # by no paired gap inside a margin
-_NODES = np.polynomial.legendre.leggauss(200)  # 5 digits, by comparison with an integral over the density
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,50 +121,3 @@ def _noise(setup: Setup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
 
 def _compared(axes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in axes.items() if name not in (*LOCAL, "seed")}
-
-
-def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0, sides: int = 1) -> float:
-    """Probability that two one-sided tests at `ALPHA` each pass.
-
-    >>> round(tost_power(0.5, 1.0, 5), 2), round(tost_power(1.0, 1.0, 10), 2)
-    (0.95, 0.8)
-
-    Args:
-        sd: of the paired gaps between seeds, in any unit; above 0.
-        margin: of equivalence, in that unit.
-        seeds: at least 2.
-        gap: the true one, in that unit.
-        sides: 2 for the difference of two means of so many unpaired runs, each with that sd; `sd` is then of the runs.
-    """
-    from scipy.special import gammaincinv, ndtr
-
-    # Of Welch's test on two sides with one spread: (v1 + v2)^2 / (v1^2 + v2^2) is 2 n / (n + 1) in the mean.
-    degrees = (seeds - 1) * (1 if sides == 1 else 2 * seeds / (seeds + 1))
-    scale = math.sqrt(seeds / sides) / sd
-    nodes, weights = _NODES  # of the probability of a sample sd
-    ratio = np.sqrt(2 * gammaincinv(degrees / 2, (1 + nodes) / 2) / degrees)  # of sample sd / sd
-    room = (
-        margin * scale - t_quantile(1 - ALPHA, degrees) * ratio
-    )  # of the mean, in its own standard deviations
-    passes = ndtr(room - gap * scale) - ndtr(-room - gap * scale)
-    return float((weights * np.maximum(passes, 0)).sum() / 2)
-
-
-def seeds_for(sd: float, margin: float, gap: float = 0.0, sides: int = 1) -> int | None:
-    """Fewest seeds with which two one-sided tests at `ALPHA` pass with a probability of at least `POWER`.
-
-    >>> seeds_for(sd=1.0, margin=1.0), seeds_for(sd=0.25, margin=1.0)
-    (11, 3)
-
-    Args:
-        sd: of the paired gaps between seeds, in any unit.
-        margin: of equivalence, in that unit.
-        gap: the true one, in that unit.
-        sides: as of `tost_power`.
-
-    Returns:
-        At least `MIN_SEEDS`, below which nothing is judged; None where `MOST` are too few.
-    """
-    counts = range(MIN_SEEDS, MOST + 1)
-    at = bisect_left(counts, POWER, key=lambda n: tost_power(sd, margin, n, gap, sides))
-    return counts[at] if at < len(counts) else None

@@ -1,0 +1,303 @@
+"""Integrity: whether curves are what they seem: whole, of the same loss and steps, each a run of its own.
+
+Each rule looks at the evidence and yields findings. Most withhold every word; a soft one leaves a FAIL standing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.judge.loss.course import FEW, MAD, _roughness, _sd
+from harness.judge.loss.evidence import SIDES, Finding
+from harness.store.loss_limits import MIN_SEEDS
+from harness.store.text import plural, printable, some
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from harness.judge.loss.evidence import Evidence, Run
+    from harness.store.stats import Vector
+
+MIN_VALUES = 3  # common steps; fewer show neither a course nor that runs are no copies
+LEAST_FALLS = 20.0  # margins that the base's loss has to fall by
+EARLY_END = 0.005  # of the steps: runs that end so far apart ended at other steps
+LEAST_HOLE, HOLE_TIMES = 0.05, 2.5  # of the steps and of the usual distance of two values
+WORSE_THAN_BEST = 8.0  # margins
+RARE = 1e-3  # expected number by chance of what is called a copy or a repeat
+SAME_BITS = 2e-7  # of a loss: one that was written twice
+NEAR_COPY = 0.3  # times the steps of the difference of two runs of a side
+ONE_RUN = 20.0  # times the wiggle that sets runs apart
+STRETCH, LONG = 0.1, 10  # share and number of values of a pair that are equal in a row
+BARELY = 0.005  # times the noise of a step: a pair's gap that wanders less is a copy with noise
+START = 0.02  # share of the steps in which a run starts
+UNITS = math.log(2)  # nats in a bit
+
+
+def findings(of: Evidence) -> Iterator[Finding]:
+    """What each rule finds; the later ones need runs with a course."""
+    for rule in RULES:
+        yield from rule(of)
+    if enough(of):
+        for rule in COURSE_RULES:
+            yield from rule(of)
+
+
+def enough(of: Evidence) -> bool:
+    """Whether there is a course to compare."""
+    return min(map(len, of.sides)) > 1 and of.whole[0].size >= MIN_VALUES and bool((of.whole[1] > 0).all())
+
+
+def few(of: Evidence) -> Iterator[Finding]:
+    """Enough runs and values."""
+    if min(map(len, of.sides)) < MIN_SEEDS:
+        yield Finding("few_runs", f"{len(of.base)} and {len(of.candidate)} runs; {MIN_SEEDS} a side are the least")
+    if (count := of.whole[0].size) < MIN_VALUES:
+        yield Finding("few_values", f"{plural(count, 'step')} after step 0 that every run has; {MIN_VALUES} are the least")
+    if of.alone:
+        yield Finding("seed_missing", f"no partner for {some([printable(name) for name in of.alone])}")
+
+
+def broken(of: Evidence) -> Iterator[Finding]:
+    """NaN, infinity, or a loss far above the first ones; 0 or less is no loss."""
+    broke = [[run for run in side if run.broken.any()] for side in of.sides]
+    if broke[0]:
+        yield Finding("base_broke", f"{len(broke[0])} of {len(of.base)} base runs met NaN, or losses far above the first")
+    elif broke[1]:
+        ended = [run for run in broke[1] if run.broken[-1]]
+        word = f"{len(ended or broke[1])} of {len(of.candidate)} candidate runs {'end in' if ended else 'met'} NaN"
+        yield Finding("not_finite" if ended else "broke", f"{word}, or losses far above the first", is_soft=True)
+    if low := [run.name for run in of.runs if (run.values[np.isfinite(run.values)] <= 0).any()]:
+        yield Finding("not_positive", f"a loss of 0 or less in {some([*map(printable, low)])}: some loggers write 0 for NaN")
+
+
+def absent(of: Evidence) -> Iterator[Finding]:
+    """A run has a loss at its end, and no long hole where others have values."""
+    lacking = [
+        f"{printable(run.name)} has none after step {run.steps[-1]:g} of {run.last:g}"
+        for run in of.runs
+        if run.last - run.steps[-1] >= run.spacing
+    ]
+    lacking += [f"{printable(run.name)}: {printable(run.unfinished)}" for run in of.runs if run.unfinished]
+    if lacking:
+        yield Finding("unfinished", some(lacking))
+    every = np.unique(np.concatenate([run.steps for run in of.runs]))
+    every = every[(every > 0) & (every <= of.end)]
+    for run in of.runs:
+        apart = np.diff(run.steps)
+        for i in np.flatnonzero((apart > HOLE_TIMES * run.spacing) & (apart > LEAST_HOLE * of.end)):
+            first, last = run.steps[i], run.steps[i + 1]
+            if ((every > first + of.near) & (every < last - of.near)).sum() >= 2:
+                yield Finding("hole", f"{printable(run.name)} has no loss between steps {first:g} and {last:g}; others have")
+                return
+
+
+def early_end(of: Evidence) -> Iterator[Finding]:
+    """Runs end together, or all at the first value under a target: later only the slow ones would be left."""
+    last = [float(run.steps[-1]) for run in of.runs]
+    if max(last) - min(last) <= max(of.near if math.isfinite(of.near) else 0, EARLY_END * of.end):
+        return
+    ended = ", ".join(
+        f"{name} {' to '.join(f'{step:g}' for step in sorted({min(own), max(own)}))}"
+        for name, own in zip(SIDES, (last[: len(of.base)], last[len(of.base) :]), strict=True)
+    )
+    if not stops_at_target(of):
+        yield Finding("stopped_early", f"runs end at other steps ({ended}): what came later was not compared", is_soft=True)
+
+
+def stops_at_target(of: Evidence) -> bool:
+    """Whether a target was named, or every run ends at its first loss under one that they share."""
+    if of.target is not None:
+        return True
+    if any(run.values.size < 2 for run in of.runs):
+        return False
+    return max(run.values[-1] for run in of.runs) < min(run.values[:-1].min() for run in of.runs)
+
+
+def starts(of: Evidence) -> Iterator[Finding]:
+    """Losses are equal before training."""
+    first = max(float(run.steps[0]) for run in of.runs)
+    if first > max(START * of.end, 0):
+        return
+    values = [[float(np.interp(first, run.steps, run.values)) for run in side] for side in of.sides]
+    (low, high), (least, most) = ((min(side), max(side)) for side in values)
+    apart = max(least - high, low - most)
+    if apart > of.margin * abs(low) and (first <= 0 or apart > high - low + most - least):
+        yield Finding("other_start", f"{low:.4f} to {high:.4f} and {least:.4f} to {most:.4f} at step {first:g}")
+
+
+def units(of: Evidence) -> Iterator[Finding]:
+    """One unit: the sides' losses are not log 2 apart all along, as nats and bits are."""
+    _, losses = of.whole
+    if not losses.size:
+        return
+    n = len(of.base)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(np.median(losses[n:], axis=0) / np.median(losses[:n], axis=0))
+    off = np.abs(np.abs(logs) + math.log(UNITS))  # a bit is log 2 nats
+    if (off < START).all():
+        yield Finding("other_units", f"the sides' losses are {math.exp(abs(logs[-1])):.3f} times apart at every step: nats and bits?")
+
+
+def coarse(of: Evidence) -> Iterator[Finding]:
+    """The log prints enough digits to see the margin."""
+    _, losses = of.whole
+    step, level = max(map(resolution, losses)), float(np.median(losses[: len(of.base), -1]))
+    if step > of.margin * level / 2:
+        yield Finding("coarse_log", f"losses are printed in steps of {step:g}, over half a margin")
+
+
+def learning(of: Evidence) -> Iterator[Finding]:
+    """The base learns, to the end; no side ends worse than its best."""
+    losses, n = of.whole[1], len(of.base)
+    steps, margin = losses.shape[1], of.margin
+    base = losses[:n]
+    fall = fall_of(of)
+    if not fall > 0:
+        yield Finding("idle", "the base's loss does not fall: nothing was learned, or this is no loss")
+    if steps >= 8 and (half := np.median(base[:, steps // 2 - 1 : steps // 2 + 2]) / np.median(base[:, -3:]) - 1) <= margin:
+        yield Finding("still", f"the base's loss falls by {100 * half:.2f} % over the last half: it stands still", is_soft=True)
+    for name, side in zip(SIDES, (base, losses[n:]), strict=True):
+        course = _calm(np.median(side, axis=0))
+        if course[-1] > course.min() * (1 + WORSE_THAN_BEST * margin):
+            yield Finding("worse_than_its_best", f"the {name} ends {100 * (course[-1] / course.min() - 1):.2f} % above its best", is_soft=True)
+        if course[-1] > course[0]:
+            yield Finding("rises", f"the {name}'s values rise: this is no loss, or it diverges")
+
+
+def _calm(course: Vector) -> Vector:
+    """Median of three: one spike is no course."""
+    around = np.stack([course[:-2], course[1:-1], course[2:]]) if course.size > 2 else course[None]
+    return np.concatenate([course[:1], np.median(around, axis=0), course[-1:]]) if course.size > 2 else course
+
+
+def fall_of(of: Evidence) -> float:
+    """By what share of its end the base's loss falls, from the first common step."""
+    base = of.whole[1][: len(of.base)]
+    return float(np.median(base[:, 0]) / np.median(base[:, -1]) - 1)
+
+
+def repeats(of: Evidence) -> Iterator[Finding]:
+    """No run repeats the value before more often than its digits explain."""
+    from scipy.special import bdtrc
+
+    for run, values in zip(of.runs, of.whole[1], strict=True):
+        steps = np.diff(values)
+        ties, usual = int((steps == 0).sum()), _sd(steps - np.median(steps)) + 1e-300
+        step = resolution(values)
+        chance = min(0.999, step / usual + 1e-9) if step else 1e-9
+        if ties >= 2 and bdtrc(ties - 1, steps.size, chance) * len(of.runs) < RARE:
+            yield Finding("repeats", f"{printable(run.name)}: {ties} of {steps.size} losses repeat the one before")
+            return
+
+
+def one_run(of: Evidence) -> Iterator[Finding]:
+    """The runs of a side are not one run: they do not share nearly all of their wiggle. Runs of one data order are, where paired."""
+    losses, n = np.log(of.whole[1]), len(of.base)
+    if losses.shape[1] < FEW or of.paired:
+        return
+    late = slice(losses.shape[1] // 3, None)
+    for name, side in zip(SIDES, (losses[:n], losses[n:]), strict=True):
+        mean = side.mean(axis=0)
+        own = math.sqrt(float((_roughness((side - mean)[:, late]) ** 2).mean()) * len(side) / (len(side) - 1))
+        signs = np.sign(np.diff(mean[late], 3))  # of noise three in four change, of a smooth course few do
+        if _roughness(mean[late]) > ONE_RUN * own and (signs[1:] != signs[:-1]).mean() > 0.5:
+            yield Finding("one_run", f"{name}: its runs share over {ONE_RUN:g} times the wiggle that sets them apart")
+
+
+def copies(of: Evidence) -> Iterator[Finding]:
+    """No run is another: equal in a stretch, but for rounding or a little noise, or one step off."""
+    losses, labels = of.whole[1], of.labels
+    found = list(_copies(losses, labels, of.paired))
+    if found:
+        shown = [f"{printable(of.runs[i].name)} and {printable(of.runs[j].name)}: {why}" for i, j, why in found]
+        yield Finding("copies", f"{plural(len(found), 'pair')} of runs are one: {some(shown, 2)}")
+
+
+def resolution(values: Vector) -> float:
+    """The step of the decimals that a log prints: 0 where none is seen in 7 digits."""
+    finite = values[np.isfinite(values)]
+    for step in (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 2e-4, 1e-4, 5e-5, 2e-5, 1e-5, 1e-6, 1e-7):
+        if np.all(np.abs(finite / step - np.round(finite / step)) < 1e-4):
+            return step
+    return 0.0
+
+
+def _copies(losses: Vector, labels: Sequence[int], paired: bool) -> Iterator[tuple[int, int, str]]:
+    """Pairs of runs that are one, and why."""
+    from scipy.special import chdtri, pdtrc
+
+    runs, steps = losses.shape
+    pairs = list(itertools.combinations(range(runs), 2))
+    partner = np.array([paired and j - i == runs // 2 for i, j in pairs])
+    printed = [resolution(row) for row in losses]
+    alike = np.array([printed[i] == printed[j] for i, j in pairs])
+    same_side = np.array([labels[i] == labels[j] for i, j in pairs])
+    top, count = float(np.abs(losses).max()), len(pairs)
+    near, longest, same, wander, usual = np.zeros((5, count))
+    for k, (i, j) in enumerate(pairs):
+        apart = losses[i] - losses[j]
+        equal = np.abs(apart) <= SAME_BITS * top
+        near[k], longest[k] = equal.mean(), _stretch(equal)
+        same[k] = (np.abs(apart) <= max(printed) / 2 * 1.0001).mean()
+        moved = np.diff(apart)
+        moved -= np.median(moved)
+        wander[k], usual[k] = math.sqrt((moved**2).mean()), _sd(moved)
+
+    def chance(rates: Vector) -> float:
+        """That two values are equal, by the pairs that are no copies."""
+        kept = np.sort(rates)[: max(1, int(0.8 * rates.size))].mean() if rates.size > 3 else 0.0
+        return float(np.clip(kept, 0.5 / steps / count, 1))
+
+    equals = {kind: chance(near[alike == kind]) for kind in (True, False)}
+    whole = np.flatnonzero((same == 1) & ~partner)
+    by_rounding = max(printed) > 0 and whole.size and pdtrc(whole.size - 1, count * chance(same) ** max(steps / 4, 2)) < RARE
+    sides = [usual[same_side & np.array([labels[i] == side for i, _ in pairs])] for side in (0, 1)]
+    reference = max(float(np.median(side)) for side in sides if side.size)
+    free = 0.6 * (steps - 2)
+    limit = min(chdtri(free, 1 - 1e-5 / count) / free, NEAR_COPY**2) if steps >= 6 else 0.0
+    for k, (i, j) in enumerate(pairs):
+        length = longest[k]
+        if partner[k]:  # pairs start together, and may stay near: a long stretch of equal bits is none of that
+            tail = _stretch(np.abs(losses[i] - losses[j])[1:] == 0)
+            if tail >= max(LONG, STRETCH * steps) or (steps <= LONG and tail >= max(MIN_VALUES, steps // 2)):
+                yield i, j, f"{tail} values in a row are equal"
+            elif steps >= 2 * LONG and wander[k] < BARELY * reference:
+                yield i, j, f"their difference wanders {wander[k] / reference:.1g} as much as that of other seeds"
+        elif length >= max(MIN_VALUES, 0.05 * steps) and equals[bool(alike[k])] ** length * steps * count < RARE:
+            yield i, j, f"{length:.0f} values in a row are equal"
+        elif by_rounding and same[k] == 1:
+            yield i, j, "equal but for rounding"
+        elif reference > 0 and (wander[k] / reference) ** 2 < limit and (same_side[k] or not paired):
+            yield i, j, f"their difference wanders {wander[k] / reference:.2g} as much as that of other runs"
+        elif steps > 4 and (np.array_equal(losses[i][1:], losses[j][:-1]) or np.array_equal(losses[j][1:], losses[i][:-1])):
+            yield i, j, "one step off"
+
+
+def _stretch(equal: NDArray[np.bool_]) -> int:
+    """The longest run of true entries."""
+    edges = np.flatnonzero(np.diff(equal, prepend=False, append=False)).reshape(-1, 2)
+    return int((edges[:, 1] - edges[:, 0]).max(initial=0))
+
+
+def pairs_mixed(of: Evidence) -> Iterator[Finding]:
+    """Runs of one seed share their batches: their steps are most alike."""
+    losses, n = of.whole[1], len(of.base)
+    if not of.paired or n < MIN_SEEDS or losses.shape[1] < FEW:
+        return
+    moves = [np.diff(np.log(side) - np.log(side).mean(axis=0), axis=1) for side in (losses[:n], losses[n:])]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        alike = np.nan_to_num(np.corrcoef(np.vstack(moves))[:n, n:])
+    if alike.max() > 0.5 and (alike.argmax(axis=1) == np.arange(n)).mean() < 0.6:
+        yield Finding("pairs_mixed", "runs of one seed are less alike than runs of other seeds: these are no pairs")
+
+
+RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (few, broken, absent, early_end, starts, units)
+COURSE_RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    coarse, learning, repeats, one_run, copies, pairs_mixed,
+)  # fmt: skip
