@@ -34,10 +34,15 @@ class Words:
     step: str = key("column of the steps (step, _step, ...)", "")
     paired: str = key("seed: runs of one seed share weights and batches", "no", choices=("no", "seed"))
     margin: str = key("of equivalence, of the base's loss (0.25%)", "0.25%")
-    window: int = key("compare the mean of the last so many values (1)", 1, span=(1, 1e9))
+    window: int = key("so many last values of a run count; 0: chosen from the data (0)", 0, span=(0, 1e9))
     target: float | None = key("time until this loss is reached, in place of the end", None)
     noise: list[str] = key("files of similar runs, to say how many are needed where no side has two", [])
-    loss: str = key("column of the training loss, where paired (train_loss)", "train_loss")
+    cluster: str = key(
+        "column of what runs of a side share: a machine, a submission (machine, host, ...)", ""
+    )
+    between: str = key("sd between such clusters, of the loss, where each side has one (0%)", "0%")
+    treatment: list[str] = key("columns that name what is compared (those that speak of a format)", [])
+    differs: list[str] = key("columns, and codes of findings, that are known to differ", [])
     format: str = key(
         "of text logs: modded_nanogpt, nanogpt, or a regular expression with (?P<step>), (?P<value>)", ""
     )
@@ -52,13 +57,9 @@ def main(words: Sequence[str]) -> int:
     """
     if (options := options_of(Words, words)) is None:
         return 0
-    from harness.judge.curve_verdict import verdict
+    from harness.judge.verdict.judge import verdict
     from harness.store.curve_files import read_all
 
-    if not re.fullmatch(r"\d*\.?\d+%", options.margin):
-        raise UsageError(
-            f"margin={printable(options.margin)}: expected a percentage of the base's loss, as in margin=0.25%"
-        )
     if not (options.base and options.candidate):
         raise UsageError("verdict needs base=GLOB and candidate=GLOB")
     asked: dict[str, Any] = {
@@ -66,9 +67,12 @@ def main(words: Sequence[str]) -> int:
         for side in ("base", "candidate", "noise")
     }
     asked |= {
-        name: getattr(options, name) for name in ("value", "step", "paired", "window", "target", "loss")
+        name: getattr(options, name)
+        for name in ("value", "step", "paired", "window", "target", "cluster", "treatment", "differs")
     }
-    found = verdict(**asked, margin=float(options.margin[:-1]) / 100)
+    found = verdict(
+        **asked, margin=_share(options.margin, "margin"), between=_share(options.between, "between")
+    )
     where = terminal.console()
     for line in found.lines:
         terminal.say(where, line, STYLES[found.outcome] if line.startswith(found.outcome) else "")
@@ -83,3 +87,11 @@ def main(words: Sequence[str]) -> int:
             ) from error
         terminal.say(where, f"page     {options.output}")
     return EXITS[found.outcome]
+
+
+def _share(percentage: str, name: str) -> float:
+    if not re.fullmatch(r"\d*\.?\d+%", percentage):
+        raise UsageError(
+            f"{name}={printable(percentage)}: expected a percentage of the base's loss, as in {name}=0.25%"
+        )
+    return float(percentage[:-1]) / 100

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from harness.judge.curve_verdict import SIDES
+from harness.judge.verdict.evidence import SIDES
 from harness.judge.verdict.result import percent
 from harness.report.drawing import (
     BAND,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from harness.judge.curve_verdict import CurveVerdict
     from harness.judge.diff import Changes
+    from harness.judge.verdict.judge import CurveVerdict
 
 MOST_RATIOS, MOST_CURVES = 40, 8
 MOST_POINTS = 240  # of a line; more cannot be seen
@@ -138,11 +138,9 @@ def curve_verdict(found: CurveVerdict) -> str:
 @styled
 def _losses(found: CurveVerdict) -> Chart:
     """Each run over the mean of the base's, in percent, at steps of the base."""
-    made, steps = sheet("curves", 3.6), found.sides[0][0].curve.steps
+    made, steps = sheet("curves", 3.6), found.sides[0][0].steps
     steps = steps[evenly(steps.size, MOST_POINTS)]
-    sides = [
-        np.array([np.interp(steps, r.curve.steps, r.curve.values) for r in runs]) for runs in found.sides
-    ]
+    sides = [np.array([np.interp(steps, r.steps, r.values) for r in runs]) for runs in found.sides]
     limit = 100 * found.margin
     made.axes.axhspan(-limit, limit, color=BAND, label="margin")
     looks = {"color": INK, "linestyle": "--"}, mark(1, linestyle="-")

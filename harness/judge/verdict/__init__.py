@@ -4,7 +4,7 @@
 """
 
 from harness.judge.verdict.curves import Curve, Run, ema
-from harness.judge.verdict.judge import Verdict, judge_other_seeds, judge_pairs
+from harness.judge.verdict.paired import Verdict, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import GATES, MARGIN, GateResult
 from harness.judge.verdict.rows import ArmVerdict, judge, lines
 from harness.judge.verdict.time_to_loss import Reach, time_to_loss

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     Runs = Mapping[int, "Run"]  # by seed
 
-SAME_GAP = 1e-6  # gaps of two seeds that differ by less than this share of themselves are one: rounding of their losses
-SAME_LOSS = 1e-3  # so are losses that differ by a constant and less than this share of the noise of a step
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
@@ -154,8 +151,7 @@ class Pairs:
 
 
 def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
-    """Pairs runs by seed; runs without a partner, of another length, with NaN or that repeat another seed's are left out
-    and named.
+    """Pairs runs by seed; runs without a partner, of another length or with NaN are left out and named.
 
     Args:
         candidate: runs by seed.
@@ -169,7 +165,7 @@ def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
         for name, runs in sides.items()
         if (missing := sorted({*candidate, *control} - runs.keys()))
     ]
-    whole: dict[int, Vector] = {}  # losses of both and gap, [3, T], of the seeds that are whole and new
+    whole: dict[int, Vector] = {}  # losses of both, [2, T], of the seeds that are whole
     for seed in sorted(candidate.keys() & control.keys()):
         run, other = candidate[seed], control[seed]
         reasons = [
@@ -183,14 +179,10 @@ def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
         if unlike := [what for what in own | its if own.get(what) != its.get(what)]:
             reasons.append(f"the {named} and the control differ in {', '.join(unlike)}")
         if not reasons:
-            mine, theirs = run.loss.values, other.loss.values
-            curves = np.array([mine, theirs, mine - theirs])
-            reasons = list(_repeats(curves, whole, named))
-            if not reasons:
-                whole[seed] = curves
+            whole[seed] = np.array([run.loss.values, other.loss.values])
         problems += [f"seed {seed}: {why}" for why in reasons]
     a, b = ([runs[seed] for seed in whole] for runs in sides.values())
-    losses = np.reshape([*whole.values()], (len(whole), 3, steps.size))
+    losses = np.reshape([*whole.values()], (len(whole), 2, steps.size))
     norms = at_the_same_steps([r.grad_norm for r in (*a, *b)])
     return Pairs(
         tuple(whole),
@@ -202,21 +194,6 @@ def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
         tuple(problems),
         at_the_same_steps([r.fp8_grad_norm for r in a]),
     )
-
-
-def _repeats(curves: Vector, earlier: Mapping[int, Vector], named: str) -> Iterator[str]:
-    """What a pair repeats of an earlier seed, which makes it no evidence.
-
-    A gap of 0 at every step is no repetition: a candidate may equal its control in every seed. Neither is a loss of the
-    candidate that never changes: a model that FP8 broke predicts the same in every seed.
-    """
-    differences = curves - np.reshape([*earlier.values()], (-1, *curves.shape))
-    differences[:, :2] -= differences[:, :2].mean(axis=2, keepdims=True)
-    near = SAME_LOSS * np.diff(curves, axis=1, prepend=curves[:, :1]).std(axis=1)
-    near[2] = SAME_GAP * np.abs(curves[2]).max()
-    for at, what in np.argwhere(np.abs(differences).max(axis=2) < near)[:1]:
-        repeated = (f"loss of the {named}", "loss of the control", "gap")[what]
-        yield f"the {repeated} repeats that of seed {list(earlier)[at]} at every step"
 
 
 def _unusable(run: Run, reference: Vector) -> Iterator[str]:

@@ -1,216 +1,360 @@
-"""Judge: all gates of one candidate, and the verdict that follows from them: PASS, FAIL or INCONCLUSIVE.
+"""Verdict: does a candidate train as its base does? PASS, FAIL or INCONCLUSIVE, with what was read and what would decide.
 
-FAIL: some gate failed. PASS: every gate passed or warned (warnings are shown) and no condition is violated. Anything else is
-INCONCLUSIVE: what could not be tested is never passed in silence.
+PASS: the interval of the gap at the end lies inside the margin, and no rule withholds it: of the course (`course`), of what
+the curves are (`integrity`) or of what else differs (`conditions`). FAIL: the 99 % interval lies above the margin, or
+candidate runs alone end in NaN. A candidate better by more than the margin is not the same, and no fault: INCONCLUSIVE.
+Which thresholds, and how often they are wrong: docs/evidence.md.
 """
 
 from __future__ import annotations
 
+import html
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from harness.judge import gathered
-from harness.judge.verdict import gates
-from harness.judge.verdict.curves import ema, half_life, pair
-from harness.judge.verdict.result import LATE, MARGIN, MIN_POINTS, MIN_SEEDS, percent
-from harness.judge.verdict.spike_events import calm
+from harness.judge.verdict import conditions, integrity
+from harness.judge.verdict.course import Course, ends
+from harness.judge.verdict.evidence import SIDES, Evidence, Finding, evidence_of, runs_of
+from harness.judge.verdict.power import MOST, POWER, seeds_for, tost_power
+from harness.judge.verdict.sooner import Sooner, sooner
+from harness.store import text
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from harness.judge.verdict.curves import Run, Runs
-    from harness.judge.verdict.gates import Evidence
-    from harness.judge.verdict.result import GateResult
+    import pandas as pd
+
+    from harness.judge.verdict.evidence import LossRun
+    from harness.store.stats import Effect
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-FIRST = 0.1  # of the steps: where the control begins
-AS_MEASURED = 0.1  # steps of a half-life that smooths nothing
-LEAST_FALL = 20.0  # margins by which the control's loss has to fall: a gap is to be little of that, too
+MARGIN = 0.0025  # of the base's loss; the order of what DeepSeek-V3 reports for FP8 at scale
+MOST_MARGIN = 0.01  # a wider one says nothing of training the same
+LEAST_FALLS = 20.0  # margins that the base's loss falls by; the margin is narrower where it falls by less
+PASS_CONFIDENCE = (
+    0.92  # of the interval inside the margin: 4 % a side, since the window is chosen from the data
+)
+FAIL_CONFIDENCE = 0.99
+INSIDE = 0.5  # share of the spread that noise inside runs makes up, beyond which a wider window is cheaper than runs
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The outcome for one candidate.
+@dataclass(slots=True, eq=False)
+class CurveVerdict:
+    """What the curves show.
 
     Attributes:
+        evidence: what was judged.
+        margin: share of the base's loss: what was asked, or a twentieth of what the base learned.
         outcome: PASS, FAIL or INCONCLUSIVE.
-        gates: one result a gate, in the order of `GATES`.
-        notes: what a reader must know beside the gates: missing controls, runs that had no partner.
-        limits: what runs of this length cannot certify, with their steps and tokens.
-        not_fp8: why FP8 cannot have run; "" where nothing speaks against it. Also among the notes.
+        findings: what speaks against a word.
+        codes: of the findings; else "equivalent", "worse", "better" or "not_shown".
+        reasons: the same in sentences.
+        notes: what decides nothing.
+        step: the last step that every run reached, at which ends are compared; NaN where nothing was compared.
+        window: how many last values of a run count.
+        gap, low, high: candidate over base - 1 there, with its 95 % interval, as shares; NaN where the comparison was refused.
+        sd: of one run about its side, or of a pair about the others, or of `noise`; a share.
+        p: the larger one-sided p of equivalence within the margin.
+        shows: the smallest margin that so many runs with this spread show in 80 % of cases, without a gap.
+        needed: runs a side that would show the margin in 80 % of cases, without a gap and at half a margin; None: over `MOST`,
+            empty where nothing is known of the spread.
+        sooner: steps and seconds to one loss, and seconds a step.
+        course: the figures along the way; None where nothing was compared.
     """
 
-    outcome: Outcome
-    gates: tuple[GateResult, ...]
-    notes: tuple[str, ...]
-    limits: str
-    not_fp8: str = ""
-
-    def gate(self, name: str) -> GateResult | None:
-        """The result of one gate; None where it does not apply."""
-        return next((g for g in self.gates if g.gate == name), None)
+    evidence: Evidence
+    margin: float
+    outcome: Outcome = "INCONCLUSIVE"
+    findings: list[Finding] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    step: float = math.nan
+    window: int = 1
+    gap: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    sd: float = math.nan
+    p: float = math.nan
+    shows: float = math.nan
+    needed: tuple[int | None, ...] = ()
+    sooner: Sooner | None = None
+    course: Course | None = None
 
     @property
-    def reasons(self) -> tuple[str, ...]:
-        """The gates that decided, or the warnings of a PASS, as "L4: sentence"; those that say the same, in one."""
-        decisive = "WARN" if self.outcome == "PASS" else self.outcome
-        names = gathered((g.sentence, g.gate) for g in self.gates if g.status == decisive)
-        return tuple(f"{', '.join(gates)}: {sentence}" for sentence, gates in names.items())
+    def sides(self) -> tuple[Sequence[LossRun], Sequence[LossRun]]:
+        """The runs of the base and of the candidate."""
+        return self.evidence.sides
+
+    @property
+    def time(self) -> Effect | None:
+        """Seconds of the candidate over those of the base, to the target or to the end; None without times."""
+        return self.sooner.seconds if self.sooner else None
+
+    @property
+    def read(self) -> list[str]:
+        """What was read: runs, columns, steps, and the steps that a run lacks."""
+        lines = [
+            line for runs, side in zip(self.sides, SIDES, strict=True) for line in _described(runs, side)
+        ]
+        return [*lines, *self.evidence.notes]
+
+    @property
+    def headline(self) -> str:
+        """The word, and what it holds for."""
+        return f"{self.outcome}: {'; '.join(self.reasons)}"
+
+    @property
+    def lines(self) -> list[str]:
+        """What was read, the verdict, what to know beside it; a text each."""
+        return [*self.read, self.headline, *self.notes]
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{html.escape(text.printable(line))}</p>" for line in self.lines)
 
 
-def judge_pairs(
-    candidate: Runs,
-    control: Runs,
+def verdict(
+    base: Sequence[pd.DataFrame],
+    candidate: Sequence[pd.DataFrame],
     *,
-    golden: Runs | None = None,
-    twin: Runs | None = None,
-    twin_name: str = "its base arm",
+    value: str = "",
+    step: str = "",
+    paired: str = "no",
     margin: float = MARGIN,
-) -> Verdict:
-    """Judges a candidate against the control that shares its initial weights and batches, seed by seed.
+    window: int = 0,
+    target: float | None = None,
+    noise: Sequence[pd.DataFrame] = (),
+    cluster: str = "",
+    between: float = 0.0,
+    treatment: Sequence[str] = (),
+    differs: Sequence[str] = (),
+) -> CurveVerdict:
+    """Judges a candidate's runs against the base's.
 
     Args:
-        candidate: runs by seed. Runs with a `switch_step` are a precision pattern and need `twin`.
-        control: runs by seed, of the arm whose loss is the right one.
-        golden: runs of the emulation of the candidate's recipe; they set the band of the early window, and the
-            candidate's gradient norms are compared with theirs.
-        twin: of a precision pattern, the runs that must be bitwise equal until the switch. Where it is the control
-            itself (warm-up), the early window and the gradient norms start at the switch;
-            where it is another arm (cool-down), they end there.
-        twin_name: what to call that arm.
-        margin: of equivalence, relative to the control's mean loss.
+        base: frames with a row a step, each of one run, or of several by a column `run`.
+        candidate: the same.
+        value: the column of the loss; "": the first of `val_loss`, `eval_loss` and their like.
+        step: the column of the steps.
+        paired: "seed": runs of one seed share weights and batches; the seed is a column, or in the name of the run.
+        margin: of equivalence, as a share of the base's loss.
+        window: so many last values of a run count, the median or a trimmed mean; 0: chosen from the data.
+        target: the loss at which runs stop; times are then those until it is reached.
+        noise: runs that resemble these, for how many are needed where no side has two.
+        cluster: the column of what runs share beside a side: a machine, a submission; "": `machine`, `host` and their like.
+        between: sd between such clusters as a share of the loss, where each side has one.
+        treatment: columns that name what is compared; (): those whose names speak of a format.
+        differs: columns that are known to differ, and codes of findings, that withhold nothing.
 
     Raises:
-        ValueError: the margin is not above 0, or there is no run on one side.
+        UsageError: no frame, a column or seed is missing, a cell is no number, an option that is none.
     """
-    if not margin > 0:
-        raise ValueError(f"margin={margin} must be above 0; 0.0025 is 0.25 % of the control's loss")
-    if not candidate or not control:
-        raise ValueError(f"{len(candidate)} candidate and {len(control)} control runs: both sides need some")
-    switches = [run.switch_step for run in candidate.values() if run.switch_step is not None]
-    back = [run.switch_back_step for run in candidate.values() if run.switch_back_step is not None]
-    span = gates.WHOLE
-    if switches and twin is control:
-        span = float(max(switches)), float(min(back, default=math.inf))
-    elif switches and twin:
-        span = gates.WHOLE[0], float(min(switches))
-    band = pair(golden, control, "golden arm") if golden else None
-    evidence = gates.Evidence(candidate, control, calm(pair(candidate, control)), band, margin, span)
-    results = list(gates.results(evidence))
-    failed = any(r.status == "FAIL" for r in results)
-    withheld = [why for condition in CONDITIONS for why in condition(evidence)]
-    withheld += [] if failed else swinging(evidence)
-    notes = list(withheld)
-    if switches:
-        results.append(gates.judged("prefix", len(candidate), gates.prefix, candidate, twin or {}, twin_name))
-        if twin and twin is not control:
-            notes += _cooled(candidate, twin, control)
-    if band is not None:
-        notes += [problem for problem in band.problems if problem not in notes]
-        if len(band.seeds) < MIN_SEEDS:
-            notes.append(f"{len(band.seeds)} golden runs are too few for a band: the fixed band is used")
-    return conclude(results, notes, limits({**control, **candidate}.values()), whole=not withheld)
-
-
-def judge_other_seeds(other: Runs, control: Runs) -> Verdict:
-    """Judges runs of other seeds by the wide band that the control's own seeds span; nothing is paired."""
-    results = [gates.finite(other, {}), gates.judged("band", len(other), gates.band, other, control)]
-    missing = ", ".join(map(str, sorted(control.keys() - other.keys())))
-    notes = [f"no run for seed {missing}"] * bool(missing)
-    return conclude(results, notes, limits(other.values()), whole=not missing)
-
-
-def conclude(
-    results: Sequence[GateResult], notes: Iterable[str], limit: str, *, whole: bool = True
-) -> Verdict:
-    """The verdict that follows from the gates; `whole`: no condition is violated."""
-    statuses = {r.status for r in results}
-    outcome: Outcome = "PASS"
-    if "FAIL" in statuses:
-        outcome = "FAIL"
-    elif "INCONCLUSIVE" in statuses or not whole:
-        outcome = "INCONCLUSIVE"
-    return Verdict(outcome, tuple(results), tuple(notes), limit)
-
-
-def unpaired(evidence: Evidence) -> Iterator[str]:
-    """Every run has a partner that read the same batches and can be compared with it step by step."""
-    yield from evidence.pairs.problems
-
-
-def idle(evidence: Evidence) -> Iterator[str]:
-    """The control learns: its loss falls by many margins; if not, weights that hardly change would be equivalent to it.
-
-    Medians, of the first tenth and the last fifth of the steps, so that a spike decides nothing.
-    """
-    pairs, margin = evidence.pairs, evidence.margin
-    if not pairs.seeds or pairs.steps.size < MIN_POINTS:
-        return
-    share = (pairs.steps - pairs.steps[0]) / (pairs.length - 1)
-    first, last = (np.median(pairs.control[:, at], axis=1) for at in (share <= FIRST, share >= 1 - LATE))
-    fall = float((first - last).mean() / np.abs(last).mean())
-    if not fall > LEAST_FALL * margin:
-        yield (
-            f"the control's loss {'falls' if fall >= 0 else 'rises'} by {percent(abs(fall))[1:]}; under {LEAST_FALL:g} margins, "
-            f"{percent(LEAST_FALL * margin)[1:]}, PASS would say little: train for longer, or take a smaller margin"
+    wrong = (
+        not 0 < margin <= MOST_MARGIN or window < 0 or not math.isfinite(target or 0) or not 0 <= between < 1
+    )
+    if wrong or paired not in ("no", "seed"):
+        raise UsageError(
+            f"{margin=} {window=} {target=} {between=} {paired=}: expected a share up to {MOST_MARGIN} such as {MARGIN}, a count, "
+            "a loss, a share, no or seed"
         )
+    asked: dict[str, Any] = {
+        "margin": margin,
+        "window": window,
+        "target": target,
+        "cluster": cluster,
+        "between": between,
+        "treatment": treatment,
+        "waived": differs,
+    }
+    found = judge(evidence_of((base, candidate), value, step, paired=paired == "seed", **asked))
+    if not found.needed and noise and not found.sd > 0:
+        runs = list(runs_of(noise, "noise", value, step, []))
+        figures = np.array([float(ends(run.values, found.window)) for run in runs])
+        found.sd = float(figures.std(ddof=1) / figures.mean()) if figures.size > 1 else math.nan
+        _what_decides(found)
+    return found
 
 
-# What must hold of the runs for a PASS, whatever the gates say: each yields what is violated, and each of these is a note.
-CONDITIONS: tuple[Callable[[Evidence], Iterator[str]], ...] = (unpaired, idle)
+def judge(of: Evidence) -> CurveVerdict:
+    """The verdict on evidence."""
+    found = _judged(of)
+    beside = conditions.other_losses(of, lambda evidence: ((v := _judged(evidence)).outcome, v.codes))
+    found.findings += [finding for finding in beside if finding.code not in of.waived]
+    _decide(found)
+    found.sooner = sooner(of, found.window) if integrity.enough(of) and found.step == found.step else None
+    if found.sooner:
+        found.notes += found.sooner.lines
+    return found
 
 
-def swinging(evidence: Evidence) -> Iterator[str]:
-    """The gap keeps its level after the early window, as its mean does not say: runs that share their batches differ by less
-    than the control's own noise between seeds, or than the margin, as measured and smoothed."""
-    pairs, (start, end) = evidence.pairs, evidence.span
-    early = pairs.steps[:1] + min(gates.EARLY_STEPS, gates.EARLY_SHARE * pairs.length)
-    inside = (pairs.steps >= np.maximum(early, start)) & (pairs.steps < end)
-    if len(pairs.seeds) < MIN_SEEDS or not inside.any():
-        return
-    own = (pairs.control - np.roll(pairs.control, 1, axis=0)) / math.sqrt(2)
-    for life in AS_MEASURED, half_life(pairs.length):
-        spread, noise = (
-            math.sqrt(ema(curve, pairs.steps, life)[:, inside].var(axis=1).mean())
-            for curve in (evidence.calm.gap, own)
-        )
-        limit = max(noise, evidence.margin * pairs.control[:, inside].mean())
-        if spread > limit:
-            yield (
-                f"the gap, smoothed by {life:g} steps, varies within a run by {spread:.3g} nats (sd), beyond {limit:.3g}, the "
-                "control's own noise or the margin: it swings around its mean"
+def _judged(of: Evidence) -> CurveVerdict:
+    """The verdict but for other columns and what is said beside it."""
+    asked = of.margin
+    has_course = integrity.enough(of)
+    if has_course and (fall := integrity.fall_of(of)) > 0:
+        of = replace(of, margin=min(asked, fall / LEAST_FALLS))
+    found = CurveVerdict(of, of.margin)
+    found.findings = [
+        each for each in (*integrity.findings(of), *conditions.findings(of)) if each.code not in of.waived
+    ]
+    if has_course:
+        _compare(found)
+        if of.margin < asked:
+            found.notes.append(
+                f"the base's loss falls by {100 * fall:.3g} %, so a gap counts above {_percent(of.margin)}, a {LEAST_FALLS:.0f}th of that"
             )
-            return
+    _decide(found)
+    return found
 
 
-def limits(runs: Iterable[Run]) -> str:
-    """What runs of this length cannot certify, in numbers.
-
-    DeepSeek-V3 (arXiv 2412.19437, appendix B.2) reports that blockwise quantised activation gradients diverged after
-    about 300 billion tokens: an implementation that passes here can still do that.
-    """
-    lengths, tokens_per_step = zip(
-        *((r.loss.steps[-1] - r.loss.steps[0] + 1, r.tokens_per_step) for r in runs), strict=True
+def _compare(found: CurveVerdict) -> None:
+    """The gap at the end and the alarms of the course."""
+    of = found.evidence
+    steps, losses = of.whole
+    n = len(of.base)
+    found.course = course = Course(
+        losses[:n], losses[n:], of.margin, of.paired, of.window, of.between, of.clusters
     )
-    tokens = max(tokens_per_step) * max(lengths)
-    shown = f"{tokens:,.0f}"
-    for size, word in ((1e6, "million"), (1e9, "billion")):
-        if tokens >= size:
-            shown = f"{tokens / size:.3g} {word}"
-    seen = f"{shown} tokens a seed" if tokens else "tokens unknown"
-    return (
-        f"{max(lengths):,.0f} steps, {seen}: shows faults of the implementation, not that longer runs are safe. Instabilities "
-        "of FP8 have been reported after 300 billion tokens."
+    end = course.end
+    found.findings += [
+        Finding(*alarm, is_soft=True) for alarm in course.alarms() if alarm.code not in of.waived
+    ]
+    found.step, found.window, found.gap = float(steps[-1]), end.window, end.gap
+    found.low, found.high = end.interval(0.95)
+    found.p = end.p_within(of.margin)
+    count = 2 / (1 / n + 1 / len(of.candidate))
+    found.sd = end.error * math.sqrt(count / (1 if of.paired else 2))
+    low, high = end.interval(FAIL_CONFIDENCE)
+    least, most = end.interval(PASS_CONFIDENCE)
+    if low > of.margin:
+        found.codes = ["worse"]
+    elif high < -of.margin:
+        found.codes = ["better"]
+    elif -of.margin < least and most < of.margin:
+        found.codes = ["equivalent"]
+    else:
+        found.codes = ["not_shown"]
+    if end.inside > INSIDE and not of.window:
+        found.notes.append(
+            f"noise inside runs is {min(end.inside, 1):.0%} of their spread: a wider window (window={2 * end.window}) is cheaper than runs"
+        )
+
+
+def _decide(found: CurveVerdict) -> None:
+    """The word, from the end's code and the findings."""
+    end = [code for code in found.codes if code in _END]
+    hard = [each for each in found.findings if not each.is_soft]
+    against = list(dict.fromkeys(each.code for each in found.findings))
+    broke = "not_finite" in against and not hard
+    found.codes = [*(code for code in end if code != "equivalent" or not against), *against] or ["not_shown"]
+    found.outcome = "INCONCLUSIVE"
+    if hard:
+        found.codes = against
+        found.step = found.gap = found.low = found.high = found.p = (
+            math.nan
+        )  # of a comparison that was refused
+    elif broke or end == ["worse"]:
+        found.outcome = "FAIL"
+    elif end == ["equivalent"] and not against:
+        found.outcome = "PASS"
+    found.reasons = list(_reasons(found))
+    if not hard:
+        _what_decides(found)
+
+
+_END = {
+    "worse": f"worse by more than the margin, also with {100 * FAIL_CONFIDENCE:.0f} %",
+    "better": "better by more than the margin: not the same, and no fault",
+    "equivalent": "",
+    "not_shown": "not shown",
+}
+
+
+def _reasons(found: CurveVerdict) -> Iterator[str]:
+    of, margin = found.evidence, _percent(found.margin)
+    if found.outcome == "PASS":
+        yield f"the same loss within {margin}{_scope(of, found.step)}"
+    yield from (_END[code] for code in found.codes if _END.get(code))
+    yield from (f"{each.code}: {each.text}" if each.text else each.code for each in found.findings)
+    if math.isfinite(found.gap):
+        window = f", window={found.window}" if found.window > 1 else ""
+        yield (
+            f"gap {found.gap:+.3%} of the base's loss at step {found.step:g}{window} (95 % {found.low:+.3%} to {found.high:+.3%}; "
+            f"one-sided p of a gap within {margin}: {found.p:.2g})"
+        )
+
+
+def _scope(of: Evidence, step: float) -> str:
+    """What a PASS holds for."""
+    base, candidate = ({*side} for side in of.clusters)
+    if not base:
+        return f" up to step {step:g}; where runs ran is not known"
+    if len(base) == len(candidate) == 1:
+        if base == candidate:
+            return f" up to step {step:g} on this one machine"
+        return f" up to step {step:g} on these two machines" + (
+            "" if of.between else ", whose own difference is not known"
+        )
+    return f" up to step {step:g} over {len(base)} and {len(candidate)} of {of.cluster_column}"
+
+
+def _what_decides(found: CurveVerdict) -> None:
+    """Power of so many runs, and the runs that would decide."""
+    of = found.evidence
+    counts, sides = [len(side) for side in of.sides], 1 if of.paired else 2
+    said: list[str] = []
+    if found.sd > 0 and min(counts) > 1:
+        from scipy.optimize import brentq
+
+        count = int(2 / sum(1 / n for n in counts))
+        sd = found.sd
+        found.shows = brentq(
+            lambda least: tost_power(sd, least, count, sides=sides) - POWER, sd / 100, 1000 * sd
+        )
+        said.append(
+            f"{count} runs a side with this spread show a margin of {_percent(found.shows)} in {POWER:.0%} of cases"
+        )
+    if found.outcome == "INCONCLUSIVE" and set(found.codes) <= {"not_shown", "few_runs"}:
+        if found.sd > 0:
+            found.needed = tuple(
+                seeds_for(found.sd, found.margin, gap, sides=sides) for gap in (0.0, found.margin / 2)
+            )
+        shown = " / ".join(str(n or f"over {MOST}") for n in found.needed)
+        clusters = [len(set(side)) for side in of.clusters]
+        more = "more of " + of.cluster_column if max(clusters) > 1 and clusters != counts else "runs a side"
+        said.append(
+            f"{more} that show it in {POWER:.0%} of cases, without a gap / at half a margin: "
+            f"{shown or 'not known, for want of two runs that show the spread (noise=)'}"
+        )
+    found.notes = [*(note for note in found.notes if POWER_SAID not in note), *said]
+
+
+POWER_SAID = f"{POWER:.0%} of cases"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _described(runs: Sequence[LossRun], side: str) -> Iterator[str]:
+    """What was read of one side, and the gaps in it."""
+    sizes, steps = [run.steps.size for run in runs], np.concatenate([run.steps for run in runs])
+    value, step = runs[0].columns
+    clock = "" if any(run.seconds is None for run in runs) else ", with times"
+    beside = sorted({name for run in runs for name in run.series} - {value, step})
+    also = f"; beside it {text.some(beside, 6, ', ')}" if beside else ""
+    yield (
+        f"{side}: {text.plural(len(runs), 'run')}, {value} by {step}, {' to '.join(map(str, sorted({min(sizes), max(sizes)})))} values a run, steps "
+        f"{steps.min():g} to {steps.max():g}{clock}{also}"
     )
-
-
-def _cooled(candidate: Runs, twin: Runs, control: Runs) -> Iterator[str]:
-    """Whether the cool-down left a smaller late gap than training in FP8 to the end."""
-    mine, theirs = (gates.late_gaps(calm(pair(runs, control))) for runs in (candidate, twin))
-    if mine.size and theirs.size:
-        after, before = float(mine.mean()), float(theirs.mean())
-        word = "no larger than" if abs(after) <= abs(before) else "larger than"
-        yield f"late gap after the cool-down {percent(after)}, {word} without it ({percent(before)})"
+    every = np.unique(steps).size
+    if gaps := [
+        f"{run.name} lacks {every - run.steps.size} of {every} steps"
+        for run in runs
+        if run.steps.size < every
+    ]:
+        yield f"{side}, gaps: {text.some(gaps)}"

@@ -25,7 +25,6 @@ GATES: dict[str, str] = {
 
 MARGIN = 0.0025  # of the control's mean loss; the order of what DeepSeek-V3 reports for FP8 at scale
 LATE = 0.2
-from harness.judge.loss.power import ALPHA as ALPHA
 
 
 @dataclass(frozen=True, slots=True)

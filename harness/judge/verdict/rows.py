@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.judge import gathered, words
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
-from harness.judge.verdict.gates import MIN_WINDOW
-from harness.judge.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
+from harness.judge.verdict.integrity import LONG, STRETCH, stretch
+from harness.judge.verdict.paired import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
-from harness.judge.verdict.spike_events import first_stretch
 from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.errors import Cause
 from harness.store.measurement import ProofOutcome, proof_outcome
@@ -58,7 +57,6 @@ _SETTINGS = (
     "optimizer",
     "parameters",
 )  # of a run, that its control must share
-STRETCH = 0.1  # of the steps: so many equal values in a row are no chance, also where losses are logged with 4 digits
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
 
@@ -257,8 +255,7 @@ class _Judged:
             if both:
                 steps, (mine, theirs) = both
                 same = (mine == theirs)[steps >= (self.runs[seed].switch_step or 0)]
-                least = min(same.size, max(MIN_WINDOW, math.ceil(share * same.size)))
-                found += [seed] * (first_stretch(same, least)[0] < same.size)
+                found += [seed] * (stretch(same) >= min(same.size, max(LONG, math.ceil(share * same.size))))
         return found
 
     def seeds(self, some: list[int]) -> str:
@@ -314,6 +311,7 @@ def _judge_arm(it: _Judged, margin: float) -> Verdict:
             twin=it.control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
             twin_name=it.against if warm_up else fields.recipe,
             margin=margin,
+            waived=("equals_base", "barely_differs") if is_perturbed else ("equals_base",),
         )
     for note in (note for condition in CONDITIONS for note in condition(it)):
         notes.append(note.text)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge.loss.power import ALPHA, MOST, POWER, seeds_for
-from harness.judge.verdict import gates
 from harness.judge.verdict.curves import pair
+from harness.judge.verdict.paired import heldout_gaps, late_gaps
+from harness.judge.verdict.power import ALPHA, MOST, POWER, seeds_for
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
-from harness.judge.verdict.spike_events import calm
 from harness.store.case import LOCAL, OTHER, Arm
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _noise(setup: Setup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
     pairs = pair(runs, setup.arms.get(control_of(setup.records[arm], setup), {}))
     if len(pairs.seeds) < MIN_SEEDS or any(run.doubted for run in runs.values()):
         return None
-    gaps = gates.late_gaps(calm(pairs)), gates.heldout_gaps(pairs)
+    gaps = late_gaps(pairs), heldout_gaps(pairs)
     late, heldout = (None if of is None else float(of.std(ddof=1)) for of in gaps)
     if late is None or not all(math.isfinite(sd) and sd > 0 for sd in (late, heldout) if sd is not None):
         return None

@@ -8,18 +8,18 @@ coverage of 95 % intervals in reports/published/studies/curve-verdict-error-rate
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.loss.course import difference, ends
+from harness.judge.verdict.course import difference, ends
 from harness.store.stats import Effect, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.judge.loss.evidence import Evidence, Run
+    from harness.judge.verdict.evidence import Evidence, LossRun
     from harness.store.stats import Vector, Welch
 
 LEAST_DEGREES = 10.0  # where the cell's variance, which is known, makes up most
@@ -43,7 +43,7 @@ class Sooner:
     seconds: Effect | None
     to_loss: Effect | None
     a_step: Effect | None
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
 def sooner(of: Evidence, window: int = 1) -> Sooner:
@@ -60,8 +60,8 @@ def sooner(of: Evidence, window: int = 1) -> Sooner:
     to_loss = [run.second_at(step) for run, step in zip(of.runs, crossed, strict=True)]
     steps = _ratio(of, crossed)
     seconds = _ratio(of, total if of.target is None else to_loss)
-    made = Sooner(loss, steps, seconds, _ratio(of, to_loss), _ratio(of, total), ())
-    return Sooner(*(getattr(made, name) for name in ("loss", "steps", "seconds", "to_loss", "a_step")), tuple(_lines(of, made, total, to_loss)))
+    made = Sooner(loss, steps, seconds, _ratio(of, to_loss), _ratio(of, total))
+    return replace(made, lines=tuple(_lines(of, made, total, to_loss)))
 
 
 def _lines(of: Evidence, made: Sooner, total: Sequence[float], to_loss: Sequence[float]) -> Iterator[str]:
@@ -82,7 +82,12 @@ def _lines(of: Evidence, made: Sooner, total: Sequence[float], to_loss: Sequence
         yield f"time to {what}: {made.to_loss}"
 
 
-def ratio_to_target(base: Sequence[float], candidate: Sequence[float], cell: float = 0.0, clusters: tuple[Sequence[str], Sequence[str]] = ((), ())) -> Effect:
+def ratio_to_target(
+    base: Sequence[float],
+    candidate: Sequence[float],
+    cell: float = 0.0,
+    clusters: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> Effect:
     """Samples or seconds to a target, candidate over base, of values that a grid of evaluations may have rounded up.
 
     Args:
@@ -103,7 +108,10 @@ def ratio_to_target(base: Sequence[float], candidate: Sequence[float], cell: flo
     ways = [_interval(difference(logs[0], logs[1], paired=False), share)]
     names = [sorted(set(side)) for side in clusters]
     if all(names) and sum(map(len, names)) > 2:
-        means = [np.array([x[np.array(side) == name].mean() for name in own]) for x, side, own in zip(logs, clusters, names, strict=True)]
+        means = [
+            np.array([x[np.array(side) == name].mean() for name in own])
+            for x, side, own in zip(logs, clusters, names, strict=True)
+        ]
         ways.append(_interval(difference(means[0], means[1], paired=False, pooled=True), share))
     return Effect(middle, min(low for low, _ in ways), max(high for _, high in ways), rounds)
 
@@ -128,7 +136,7 @@ def _ratio(of: Evidence, figures: Sequence[float]) -> Effect | None:
     return ratio_to_target(values[:n].tolist(), values[n:].tolist(), clusters=of.clusters)
 
 
-def _averaged(run: Run, window: int) -> tuple[Vector, Vector]:
+def _averaged(run: LossRun, window: int) -> tuple[Vector, Vector]:
     """(steps, losses), each the end of a window of so many values; as they are for 1."""
     good = ~run.broken
     steps, values = run.steps[good], run.values[good]

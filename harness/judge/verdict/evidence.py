@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class LossRun:
     """One run as read.
 
     Attributes:
@@ -99,8 +99,8 @@ class Evidence:
         alone: runs left out, whose seed the other side lacks.
     """
 
-    base: Sequence[Run]
-    candidate: Sequence[Run]
+    base: Sequence[LossRun]
+    candidate: Sequence[LossRun]
     paired: bool = False
     margin: float = 0.0025
     window: int = 0
@@ -113,12 +113,12 @@ class Evidence:
     alone: Sequence[str] = ()
 
     @property
-    def sides(self) -> tuple[Sequence[Run], Sequence[Run]]:
+    def sides(self) -> tuple[Sequence[LossRun], Sequence[LossRun]]:
         """Base and candidate."""
         return self.base, self.candidate
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[LossRun]:
         """All of them, those of the base first."""
         return [*self.base, *self.candidate]
 
@@ -179,7 +179,7 @@ class Evidence:
         return replace(self, base=base, candidate=candidate, notes=())
 
 
-def _of_series(run: Run, column: str) -> Run:
+def _of_series(run: LossRun, column: str) -> LossRun:
     series = run.series[column]
     steps, values = series.index.to_numpy(float), series.to_numpy(float)
     return replace(run, steps=steps, values=values, columns=(column, run.columns[1]), seconds=None, series={})
@@ -206,13 +206,15 @@ def evidence_of(
         sides = [[own[seed] for seed in both] or side for own, side in zip(seeds, sides, strict=True)]
     if (name := asked.get("cluster")) and not all(name in run.settings for side in sides for run in side):
         known = text.some(sorted({name for side in sides for run in side for name in run.settings}), 12, ", ")
-        raise UsageError(f"cluster={text.printable(name)}: no such constant column in every run; there are {known or 'none'}")
+        raise UsageError(
+            f"cluster={text.printable(name)}: no such constant column in every run; there are {known or 'none'}"
+        )
     return Evidence(sides[0], sides[1], paired, notes=notes, alone=alone, **asked)
 
 
 def runs_of(
     frames: Iterable[pd.DataFrame], side: str, value: str, step: str, notes: list[str]
-) -> Iterator[Run]:
+) -> Iterator[LossRun]:
     """The runs of some frames; what their readers say is added to the notes."""
     frames = list(frames)
     for i, frame in enumerate(frames):
@@ -224,7 +226,7 @@ def runs_of(
             raise UsageError(
                 f"{about['source']}: {len(places):,} runs; expected at most {MOST_RUNS}: is `run` a column of runs?"
             )
-        beside = _series(frame, about)
+        beside = _series(frame, about["value"], about["step"], about["source"])
         known = {"arm", "run", "step", "value", "time_s"}
         for name, at in places.items():
             own = table.iloc[at]
@@ -236,7 +238,7 @@ def runs_of(
             }
             seed = SEED.search(f"seed{settings['seed']}" if "seed" in settings else str(name))
             is_alone = len(frames) == 1 or name == about["source"]
-            yield Run(
+            yield LossRun(
                 str(name) if is_alone else f"{about['source']}:{name}",
                 own["step"].to_numpy(float),
                 own["value"].to_numpy(float),
@@ -250,15 +252,15 @@ def runs_of(
             )
 
 
-def _series(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, dict[str, pd.Series[Any]]]:
+def _series(frame: pd.DataFrame, value: str, step: str, source: str) -> dict[str, dict[str, pd.Series[Any]]]:
     """Columns of numbers beside the loss that change within a run, by run and name; each at the steps that have it."""
     table = frame.rename(columns=str)
-    columns = [name for name in table if name not in (about["value"], "run", "arm") and list(table).count(name) == 1]
-    if about["step"] not in columns:
+    columns = [name for name in table if name not in (value, "run", "arm") and list(table).count(name) == 1]
+    if step not in columns:
         return {}
-    names = run_names(table, about["source"])
+    names = run_names(table, source)
     numbers = {name: pd.to_numeric(table[name], errors="coerce") for name in columns}
-    steps = numbers.pop(about["step"])
+    steps = numbers.pop(step)
     found: dict[str, dict[str, pd.Series[Any]]] = {}
     for run, at in names.groupby(names, sort=False).indices.items():
         mine = found.setdefault(str(run), {})
@@ -266,17 +268,17 @@ def _series(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, dict[str
             series = pd.Series(cells.iloc[at].to_numpy(float), index=steps.iloc[at].to_numpy(float)).dropna()
             series = series[~series.index.duplicated(keep="last")].sort_index()
             if series.nunique() > 1:
-                mine[column] = series[series.index.notna()]
+                mine[str(column)] = series[series.index.notna()]
     return found
 
 
-def _by_seed(side: Sequence[Run]) -> dict[int, Run]:
+def _by_seed(side: Sequence[LossRun]) -> dict[int, LossRun]:
     """Runs by seed.
 
     Raises:
         UsageError: a run has no seed, or one that another has.
     """
-    found: dict[int, Run] = {}
+    found: dict[int, LossRun] = {}
     for run in side:
         if run.seed is None or run.seed in found:
             wrong = "no seed" if run.seed is None else f"two runs have seed {run.seed}"

@@ -6,29 +6,37 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from harness.judge.loss.course import difference
-from harness.judge.loss.evidence import SIDES, Finding
+from harness.judge.verdict.course import difference
+from harness.judge.verdict.evidence import SIDES, Finding
 from harness.store.text import printable, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from harness.judge.loss.evidence import Evidence, Run
+    import pandas as pd
+
+    from harness.judge.verdict.evidence import Evidence, LossRun
 
 _WORD = r"(^|[_/ .-])({})($|[_/ .-])"
 NO_LOSS = re.compile(
-    _WORD.format("lr|learning_rate|acc|accuracy|tokens?_per_s(ec(ond)?)?|tok/sec|tps|throughput|mfu|tflops|grad_norm|time|seconds|reward|score|bleu|f1"),
+    _WORD.format(
+        "lr|learning_rate|acc|accuracy|tokens?_per_s(ec(ond)?)?|tok/sec|tps|throughput|mfu|tflops|grad_norm|time|seconds|reward|score|bleu|f1"
+    ),
     re.IGNORECASE,
 )
 FORMAT = re.compile(r"precision|dtype|recipe|fp8|fp4|mxfp|quant|bf16|amax|scaling", re.IGNORECASE)
-LOW = re.compile(r"fp8|fp4|e4m3|e5m2|e2m1|mx|hybrid|true|tensorwise|rowwise|blockwise|current|delayed", re.IGNORECASE)
+LOW = re.compile(
+    r"fp8|fp4|e4m3|e5m2|e2m1|mx|hybrid|true|tensorwise|rowwise|blockwise|current|delayed", re.IGNORECASE
+)
 HIGH = re.compile(r"bf16|bfloat16|fp16|fp32|float32|false|none|^$", re.IGNORECASE)
 MEASURED = re.compile(
-    r"time|clock|(^|_)date|seconds?$|_ms$|per_s|tok/sec|tps|throughput|tflops|mfu|memory|peak_mem|^epoch$|tokens_seen|flos", re.IGNORECASE
+    r"time|clock|(^|_)date|seconds?$|_ms$|per_s|tok/sec|tps|throughput|tflops|mfu|memory|peak_mem|^epoch$|tokens_seen|flos",
+    re.IGNORECASE,
 )  # of a run, not set for it
-RUN = re.compile(_WORD.format("name|run|id|host|hostname|node|rank|pid|path|file|uuid|seed|line|status"), re.IGNORECASE)
+RUN = re.compile(
+    _WORD.format("name|run|id|host|hostname|node|rank|pid|path|file|uuid|seed|line|status"), re.IGNORECASE
+)
 COUNTERS = re.compile(r"skipped|nan|inf(s|inite)?$|overflow", re.IGNORECASE)
 NORM, NORM_APART = re.compile(r"grad_?norm|norm$", re.IGNORECASE), np.log(1.05)
 LOSS = re.compile(r"loss", re.IGNORECASE)
@@ -60,8 +68,8 @@ def _setting_names(of: Evidence) -> list[str]:
     return sorted(every)
 
 
-def _values(side: Sequence[Run], name: str) -> list[str]:
-    return [run.settings.get(name, run.series and name in run.series and "changes" or "") for run in side]
+def _values(side: Sequence[LossRun], name: str) -> list[str]:
+    return [run.settings.get(name, (run.series and name in run.series and "changes") or "") for run in side]
 
 
 def settings(of: Evidence) -> Iterator[Finding]:
@@ -74,7 +82,9 @@ def settings(of: Evidence) -> Iterator[Finding]:
         if all(len(set(side)) == len(side) > 1 for side in (base, candidate)):
             continue  # of each run its own, as an identifier is
         if set(base) != set(candidate):
-            shown = (some([value or "none" for value in sorted(set(side))], 2, "|") for side in (base, candidate))
+            shown = (
+                some([value or "none" for value in sorted(set(side))], 2, "|") for side in (base, candidate)
+            )
             unlike.append(f"{printable(name)} ({' against '.join(shown)})")
     if unlike:
         yield Finding("differs", f"not judged, waive by differs=[...]: {some(unlike, 6, ', ')}")
@@ -82,7 +92,11 @@ def settings(of: Evidence) -> Iterator[Finding]:
 
 def treatments(of: Evidence) -> Iterator[Finding]:
     """What is compared is one thing a side, another on the other side, and the lower precision is the candidate's."""
-    columns = {name: [_values(side, name) for side in of.sides] for name in _setting_names(of) if is_treatment(of, name)}
+    columns = {
+        name: [_values(side, name) for side in of.sides]
+        for name in _setting_names(of)
+        if is_treatment(of, name)
+    }
     if absent := [name for name in of.treatment if name not in columns]:
         yield Finding("no_treatment", f"treatment={some(absent, 4, ',')}: no run has it as a constant column")
     if mixed := [name for name, sides in columns.items() if max(len(set(side)) for side in sides) > 1]:
@@ -90,8 +104,15 @@ def treatments(of: Evidence) -> Iterator[Finding]:
     elif columns:
         kinds = {name: (sides[0][0], sides[1][0]) for name, sides in columns.items()}
         if all(base == candidate for base, candidate in kinds.values()):
-            yield Finding("same_treatment", f"{some([f'{printable(k)}={a}' for k, (a, _) in kinds.items()])} on both sides: nothing is compared")
-        elif swapped := [k for k, (a, b) in kinds.items() if a != b and LOW.search(a) and HIGH.search(b) and not LOW.search(b)]:
+            yield Finding(
+                "same_treatment",
+                f"{some([f'{printable(k)}={a}' for k, (a, _) in kinds.items()])} on both sides: nothing is compared",
+            )
+        elif swapped := [
+            k
+            for k, (a, b) in kinds.items()
+            if a != b and LOW.search(a) and HIGH.search(b) and not LOW.search(b)
+        ]:
             yield Finding("swapped", f"the base is the lower precision by {some([*map(printable, swapped)])}")
 
 
@@ -102,14 +123,20 @@ def schedules(of: Evidence) -> Iterator[Finding]:
         if MEASURED.search(name) or RUN.search(name) or LOSS.search(name):
             continue
         sides = [[run.series[name].loc[: of.end] for run in side] for side in of.sides]
-        if all(_same(own[0], other) for own in sides for other in own[1:]) and not _same(sides[0][0], sides[1][0]):
+        if all(_same(own[0], other) for own in sides for other in own[1:]) and not _same(
+            sides[0][0], sides[1][0]
+        ):
             unlike.append(printable(name))
     if unlike:
         yield Finding("differs", f"not judged, waive by differs=[...]: {some(unlike)} along the way")
 
 
 def _same(one: pd.Series[float], other: pd.Series[float]) -> bool:
-    return len(one) == len(other) and np.allclose(one.to_numpy(), other.to_numpy(), rtol=1e-6) and one.index.equals(other.index)
+    return (
+        len(one) == len(other)
+        and np.allclose(one.to_numpy(), other.to_numpy(), rtol=1e-6)
+        and one.index.equals(other.index)
+    )
 
 
 def seeds(of: Evidence) -> Iterator[Finding]:
@@ -121,19 +148,28 @@ def seeds(of: Evidence) -> Iterator[Finding]:
         if len(set(own)) < len(own):
             yield Finding("seeds_repeat", f"{name}: {own}")
         elif own[-1] < MOST_SEED and own[-1] - own[0] + 1 != len(own):
-            yield Finding("seeds_chosen", f"{name}: {', '.join(map(str, own))}: some are missing", is_soft=True)
+            yield Finding(
+                "seeds_chosen", f"{name}: {', '.join(map(str, own))}: some are missing", is_soft=True
+            )
 
 
 def norms(of: Evidence) -> Iterator[Finding]:
     """Gradient norms, median over the steps of a run, lie within 5 % beyond their noise."""
     for name in _shared(of, NORM):
-        logs = [np.log([max(float(run.series[name].loc[: of.end].median()), 1e-300) for run in side]) for side in of.sides]
+        logs = [
+            np.log([max(float(run.series[name].loc[: of.end].median()), 1e-300) for run in side])
+            for side in of.sides
+        ]
         if min(map(len, logs)) < 2:
             return
         found = difference(logs[0], logs[1], of.paired)
         low, high = found.interval(0.99)
         if min(abs(low), abs(high)) > NORM_APART and low * high > 0:
-            yield Finding("grad_norm", f"{printable(name)} is {np.exp(found.difference):.2f} times the base's", is_soft=True)
+            yield Finding(
+                "grad_norm",
+                f"{printable(name)} is {np.exp(found.difference):.2f} times the base's",
+                is_soft=True,
+            )
 
 
 def counters(of: Evidence) -> Iterator[Finding]:
@@ -141,10 +177,14 @@ def counters(of: Evidence) -> Iterator[Finding]:
     for name in _shared(of, COUNTERS, settings=True):
         counts = [[_count(run, name) for run in side] for side in of.sides]
         if max(counts[1]) > max(counts[0]):
-            yield Finding("skipped", f"{printable(name)}: {max(counts[1]):g} in a candidate run, at most {max(counts[0]):g} in a base run", is_soft=True)
+            yield Finding(
+                "skipped",
+                f"{printable(name)}: {max(counts[1]):g} in a candidate run, at most {max(counts[0]):g} in a base run",
+                is_soft=True,
+            )
 
 
-def _count(run: Run, name: str) -> float:
+def _count(run: LossRun, name: str) -> float:
     if name in run.series:
         return float(run.series[name].sum())
     try:
@@ -166,10 +206,24 @@ def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]
         of: the evidence.
         judge: gives (outcome, codes) of evidence.
     """
-    bad = {"course", "swing", "trend", "better", "broke", "not_finite", "not_positive", "hole", "repeats", "stopped_early", "unfinished"}
+    bad = {
+        "course",
+        "swing",
+        "trend",
+        "better",
+        "broke",
+        "not_finite",
+        "not_positive",
+        "hole",
+        "repeats",
+        "stopped_early",
+        "unfinished",
+    }
     for name in _shared(of, LOSS):
         beside = of.with_values(name)
         if beside is not None and not NO_LOSS.search(name):
             outcome, codes = judge(beside)
             if outcome == "FAIL" or bad & set(codes):
-                yield Finding("other_loss_column", f"{printable(name)}: {outcome}, {some(codes, 4, ', ')}", is_soft=True)
+                yield Finding(
+                    "other_loss_column", f"{printable(name)}: {outcome}, {some(codes, 4, ', ')}", is_soft=True
+                )

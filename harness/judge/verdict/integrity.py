@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.loss.course import FEW, MAD, _roughness, _sd
-from harness.judge.loss.evidence import SIDES, Finding
+from harness.judge.verdict.course import FEW, ends, roughness, sd, window_of
+from harness.judge.verdict.evidence import SIDES, Finding
 from harness.store.loss_limits import MIN_SEEDS
 from harness.store.text import plural, printable, some
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from harness.judge.loss.evidence import Evidence, Run
+    from harness.judge.verdict.evidence import Evidence
     from harness.store.stats import Vector
 
 MIN_VALUES = 3  # common steps; fewer show neither a course nor that runs are no copies
@@ -56,9 +56,14 @@ def enough(of: Evidence) -> bool:
 def few(of: Evidence) -> Iterator[Finding]:
     """Enough runs and values."""
     if min(map(len, of.sides)) < MIN_SEEDS:
-        yield Finding("few_runs", f"{len(of.base)} and {len(of.candidate)} runs; {MIN_SEEDS} a side are the least")
+        yield Finding(
+            "few_runs", f"{len(of.base)} and {len(of.candidate)} runs; {MIN_SEEDS} a side are the least"
+        )
     if (count := of.whole[0].size) < MIN_VALUES:
-        yield Finding("few_values", f"{plural(count, 'step')} after step 0 that every run has; {MIN_VALUES} are the least")
+        yield Finding(
+            "few_values",
+            f"{plural(count, 'step')} after step 0 that every run has; {MIN_VALUES} are the least",
+        )
     if of.alone:
         yield Finding("seed_missing", f"no partner for {some([printable(name) for name in of.alone])}")
 
@@ -67,13 +72,21 @@ def broken(of: Evidence) -> Iterator[Finding]:
     """NaN, infinity, or a loss far above the first ones; 0 or less is no loss."""
     broke = [[run for run in side if run.broken.any()] for side in of.sides]
     if broke[0]:
-        yield Finding("base_broke", f"{len(broke[0])} of {len(of.base)} base runs met NaN, or losses far above the first")
+        yield Finding(
+            "base_broke",
+            f"{len(broke[0])} of {len(of.base)} base runs met NaN, or losses far above the first",
+        )
     elif broke[1]:
         ended = [run for run in broke[1] if run.broken[-1]]
         word = f"{len(ended or broke[1])} of {len(of.candidate)} candidate runs {'end in' if ended else 'met'} NaN"
-        yield Finding("not_finite" if ended else "broke", f"{word}, or losses far above the first", is_soft=True)
+        yield Finding(
+            "not_finite" if ended else "broke", f"{word}, or losses far above the first", is_soft=True
+        )
     if low := [run.name for run in of.runs if (run.values[np.isfinite(run.values)] <= 0).any()]:
-        yield Finding("not_positive", f"a loss of 0 or less in {some([*map(printable, low)])}: some loggers write 0 for NaN")
+        yield Finding(
+            "not_positive",
+            f"a loss of 0 or less in {some([*map(printable, low)])}: some loggers write 0 for NaN",
+        )
 
 
 def absent(of: Evidence) -> Iterator[Finding]:
@@ -93,7 +106,10 @@ def absent(of: Evidence) -> Iterator[Finding]:
         for i in np.flatnonzero((apart > HOLE_TIMES * run.spacing) & (apart > LEAST_HOLE * of.end)):
             first, last = run.steps[i], run.steps[i + 1]
             if ((every > first + of.near) & (every < last - of.near)).sum() >= 2:
-                yield Finding("hole", f"{printable(run.name)} has no loss between steps {first:g} and {last:g}; others have")
+                yield Finding(
+                    "hole",
+                    f"{printable(run.name)} has no loss between steps {first:g} and {last:g}; others have",
+                )
                 return
 
 
@@ -107,7 +123,11 @@ def early_end(of: Evidence) -> Iterator[Finding]:
         for name, own in zip(SIDES, (last[: len(of.base)], last[len(of.base) :]), strict=True)
     )
     if not stops_at_target(of):
-        yield Finding("stopped_early", f"runs end at other steps ({ended}): what came later was not compared", is_soft=True)
+        yield Finding(
+            "stopped_early",
+            f"runs end at other steps ({ended}): what came later was not compared",
+            is_soft=True,
+        )
 
 
 def stops_at_target(of: Evidence) -> bool:
@@ -128,7 +148,9 @@ def starts(of: Evidence) -> Iterator[Finding]:
     (low, high), (least, most) = ((min(side), max(side)) for side in values)
     apart = max(least - high, low - most)
     if apart > of.margin * abs(low) and (first <= 0 or apart > high - low + most - least):
-        yield Finding("other_start", f"{low:.4f} to {high:.4f} and {least:.4f} to {most:.4f} at step {first:g}")
+        yield Finding(
+            "other_start", f"{low:.4f} to {high:.4f} and {least:.4f} to {most:.4f} at step {first:g}"
+        )
 
 
 def units(of: Evidence) -> Iterator[Finding]:
@@ -141,7 +163,10 @@ def units(of: Evidence) -> Iterator[Finding]:
         logs = np.log(np.median(losses[n:], axis=0) / np.median(losses[:n], axis=0))
     off = np.abs(np.abs(logs) + math.log(UNITS))  # a bit is log 2 nats
     if (off < START).all():
-        yield Finding("other_units", f"the sides' losses are {math.exp(abs(logs[-1])):.3f} times apart at every step: nats and bits?")
+        yield Finding(
+            "other_units",
+            f"the sides' losses are {math.exp(abs(logs[-1])):.3f} times apart at every step: nats and bits?",
+        )
 
 
 def coarse(of: Evidence) -> Iterator[Finding]:
@@ -160,26 +185,41 @@ def learning(of: Evidence) -> Iterator[Finding]:
     fall = fall_of(of)
     if not fall > 0:
         yield Finding("idle", "the base's loss does not fall: nothing was learned, or this is no loss")
-    if steps >= 8 and (half := np.median(base[:, steps // 2 - 1 : steps // 2 + 2]) / np.median(base[:, -3:]) - 1) <= margin:
-        yield Finding("still", f"the base's loss falls by {100 * half:.2f} % over the last half: it stands still", is_soft=True)
+    window = max(3, window_of(steps))
+    middle, last = (float(np.median(ends(base, window, back))) for back in ((steps - window) // 2, 0))
+    if steps >= 8 and (half := middle / last - 1) <= margin:
+        yield Finding(
+            "still",
+            f"the base's loss falls by {100 * half:.2f} % over the last half: it stands still",
+            is_soft=True,
+        )
     for name, side in zip(SIDES, (base, losses[n:]), strict=True):
-        course = _calm(np.median(side, axis=0))
+        course = _calm(np.median(side, axis=0), window_of(steps))
         if course[-1] > course.min() * (1 + WORSE_THAN_BEST * margin):
-            yield Finding("worse_than_its_best", f"the {name} ends {100 * (course[-1] / course.min() - 1):.2f} % above its best", is_soft=True)
+            yield Finding(
+                "worse_than_its_best",
+                f"the {name} ends {100 * (course[-1] / course.min() - 1):.2f} % above its best",
+                is_soft=True,
+            )
         if course[-1] > course[0]:
             yield Finding("rises", f"the {name}'s values rise: this is no loss, or it diverges")
 
 
-def _calm(course: Vector) -> Vector:
-    """Median of three: one spike is no course."""
-    around = np.stack([course[:-2], course[1:-1], course[2:]]) if course.size > 2 else course[None]
-    return np.concatenate([course[:1], np.median(around, axis=0), course[-1:]]) if course.size > 2 else course
+def _calm(course: Vector, window: int) -> Vector:
+    """A course without the noise of single steps: the ends of windows, or of single values the median of three."""
+    if window > 1:
+        pieces = course.size // window
+        return ends(course[course.size - pieces * window :].reshape(pieces, window), window)
+    around = np.stack([course[:-2], course[1:-1], course[2:]])
+    return np.concatenate([course[:1], np.median(around, axis=0), course[-1:]])
 
 
 def fall_of(of: Evidence) -> float:
     """By what share of its end the base's loss falls, from the first common step."""
     base = of.whole[1][: len(of.base)]
-    return float(np.median(base[:, 0]) / np.median(base[:, -1]) - 1)
+    steps = base.shape[1]
+    first = ends(base, max(1, steps // 50), steps - max(1, steps // 50))
+    return float(np.median(first) / np.median(ends(base, window_of(steps))) - 1)
 
 
 def repeats(of: Evidence) -> Iterator[Finding]:
@@ -188,11 +228,13 @@ def repeats(of: Evidence) -> Iterator[Finding]:
 
     for run, values in zip(of.runs, of.whole[1], strict=True):
         steps = np.diff(values)
-        ties, usual = int((steps == 0).sum()), _sd(steps - np.median(steps)) + 1e-300
+        ties, usual = int((steps == 0).sum()), sd(steps - np.median(steps)) + 1e-300
         step = resolution(values)
         chance = min(0.999, step / usual + 1e-9) if step else 1e-9
         if ties >= 2 and bdtrc(ties - 1, steps.size, chance) * len(of.runs) < RARE:
-            yield Finding("repeats", f"{printable(run.name)}: {ties} of {steps.size} losses repeat the one before")
+            yield Finding(
+                "repeats", f"{printable(run.name)}: {ties} of {steps.size} losses repeat the one before"
+            )
             return
 
 
@@ -204,18 +246,30 @@ def one_run(of: Evidence) -> Iterator[Finding]:
     late = slice(losses.shape[1] // 3, None)
     for name, side in zip(SIDES, (losses[:n], losses[n:]), strict=True):
         mean = side.mean(axis=0)
-        own = math.sqrt(float((_roughness((side - mean)[:, late]) ** 2).mean()) * len(side) / (len(side) - 1))
+        own = math.sqrt(float((roughness((side - mean)[:, late]) ** 2).mean()) * len(side) / (len(side) - 1))
         signs = np.sign(np.diff(mean[late], 3))  # of noise three in four change, of a smooth course few do
-        if _roughness(mean[late]) > ONE_RUN * own and (signs[1:] != signs[:-1]).mean() > 0.5:
-            yield Finding("one_run", f"{name}: its runs share over {ONE_RUN:g} times the wiggle that sets them apart")
+        if roughness(mean[late]) > ONE_RUN * own and (signs[1:] != signs[:-1]).mean() > 0.5:
+            yield Finding(
+                "one_run", f"{name}: its runs share over {ONE_RUN:g} times the wiggle that sets them apart"
+            )
 
 
 def copies(of: Evidence) -> Iterator[Finding]:
     """No run is another: equal in a stretch, but for rounding or a little noise, or one step off."""
     losses, labels = of.whole[1], of.labels
     found = list(_copies(losses, labels, of.paired))
+    n = len(of.base)
+    for code, said in (("equals_base", "are equal"), ("barely_differs", "wanders")):
+        own = [(i, why) for i, j, why in found if of.paired and j == i + n and said in why]
+        if own:
+            yield Finding(
+                code, f"{plural(len(own), 'pair')}, of {printable(of.runs[own[0][0]].name)}: {own[0][1]}"
+            )
+    found = [each for each in found if not (of.paired and each[1] == each[0] + n)]
     if found:
-        shown = [f"{printable(of.runs[i].name)} and {printable(of.runs[j].name)}: {why}" for i, j, why in found]
+        shown = [
+            f"{printable(of.runs[i].name)} and {printable(of.runs[j].name)}: {why}" for i, j, why in found
+        ]
         yield Finding("copies", f"{plural(len(found), 'pair')} of runs are one: {some(shown, 2)}")
 
 
@@ -243,11 +297,11 @@ def _copies(losses: Vector, labels: Sequence[int], paired: bool) -> Iterator[tup
     for k, (i, j) in enumerate(pairs):
         apart = losses[i] - losses[j]
         equal = np.abs(apart) <= SAME_BITS * top
-        near[k], longest[k] = equal.mean(), _stretch(equal)
+        near[k], longest[k] = equal.mean(), stretch(equal)
         same[k] = (np.abs(apart) <= max(printed) / 2 * 1.0001).mean()
         moved = np.diff(apart)
         moved -= np.median(moved)
-        wander[k], usual[k] = math.sqrt((moved**2).mean()), _sd(moved)
+        wander[k], usual[k] = math.sqrt((moved**2).mean()), sd(moved)
 
     def chance(rates: Vector) -> float:
         """That two values are equal, by the pairs that are no copies."""
@@ -256,30 +310,45 @@ def _copies(losses: Vector, labels: Sequence[int], paired: bool) -> Iterator[tup
 
     equals = {kind: chance(near[alike == kind]) for kind in (True, False)}
     whole = np.flatnonzero((same == 1) & ~partner)
-    by_rounding = max(printed) > 0 and whole.size and pdtrc(whole.size - 1, count * chance(same) ** max(steps / 4, 2)) < RARE
+    by_rounding = (
+        max(printed) > 0
+        and whole.size
+        and pdtrc(whole.size - 1, count * chance(same) ** max(steps / 4, 2)) < RARE
+    )
     sides = [usual[same_side & np.array([labels[i] == side for i, _ in pairs])] for side in (0, 1)]
     reference = max(float(np.median(side)) for side in sides if side.size)
     free = 0.6 * (steps - 2)
     limit = min(chdtri(free, 1 - 1e-5 / count) / free, NEAR_COPY**2) if steps >= 6 else 0.0
     for k, (i, j) in enumerate(pairs):
         length = longest[k]
-        if partner[k]:  # pairs start together, and may stay near: a long stretch of equal bits is none of that
-            tail = _stretch(np.abs(losses[i] - losses[j])[1:] == 0)
+        if partner[
+            k
+        ]:  # pairs start together, and may stay near: a long stretch of equal bits is none of that
+            tail = stretch(np.abs(losses[i] - losses[j])[1:] == 0)
             if tail >= max(LONG, STRETCH * steps) or (steps <= LONG and tail >= max(MIN_VALUES, steps // 2)):
                 yield i, j, f"{tail} values in a row are equal"
             elif steps >= 2 * LONG and wander[k] < BARELY * reference:
-                yield i, j, f"their difference wanders {wander[k] / reference:.1g} as much as that of other seeds"
-        elif length >= max(MIN_VALUES, 0.05 * steps) and equals[bool(alike[k])] ** length * steps * count < RARE:
+                yield (
+                    i,
+                    j,
+                    f"their difference wanders {wander[k] / reference:.1g} as much as that of other seeds",
+                )
+        elif (
+            length >= max(MIN_VALUES, 0.05 * steps)
+            and equals[bool(alike[k])] ** length * steps * count < RARE
+        ):
             yield i, j, f"{length:.0f} values in a row are equal"
         elif by_rounding and same[k] == 1:
             yield i, j, "equal but for rounding"
         elif reference > 0 and (wander[k] / reference) ** 2 < limit and (same_side[k] or not paired):
             yield i, j, f"their difference wanders {wander[k] / reference:.2g} as much as that of other runs"
-        elif steps > 4 and (np.array_equal(losses[i][1:], losses[j][:-1]) or np.array_equal(losses[j][1:], losses[i][:-1])):
+        elif steps > 4 and (
+            np.array_equal(losses[i][1:], losses[j][:-1]) or np.array_equal(losses[j][1:], losses[i][:-1])
+        ):
             yield i, j, "one step off"
 
 
-def _stretch(equal: NDArray[np.bool_]) -> int:
+def stretch(equal: NDArray[np.bool_]) -> int:
     """The longest run of true entries."""
     edges = np.flatnonzero(np.diff(equal, prepend=False, append=False)).reshape(-1, 2)
     return int((edges[:, 1] - edges[:, 0]).max(initial=0))
@@ -294,7 +363,9 @@ def pairs_mixed(of: Evidence) -> Iterator[Finding]:
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(np.vstack(moves))[:n, n:])
     if alike.max() > 0.5 and (alike.argmax(axis=1) == np.arange(n)).mean() < 0.6:
-        yield Finding("pairs_mixed", "runs of one seed are less alike than runs of other seeds: these are no pairs")
+        yield Finding(
+            "pairs_mixed", "runs of one seed are less alike than runs of other seeds: these are no pairs"
+        )
 
 
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (few, broken, absent, early_end, starts, units)

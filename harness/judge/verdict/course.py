@@ -7,6 +7,7 @@ and error rates: docs/evidence.md and reports/published/studies/curve-verdict-er
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 MAD = 1.4826  # times the median absolute deviation: the sd of a normal law
 FEW = 12  # common steps; fewer show neither roughness nor smoothness
 SHORT = 20  # common steps; fewer are compared at the last one
-WINDOW, WIDE = 0.05, 0.10  # share of the steps at the end, and where noise inside the runs makes up most of their spread
+WINDOW, WIDE = (
+    0.05,
+    0.10,
+)  # share of the steps at the end, and where noise inside the runs makes up most of their spread
 MOST_PIECES = 64  # of the course, each of which must lie within the margin
 COURSE_LEVEL = 0.005  # two-sided, of all pieces together
 SPIKE_SDS, SPIKE_MARGINS = 8.0, 4.0
@@ -77,7 +81,9 @@ class End:
 
     def p_within(self, margin: float) -> float:
         """The larger one-sided p of a gap within the margin."""
-        return max(way.p_within(margin) if way.error else float(abs(way.difference) > margin) for way in self.ways)
+        return max(
+            way.p_within(margin) if way.error else float(abs(way.difference) > margin) for way in self.ways
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -124,14 +130,26 @@ class Course:
     def gap(self) -> Vector:
         """The course of the gap, [K]: difference of the sides' medians, so that spikes of single runs do not count."""
         b, c = self.shares
-        return np.asarray(np.median(c - b, axis=0) if self.paired else np.median(c, axis=0) - np.median(b, axis=0))
+        return np.asarray(
+            np.median(c - b, axis=0) if self.paired else np.median(c, axis=0) - np.median(b, axis=0)
+        )
 
     def alarms(self) -> Iterator[Alarm]:
         """What withholds PASS along the way."""
-        for rule in (self._course, self._swing, self._trend, self._smooth, self._more_spikes, self._stray, self._uneven):
+        for rule in (
+            self._course,
+            self._swing,
+            self._trend,
+            self._smooth,
+            self._more_spikes,
+            self._stray,
+            self._uneven,
+        ):
             yield from rule()
 
-    def contrast(self, figure: Callable[[Vector], Vector], extra: float = 0.0) -> tuple[Vector, Vector, float]:
+    def contrast(
+        self, figure: Callable[[Vector], Vector], extra: float = 0.0
+    ) -> tuple[Vector, Vector, float]:
         """(gap, standard error, degrees of freedom) of a figure of each run, over its last axis; variances pooled."""
         b, c = map(figure, self.shares)
         if self.paired:
@@ -146,7 +164,7 @@ class Course:
         rests = [side - np.median(side, axis=0) for side in self.shares]
         rests = [rest - np.median(rest, axis=1, keepdims=True) for rest in rests]
         late = np.concatenate([rest[:, self.steps // 3 :] for rest in rests])
-        limit = max(SPIKE_SDS * _sd(late), SPIKE_MARGINS * self.margin)
+        limit = max(SPIKE_SDS * sd(late), SPIKE_MARGINS * self.margin)
         return limit, (rests[0] > limit, rests[1] > limit)
 
     def _noises(self) -> tuple[float, float]:
@@ -159,23 +177,35 @@ class Course:
         late = slice(self.steps // 4, None)
         b, c = self.shares
         if self.paired:
-            own = _roughness((c - b - (c - b).mean(axis=0))[:, late]) ** 2
+            own = roughness((c - b - (c - b).mean(axis=0))[:, late]) ** 2
             variance = own.mean() / (len(b) - 1)
         else:
             own = np.concatenate(
-                [_roughness((x - x.mean(axis=0))[:, late]) ** 2 * len(x) / (len(x) - 1) for x in (b, c)]
+                [roughness((x - x.mean(axis=0))[:, late]) ** 2 * len(x) / (len(x) - 1) for x in (b, c)]
             )
             variance = own.mean() * (1 / len(b) + 1 / len(c))
-        seen, expected = float(_roughness(self.gap[late])) ** 2, 1.5 * float(variance)  # of a median: 1.5 of a mean's
+        seen, expected = (
+            float(roughness(self.gap[late])) ** 2,
+            1.5 * float(variance),
+        )  # of a median: 1.5 of a mean's
         return (seen - expected if seen > 2 * expected else 0.0), math.sqrt(own.mean())
 
     def _end(self) -> End:
         chosen, inside = self.window or window_of(self.steps), math.nan
-        if not self.window and chosen == 1 and self.steps >= 6 and any(side[:, -1].any() for side in self.spikes):
+        if (
+            not self.window
+            and chosen == 1
+            and self.steps >= 6
+            and any(side[:, -1].any() for side in self.spikes)
+        ):
             chosen = 3  # a spike at the last value must not decide
         if self.steps >= 2 * chosen and chosen >= 5:
             now, before = ([ends(side, chosen, back) for side in self.shares] for back in (0, chosen))
-            inside = self._variance([a - b for a, b in zip(now, before, strict=True)]) / 2 / max(self._variance(now), 1e-300)
+            inside = (
+                self._variance([a - b for a, b in zip(now, before, strict=True)])
+                / 2
+                / max(self._variance(now), 1e-300)
+            )
             if not self.window and inside > 0.5:
                 chosen = max(chosen, math.ceil(WIDE * self.steps))
         b, c = figures = tuple(ends(side, chosen) for side in self.shares)
@@ -210,10 +240,13 @@ class Course:
         for start, stop in pieces:
             n = stop - start
             extra = self.shared_noise / n + 2 * self.between**2
-            gap, error, _ = self.contrast(lambda x, cut=slice(start, stop), n=n: ends(x[:, cut], n), extra)
+            gap, error, _ = self.contrast(partial(_piece, start=start, stop=stop), extra)
             beyond = abs(float(gap)) - times * float(error) - self.margin
             if beyond > worst:
-                worst, where = beyond, f"{100 * float(gap):+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course"
+                worst, where = (
+                    beyond,
+                    f"{100 * float(gap):+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course",
+                )
         if where:
             yield Alarm("course", where)
 
@@ -225,28 +258,42 @@ class Course:
         if self.steps < FEW:
             return
         late = slice(self.steps // 4, None)
-        wiggle = float(_roughness(self.gap[late]))
-        sides = [float(_roughness(np.log(np.median(side, axis=0))[late])) for side in (self.base, self.candidate)]
-        noise = 1.5 * self.own_noise**2 * (1 / len(self.base) + (0 if self.paired else 1 / len(self.candidate)))
-        if sides[1] > 3 * sides[0] * (1 + 6 / (self.steps - self.steps // 4)) and wiggle > max(3 * math.sqrt(noise), self.margin):
+        wiggle = float(roughness(self.gap[late]))
+        sides = [
+            float(roughness(np.log(np.median(side, axis=0))[late])) for side in (self.base, self.candidate)
+        ]
+        noise = (
+            1.5 * self.own_noise**2 * (1 / len(self.base) + (0 if self.paired else 1 / len(self.candidate)))
+        )
+        if sides[1] > 3 * sides[0] * (1 + 6 / (self.steps - self.steps // 4)) and wiggle > max(
+            3 * math.sqrt(noise), self.margin
+        ):
             yield Alarm("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
+
+    def slope(self) -> tuple[Vector, Vector, float]:
+        """(growth of the gap per e-fold of steps over the last half, standard error, degrees of freedom); spikes are cut."""
+        half = slice(self.steps // 2, None)
+        at = np.log(np.arange(1, self.steps + 1))[half]
+        at -= at.mean()
+
+        def fitted(x: Vector) -> Vector:
+            middle = np.median(x[:, half], axis=1, keepdims=True)
+            calm = np.clip(x[:, half], middle - self.spike_limit / 2, middle + self.spike_limit / 2)
+            return np.asarray(calm @ at / (at @ at))
+
+        return self.contrast(fitted, self.shared_noise / float(at @ at))
 
     def _trend(self) -> Iterator[Alarm]:
         """The gap grows over the last half, and meets the margin at twice the steps."""
         if self.steps < 8:
             return
-        half = slice(self.steps // 2, None)
-        at = np.log(np.arange(1, self.steps + 1))[half]
-        at -= at.mean()
-
-        def slope(x: Vector) -> Vector:
-            middle = np.median(x[:, half], axis=1, keepdims=True)
-            calm = np.clip(x[:, half], middle - self.spike_limit / 2, middle + self.spike_limit / 2)
-            return np.asarray(calm @ at / (at @ at))
-
-        mean, error, degrees = self.contrast(slope, self.shared_noise / float(at @ at))
+        mean, error, degrees = self.slope()
         ahead = float(mean) * math.log(2)
-        if mean > t_quantile(0.9975, degrees) * error and self.end.gap + ahead > self.margin and ahead > self.margin / 2:
+        if (
+            mean > t_quantile(0.9975, degrees) * error
+            and self.end.gap + ahead > self.margin
+            and ahead > self.margin / 2
+        ):
             yield Alarm("trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps")
 
     def _smooth(self) -> Iterator[Alarm]:
@@ -261,7 +308,10 @@ class Course:
             ratio = candidate / max(base, 1e-300)
             if abs(math.log(max(ratio, 1e-12))) > limit:
                 code = "smooth" if scale == 1 or ratio < 1 else "swing"
-                yield Alarm(code, f"runs of the candidate wander {ratio:.2f} times as much as the base's, over {scale} steps")
+                yield Alarm(
+                    code,
+                    f"runs of the candidate wander {ratio:.2f} times as much as the base's, over {scale} steps",
+                )
                 return
             scale *= 4
 
@@ -270,7 +320,7 @@ class Course:
         base, mine = counts
         if mine.mean() - base.mean() < 1 or mine.min() <= base.max():
             return
-        roots = difference(*(np.sqrt(each + 0.375) for each in counts), paired=False)
+        roots = difference(np.sqrt(base + 0.375), np.sqrt(mine + 0.375), paired=False)
         shown = roots.interval(0.99)[0] > 0 if roots.error else mine.min() - base.max() >= 2
         if shown:
             yield Alarm("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
@@ -280,7 +330,9 @@ class Course:
         b, c = self.end.figures
         sides = [c - b] if self.paired else [b, c]
         off = [np.abs(side - np.median(side)) for side in sides]
-        far = max(STRAY_MARGINS * max(self.margin, ASKED), STRAY_SDS * MAD * float(np.median(np.concatenate(off))))
+        far = max(
+            STRAY_MARGINS * max(self.margin, ASKED), STRAY_SDS * MAD * float(np.median(np.concatenate(off)))
+        )
         if max(float(each.max()) for each in off) > far:
             yield Alarm("stray", f"a run ends more than {100 * far:.2g} % off its side")
 
@@ -292,10 +344,14 @@ class Course:
         ratio = max(spreads[1], 1e-300) / max(spreads[0], 1e-300)
         freedom = [2 * len(side) / 3 for side in self.shares]  # neighbours overlap
         if min(fdtrc(freedom[1], freedom[0], ratio), fdtr(freedom[1], freedom[0], ratio)) < UNEVEN_P:
-            yield Alarm("uneven", f"runs of the candidate lie {math.sqrt(ratio):.2g} times as far apart as the base's")
+            yield Alarm(
+                "uneven", f"runs of the candidate lie {math.sqrt(ratio):.2g} times as far apart as the base's"
+            )
 
 
-def difference(base: Vector, candidate: Vector, paired: bool, extra: float = 0.0, pooled: bool = False) -> Welch:
+def difference(
+    base: Vector, candidate: Vector, paired: bool, extra: float = 0.0, pooled: bool = False
+) -> Welch:
     """The difference of two sides' means: of pairs Student's, else Welch's or with one variance.
 
     Args:
@@ -340,21 +396,28 @@ def _pieces(steps: int) -> Iterator[tuple[int, int]]:
     while count < min(steps, MOST_PIECES):
         count = min(2 * count, steps, MOST_PIECES)
         edges = np.linspace(0, steps, count + 1).round().astype(int).tolist()
-        seen |= set(zip(edges[:-1], edges[1:], strict=True))
+        seen |= set(itertools.pairwise(edges))
     return iter(sorted(seen))
 
 
-def _sd(values: Vector) -> float:
+def _piece(values: Vector, start: int, stop: int) -> Vector:
+    return ends(values[:, start:stop], stop - start)
+
+
+def sd(values: Vector) -> float:
+    """Robust sd of values about 0."""
     return MAD * float(np.median(np.abs(values)))
 
 
-def _roughness(values: Vector) -> Vector:
+def roughness(values: Vector) -> Vector:
     """Robust sd of the wiggle from step to step, along the last axis: third differences, of which a smooth course has none."""
-    return np.asarray(MAD * np.median(np.abs(np.diff(values, 3, axis=-1)), axis=-1) / math.sqrt(20), np.float64)
+    return np.asarray(
+        MAD * np.median(np.abs(np.diff(values, 3, axis=-1)), axis=-1) / math.sqrt(20), np.float64
+    )
 
 
 def _wander(runs: Vector, scale: int) -> float:
     """Robust size of the steps of runs about their neighbours, of means over so many steps; a spike touches two of them."""
     pieces = runs.shape[1] // scale
     means = runs[:, : pieces * scale].reshape(len(runs), pieces, scale).mean(axis=2)
-    return _sd(np.diff(means - np.roll(means, 1, axis=0), axis=1)[:, pieces // 4 :])
+    return sd(np.diff(means - np.roll(means, 1, axis=0), axis=1)[:, pieces // 4 :])
