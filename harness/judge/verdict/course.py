@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -238,8 +239,7 @@ class Course:
         pieces = list(_pieces(self.steps))
         times, worst, where = t_quantile(1 - COURSE_LEVEL / 2 / len(pieces), self._degrees()), 0.0, ""
         for start, stop in pieces:
-            n = stop - start
-            extra = self.shared_noise / n + 2 * self.between**2
+            extra = self.shared_noise / (stop - start) + 2 * self.between**2
             gap, error, _ = self.contrast(partial(_piece, start=start, stop=stop), extra)
             beyond = abs(float(gap)) - times * float(error) - self.margin
             if beyond > worst:
