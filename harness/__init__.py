@@ -10,14 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.judge.verdict.judge import verdict
+    from harness.judge.verdict.rule import verdict
     from harness.timing.closures import measure
     from harness.training import ab
     from harness.training.agree import agree
 
 __all__ = ["__version__", "ab", "agree", "measure", "verdict"]
 __version__ = "0.1.0"
-_FUNCTIONS = {"agree": "training.agree", "measure": "timing.closures", "verdict": "judge.verdict.judge"}
+_FUNCTIONS = {"agree": "training.agree", "measure": "timing.closures", "verdict": "judge.verdict.rule"}
 
 
 def __getattr__(name: str) -> Any:

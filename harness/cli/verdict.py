@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     """
     if (options := options_of(Words, words)) is None:
         return 0
-    from harness.judge.verdict.judge import verdict
+    from harness.judge.verdict.rule import verdict
     from harness.store.curve_files import read_all
 
     if not (options.base and options.candidate):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.judge.diff import Changes
-    from harness.judge.verdict.judge import CurveVerdict
+    from harness.judge.verdict.rule import CurveVerdict
 
 MOST_RATIOS, MOST_CURVES = 40, 8
 MOST_POINTS = 240  # of a line; more cannot be seen

@@ -306,6 +306,9 @@ class Course:
             free = (pieces - pieces // 4) * least
             limit = math.log(ROUGHER) + 3.5 * 1.17 * math.sqrt(2 / free)
             ratio = candidate / max(base, 1e-300)
+            if self.paired and (seen := self._gap_swings(scale)):
+                yield Alarm("swing", seen)
+                return
             if abs(math.log(max(ratio, 1e-12))) > limit:
                 code = "smooth" if scale == 1 or ratio < 1 else "swing"
                 yield Alarm(
@@ -314,6 +317,18 @@ class Course:
                 )
                 return
             scale *= 4
+
+    def _gap_swings(self, scale: int) -> str:
+        """Gaps of pairs keep their level: within a run they vary less than runs of the base about each other, or the margin."""
+        b, c = self.shares
+        gap, noise = (
+            _means(x, scale)[:, self.steps // scale // 4 :].std(axis=1)
+            for x in (c - b, (b - np.roll(b, 1, axis=0)) / math.sqrt(2))
+        )
+        seen, limit = (math.sqrt(float((x**2).mean())) for x in (gap, noise))
+        if seen <= max(limit, self.margin):
+            return ""
+        return f"gaps, means of {scale} steps, vary within a run by {100 * seen:.2g} % (sd), runs of the base by {100 * limit:.2g} %"
 
     def _more_spikes(self) -> Iterator[Alarm]:
         counts = [side.sum(axis=1) for side in self.spikes]
@@ -416,8 +431,13 @@ def roughness(values: Vector) -> Vector:
     )
 
 
+def _means(runs: Vector, scale: int) -> Vector:
+    """Means of so many steps each, [runs, K // scale]."""
+    pieces = runs.shape[1] // scale
+    return runs[:, : pieces * scale].reshape(len(runs), pieces, scale).mean(axis=2)
+
+
 def _wander(runs: Vector, scale: int) -> float:
     """Robust size of the steps of runs about their neighbours, of means over so many steps; a spike touches two of them."""
-    pieces = runs.shape[1] // scale
-    means = runs[:, : pieces * scale].reshape(len(runs), pieces, scale).mean(axis=2)
-    return sd(np.diff(means - np.roll(means, 1, axis=0), axis=1)[:, pieces // 4 :])
+    means = _means(runs, scale)
+    return sd(np.diff(means - np.roll(means, 1, axis=0), axis=1)[:, means.shape[1] // 4 :])

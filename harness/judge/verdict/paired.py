@@ -18,7 +18,7 @@ from harness.judge.verdict.course import difference, ends
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.evidence import Evidence, LossRun
 from harness.judge.verdict.gradients import gradients
-from harness.judge.verdict.judge import FAIL_CONFIDENCE, PASS_CONFIDENCE, CurveVerdict, Outcome, judge
+from harness.judge.verdict.rule import FAIL_CONFIDENCE, PASS_CONFIDENCE, CurveVerdict, Outcome, judge
 from harness.judge.verdict.result import (
     LATE,
     MARGIN,
