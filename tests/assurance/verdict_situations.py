@@ -288,7 +288,6 @@ for name, what, plant in (
     ("repeated_norms", "the gradient norms are the control's bit for bit", repeated("grad_norm")),
     ("near_copies", "the seeds are seed 0 plus 1e-6", near_copies),
     ("tokens", "a step of FP8 has twice the control's tokens", given(tokens_per_step=1024.0)),
-    ("far_from_0", "both losses are 100 higher, and FP8 is 0.2 nats worse", worse_at_a_hundred),
     ("hardly_falls", "the control's loss falls by 1 %", both("loss", lambda s, t, v: 2.1 + (v - 2.1) / 60)),
     ("clipped_norms", "gradient norms were logged after clipping: all are about 1", still("grad_norm", 1.0)),
     ("frozen_heldout", "the held-out loss never changes", still("heldout", 2.1)),
@@ -301,6 +300,20 @@ for name, what, plant in (
 
     plant_curves.__name__ = name
     of_verdict(what=what)(plant_curves)
+
+
+@situation(
+    "sweep=divergence",
+    "both losses are 100 higher, and FP8 is 0.2 nats worse",
+    word="Verdict.outcome",
+    positive="PASS",
+    instead="FAIL",
+)
+def far_from_0(place: Place, planted: bool) -> object:
+    base = control()
+    mine = shifted(base)
+    return judged(place, *(worse_at_a_hundred(mine, base) if planted else (mine, base)))
+
 
 CONVERTED = [f"layers.{i}" for i in range(40)]
 READ = {"0": "aa", "299": "bb", "heldout": "cc"}

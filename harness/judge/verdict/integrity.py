@@ -34,7 +34,7 @@ SAME_BITS = 2e-7  # of a loss: one that was written twice
 NEAR_COPY = 0.3  # times the steps of the difference of two runs of a side
 ONE_RUN = 20.0  # times the wiggle that sets runs apart
 STRETCH, LONG = 0.1, 10  # share and number of values of a pair that are equal in a row
-BARELY = 0.005  # times the noise of a step: a pair's gap that wanders less is a copy with noise
+BARELY = 0.002  # times the noise of a step: a pair's gap that wanders less is a copy with noise
 START = 0.02  # share of the steps in which a run starts
 UNITS = math.log(2)  # nats in a bit
 
