@@ -38,11 +38,14 @@ def proof_outcome(resolved: Mapping[str, Any]) -> ProofOutcome:
     """The outcome that a row stores. Unproven: a word that is none, and a proof of other layers or of another recipe than the
     row's own; rows from before `LAYERS` was stored say how many GEMMs it counted."""
     word, layers = str(resolved.get(FIELD) or ""), resolved.get("fp8_layers")
+    proved, recipe = resolved.get(LAYERS), resolved.get("recipe")
     if word == ProofOutcome.PROVED and layers is not None:
         count = layers if isinstance(layers, int) else len(layers)
-        own = {str(resolved.get("recipe")).split(",")[0]: count}
-        if resolved.get("fp8_gemms", count) < count or (resolved.get(LAYERS) or own) != own:
+        own = {str(recipe).split(",")[0]: count}
+        if resolved.get("fp8_gemms", count) < count or (proved or own) != own:
             return ProofOutcome.UNPROVEN
+    elif word == ProofOutcome.PROVED and proved and recipe and set(proved) != {str(recipe).split(",")[0]}:
+        return ProofOutcome.UNPROVEN
     return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN
 
 

@@ -26,7 +26,8 @@ from harness.judge.verdict.paired import Verdict, conclude, judge_other_seeds, j
 from harness.judge.verdict.result import MARGIN, GateResult
 from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.errors import Cause
-from harness.store.measurement import ProofOutcome, proof_outcome
+from harness.store.differences import ENV_ID_FIELDS
+from harness.store.measurement import FIELD, LAYERS, ProofOutcome, proof_outcome
 from harness.store.outside import parse
 
 if TYPE_CHECKING:
@@ -47,16 +48,13 @@ _CURVES = {
     "fp8_grad_norm": "fp8_grad_norm",
     "elapsed_s": "elapsed",
 }
-_SETTINGS = (
-    "compute",
-    "data_sha256",
-    "grad_clip",
-    "heldout",
-    "init_seed",
-    "lr_schedule",
-    "optimizer",
-    "parameters",
-)  # of a run, that its control must share
+# What a run says of its own arm, of how it went or of what it read (compared apart); all else its control must share
+_OWN = frozenset({
+    "batches", "cpu_s", "device_s", "emulated", "fp8_gemms", "fp8_gemms_expected", "fp8_kernel_share", "fp8_layers",
+    "memory", "nondeterministic", "nonfinite_step", "peer", "perturbed", "process_state", "recipe", "resumed_from_steps",
+    "runs_on_this_gpu", "schedule", "skipped_layers", "steps", "stopped", "switch_steps", "switches", "timed",
+    "tokens_per_step", "verify", FIELD, LAYERS, "verify_warnings",
+})  # fmt: skip
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
 
@@ -149,7 +147,8 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
                 runs[seed] = Run(Curve.of([math.nan]))
             continue
         curves, resolved = stored.setdefault((*key, arm, seed), ({}, {}))
-        resolved |= parse(row["resolved"])
+        env = parse(row["env"])
+        resolved |= {name: env[name] for name in ENV_ID_FIELDS if name in env} | parse(row["resolved"])
         setup.resolved.setdefault(arm, {}).update(resolved)
         steps = list(row["rounds"]) or None
         curves[_CURVES[row["metric"]]] = Curve.of(row["samples"], steps)
@@ -172,7 +171,7 @@ def _run(curves: Mapping[str, Any], resolved: Mapping[str, Any]) -> Run:
         proof=str(resolved.get("verify") or ""),
         proof_outcome=proof_outcome(resolved),
         emulated=bool(resolved.get("emulated")),
-        settings={name: resolved.get(name) for name in _SETTINGS},
+        settings={name: value for name, value in resolved.items() if name not in _OWN},
     )
 
 
