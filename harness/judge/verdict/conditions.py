@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WORD = r"(^|[_/ .-])({})($|[_/ .-])"
 NO_LOSS = re.compile(
     _WORD.format(
-        "lr|learning_rate|acc|accuracy|tokens?_per_s(ec(ond)?)?|tok/sec|tps|throughput|mfu|tflops|grad_norm|time|seconds|reward|score|bleu|f1"
+        "lr|learning_rate|acc|accuracy|tokens?_per_s(ec(ond)?)?|tok/sec|tps|throughput|mfu|tflops|grad_norm|time|seconds|reward|score|bleu|f1|ppl|(?<!log_)(?<!log )perplexity"
     ),
     re.IGNORECASE,
 )

@@ -32,7 +32,7 @@ WORSE_THAN_BEST = 8.0  # margins
 RARE = 1e-3  # expected number by chance of what is called a copy or a repeat
 SAME_BITS = 2e-7  # of a loss: one that was written twice
 NEAR_COPY = 0.3  # times the steps of the difference of two runs of a side
-ONE_RUN = 20.0  # times the wiggle that sets runs apart
+ONE_RUN = 4.0  # times the wiggle that sets runs apart
 STRETCH, LONG = 0.1, 10  # share and number of values of a pair that are equal in a row
 BARELY = 0.002  # times the noise of a step: a pair's gap that wanders less is a copy with noise
 START = 0.02  # share of the steps in which a run starts
@@ -102,9 +102,9 @@ def absent(of: Evidence) -> Iterator[Finding]:
     every = np.unique(np.concatenate([run.steps for run in of.runs]))
     every = every[(every > 0) & (every <= of.end)]
     for run in of.runs:
-        apart = np.diff(run.steps)
+        apart = np.diff(run.steps, prepend=min(0.0, run.steps[0]))
         for i in np.flatnonzero((apart > HOLE_TIMES * run.spacing) & (apart > LEAST_HOLE * of.end)):
-            first, last = run.steps[i], run.steps[i + 1]
+            first, last = (run.steps[i - 1] if i else 0.0), run.steps[i]
             if ((every > first + of.near) & (every < last - of.near)).sum() >= 2:
                 yield Finding(
                     "hole",
@@ -239,18 +239,23 @@ def repeats(of: Evidence) -> Iterator[Finding]:
 
 
 def one_run(of: Evidence) -> Iterator[Finding]:
-    """The runs of a side are not one run: they do not share nearly all of their wiggle. Runs of one data order are, where paired."""
+    """The runs of a side are not one run with noise: they do not share most of their wiggle. A data order that both sides share
+    makes runs alike too, but then the sides wiggle together."""
     losses, n = np.log(of.whole[1]), len(of.base)
     if losses.shape[1] < FEW or of.paired:
         return
     late = slice(losses.shape[1] // 3, None)
-    for name, side in zip(SIDES, (losses[:n], losses[n:]), strict=True):
-        mean = side.mean(axis=0)
-        own = math.sqrt(float((roughness((side - mean)[:, late]) ** 2).mean()) * len(side) / (len(side) - 1))
-        signs = np.sign(np.diff(mean[late], 3))  # of noise three in four change, of a smooth course few do
-        if roughness(mean[late]) > ONE_RUN * own and (signs[1:] != signs[:-1]).mean() > 0.5:
+    means = [side.mean(axis=0)[late] for side in (losses[:n], losses[n:])]
+    wiggles = [np.diff(mean, 3) for mean in means]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        together = np.nan_to_num(np.corrcoef(wiggles))[0, 1] > 0.5
+    for name, side, mean, wiggle in zip(SIDES, (losses[:n], losses[n:]), means, wiggles, strict=True):
+        own = math.sqrt(float((roughness(side[:, late] - mean) ** 2).mean()) * len(side) / (len(side) - 1))
+        signs = np.sign(wiggle)  # of noise three in four change, of a smooth course few do
+        if roughness(mean) > ONE_RUN * own and (signs[1:] != signs[:-1]).mean() > 0.5 and not together:
             yield Finding(
-                "one_run", f"{name}: its runs share over {ONE_RUN:g} times the wiggle that sets them apart"
+                "one_run",
+                f"{name}: its runs share over {ONE_RUN:g} times the wiggle that sets them apart, the sides none",
             )
 
 

@@ -148,7 +148,8 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
             continue
         curves, resolved = stored.setdefault((*key, arm, seed), ({}, {}))
         env = parse(row["env"])
-        resolved |= {name: env[name] for name in ENV_ID_FIELDS if name in env} | parse(row["resolved"])
+        resolved |= {name: env[name] for name in ENV_ID_FIELDS if name in env}
+        resolved |= parse(row["resolved"])
         setup.resolved.setdefault(arm, {}).update(resolved)
         steps = list(row["rounds"]) or None
         curves[_CURVES[row["metric"]]] = Curve.of(row["samples"], steps)
