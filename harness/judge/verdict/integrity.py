@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.verdict.course import FEW, ends, roughness, sd, window_of
+from harness.judge.verdict.course import FEW, MAD, ends, roughness, sd, window_of
 from harness.judge.verdict.evidence import SIDES, Finding
 from harness.store.loss_limits import MIN_SEEDS
 from harness.store.text import plural, printable, some
@@ -298,15 +298,18 @@ def _copies(losses: Vector, labels: Sequence[int], paired: bool) -> Iterator[tup
     alike = np.array([printed[i] == printed[j] for i, j in pairs])
     same_side = np.array([labels[i] == labels[j] for i, j in pairs])
     top, count = float(np.abs(losses).max()), len(pairs)
-    near, longest, same, wander, usual = np.zeros((5, count))
-    for k, (i, j) in enumerate(pairs):
-        apart = losses[i] - losses[j]
+    (near, longest, same, wander, usual), done = np.zeros((5, count)), 0
+    for i in range(runs - 1):
+        apart = losses[i] - losses[i + 1 :]
         equal = np.abs(apart) <= SAME_BITS * top
-        near[k], longest[k] = equal.mean(), stretch(equal)
-        same[k] = (np.abs(apart) <= max(printed) / 2 * 1.0001).mean()
-        moved = np.diff(apart)
-        moved -= np.median(moved)
-        wander[k], usual[k] = math.sqrt((moved**2).mean()), sd(moved)
+        half = [max(printed[i], other) / 2 * 1.0001 for other in printed[i + 1 :]]
+        moved = np.diff(apart, axis=1)
+        moved -= np.median(moved, axis=1, keepdims=True)
+        own = slice(done, done := done + runs - 1 - i)
+        near[own], longest[own] = equal.mean(axis=1), [stretch(row) if row.any() else 0 for row in equal]
+        same[own] = (np.abs(apart) <= np.array(half)[:, None]).mean(axis=1)
+        wander[own] = np.sqrt((moved**2).mean(axis=1))
+        usual[own] = MAD * np.median(np.abs(moved), axis=1)
 
     def chance(rates: Vector) -> float:
         """That two values are equal, by the pairs that are no copies."""

@@ -25,8 +25,8 @@ from harness.judge.verdict.integrity import LONG, STRETCH, stretch
 from harness.judge.verdict.paired import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
 from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
-from harness.store.errors import Cause
 from harness.store.differences import ENV_ID_FIELDS
+from harness.store.errors import Cause
 from harness.store.measurement import FIELD, LAYERS, ProofOutcome, proof_outcome
 from harness.store.outside import parse
 
