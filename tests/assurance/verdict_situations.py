@@ -275,6 +275,26 @@ def still(name: str, value: float) -> Callable[[Runs, Runs], Pair]:
     return plant
 
 
+def with_noise(size: float) -> Callable[[Runs, Runs], Pair]:
+    """The candidate's losses are the control's, plus noise of this size in nats."""
+    noisy = lambda s, t, v: v + size * np.random.default_rng(s).normal(size=t.size)  # noqa: E731
+    return lambda mine, base: (
+        {s: replace(r, loss=with_curve(base, "loss", noisy)[s].loss) for s, r in mine.items()},
+        base,
+    )
+
+
+def heldout_swings(mine: Runs, base: Runs) -> Pair:
+    def swing(seed: int, at: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return values + np.append(0.05 * (-1.0) ** np.arange(at.size - 1), 0.0)
+
+    return with_curve(mine, "heldout", swing), base
+
+
+def jump_of_the_control(mine: Runs, base: Runs) -> Pair:
+    return mine, with_curve(base, "loss", lambda s, t, v: v + 3.0 * ((t >= 200) & (s == 2)))
+
+
 def given(**fields: object) -> Callable[[Runs, Runs], Pair]:
     """The candidate's runs say this of themselves."""
     return lambda mine, base: ({s: replace(r, **fields) for s, r in mine.items()}, base)
@@ -290,6 +310,9 @@ for name, what, plant in (
     ("tokens", "a step of FP8 has twice the control's tokens", given(tokens_per_step=1024.0)),
     ("hardly_falls", "the control's loss falls by 1 %", both("loss", lambda s, t, v: 2.1 + (v - 2.1) / 60)),
     ("clipped_norms", "gradient norms were logged after clipping: all are about 1", still("grad_norm", 1.0)),
+    ("barely_differs", "FP8's losses are the control's plus 1e-5", with_noise(1e-5)),
+    ("swinging_heldout", "the held-out losses swing by 0.05 nats, and end right", heldout_swings),
+    ("broken_control_seed", "the control of one seed jumps by 3 nats", jump_of_the_control),
     ("frozen_heldout", "the held-out loss never changes", still("heldout", 2.1)),
 ):  # fmt: skip
 
@@ -325,6 +348,13 @@ for name, what, said in (
     ),
     ("proof_of_few_gemms", "the proof counted 3 GEMMs in 40 layers", {"fp8_gemms": 3}),
     ("proof_of_another_recipe", "the proof is of another recipe", {LAYERS: {"rowwise": 40}}),
+    (
+        "proof_without_layers",
+        "the proof is of another recipe, and the row lists no layers",
+        {"fp8_layers": None, LAYERS: {"rowwise": 40}},
+    ),
+    ("other_torch", "FP8 was trained by another torch than the control", {"torch": "1.0"}),
+    ("other_length", "FP8 read sequences of another length than the control", {"seq": 128}),
     ("other_optimizer", "FP8 was trained by another optimizer than the control", {"optimizer": "SGD"}),
     ("unknown_batches", "what FP8 read is stored, what the control read is not", {"batches": READ}),
 ):

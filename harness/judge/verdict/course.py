@@ -135,6 +135,11 @@ class Course:
             np.median(c - b, axis=0) if self.paired else np.median(c, axis=0) - np.median(b, axis=0)
         )
 
+    @property
+    def unseen(self) -> float:
+        """Variance of the gap between clusters, which no run shows where each side has one."""
+        return 2 * self.between**2 * (max(len(set(side)) for side in self.clusters) <= 1)
+
     def alarms(self) -> Iterator[Alarm]:
         """What withholds PASS along the way."""
         for rule in (
@@ -222,10 +227,8 @@ class Course:
 
     def _ways(self, b: Vector, c: Vector, extra: float) -> Iterator[Welch]:
         labels = [sorted(set(side)) for side in self.clusters]
-        one_each = [len(each) for each in labels] == [1, 1]
-        extra += 2 * self.between**2 * one_each
-        yield difference(b, c, self.paired, extra)
-        if all(labels) and not one_each:
+        yield difference(b, c, self.paired, extra + self.unseen)
+        if all(labels) and [len(each) for each in labels] != [1, 1]:
             means = [
                 np.array([figures[np.array(side) == name].mean() for name in names])
                 for figures, side, names in zip((b, c), self.clusters, labels, strict=True)
@@ -239,7 +242,7 @@ class Course:
         pieces = list(_pieces(self.steps))
         times, worst, where = t_quantile(1 - COURSE_LEVEL / 2 / len(pieces), self._degrees()), 0.0, ""
         for start, stop in pieces:
-            extra = self.shared_noise / (stop - start) + 2 * self.between**2
+            extra = self.shared_noise / (stop - start) + self.unseen
             gap, error, _ = self.contrast(partial(_piece, start=start, stop=stop), extra)
             beyond = abs(float(gap)) - times * float(error) - self.margin
             if beyond > worst:

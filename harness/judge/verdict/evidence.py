@@ -94,7 +94,8 @@ class Evidence:
         cluster: the column that names the cluster of a run; "": the first of `CLUSTERS` that all runs have.
         between: standard deviation between clusters, a share of the loss; 0: not known.
         treatment: settings that name what is compared.
-        waived: settings and findings that are known to differ.
+        waived: settings that are known to differ.
+        excused: codes of findings that withhold nothing.
         notes: what the readers say.
         alone: runs left out, whose seed the other side lacks.
     """
@@ -109,6 +110,7 @@ class Evidence:
     between: float = 0.0
     treatment: Sequence[str] = ()
     waived: Sequence[str] = ()
+    excused: Sequence[str] = ()
     notes: Sequence[str] = ()
     alone: Sequence[str] = ()
 

@@ -275,7 +275,11 @@ def copies(of: Evidence) -> Iterator[Finding]:
         shown = [
             f"{printable(of.runs[i].name)} and {printable(of.runs[j].name)}: {why}" for i, j, why in found
         ]
-        yield Finding("copies", f"{plural(len(found), 'pair')} of runs are one: {some(shown, 2)}")
+        left = len(losses) - len({j for _, j, _ in found})
+        yield Finding(
+            "copies",
+            f"{plural(len(found), 'pair')} of runs are one, {left} of {len(losses)} runs are left: {some(shown, 2)}",
+        )
 
 
 def resolution(values: Vector) -> float:

@@ -89,7 +89,7 @@ def judge_pairs(
     twin: Runs | None = None,
     twin_name: str = "its base arm",
     margin: float = MARGIN,
-    waived: Sequence[str] = ("equals_base",),
+    excused: Sequence[str] = ("equals_base",),
 ) -> Verdict:
     """Judges a candidate against the control that shares its initial weights and batches, seed by seed.
 
@@ -102,7 +102,7 @@ def judge_pairs(
             norms are judged until there.
         twin_name: what to call that arm.
         margin: of equivalence, relative to the control's mean loss.
-        waived: findings that withhold nothing.
+        excused: codes of findings that withhold nothing.
 
     Raises:
         ValueError: the margin is not above 0, or there is no run on one side.
@@ -120,7 +120,7 @@ def judge_pairs(
         span = WHOLE[0], float(min(switches))
     pairs, seeds = pair(candidate, control), len(candidate)
     band = pair(golden, control, "golden arm") if golden else None
-    found = None if not pairs.seeds else _curves(pairs, candidate, control, span[0], margin, waived)
+    found = None if not pairs.seeds else _curves(pairs, candidate, control, span[0], margin, excused)
     results = [finite(candidate, control)]
     for name, gate in (("L2", _bursts), ("L3", _course), ("L4", _late), ("L4h", _heldout), ("L5", _trend)):
         results.append(judged(name, len(pairs.seeds), gate, pairs, found, margin))
@@ -150,7 +150,7 @@ def conclude(
 
 
 def _curves(
-    pairs: Pairs, candidate: Runs, control: Runs, start: float, margin: float, waived: Sequence[str]
+    pairs: Pairs, candidate: Runs, control: Runs, start: float, margin: float, excused: Sequence[str]
 ) -> CurveVerdict:
     """The one rule on the training losses of whole pairs, from a step on; and on their held-out losses, where there are some."""
     inside = pairs.steps >= start
@@ -179,7 +179,7 @@ def _curves(
             True,
             margin,
             window,
-            waived=waived,
+            excused=excused,
         )
     )
 

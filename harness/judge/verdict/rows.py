@@ -311,7 +311,7 @@ def _judge_arm(it: _Judged, margin: float) -> Verdict:
             twin=it.control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
             twin_name=it.against if warm_up else fields.recipe,
             margin=margin,
-            waived=("equals_base", "barely_differs") if is_perturbed else ("equals_base",),
+            excused=("equals_base", "barely_differs") if is_perturbed else ("equals_base",),
         )
     for note in (note for condition in CONDITIONS for note in condition(it)):
         notes.append(note.text)

@@ -19,6 +19,7 @@ from harness.judge.verdict import conditions, integrity
 from harness.judge.verdict.course import Course, ends
 from harness.judge.verdict.evidence import SIDES, Evidence, Finding, evidence_of, runs_of
 from harness.judge.verdict.power import MOST, POWER, seeds_for, tost_power
+from harness.judge.verdict.result import percent
 from harness.judge.verdict.sooner import Sooner, sooner
 from harness.store import text
 from harness.store.errors import UsageError
@@ -39,6 +40,13 @@ PASS_CONFIDENCE = (
     0.92  # of the interval inside the margin: 4 % a side, since the window is chosen from the data
 )
 FAIL_CONFIDENCE = 0.99
+WAIVABLE = (
+    "stopped_early",
+    "seeds_chosen",
+    "grad_norm",
+    "skipped",
+    "still",
+)  # findings that a user may know better
 INSIDE = 0.5  # share of the spread that noise inside runs makes up, beyond which a wider window is cheaper than runs
 
 
@@ -148,7 +156,7 @@ def verdict(
         cluster: the column of what runs share beside a side: a machine, a submission; "": `machine`, `host` and their like.
         between: sd between such clusters as a share of the loss, where each side has one.
         treatment: columns that name what is compared; (): those whose names speak of a format.
-        differs: columns that are known to differ, and codes of findings, that withhold nothing.
+        differs: columns that are known to differ, and codes of `WAIVABLE`, that withhold nothing.
 
     Raises:
         UsageError: no frame, a column or seed is missing, a cell is no number, an option that is none.
@@ -169,6 +177,7 @@ def verdict(
         "between": between,
         "treatment": treatment,
         "waived": differs,
+        "excused": [code for code in differs if code in WAIVABLE],
     }
     found = judge(evidence_of((base, candidate), value, step, paired=paired == "seed", **asked))
     if not found.needed and noise and not found.sd > 0:
@@ -183,7 +192,7 @@ def judge(of: Evidence) -> CurveVerdict:
     """The verdict on evidence."""
     found = _judged(of)
     beside = conditions.other_losses(of, lambda evidence: ((v := _judged(evidence)).outcome, v.codes))
-    found.findings += [finding for finding in beside if finding.code not in of.waived]
+    found.findings += [finding for finding in beside if finding.code not in of.excused]
     _decide(found)
     found.sooner = sooner(of, found.window) if integrity.enough(of) and found.step == found.step else None
     if found.sooner:
@@ -199,7 +208,7 @@ def _judged(of: Evidence) -> CurveVerdict:
         of = replace(of, margin=min(asked, fall / LEAST_FALLS))
     found = CurveVerdict(of, of.margin)
     found.findings = [
-        each for each in (*integrity.findings(of), *conditions.findings(of)) if each.code not in of.waived
+        each for each in (*integrity.findings(of), *conditions.findings(of)) if each.code not in of.excused
     ]
     if has_course:
         _compare(found)
@@ -221,7 +230,7 @@ def _compare(found: CurveVerdict) -> None:
     )
     end = course.end
     found.findings += [
-        Finding(*alarm, is_soft=True) for alarm in course.alarms() if alarm.code not in of.waived
+        Finding(*alarm, is_soft=True) for alarm in course.alarms() if alarm.code not in of.excused
     ]
     found.step, found.window, found.gap = float(steps[-1]), end.window, end.gap
     found.low, found.high = end.interval(0.95)
@@ -240,7 +249,7 @@ def _compare(found: CurveVerdict) -> None:
         found.codes = ["not_shown"]
     if end.inside > INSIDE and not of.window:
         found.notes.append(
-            f"noise inside runs is {min(end.inside, 1):.0%} of their spread: a wider window (window={2 * end.window}) is cheaper than runs"
+            f"noise inside runs is {100 * min(end.inside, 1):.0f} % of their spread: a wider window (window={2 * end.window}) is cheaper than runs"
         )
 
 
@@ -277,13 +286,17 @@ _END = {
 def _reasons(found: CurveVerdict) -> Iterator[str]:
     of, margin = found.evidence, _percent(found.margin)
     if found.outcome == "PASS":
-        yield f"the same loss within {margin}{_scope(of, found.step)}"
+        waived = (
+            f"; known to differ: {text.some([*map(text.printable, of.waived)], 6, ', ')}" if of.waived else ""
+        )
+        yield f"the same loss within {margin}{_scope(of, found.step)}{waived}"
     yield from (_END[code] for code in found.codes if _END.get(code))
     yield from (f"{each.code}: {each.text}" if each.text else each.code for each in found.findings)
     if math.isfinite(found.gap):
         window = f", window={found.window}" if found.window > 1 else ""
+        scope = f" at step {found.step:g}" if found.outcome == "PASS" else _scope(of, found.step)
         yield (
-            f"gap {found.gap:+.3%} of the base's loss at step {found.step:g}{window} (95 % {found.low:+.3%} to {found.high:+.3%}; "
+            f"gap {percent(found.gap)} of the base's loss{scope}{window} (95 % {percent(found.low)} to {percent(found.high)}; "
             f"one-sided p of a gap within {margin}: {found.p:.2g})"
         )
 
@@ -316,7 +329,7 @@ def _what_decides(found: CurveVerdict) -> None:
             lambda least: tost_power(sd, least, count, sides=sides) - POWER, sd / 100, 1000 * sd
         )
         said.append(
-            f"{count} runs a side with this spread show a margin of {_percent(found.shows)} in {POWER:.0%} of cases"
+            f"{count} runs a side with this spread show a margin of {_percent(found.shows)} in {100 * POWER:.0f} % of cases"
         )
     if found.outcome == "INCONCLUSIVE" and set(found.codes) <= {"not_shown", "few_runs"}:
         if found.sd > 0:
@@ -327,16 +340,17 @@ def _what_decides(found: CurveVerdict) -> None:
         clusters = [len(set(side)) for side in of.clusters]
         more = "more of " + of.cluster_column if max(clusters) > 1 and clusters != counts else "runs a side"
         said.append(
-            f"{more} that show it in {POWER:.0%} of cases, without a gap / at half a margin: "
+            f"{more} that show it in {100 * POWER:.0f} % of cases, without a gap / at half a margin: "
             f"{shown or 'not known, for want of two runs that show the spread (noise=)'}"
         )
     found.notes = [*(note for note in found.notes if POWER_SAID not in note), *said]
 
 
-POWER_SAID = f"{POWER:.0%} of cases"
+POWER_SAID = f"{100 * POWER:.0f} % of cases"
 
 
 def _percent(share: float) -> str:
+    """Without a sign."""
     return f"{100 * share:.3g} %"
 
 

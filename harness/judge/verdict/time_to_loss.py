@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.judge.verdict.curves import Curve, ema, half_life
 from harness.judge.verdict.result import MARGIN
+from harness.judge.verdict.sooner import crossing
 from harness.store import stats
 
 if TYPE_CHECKING:
@@ -92,21 +93,9 @@ def time_to_loss(arms: Mapping[str, Runs], control: str = "base", target: float 
     ]
 
 
-def crossing(curve: Curve, target: float) -> float:
-    """The step at which a curve first is at or below the target, interpolated; NaN if it never is.
-
-    >>> crossing(Curve.of([3.0, 2.0, 1.0], [0, 10, 20]), 1.5)
-    15.0
-    """
-    below = np.flatnonzero(curve.values <= target)
-    if not below.size:
-        return math.nan
-    i = int(below[0])
-    if i == 0:
-        return float(curve.steps[0])
-    high, low = curve.values[i - 1], curve.values[i]
-    share = (high - target) / (high - low) if math.isfinite(high) else 1.0
-    return float(curve.steps[i - 1] + share * (curve.steps[i] - curve.steps[i - 1]))
+def _crossed(run: Run, smoothed: bool, target: float) -> float:
+    curve = _curve(run, smoothed)
+    return crossing(curve.steps, curve.values, target)
 
 
 def _curve(run: Run, smoothed: bool) -> Curve:
@@ -124,7 +113,7 @@ def _curve(run: Run, smoothed: bool) -> Curve:
 
 def _reach(arm: str, runs: Runs, target: float, smoothed: bool) -> Reach:
     name = "smoothed training loss" if smoothed else "held-out loss"
-    steps = {seed: crossing(_curve(run, smoothed), target) for seed, run in sorted(runs.items())}
+    steps = {seed: _crossed(run, smoothed, target) for seed, run in sorted(runs.items())}
     # A held-out loss at r follows r updates, a training loss at s precedes update s + 1 but is known with it.
     seconds = {seed: _seconds(runs[seed].elapsed, at + smoothed) for seed, at in steps.items()}
     return Reach(arm, target, name, steps, seconds)

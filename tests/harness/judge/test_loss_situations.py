@@ -9,7 +9,7 @@ import pytest
 from loss_situations import PASS, TABLE, Situation
 
 import harness
-from harness.judge.curve_verdict import CurveVerdict
+from harness.judge.verdict.rule import CurveVerdict
 from harness.store.errors import UsageError
 
 PLANTED = [name for name, situation in TABLE.items() if situation.words != PASS]
