@@ -17,6 +17,7 @@ import argparse
 import itertools
 import math
 import sys
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -287,7 +288,7 @@ LEVEL = (HARDLY_PASSES, Bound("L4 PASS", 0.05), Bound("L4h PASS", 0.05), RARELY_
 
 def _unpaired() -> Iterator[Row]:
     for ar, tails, runs, steps, gap in itertools.product(
-        (0.0, 0.6, 0.9, 0.99), (0, 3), (3, 5, 10), (10, 100, 1000), (0.0, 1.0)
+        (0.0, 0.9, 0.99), (0, 3), (3, 5, 10), (10, 100, 1000), (0.0, 1.0)
     ):
         bounds = (HARDLY_PASSES, RARELY_FAILS) if gap else (NEVER_FAILS, QUIET)
         yield Row("unpaired", Unpaired("", runs, steps, gap, ar=ar, tails=tails), bounds)
@@ -359,20 +360,21 @@ ROWS = (*_unpaired(), *_paired())
 
 def measure(row: Row, draws: int) -> Row:
     """The row with its rates."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(zlib.crc32(row.label.encode()))
     counted = Counter(what for _ in range(draws) for what in row.planted.answer(generator))
     return replace(row, draws=draws, rates=Counter({what: n / draws for what, n in counted.items()}))
 
 
 def coverage(sd: float, evaluations: int, runs: Pair, draws: int, ratio: float = 1.02) -> float:
     """Share of 95 % intervals of `ratio_to_target` that hold the true ratio, of crossings that a grid rounds up."""
-    generator, hits, cell = np.random.default_rng(0), 0, 1.0
+    generator, hits = np.random.default_rng(0), 0
     for _ in range(draws):
+        first = generator.uniform()
         sides = [
-            np.ceil(evaluations * times * np.exp(generator.normal(0, sd, int(n))) + generator.uniform(-0.5, 0.5))
+            np.ceil(evaluations * times * np.exp(generator.normal(0, sd, int(n))) - first) + first
             for times, n in zip((1.0, ratio), runs, strict=True)
         ]
-        found = ratio_to_target(sides[0].tolist(), sides[1].tolist(), cell)
+        found = ratio_to_target(sides[0].tolist(), sides[1].tolist(), cell=1.0)
         hits += found.low <= math.log(ratio) <= found.high
     return hits / draws
 

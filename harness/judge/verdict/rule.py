@@ -18,7 +18,7 @@ import numpy as np
 from harness.judge.verdict import conditions, integrity
 from harness.judge.verdict.course import Course, ends
 from harness.judge.verdict.evidence import SIDES, Evidence, Finding, evidence_of, runs_of
-from harness.judge.verdict.power import MOST, POWER, seeds_for, tost_power
+from harness.judge.verdict.power import ALPHA, MOST, POWER, seeds_for, tost_power
 from harness.judge.verdict.sooner import Sooner, sooner
 from harness.store import text
 from harness.store.errors import UsageError
@@ -35,9 +35,7 @@ Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 MARGIN = 0.0025  # of the base's loss; the order of what DeepSeek-V3 reports for FP8 at scale
 MOST_MARGIN = 0.01  # a wider one says nothing of training the same
 LEAST_FALLS = 20.0  # margins that the base's loss falls by; the margin is narrower where it falls by less
-PASS_CONFIDENCE = (
-    0.92  # of the interval inside the margin: 4 % a side, since the window is chosen from the data
-)
+PASS_CONFIDENCE = 1 - 2 * ALPHA  # of the interval inside the margin
 FAIL_CONFIDENCE = 0.99
 INSIDE = 0.5  # share of the spread that noise inside runs makes up, beyond which a wider window is cheaper than runs
 
