@@ -375,7 +375,7 @@ def coverage(sd: float, evaluations: int, runs: Pair, draws: int, ratio: float =
             for times, n in zip((1.0, ratio), runs, strict=True)
         ]
         found = ratio_to_target(sides[0].tolist(), sides[1].tolist(), cell=1.0)
-        hits += found.low <= math.log(ratio) <= found.high
+        hits += found.low <= ratio <= found.high
     return hits / draws
 
 
