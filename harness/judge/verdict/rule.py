@@ -277,7 +277,11 @@ def _reasons(found: CurveVerdict) -> Iterator[str]:
     if found.outcome == "PASS":
         yield f"the same loss within {margin}{_scope(of, found.step)}"
     yield from (_END[code] for code in found.codes if _END.get(code))
-    yield from (f"{each.code}: {each.text}" if each.text else each.code for each in found.findings)
+    refused = any(not each.is_soft for each in found.findings)  # then no gap is told, that of a piece neither
+    yield from (
+        f"{each.code}: {each.text}" if each.text and not (refused and each.is_soft) else each.code
+        for each in found.findings
+    )
     if math.isfinite(found.gap):
         window = f", window={found.window}" if found.window > 1 else ""
         yield (
