@@ -54,7 +54,11 @@ WORDS = "worse", "better", "not_shown", "equivalent"  # codes that the end alone
 def stationary(generator: Generator, runs: int, steps: int, ar: float, tails: int = 0) -> Vector:
     """AR(1) noise of unit variance, [runs, steps]; `tails`: degrees of freedom of Student's t, 0 for normal noise."""
     shape = runs, steps
-    fresh = generator.standard_t(tails, shape) / math.sqrt(tails / (tails - 2)) if tails else generator.normal(0, 1, shape)
+    fresh = (
+        generator.standard_t(tails, shape) / math.sqrt(tails / (tails - 2))
+        if tails
+        else generator.normal(0, 1, shape)
+    )
     fresh[:, 1:] *= math.sqrt(1 - ar * ar)
     return np.asarray(lfilter([1], [1, -ar], fresh, axis=1))
 
@@ -102,9 +106,16 @@ class Unpaired:
             noise += self.tau * np.repeat(generator.normal(0, 1, machines), self.runs)[:, None]
             if self.fault == "copies" and side:
                 noise = (sides[0] / (2 + 2 * np.exp(-5 * t)) - 1) / MARGIN + 0.1 * noise
-            noise += 0.05 / MARGIN * generator.lognormal(0, 0.5, noise.shape) * (generator.random(noise.shape) < self.spikes)
+            noise += (
+                0.05
+                / MARGIN
+                * generator.lognormal(0, 0.5, noise.shape)
+                * (generator.random(noise.shape) < self.spikes)
+            )
             losses = (2 + 2 * np.exp(-5 * t)) * (1 + MARGIN * (noise + side * self.gap * gap))
-            sides.append(np.minimum.accumulate(losses, axis=1) if side and self.fault == "best so far" else losses)
+            sides.append(
+                np.minimum.accumulate(losses, axis=1) if side and self.fault == "best so far" else losses
+            )
         runs = [
             [
                 LossRun(
@@ -347,12 +358,26 @@ def _paired() -> Iterator[Row]:
             name = f"gap {gap:g} M{', Student t noise' * bool(tails)}"
             yield Row("seeds", Paired(name, seeds, sd, gap, tails), LEVEL if gap else (RARELY_FAILS,))
     for gap, across, seeds in itertools.product((0.0, 1.0), (0.2, 0.5), (5, 20)):
-        yield Row("correlated", Paired(f"gap {gap:g} M, correlation {across:g}", seeds, 0.6, gap, across=across))
+        yield Row(
+            "correlated", Paired(f"gap {gap:g} M, correlation {across:g}", seeds, 0.6, gap, across=across)
+        )
     for rate, seeds in itertools.product((0.4, 2.0), (3, 5, 10, 20)):
-        yield Row("spikes", Paired(f"{rate:g} spikes a run in both arms", seeds, spikes=(rate, rate)), (RARELY_FAILS,))
+        yield Row(
+            "spikes",
+            Paired(f"{rate:g} spikes a run in both arms", seeds, spikes=(rate, rate)),
+            (RARELY_FAILS,),
+        )
     for seeds in (5, 10):
-        yield Row("spikes", Paired("2 spikes a run, none in the control", seeds, spikes=(2.0, 0.0)), (HARDLY_PASSES,))
-        yield Row("spikes", Paired("one spike in every run, none in the control", seeds, every_run=(1, 0)), (HARDLY_PASSES,))
+        yield Row(
+            "spikes",
+            Paired("2 spikes a run, none in the control", seeds, spikes=(2.0, 0.0)),
+            (HARDLY_PASSES,),
+        )
+        yield Row(
+            "spikes",
+            Paired("one spike in every run, none in the control", seeds, every_run=(1, 0)),
+            (HARDLY_PASSES,),
+        )
 
 
 ROWS = (*_unpaired(), *_paired())
@@ -434,12 +459,18 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
             ["sd of runs", "evaluations to the target", "runs", "coverage, %"],
             (
                 [f"{sd:.0%}", str(cells), f"{n} v {m}", f"{100 * coverage(sd, cells, (n, m), 4 * draws):.1f}"]
-                for sd, cells, (n, m) in itertools.product((0.01, 0.03), (20, 100), ((10, 10), (30, 30), (6, 15)))
+                for sd, cells, (n, m) in itertools.product(
+                    (0.01, 0.03), (20, 100), ((10, 10), (30, 30), (6, 15))
+                )
             ),
         ),
         "planted": markdown(
             ["planted", *OUTCOMES],
-            ([r.planted.name, *(f"{100 * r.rates[o]:.0f}" for o in OUTCOMES)] for r in rows if r.group == "planted"),
+            (
+                [r.planted.name, *(f"{100 * r.rates[o]:.0f}" for o in OUTCOMES)]
+                for r in rows
+                if r.group == "planted"
+            ),
         ),
         "seeds": pivot("seeds", both),
         "levels": markdown(
@@ -460,7 +491,9 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=FEWEST, help="of a row")
     parser.add_argument("pages", nargs="*", type=Path)
     options = parser.parse_args(words)
