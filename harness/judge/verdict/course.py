@@ -2,7 +2,7 @@
 
 Everything is a share of the base's median course, so that one margin holds along the way. Runs are compared by one
 statistic: of unpaired runs Welch's difference of means, of runs paired by seed the mean of their differences. Thresholds
-and error rates: docs/evidence.md and reports/published/studies/curve-verdict-error-rates.md.
+and error rates: docs/evidence.md and reports/published/studies/loss-verdict-error-rates.md.
 """
 
 from __future__ import annotations
