@@ -18,7 +18,6 @@ from harness.judge.verdict.course import difference, ends
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.evidence import Evidence, LossRun
 from harness.judge.verdict.gradients import gradients
-from harness.judge.verdict.rule import FAIL_CONFIDENCE, PASS_CONFIDENCE, CurveVerdict, Outcome, judge
 from harness.judge.verdict.result import (
     LATE,
     MARGIN,
@@ -29,6 +28,7 @@ from harness.judge.verdict.result import (
     Status,
     percent,
 )
+from harness.judge.verdict.rule import FAIL_CONFIDENCE, PASS_CONFIDENCE, CurveVerdict, Outcome, judge
 from harness.store import stats
 
 if TYPE_CHECKING:
