@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.verdict import Curve, Run, ema, judge_other_seeds, judge_pairs
-from harness.judge.verdict.course import ends
 from harness.judge.verdict.result import MARGIN
 
 BASE = control()
@@ -113,8 +112,6 @@ def spiked(s, v):
 
 WITHHELD = {
     "an early bump": ("L3", lambda s, v: v + 0.06 * (T < 20), None),
-    "an early bump, downwards": ("L3", lambda s, v: v - 0.06 * (T < 20), None),
-    "a swing": ("L3", lambda s, v: v + 0.2 * np.sin(2 * np.pi * (T + 1) / 5), None),
     "slow waves of each run's own": ("L3", waves, None),
     "one seed off from step 120 on": ("L3", lambda s, v: v + 0.11 * (T >= 120), [3]),
     "a spike in every run": ("L2", spiked, None),
@@ -137,12 +134,6 @@ def test_spikes_at_other_steps_of_both_arms_pass():
 
     verdict = judge_pairs(with_losses(shifted(BASE), spike(90)), with_losses(BASE, spike(100)))
     assert verdict.outcome == "PASS"
-
-
-def test_one_spike_more_than_the_control_is_a_warning():
-    verdict = judge_pairs(with_losses(shifted(BASE), spiked, [2]), BASE)
-    assert (verdict.outcome, gate(verdict, "L2").status) == ("PASS", "WARN")
-    assert gate(verdict, "L2").effect == 7
 
 
 def test_a_late_divergence_fails():
@@ -180,25 +171,14 @@ def test_equivalence_has_three_outcomes_and_two_sides(gap, sd, status):
     assert (verdict.outcome, gate(verdict, "L4").status) == (status, status)
 
 
-def test_a_gap_outside_the_margin_needs_the_wider_interval_to_fail():
-    """Oracle: scipy's t intervals of gaps whose 92 % interval misses the margin and whose 99 % one does not."""
-    base = control(range(3))
-    runs = {s: run_of(base[s].loss.values + 0.013 + 0.003 * (s - 1)) for s in base}
-    level = np.median([r.loss.values for r in base.values()], axis=0)
-    late = T >= (STEPS - 1) * 0.8
-    gaps = ends(np.array([(runs[s].loss.values - base[s].loss.values) / level for s in base])[:, late], 60)
-    narrow, wide = (scipy.stats.t.interval(c, 2, gaps.mean(), scipy.stats.sem(gaps)) for c in (0.92, 0.99))
-    result = gate(judge_pairs(runs, base), "L4")
-    assert wide[0] < MARGIN < narrow[0] == pytest.approx(result.low, rel=0.02)
-    assert result.status == "INCONCLUSIVE"
-
-
 def test_heldout_loss_is_judged_for_itself():
     runs = replaced(shifted(BASE), "heldout", lambda s, v: v + 0.05)
     verdict = judge_pairs(runs, BASE)
     assert (verdict.outcome, statuses(verdict, "L4", "L4h")) == ("FAIL", ["PASS", "FAIL"])
-    first = [replaced(of, "heldout", lambda s, v: v) for of in (shifted(BASE), BASE)]
-    early = ({s: dataclasses.replace(r, heldout=Curve.of([3.5], [0])) for s, r in of.items()} for of in first)
+    early = (
+        {s: dataclasses.replace(r, heldout=Curve.of([3.5], [0])) for s, r in of.items()}
+        for of in (runs, BASE)
+    )
     assert statuses(judge_pairs(*early), "L4h") == ["INCONCLUSIVE"]  # of the first step is not the final one
 
 
@@ -243,13 +223,6 @@ def test_a_seed_whose_losses_are_anothers_is_named(side):
     verdict = judge_pairs(*sides)
     assert verdict.outcome == "INCONCLUSIVE"
     assert any(note.startswith("copies: ") and "seed 3" in note for note in verdict.notes)
-
-
-def test_one_gap_for_all_seeds_is_one_run():
-    """Different controls and one gap, but for the rounding of sums; at four margins it is no FAIL either."""
-    for nats in (0.001, 0.021):
-        runs = {s: run_of(r.loss.values + nats) for s, r in BASE.items()}
-        assert judge_pairs(runs, BASE).outcome == "INCONCLUSIVE"
 
 
 def test_missing_curves_are_inconclusive_not_passed():

@@ -84,7 +84,6 @@ def test_the_published_runs_give_the_published_figures() -> None:
     assert [len(side) for side in found.sides] == [13, 13]
     assert found.gap * level == pytest.approx(0.00012, abs=5e-6)
     assert [found.low * level, found.high * level] == pytest.approx([oracle.low, oracle.high])
-    assert [100 * found.low, 100 * found.high] == pytest.approx([-0.040, 0.047], abs=5e-4)
     assert found.p == pytest.approx(4e-11, rel=0.15)
     assert 100 * found.shows == pytest.approx(0.066, abs=0.001)
     assert found.time is not None
@@ -92,19 +91,17 @@ def test_the_published_runs_give_the_published_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "gap", "sd", "outcome", "code"),
+    ("gap", "sd", "outcome", "code"),
     [
-        (5, 0.0, 0.001, "PASS", "equivalent"),
-        (5, 0.01, 0.001, "FAIL", "worse"),
-        (5, -0.01, 0.001, "INCONCLUSIVE", "better"),
-        (5, 0.0, 0.05, "INCONCLUSIVE", "not_shown"),
-        (5, 0.0025, 0.001, "INCONCLUSIVE", "not_shown"),
-        (2, 0.0, 0.001, "INCONCLUSIVE", "few_runs"),
-        (1, 0.1, 0.001, "INCONCLUSIVE", "few_runs"),
+        (0.0, 0.001, "PASS", "equivalent"),
+        (0.01, 0.001, "FAIL", "worse"),
+        (-0.01, 0.001, "INCONCLUSIVE", "better"),
+        (0.0, 0.05, "INCONCLUSIVE", "not_shown"),
+        (0.0025, 0.001, "INCONCLUSIVE", "not_shown"),
     ],
 )
-def test_what_is_planted_decides(n: int, gap: float, sd: float, outcome: str, code: str) -> None:
-    found = judged(runs(0, n, sd=sd), runs(1, n, gap, sd))
+def test_what_is_planted_decides(gap: float, sd: float, outcome: str, code: str) -> None:
+    found = judged(runs(0, sd=sd), runs(1, gap=gap, sd=sd))
     assert found.outcome == outcome
     assert code in found.codes
 
@@ -138,9 +135,11 @@ def named(frames: Frames, **columns: Any) -> Frames:
     ]
 
 
-def noisy(frames: Frames, column: str, seed: int, level: float) -> Frames:
-    generator = np.random.default_rng(seed)
-    return [f.assign(**{column: level * (1 + 0.01 * generator.random(len(f)))}) for f in frames]
+def losses(seed: int) -> list[np.ndarray]:
+    return [f["val_loss"].to_numpy() for f in runs(seed)]
+
+
+NORMS = [*(1 + 0.01 * np.random.default_rng(0).random((5, 11)))]
 
 
 def copied(change: Any) -> tuple[Frames, Frames]:
@@ -150,60 +149,62 @@ def copied(change: Any) -> tuple[Frames, Frames]:
 
 
 WIGGLE = np.random.default_rng(9).normal(0, 0.02, 41)
-RISING = [each(side, lambda v, s, i: 6 - v) for side in (A, B)]
-AGAIN = [each(side, lambda v, s, i: v * (1 + 0.04 * (s > 3000))) for side in (LONG_A, LONG_B)]
+OF_CANDIDATE = {
+    "repeats": lambda v, s, i: np.repeat(v[::2], 2)[:41],
+    "course": lambda v, s, i: v * (1 + 0.03 * (abs(s - 2000) < 500)),
+    "swing": lambda v, s, i: v * (1 + 0.02 * np.cos(np.pi * s / 100)),
+    "trend": lambda v, s, i: v * (1 + 0.003 * np.clip(np.log(np.maximum(s, 1) / 1500), 0, None)),
+    "smooth": lambda v, s, i: pd.Series(v).ewm(span=6).mean().to_numpy(),
+    "spikes": lambda v, s, i: v * (1 + 0.2 * (abs(s - 1500 - 200 * i) < 150)),
+    "broke": put([4], 1e30),
+    "not_positive": put([4], 0.0),
+    "other_start": put([0], 4.1),
+    "other_units": lambda v, s, i: v / math.log(2),
+}
+OF_BOTH = {
+    "few_values": lambda v, s, i: np.where(s < 300, v, math.nan),
+    "idle": lambda v, s, i: 6 - v,
+    "rises": lambda v, s, i: 6 - v,
+    "still": lambda v, s, i: v - 2 * np.exp(-s / 500) + 2 * np.exp(-s / 80),
+    "worse_than_its_best": lambda v, s, i: v * (1 + 0.04 * (s > 3000)),
+    "one_run": lambda v, s, i: v + WIGGLE - 0.95 * (v - v.round(2)),
+    "coarse_log": lambda v, s, i: v.round(2),
+}
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "differs": ({"dataset": "c4"}, {"dataset": "fineweb"}),
+    "no_treatment": ({}, {}, {"treatment": ["recipe"]}),
+    "mixed_treatment": ({"recipe": "bf16"}, {"recipe": ["fp8"] * 4 + ["bf16"]}),
+    "same_treatment": ({"recipe": "fp8"}, {"recipe": "fp8"}),
+    "swapped": ({"precision": "fp8"}, {"precision": "bf16"}),
+    "seeds_repeat": ({"seed": [0, 1, 2, 3, 3]}, {}),
+    "seeds_chosen": ({"seed": [0, 1, 2, 4, 7]}, {}),
+    "skipped": ({"skipped": 0}, {"skipped": [0, 0, 3, 0, 0]}),
+    "grad_norm": ({"grad_norm": NORMS}, {"grad_norm": [1.1 * n for n in NORMS]}),
+    "other_loss_column": ({"train_loss": losses(2)}, {"train_loss": [1.02 * v for v in losses(3)]}),
+    "no_loss": ({"accuracy": losses(0)}, {"accuracy": losses(1)}, {"value": "accuracy"}),
+}
 TABLE: dict[str, tuple[Any, ...]] = {
+    **{code: (LONG_A, each(LONG_B, change)) for code, change in OF_CANDIDATE.items()},
+    **{code: tuple(each(side, change) for side in (LONG_A, LONG_B)) for code, change in OF_BOTH.items()},
+    **{code: (named(A, **a), named(B, **b), *more) for code, (a, b, *more) in SETTINGS.items()},
     "few_runs": (A[:2], B[:2]),
-    "few_values": ([f[:3] for f in A], [f[:3] for f in B]),
     "seed_missing": (pairs()[0], pairs()[1][:4], PAIRS),
     "base_broke": (each(A, put([-1], math.nan)), B),
     "not_finite": (A, each(B, put([-1], math.inf), only=slice(1))),
-    "broke": (A, each(B, put([4], 1e30))),
-    "not_positive": (A, each(B, put([4], 0.0))),
     "unfinished": (A, named(each(B, put([9, 10], math.nan)), lr=1.0)),
     "hole": (LONG_A, [LONG_B[0].drop(range(15, 26)), *LONG_B[1:]]),
     "stopped_early": (A, [f[:10] for f in B]),
-    "other_start": (A, each(B, put([0], 4.1))),
-    "other_units": (A, each(B, lambda v, s, i: v / math.log(2))),
-    "coarse_log": ([f.round(2) for f in A], [f.round(2) for f in B]),
-    "idle": tuple(RISING),
-    "rises": tuple(RISING),
-    "still": tuple(each(side, lambda v, s, i: v - 2 * np.exp(-s / 125) + 2 * np.exp(-s / 20)) for side in (A, B)),
-    "worse_than_its_best": tuple(AGAIN),
-    "repeats": (LONG_A, each(LONG_B, lambda v, s, i: np.repeat(v[::2], 2)[: v.size])),
-    "one_run": tuple(each(side, lambda v, s, i: v + WIGGLE) for side in (runs(0, sd=1e-4, count=41), runs(1, sd=1e-4, count=41))),
-    "copies, a stretch": copied(lambda first, v: np.where(np.arange(v.size) < 12, first, v)),
+    "copies, a stretch": copied(lambda first, v: np.where(np.arange(41) < 12, first, v)),
     "copies, rounded": copied(lambda first, v: first.round(4)),
-    "copies, noise": copied(lambda first, v: first + np.random.default_rng(3).normal(0, 1e-5, v.size)),
+    "copies, noise": copied(lambda first, v: first + np.random.default_rng(3).normal(0, 1e-5, 41)),
     "copies, one step off": copied(lambda first, v: np.append(first[1:], v[-1])),
     "copies, of the base": (A, [*B[:4], A[0]]),
     "equals_base": (pairs()[0], pairs()[0], PAIRS),
     "barely_differs": (*pairs(own=1e-6), PAIRS),
     "pairs_mixed": (*pairs(like=(1, 2, 3, 4, 0)), PAIRS),
+    "swing, of pairs": (pairs()[0], each(pairs()[1], lambda v, s, i: v * (1 + 0.05 * np.sin(s / 700 + i) * (s > 0))), PAIRS),
     "other_loss": (A, [f.rename(columns={"val_loss": "eval_loss"}) for f in B]),
     "other_axis": (A, [f.rename(columns={"step": "iter"}) for f in B]),
-    "no_loss": (*[[f.rename(columns={"val_loss": "accuracy"}) for f in side] for side in (A, B)], {"value": "accuracy"}),
-    "differs": (named(A, dataset="c4"), named(B, dataset="fineweb")),
-    "no_treatment": (A, B, {"treatment": ["recipe"]}),
-    "mixed_treatment": (named(A, recipe="bf16"), named(B, recipe=["fp8"] * 4 + ["bf16"])),
-    "same_treatment": (named(A, recipe="fp8"), named(B, recipe="fp8")),
-    "swapped": (named(A, precision="fp8"), named(B, precision="bf16")),
-    "seeds_repeat": (named(A, seed=[0, 1, 2, 3, 3]), B),
-    "seeds_chosen": (named(A, seed=[0, 1, 2, 4, 7]), B),
-    "grad_norm": (noisy(A, "grad_norm", 0, 1.0), noisy(B, "grad_norm", 1, 1.1)),
-    "skipped": (named(A, skipped=0), named(B, skipped=[0, 0, 3, 0, 0])),
-    "other_loss_column": tuple(
-        named(side, train_loss=[f["val_loss"] * times for f in own])
-        for side, own, times in ((A, runs(2), 1.0), (B, runs(3), 1.02))
-    ),
-    "course": (LONG_A, each(LONG_B, lambda v, s, i: v * (1 + 0.03 * (abs(s - 2000) < 500)))),
-    "swing": (LONG_A, each(LONG_B, lambda v, s, i: v * (1 + 0.02 * np.cos(np.pi * s / 100)))),
-    "swing, of pairs": (
-        pairs()[0], each(pairs()[1], lambda v, s, i: v * (1 + 0.05 * np.sin(s / 700 + i) * (s > 0))), PAIRS
-    ),
-    "trend": (LONG_A, each(LONG_B, lambda v, s, i: v * (1 + 0.003 * np.clip(np.log(np.maximum(s, 1) / 1500), 0, None)))),
-    "smooth": (LONG_A, each(LONG_B, lambda v, s, i: pd.Series(v).ewm(span=6).mean().to_numpy())),
-    "spikes": (LONG_A, each(LONG_B, lambda v, s, i: v * (1 + 0.2 * (abs(s - 1500 - 200 * i) < 150)))),
     "stray": (A, each(B, lambda v, s, i: v * (1 + 0.03 * (s > 0)), only=slice(1))),
     "uneven": (runs(0, 8, sd=2e-4), each(runs(1, 8, sd=2e-4), lambda v, s, i: v * (1 + (i - 3.5) * 1e-3 * (s > 0)))),
 }  # fmt: skip
@@ -239,7 +240,7 @@ HONEST: dict[str, tuple[Any, ...]] = {
     "one side logged more often": (A, [f.assign(step=f["step"] / 2) for f in runs(1, count=21)]),
     "a window": (LONG_A, LONG_B, {"window": 7}),
     "pairs": (*pairs(), PAIRS),
-    "a loss beside that is as good": tuple(named(side, train_loss=[f["val_loss"] for f in runs(k)]) for side, k in ((A, 2), (B, 3))),
+    "a loss beside that is as good": (named(A, train_loss=losses(2)), named(B, train_loss=losses(3))),
     "the same machines": tuple(named(side, machine=[*"ababa"]) for side in (A, B)),
 }  # fmt: skip
 
@@ -261,12 +262,9 @@ def test_a_worse_gap_fails_beside_soft_findings_and_not_beside_hard_ones() -> No
 
 
 def test_where_little_is_learned_the_margin_is_a_twentieth_of_it() -> None:
-    flat = [each(side, lambda v, s, i: 2 + (v - 2) / 60) for side in (A, runs(1, gap=0.0))]
-    found = judged(*flat)
-    base = np.array([f["val_loss"] for f in flat[0]])
-    fall = np.median(base[:, 1]) / np.median(base[:, -1]) - 1  # from the first step after 0
-    assert found.margin == pytest.approx(fall / 20)
-    assert judged(flat[0], each(flat[1], lambda v, s, i: v * (1 + 0.0015 * (s > 0)))).outcome == "FAIL"
+    flat = [each(side, lambda v, s, i: 2 + (v - 2) / 60) for side in (A, B)]
+    first, last = (np.median([f["val_loss"].iloc[at] for f in flat[0]]) for at in (1, -1))
+    assert judged(*flat).margin == pytest.approx((first / last - 1) / 20)
 
 
 # Clusters
@@ -284,16 +282,14 @@ def test_where_little_is_learned_the_margin_is_a_twentieth_of_it() -> None:
 )
 def test_the_wider_of_runs_and_clusters_is_that_of_scipy(sizes: tuple[tuple[int, ...], ...]) -> None:
     """Shapes of MLPerf's arms. Oracles: scipy's Welch test of the ends, and its pooled t test of the clusters' means."""
-    generator = np.random.default_rng(len(sizes[0]))
     sides, ends, means = [], [], []
     for side, counts in enumerate(sizes):
-        of = np.repeat(np.arange(len(counts)), counts)
-        off = generator.normal(0, 0.004, len(counts))[of] + generator.normal(0, 0.001, of.size)
-        frames = each(runs(side, of.size, sd=1e-4), lambda v, s, i, off=off: v * (1 + off[i] * (s > 0)))
+        of = np.repeat(range(len(counts)), counts)
+        off = np.random.default_rng(side).normal(0, 0.004, len(counts))[of]
+        frames = each(runs(side, of.size, sd=0.002), lambda v, s, i, off=off: v * (1 + off[i] * (s > 0)))
         sides.append(named(frames, machine=[f"{side}/{k}" for k in of]))
-        last = np.array([f["val_loss"].iloc[-1] for f in frames])
-        ends.append(last)
-        means.append(np.array([last[of == k].mean() for k in range(len(counts))]))
+        ends.append(pd.Series([f["val_loss"].iloc[-1] for f in frames]))
+        means.append(ends[-1].groupby(of).mean())
     found = judged(*sides, differs=["stray", "uneven"])
     welch = ttest_ind(ends[1], ends[0], equal_var=False).confidence_interval()
     pooled = ttest_ind(means[1], means[0]).confidence_interval()
