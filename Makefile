@@ -125,7 +125,6 @@ published: $(READY)
 studies: $(READY)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/curve_verdict_rates.py --draws 200 reports/published/studies/curve-verdict-error-rates.md
 
 setup: $(READY)
 

@@ -12,7 +12,7 @@ lists what was predicted and what was found, and here stands what was found:
     numerics     nobody but that check: the optimizer absorbs it, or the run holds no value that it would touch
     refused      fp8core itself, which raises at the first step
     gradient     L6 of the verdict, the gradient norms
-    early loss   L3, the early window
+    early loss   L3, the course
     late loss    L4, the late window or the held-out loss
     state        no run of this kind: it takes a write to a weight, or more microbatches, in the middle of a step
     verify       no verdict on curves, but `fp8core.verify`: the arithmetic is right, and not the one that was asked for

@@ -2,7 +2,7 @@
 
 Everything is a share of the base's median course, so that one margin holds along the way. Runs are compared by one
 statistic: of unpaired runs Welch's difference of means, of runs paired by seed the mean of their differences. Thresholds
-and error rates: docs/evidence.md and reports/published/studies/curve-verdict-error-rates.md.
+and error rates: docs/evidence.md and reports/published/studies/loss-verdict-error-rates.md.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ WINDOW, WIDE = (
 MOST_PIECES = 64  # of the course, each of which must lie within the margin
 COURSE_LEVEL = 0.005  # two-sided, of all pieces together
 SPIKE_SDS, SPIKE_MARGINS = 8.0, 4.0
+MOST_SPIKES = 0.2  # of a run's values
 ASKED = 0.0025  # the margin below which a stray end is no evidence, whatever margin was asked for
 STRAY_MARGINS, STRAY_SDS = 8.0, 6.0
 ROUGHER = 1.5  # times the other side's wiggle, beyond which one side is smoothed or swings
@@ -109,6 +110,7 @@ class Course:
     between: float = 0.0
     clusters: tuple[Labels, Labels] = ((), ())
     shares: tuple[Vector, Vector] = field(init=False)
+    calm: tuple[Vector, Vector] = field(init=False)  # the shares, with what is usual in place of spikes
     spikes: tuple[NDArray[np.bool_], NDArray[np.bool_]] = field(init=False)
     spike_limit: float = field(init=False)
     shared_noise: float = field(init=False)
@@ -118,7 +120,7 @@ class Course:
     def __post_init__(self) -> None:
         level = np.median(self.base, axis=0) if len(self.base) > 2 else self.base.mean(axis=0)
         self.shares = self.base / level - 1, self.candidate / level - 1
-        self.spike_limit, self.spikes = self._spikes()
+        self.spike_limit, self.spikes, self.calm = self._spikes()
         self.shared_noise, self.own_noise = self._noises()
         self.end = self._end()
 
@@ -165,13 +167,19 @@ class Course:
         pooled = (((b - b.mean(axis=0)) ** 2).sum(axis=0) + ((c - c.mean(axis=0)) ** 2).sum(axis=0)) / freedom
         return c.mean(axis=0) - b.mean(axis=0), np.sqrt(pooled * (1 / len(b) + 1 / len(c)) + extra), freedom
 
-    def _spikes(self) -> tuple[float, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-        """Values far above what their run and their side usually are at that step."""
+    def _spikes(self) -> tuple[float, tuple[NDArray[np.bool_], NDArray[np.bool_]], tuple[Vector, Vector]]:
+        """(limit, values far above what their run and their side usually are at that step, shares without them)."""
         rests = [side - np.median(side, axis=0) for side in self.shares]
         rests = [rest - np.median(rest, axis=1, keepdims=True) for rest in rests]
         late = np.concatenate([rest[:, self.steps // 3 :] for rest in rests])
         limit = max(SPIKE_SDS * sd(late), SPIKE_MARGINS * self.margin)
-        return limit, (rests[0] > limit, rests[1] > limit)
+        above = rests[0] > limit, rests[1] > limit
+        # a run that is often above has no usual level: it swings
+        cut = [each & (each.mean(axis=1, keepdims=True) <= MOST_SPIKES) for each in above]
+        base, candidate = (
+            share - np.where(each, rest, 0) for share, each, rest in zip(self.shares, cut, rests, strict=True)
+        )
+        return limit, above, (base, candidate)
 
     def _noises(self) -> tuple[float, float]:
         """(variance of a step of the gap that runs of a side share, sd of a step that sets runs apart).
@@ -305,7 +313,7 @@ class Course:
         while self.steps // scale >= FEW:
             least = min(map(len, self.shares)) - 1
             pieces = self.steps // scale
-            base, candidate = (_wander(side, scale) for side in self.shares)
+            base, candidate = (_wander(side, scale) for side in self.calm)
             free = (pieces - pieces // 4) * least
             limit = math.log(ROUGHER) + 3.5 * 1.17 * math.sqrt(2 / free)
             ratio = candidate / max(base, 1e-300)
@@ -323,7 +331,7 @@ class Course:
 
     def _gap_swings(self, scale: int) -> str:
         """Gaps of pairs keep their level: within a run they vary less than runs of the base about each other, or the margin."""
-        b, c = self.shares
+        b, c = self.calm
         gap, noise = (
             _means(x, scale)[:, self.steps // scale // 4 :].std(axis=1)
             for x in (c - b, (b - np.roll(b, 1, axis=0)) / math.sqrt(2))

@@ -372,6 +372,7 @@ def pairs_mixed(of: Evidence) -> Iterator[Finding]:
     if not of.paired or n < MIN_SEEDS or losses.shape[1] < FEW:
         return
     moves = [np.diff(np.log(side) - np.log(side).mean(axis=0), axis=1) for side in (losses[:n], losses[n:])]
+    moves = [np.clip(each, -4 * sd(each), 4 * sd(each)) for each in moves]  # a spike is none that pairs share
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(np.vstack(moves))[:n, n:])
     if alike.max() > 0.5 and (alike.argmax(axis=1) == np.arange(n)).mean() < 0.6:

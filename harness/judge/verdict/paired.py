@@ -8,7 +8,7 @@ better by more than the margin fails too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,13 @@ PARTS = {
     "L3": ("course", "swing", "smooth", "uneven", "stray", "other_start"),
     "L5": ("trend",),
 }
+
+
+COPIED = {
+    "copies",
+    "barely_differs",
+    "pairs_mixed",
+}  # findings beside which a spread, and so a FAIL of the end, says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,10 @@ def judge_pairs(
     results = [finite(candidate, control)]
     for name, gate in (("L2", _bursts), ("L3", _course), ("L4", _late), ("L4h", _heldout), ("L5", _trend)):
         results.append(judged(name, len(pairs.seeds), gate, pairs, found, margin))
+    if found and COPIED & {each.code for each in found.findings}:
+        results = [
+            replace(r, status="INCONCLUSIVE") if r.status == "FAIL" and r.gate != "L1" else r for r in results
+        ]
     results.append(judged("L6", len(pairs.seeds), _norms, pairs, band, span))
     notes = [*pairs.problems, *(_against(found) if found else ())]
     if switches:

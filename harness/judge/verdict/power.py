@@ -16,7 +16,7 @@ import numpy as np
 from harness.store.loss_limits import MIN_SEEDS
 from harness.store.stats import t_quantile
 
-ALPHA = 0.05  # of each of the two one-sided tests whose PASS is "equivalent"
+ALPHA = 0.04  # of each of the two one-sided tests that PASS needs: under 5 %, since the window is chosen from the data
 POWER = 0.8
 MOST = 200  # seeds that are tried
 _NODES = np.polynomial.legendre.leggauss(200)  # 5 digits, by comparison with an integral over the density
@@ -25,8 +25,8 @@ _NODES = np.polynomial.legendre.leggauss(200)  # 5 digits, by comparison with an
 def tost_power(sd: float, margin: float, seeds: int, gap: float = 0.0, sides: int = 1) -> float:
     """Probability that two one-sided tests at `ALPHA` each pass.
 
-    >>> round(tost_power(0.5, 1.0, 5), 2), round(tost_power(1.0, 1.0, 10), 2)
-    (0.95, 0.8)
+    >>> round(tost_power(0.5, 1.0, 5), 2), round(tost_power(1.0, 1.0, 11), 2)
+    (0.92, 0.81)
 
     Args:
         sd: of the paired gaps between seeds, in any unit; above 0.

@@ -14,7 +14,7 @@ Status = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE"]
 GATES: dict[str, str] = {
     "L1": "finite",
     "L2": "spikes",
-    "L3": "early window",
+    "L3": "course",
     "L4": "late window",
     "L4h": "held-out loss",
     "L5": "gap trend",
@@ -38,8 +38,6 @@ class GateResult:
         seeds: how many pairs it rests on.
         margin: the limit that the effect is held against, in `unit`.
         unit: "of the loss", "ratio", "spikes" or "".
-        margin_at_step: of the trend: after how many steps its upper bound meets the margin; infinity where it does not
-            within `SEARCHED` times the run, NaN for every other gate.
     """
 
     gate: str
@@ -52,7 +50,6 @@ class GateResult:
     seeds: int = 0
     margin: float = math.nan
     unit: str = ""
-    margin_at_step: float = math.nan
 
 
 class CannotTell(Exception):  # noqa: N818  # a result, not an error

@@ -412,7 +412,7 @@ def _missing(setup: Setup) -> Iterator[str]:
         if arm.recipe != CONTROL and not arm.variant:
             recipe = arm.recipe or name
             wanted[Arm(recipe, variant=GOLDEN)] = (
-                f"fixed limits replace the early band of {recipe}, and an error of its gradients' scale below 2 % is not seen"
+                f"an error of {recipe}'s gradients' scale below 2 % is not seen"
             )
             wanted[Arm(recipe, variant=EPS)] = f"the noise floor of {recipe} is not known"
     return (f"{arm} ({why})" for arm, why in wanted.items() if not setup.runs_of(arm))

@@ -18,7 +18,7 @@ import numpy as np
 from harness.judge.verdict import conditions, integrity
 from harness.judge.verdict.course import Course, ends
 from harness.judge.verdict.evidence import SIDES, Evidence, Finding, evidence_of, runs_of
-from harness.judge.verdict.power import MOST, POWER, seeds_for, tost_power
+from harness.judge.verdict.power import ALPHA, MOST, POWER, seeds_for, tost_power
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.sooner import Sooner, sooner
 from harness.store import text
@@ -36,9 +36,7 @@ Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 MARGIN = 0.0025  # of the base's loss; the order of what DeepSeek-V3 reports for FP8 at scale
 MOST_MARGIN = 0.01  # a wider one says nothing of training the same
 LEAST_FALLS = 20.0  # margins that the base's loss falls by; the margin is narrower where it falls by less
-PASS_CONFIDENCE = (
-    0.92  # of the interval inside the margin: 4 % a side, since the window is chosen from the data
-)
+PASS_CONFIDENCE = 1 - 2 * ALPHA  # of the interval inside the margin
 FAIL_CONFIDENCE = 0.99
 WAIVABLE = (
     "stopped_early",
@@ -291,7 +289,11 @@ def _reasons(found: CurveVerdict) -> Iterator[str]:
         )
         yield f"the same loss within {margin}{_scope(of, found.step)}{waived}"
     yield from (_END[code] for code in found.codes if _END.get(code))
-    yield from (f"{each.code}: {each.text}" if each.text else each.code for each in found.findings)
+    refused = any(not each.is_soft for each in found.findings)  # then no gap is told, that of a piece neither
+    yield from (
+        f"{each.code}: {each.text}" if each.text and not (refused and each.is_soft) else each.code
+        for each in found.findings
+    )
     if math.isfinite(found.gap):
         window = f", window={found.window}" if found.window > 1 else ""
         scope = f" at step {found.step:g}" if found.outcome == "PASS" else _scope(of, found.step)

@@ -2,7 +2,7 @@
 
 A run may be worse at equal steps and sooner at equal loss. Values at which a grid of evaluations saw the target are too
 late by up to one cell; with curves the crossing is interpolated. Where it is not, the variance of a cell is added:
-coverage of 95 % intervals in reports/published/studies/curve-verdict-error-rates.md.
+coverage of 95 % intervals in reports/published/studies/loss-verdict-error-rates.md.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def of(judgement: Judgement, arm: str = "tensorwise") -> Finding:
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "code", "says"),
     [
-        (GOOD, BAD, "REGRESSED", Exit.NUMERICS, "FAIL against base; baseline: PASS; L3"),
-        (BAD, BAD, "REGRESSED", Exit.NUMERICS, "FAIL against base; L3"),
+        (GOOD, BAD, "REGRESSED", Exit.NUMERICS, "FAIL against base; baseline: PASS; L4"),
+        (BAD, BAD, "REGRESSED", Exit.NUMERICS, "FAIL against base; L4"),
         (GOOD, GOOD, "OK", Exit.OK, "PASS against base"),
         (BAD, GOOD, "IMPROVED", Exit.OK, "PASS against base; baseline: FAIL"),
     ],

@@ -283,7 +283,7 @@ def test_spikes_are_told_with_their_counts(tmp_path):
     runs[2] = dataclasses.replace(runs[2], loss=Curve.of(loss))
     rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs, recipe="tensorwise")
     (finding,) = found(tmp_path, rows, "spikes more than base")
-    assert "1 spike against 0 of the control" in finding.evidence[0]
+    assert "6 against 0 of the control" in finding.evidence[0]
 
 
 # Whether it can pay
