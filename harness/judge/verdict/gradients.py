@@ -45,6 +45,10 @@ def gradients(pairs: Pairs, golden: Pairs | None, span: Span) -> GateResult:
     Without three golden runs nobody can tell the recipe from a fault: the ratio to the control is INCONCLUSIVE from
     `GRAD_BAND` up to four bands and where its interval reaches beyond those, and the sentence says what it does not see.
     """
+    if len(pairs.seeds) < MIN_SEEDS:
+        raise CannotTell(
+            f"{len(pairs.seeds)} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
+        )
     ratios = _against_control(pairs, span)
     if ratios is None:
         raise CannotTell("no gradient norms above 0 at the same steps in every run")

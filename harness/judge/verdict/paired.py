@@ -8,13 +8,13 @@ better by more than the margin fails too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.judge import gathered
-from harness.judge.verdict.course import difference, ends
+from harness.judge.verdict.course import Course, difference, ends
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.evidence import Evidence, LossRun
 from harness.judge.verdict.gradients import gradients
@@ -49,13 +49,8 @@ PARTS = {
     "L3": ("course", "swing", "smooth", "uneven", "stray", "other_start"),
     "L5": ("trend",),
 }
-
-
-COPIED = {
-    "copies",
-    "barely_differs",
-    "pairs_mixed",
-}  # findings beside which a spread, and so a FAIL of the end, says nothing
+FEW_PAIRS = f"{{}} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
+SHOWN = {code for codes in PARTS.values() for code in codes} | {"few_runs", "few_values"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +122,20 @@ def judge_pairs(
         span = WHOLE[0], float(min(switches))
     pairs, seeds = pair(candidate, control), len(candidate)
     band = pair(golden, control, "golden arm") if golden else None
-    found = None if not pairs.seeds else _curves(pairs, candidate, control, span[0], margin, excused)
+    found, notes = None, [*pairs.problems]
     results = [finite(candidate, control)]
-    for name, gate in (("L2", _bursts), ("L3", _course), ("L4", _late), ("L4h", _heldout), ("L5", _trend)):
-        results.append(judged(name, len(pairs.seeds), gate, pairs, found, margin))
-    if found and COPIED & {each.code for each in found.findings}:
-        results = [
-            replace(r, status="INCONCLUSIVE") if r.status == "FAIL" and r.gate != "L1" else r for r in results
+    try:
+        found = _curves(pairs, candidate, control, span[0], margin, excused)
+        results += [
+            *_shown(found, _course_of(found, pairs)),
+            judged("L4h", len(pairs.seeds), _heldout, found, pairs),
         ]
-    results.append(judged("L6", len(pairs.seeds), _norms, pairs, band, span))
-    notes = [*pairs.problems, *(_against(found) if found else ())]
+        results.sort(key=lambda result: result.gate)
+        notes += [f"{each.code}: {each.text}" for each in found.findings if each.code not in SHOWN]
+    except CannotTell as why:
+        names = ("L2", "L3", "L4", "L4h", "L5")
+        results += [GateResult(name, "INCONCLUSIVE", str(why), seeds=len(pairs.seeds)) for name in names]
+    results.append(judged("L6", len(pairs.seeds), gradients, pairs, band, span))
     if switches:
         results.append(judged("prefix", seeds, prefix, candidate, twin or {}, twin_name))
     withheld = bool(notes)
@@ -163,185 +162,105 @@ def conclude(
 def _curves(
     pairs: Pairs, candidate: Runs, control: Runs, start: float, margin: float, excused: Sequence[str]
 ) -> CurveVerdict:
-    """The one rule on the training losses of whole pairs, from a step on; and on their held-out losses, where there are some."""
+    """The one rule on the training losses of whole pairs, from a step on; and on their held-out losses, where there are some.
+
+    Raises:
+        CannotTell: too few pairs or steps.
+    """
+    if len(pairs.seeds) < MIN_SEEDS:
+        raise CannotTell(FEW_PAIRS.format(len(pairs.seeds)))
     inside = pairs.steps >= start
-    late = _is_late(pairs.steps) & inside
+    if (count := int(inside.sum())) < MIN_POINTS:
+        where = " ran in FP8" if count < inside.size else ""
+        raise CannotTell(f"{count} logged steps{where}; fewer than {MIN_POINTS} can't be judged")
 
     def runs(side: Runs, losses: Vector) -> list[LossRun]:
-        found = []
-        for seed, row in zip(pairs.seeds, losses, strict=True):
-            series = {}
-            if heldout := side[seed].heldout:
-                import pandas as pd
+        import pandas as pd
 
-                series["heldout_loss"] = pd.Series(heldout.values, index=heldout.steps)
-            # a loss at step 0 precedes the first update: steps are counted by the updates that follow
-            steps, last = pairs.steps[inside] + 1, float(pairs.steps[-1]) + 1
-            found.append(LossRun(f"seed {seed}", steps, row[inside], last, seed=None, series=series))
-        return found
+        # a loss at step 0 precedes the first update: steps are counted by the updates that follow
+        steps, last = pairs.steps[inside] + 1, float(pairs.steps[-1]) + 1
+        beside = [
+            {}
+            if (curve := side[seed].heldout) is None
+            else {"heldout_loss": pd.Series(curve.values, curve.steps)}
+            for seed in pairs.seeds
+        ]
+        names = (f"seed {seed}" for seed in pairs.seeds)
+        return [
+            LossRun(name, steps, row[inside], last, series=series)
+            for name, row, series in zip(names, losses, beside, strict=True)
+        ]
 
-    if not inside.any():
-        inside = pairs.steps >= pairs.steps[-1]
-    window = max(1, int(late.sum()))
-    return judge(
-        Evidence(
-            runs(control, pairs.control),
-            runs(candidate, pairs.candidate),
-            True,
-            margin,
-            window,
-            excused=excused,
-        )
-    )
+    sides = runs(control, pairs.control), runs(candidate, pairs.candidate)
+    window = int((_is_late(pairs.steps) & inside).sum())
+    return judge(Evidence(*sides, True, margin, window, excused=excused))
 
 
-def _against(found: CurveVerdict) -> Iterator[str]:
-    """What the one rule finds beside the gates that show it."""
-    shown = {code for codes in PARTS.values() for code in codes} | {"few_runs", "few_values"}
-    yield from (f"{each.code}: {each.text}" for each in found.findings if each.code not in shown)
-
-
-def _enough(pairs: Pairs, found: CurveVerdict | None) -> CurveVerdict:
-    """What the one rule found; raises `CannotTell` where it could not look."""
-    if len(pairs.seeds) < MIN_SEEDS:
-        raise CannotTell(
-            f"{len(pairs.seeds)} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
-        )
-    if pairs.steps.size < MIN_POINTS or found is None:
-        raise CannotTell(f"{pairs.steps.size} logged steps; fewer than {MIN_POINTS} can't be judged")
-    if (inside := found.sides[0][0].steps.size) < MIN_POINTS:
-        raise CannotTell(f"{inside} logged steps ran in FP8; fewer than {MIN_POINTS} can't be judged")
+def _course_of(found: CurveVerdict, pairs: Pairs) -> Course:
     if found.course is None:
         raise CannotTell("the control's loss is not above 0, so a gap relative to it says nothing")
-    return found
+    return found.course
 
 
-def _said(found: CurveVerdict, gate: str) -> tuple[Status, str]:
-    """The status of a gate that shows parts of the one rule, and what they say."""
-    parts = [each for each in found.findings if each.code in PARTS[gate]]
-    return ("INCONCLUSIVE" if parts else "PASS"), "".join(f"; {each.code}: {each.text}" for each in parts)
-
-
-def _bursts(pairs: Pairs, found: CurveVerdict | None, margin: float) -> GateResult:
-    """L2: no more spikes than the control has."""
-    course = _enough(pairs, found).course
-    assert found is not None
-    assert course is not None
+def _shown(found: CurveVerdict, course: Course) -> Iterator[GateResult]:
+    """The one rule's parts as gates: spikes, course, end and trend."""
+    said = {
+        gate: "".join(f"; {each.code}: {each.text}" for each in found.findings if each.code in codes)
+        for gate, codes in PARTS.items()
+    }
+    status: dict[str, Status] = {gate: "INCONCLUSIVE" if text else "PASS" for gate, text in said.items()}
     theirs, mine = (side.sum(axis=1) for side in course.spikes)
-    status, said = _said(found, "L2")
     excess = int(mine.sum() - theirs.sum())
     by_seed = ", ".join(f"{a}/{b}" for a, b in zip(mine, theirs, strict=True))
-    sentence = f"losses above {100 * course.spike_limit:.2g} % of the loss: {mine.sum()} against {theirs.sum()} of the control (by seed {by_seed}){said}"
-    return GateResult(
-        "L2",
-        "WARN" if status == "PASS" and excess > 0 else status,
-        sentence,
-        float(excess),
-        seeds=mine.size,
-        unit="spikes",
-    )
+    sentence = f"losses {100 * course.spike_limit:.2g} % above the usual: {mine.sum()} against {theirs.sum()} of the control (by seed {by_seed})"
+    spikes: Status = "WARN" if status["L2"] == "PASS" and excess > 0 else status["L2"]
+    yield GateResult("L2", spikes, sentence + said["L2"], float(excess), seeds=mine.size, unit="spikes")
+    third = max(1, course.steps // 3)
+    base, candidate = (side[:, :third].mean(axis=1) for side in course.shares)
+    gap = difference(base, candidate, paired=True)
+    sentence = f"mean gap of the first third {percent(gap.difference)}"
+    sentence += said["L3"] or f"; no piece of the course is shown beyond {percent(found.margin)[1:]}"
+    yield _gap("L3", status["L3"], sentence, gap, found, gap.interval())
+    yield _equivalence("L4", f"last {100 * LATE:.0f} % of the steps", course.end.ways[0], found)
+    slope, error, degrees = course.slope()
+    gap = stats.Welch(float(slope), float(error), degrees)
+    low, high = gap.interval()
+    sentence = f"slope {percent(gap.difference)} of the loss per e-fold of steps (95 % interval {percent(low)} to {percent(high)})"
+    yield _gap("L5", status["L5"], sentence + said["L5"], gap, found, (low, high))
 
 
-def _course(pairs: Pairs, found: CurveVerdict | None, margin: float) -> GateResult:
-    """L3: the gap lies within the margin all along the course; its figure is the mean gap of the first third."""
-    course = _enough(pairs, found).course
-    assert found is not None
-    assert course is not None
-    status, said = _said(found, "L3")
-    early = slice(0, max(1, course.steps // 3))
-    base, mine = (side[:, early].mean(axis=1) for side in course.shares)
-    gap = difference(base, mine, paired=True)
-    sentence = f"mean gap of the first third {percent(gap.difference)}; no piece of the course is shown beyond {percent(found.margin)[1:]}"
-    if status != "PASS":
-        sentence = f"mean gap of the first third {percent(gap.difference)}{said}"
-    return _gap("L3", status, sentence, gap, base.size, found.margin)
-
-
-def _late(pairs: Pairs, found: CurveVerdict | None, margin: float) -> GateResult:
-    """L4: the end of the training loss lies within the margin."""
-    course = _enough(pairs, found).course
-    assert found is not None
-    assert course is not None
-    what = f"last {100 * LATE:.0f} % of the steps"
-    return _equivalence("L4", what, course.end.ways[0], len(pairs.seeds), found.margin, course.end.interval)
-
-
-def _heldout(pairs: Pairs, found: CurveVerdict | None, margin: float) -> GateResult:
+def _heldout(found: CurveVerdict, pairs: Pairs) -> GateResult:
     """L4, its other half: the final loss on the fixed held-out windows, by the same test."""
-    found = _enough(pairs, found)
     gaps = heldout_gaps(pairs)
     if gaps is None:
         raise CannotTell("no held-out loss after the same step in every run")
-    gap = difference(np.zeros(gaps.size), gaps, paired=True)
-    return _equivalence("L4h", "held-out loss", gap, gaps.size, found.margin, gap.interval)
+    return _equivalence("L4h", "held-out loss", difference(np.zeros(gaps.size), gaps, paired=True), found)
 
 
-def _equivalence(
-    gate: str,
-    what: str,
-    gap: Welch,
-    seeds: int,
-    margin: float,
-    interval: Callable[[float], tuple[float, float]],
-) -> GateResult:
-    """PASS where the interval lies inside the margin; FAIL where the 99 % interval lies outside, on either side."""
-    (low, high), (least, most) = interval(PASS_CONFIDENCE), interval(FAIL_CONFIDENCE)
+def _equivalence(gate: str, what: str, gap: Welch, found: CurveVerdict) -> GateResult:
+    """PASS where the interval lies inside the margin; FAIL where the 99 % interval lies outside, on either side, and the curves
+    are evidence."""
+    margin, seeds = found.margin, len(found.evidence.base)
+    (low, high), (least, most) = gap.interval(PASS_CONFIDENCE), gap.interval(FAIL_CONFIDENCE)
     status: Status = "PASS" if -margin < low and high < margin else "INCONCLUSIVE"
+    word = "equivalent" if status == "PASS" else "not shown"
     if least > margin or most < -margin:
-        status = "FAIL"
-    word = {
-        "PASS": "equivalent",
-        "FAIL": "worse" if gap.difference > 0 else "better: not the same arithmetic",
-    }.get(status, "not shown")
+        word = "worse" if gap.difference > 0 else "better: not the same arithmetic"
+        status = "FAIL" if all(each.is_soft for each in found.findings) else "INCONCLUSIVE"
     sentence = (
         f"{what}: gap {percent(gap.difference)}, {100 * PASS_CONFIDENCE:.0f} % interval {percent(low)} to {percent(high)}, margin "
         f"{percent(margin)[1:]}, {seeds} seeds: {word}"
     )
-    return _gap(gate, status, sentence, gap, seeds, margin, (low, high))
-
-
-def _trend(pairs: Pairs, found: CurveVerdict | None, margin: float) -> GateResult:
-    """L5: the gap does not grow over the last half."""
-    course = _enough(pairs, found).course
-    assert found is not None
-    assert course is not None
-    slope, error, degrees = course.slope()
-    gap = stats.Welch(float(slope), float(error), degrees)
-    status, said = _said(found, "L5")
-    low, high = gap.interval()
-    sentence = f"slope {percent(gap.difference)} of the loss per e-fold of steps (95 % interval {percent(low)} to {percent(high)}){said}"
-    return _gap("L5", status, sentence, gap, len(pairs.seeds), found.margin)
-
-
-def _norms(pairs: Pairs, golden: Pairs | None, span: Span) -> GateResult:
-    if len(pairs.seeds) < MIN_SEEDS:
-        raise CannotTell(
-            f"{len(pairs.seeds)} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
-        )
-    return gradients(pairs, golden, span)
+    return _gap(gate, status, sentence, gap, found, (low, high))
 
 
 def _gap(
-    gate: str,
-    status: Status,
-    sentence: str,
-    gap: Welch,
-    seeds: int,
-    margin: float,
-    interval: tuple[float, float] | None = None,
+    gate: str, status: Status, sentence: str, gap: Welch, found: CurveVerdict, interval: tuple[float, float]
 ) -> GateResult:
-    low, high = interval or gap.interval()
+    seeds = len(found.evidence.base)
+    sd = gap.error * math.sqrt(seeds)
     return GateResult(
-        gate,
-        status,
-        sentence,
-        gap.difference,
-        low,
-        high,
-        gap.error * math.sqrt(seeds),
-        seeds,
-        margin,
-        "of the loss",
+        gate, status, sentence, gap.difference, *interval, sd, seeds, found.margin, "of the loss"
     )
 
 
