@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from harness.judge.verdict import conditions, integrity
-from harness.judge.verdict.course import Course, ends
+from harness.judge.verdict.course import FEW, Course, ends
 from harness.judge.verdict.evidence import SIDES, Evidence, Finding, evidence_of, runs_of
 from harness.judge.verdict.power import ALPHA, MOST, POWER, seeds_for, tost_power
 from harness.judge.verdict.result import percent
@@ -239,6 +239,10 @@ def _compare(found: CurveVerdict) -> None:
     least, most = end.interval(PASS_CONFIDENCE)
     if low > of.margin:
         found.codes = ["worse"]
+        if course.steps < FEW and not of.paired:
+            found.notes.append(
+                f"under {FEW} values nobody can tell a gap from noise that all runs of a side share, as one data order gives"
+            )
     elif high < -of.margin:
         found.codes = ["better"]
     elif -of.margin < least and most < of.margin:

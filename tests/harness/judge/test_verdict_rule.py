@@ -104,6 +104,7 @@ def test_what_is_planted_decides(gap: float, sd: float, outcome: str, code: str)
     found = judged(runs(0, sd=sd), runs(1, gap=gap, sd=sd))
     assert found.outcome == outcome
     assert code in found.codes
+    assert any("data order" in note for note in found.notes) == (outcome == "FAIL")
 
 
 def test_one_run_a_side_needs_so_many_by_the_noise_of_others() -> None:
