@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import verdict_error_rates as study
 
@@ -27,3 +28,9 @@ def test_a_verdict_that_is_always_pass_breaks_its_promises(monkeypatch: pytest.M
     monkeypatch.setattr(study, "judge_pairs", lambda *runs: replace(judge(*runs), outcome="PASS"))
     missed = study.broken_promises([study.measure(PAIRED["gap of two margins"], 12)])
     assert len(missed) == 2
+
+
+def test_pairs_that_spike_are_still_pairs() -> None:
+    generator, spiky = np.random.default_rng(0), study.Paired("", 20, spikes=(2.0, 2.0))
+    notes = [note for _ in range(4) for note in study.judge_pairs(*spiky.draw(generator)).notes]
+    assert not any(note.startswith("pairs_mixed") for note in notes)

@@ -448,8 +448,8 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     missed = broken_promises(rows)
     sds = (0.25, 0.5, 0.6, 0.8, 1.0)
     return {
-        "promises": f"{sum(len(r.bounds) for r in rows)} rates are promised, of {draws} draws each; missed: "
-        + ("".join(f"\n- {each}" for each in missed) or "none"),
+        "promises": f"{sum(len(r.bounds) for r in rows)} rates are promised, of {draws} draws each; missed:"
+        + ("\n" + "".join(f"\n- {each}" for each in missed) if missed else " none"),
         "unpaired": markdown(
             ["runs", "steps", "PASS at no gap", "alarm", "FAIL", "PASS at M", "FAIL at M"],
             ([*pooled(runs, steps)] for runs, steps in itertools.product((3, 5, 10), (10, 100, 1000))),

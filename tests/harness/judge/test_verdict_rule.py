@@ -241,6 +241,10 @@ HONEST: dict[str, tuple[Any, ...]] = {
     "one side logged more often": (A, [f.assign(step=f["step"] / 2) for f in runs(1, count=21)]),
     "a window": (LONG_A, LONG_B, {"window": 7}),
     "pairs": (*pairs(), PAIRS),
+    "pairs that spike": (
+        *(each(side, lambda v, s, i, k=k: v * (1 + 0.5 * (abs(s - 2000 - 900 * i - 400 * k) < 150))) for k, side in enumerate(pairs())),
+        PAIRS,
+    ),
     "a loss beside that is as good": (named(A, train_loss=losses(2)), named(B, train_loss=losses(3))),
     "the same machines": tuple(named(side, machine=[*"ababa"]) for side in (A, B)),
 }  # fmt: skip
