@@ -144,7 +144,7 @@ def _read(parts: Sequence[Path], run: Path, format: str) -> pd.DataFrame:
     except (OSError, ValueError) as error:  # of pandas, pyarrow and JSON too
         raise UsageError(f"{source}: {short(str(error), 500)}") from error
     notes = [short(f"{source}: {note}", 500) for note in table.attrs.get("notes", ())]
-    attrs: dict[str, Any] = {"unfinished": {}} | table.attrs | {"source": source, "notes": notes}
+    attrs: Any = {"unfinished": {}} | table.attrs | {"source": source, "notes": notes}
     if {"key", "value"} <= set(table) and len(
         keys := table["key"].unique()
     ) <= MOST_COLUMNS:  # MLflow's history
@@ -309,9 +309,7 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     if clock:
         seconds = _seconds(table, clock, source)
         if (seconds > WALL).any():
-            seconds -= (
-                pd.Series(seconds, made.index).groupby(made["run"].to_numpy()).transform("min").to_numpy()
-            )
+            seconds = seconds - pd.Series(seconds).groupby(made["run"].to_numpy()).transform("min").to_numpy()
         made["time_s"] = seconds
     if (
         not wide
@@ -345,7 +343,7 @@ def _runs_by_column(
     """W&B's export, a column a run beside its __MIN and __MAX: the name of the value, and {column: run}; else "" and none."""
     for value in values:
         runs = {}
-        for column in table:
+        for column in table.columns.astype(str):
             if match := re.fullmatch(rf"(.*) - {re.escape(value)}(?:\.(\d+))?", column):
                 runs[column] = match[1] + (
                     f" ({match[2]})" if match[2] else ""
@@ -384,14 +382,15 @@ def _continued(made: pd.DataFrame, source: str, notes: list[str]) -> pd.DataFram
 def _seconds(table: pd.DataFrame, name: str, source: str) -> Vector:
     """A clock in seconds: numbers, times such as "0:01:02", or dates; NaN where it is none of these."""
     try:
-        seconds: Vector = _numbers(table, name, source)[0] * CLOCKS[name]
+        seconds = np.multiply(_numbers(table, name, source)[0], CLOCKS[name], dtype=np.float64)
     except UsageError:
         text = table[name].astype(str)
-        times = pd.to_timedelta(text, errors="coerce")
-        if times.isna().all():
+        if text.str.contains("-").any():
             times = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601") - pd.Timestamp(
                 0, tz="UTC"
             )
+        else:
+            times = pd.to_timedelta(text, errors="coerce")
         seconds = times.dt.total_seconds().to_numpy(np.float64)
     return seconds / 1000 if (seconds > 1000 * WALL).any() else seconds
 

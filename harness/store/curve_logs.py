@@ -22,6 +22,8 @@ from harness.store.text import printable, some
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from harness.store.stats import Vector
+
     Heads = Mapping[str, Mapping[str, str]]
 
 # Format -> how a line begins, with the groups `step` and `total` (the planned last step) -> its figures' columns.
@@ -56,7 +58,10 @@ FORMATS: Mapping[str, Heads] = {
             "total_time_s": "time_s",
         },
     },
-    "nanogpt": {r"step (?P<step>\d+): (?=train loss)": {}, r"iter (?P<step>\d+): (?=loss)": {}},
+    "nanogpt": {
+        r"step (?P<step>\d+): (?=train loss)": {},
+        r"iter (?P<step>\d+): (?=loss)": {"time_s": "dt_s"},
+    },
     "llmc": {
         r"step +(?P<step>\d+)/(?P<total>\d+) \| (?=(?:train )?loss )": {
             "loss": "train_loss",
@@ -72,9 +77,9 @@ FORMATS: Mapping[str, Heads] = {
     "modded_nanogpt": {r"step:(?P<step>\d+)/(?P<total>\d+) (?=\w+:)": {"train_time_s": "time_s"}},
     "mlflow": {r"^(?P<timestamp>\d{13}) (?P<value>\S+) (?P<step>\d+)\s*$": {}},
 }
+NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf)"
 FIGURE = re.compile(
-    r"(?<!\w)((?:[a-z_][\w/()%.-]{0,40}(?: |(?=[:=]))){1,8})[:=]? {0,20}"
-    r"([-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf)) ?(ms|s|m)?(?![\w.])",
+    rf"(?<!\w)((?:[a-z_(][\w/()%.-]{{0,40}}(?: |(?=[:=]))){{1,8}})[:=]? {{0,20}}({NUMBER}) ?(ms|s|m)?(?![\w.])",
     re.IGNORECASE,
 )
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0}  # seconds
@@ -87,7 +92,7 @@ SETTING = re.compile(
     r"\s*(?:\d+: *)?(fp[48]\w*|seed|global_batch_size)(?:: +| \.{2,} )(?!(?:int|str|bool)\s*$)([\w.+-]+)\s*$"
 )
 UNREAD = re.compile(r"loss\W{1,5}\d", re.IGNORECASE)
-SAMPLE = 200_000  # lines, by which a format is recognised
+SAMPLE = 50_000  # lines, by which a format is recognised
 MLLOG_NAMES = {
     "submission_benchmark": "benchmark",
     "submission_org": "submitter",
@@ -164,74 +169,107 @@ def _lines(
     lines: Sequence[str], heads: Heads, has_figures: bool, notes: list[str], unfinished: dict[str, str]
 ) -> pd.DataFrame:
     """The lines that begin as the format's, by its heads."""
-    kinds = [re.compile(head) for head in heads]
-    known: dict[tuple[str, str, str], str] = {}
-    columns: dict[str, list[str | None]] = {"step": []}
+    shapes = [_Shape(re.compile(head), names) for head, names in heads.items()]
+    blocks: dict[tuple[str, ...], tuple[list[int], list[tuple[str, ...]]]] = {}  # rows of the same columns
     at: list[int] = []
     unread: list[int] = []
-    width: dict[str, int] = {}
+    clock: dict[str, str] = {}
     step, total, settings = "0", "0", _Settings()
     for number, whole in enumerate(lines, 1):
         for line in whole.split("\r") if "\r" in whole else (whole,):
-            for head in kinds:
-                if match := head.search(line):
+            for shape in shapes:
+                if match := shape.head.search(line):
                     break
             else:
                 settings.see(number, line)
-                if "loss" in line and UNREAD.search(line[:FIGURES_WITHIN]):
+                if "oss" in line and UNREAD.search(line[:FIGURES_WITHIN]):
                     unread.append(number)
                 continue
             cells = match.groupdict()
             step = cells["step"] = cells.get("step", step)
             total = cells.pop("total", total) or total
             if has_figures:
-                if stamp := STAMP.search(line, 0, match.start()):
-                    cells["timestamp"] = stamp[0]
-                for key, cell, unit in FIGURE.findall(line, match.end(), match.end() + FIGURES_WITHIN):
-                    if (name := known.get((head.pattern, key, unit))) is None:
-                        name = re.sub(r"\s+", "_", key.strip().lower()) + ("_s" if unit else "")
-                        name = heads[head.pattern].get(name, name)
-                        known[head.pattern, key, unit] = name
-                    if name not in cells:
-                        cell = cell.replace(",", "")
-                        cells[name] = str(float(cell) * UNITS[unit.lower()]) if unit else cell
-                if number == len(lines) and len(cells) < width.get(
-                    head.pattern, 0
-                ):  # no newline ends the file
-                    cells = {"step": step}
-                    notes.append(f"line {number} is cut: of it only the step counts")
-                width[head.pattern] = len(cells)
-            row = len(at)
+                if found := STAMP.search(line, 0, match.start()):
+                    clock = {"timestamp": found[0]}
+                width = len(shape.columns)
+                figures = shape.figures(line, match.end())
+                if number == len(lines) and len(figures) < width:
+                    unfinished[""] = f"line {number} is cut"  # no newline ends the file
+                    figures = {}
+                clock = {"time_s": figures["time_s"]} if "time_s" in figures else clock
+                cells = clock | figures | cells  # a line without a time has the last one's
+            rows, block = blocks.setdefault(tuple(cells), ([], []))
+            rows.append(len(at))
+            block.append(tuple(cells.values()))
             at.append(number)
-            for name, text in cells.items():
-                if (column := columns.get(name)) is None:
-                    if len(columns) >= MOST_COLUMNS:
-                        continue
-                    column = columns[name] = []
-                column += [None] * (row - len(column))
-                column.append(text)
     if not at:
         raise ValueError(f"no line matches format={' or '.join(heads)}: give another format=NAME or REGEX")
-    for column in columns.values():
-        column += [None] * (len(at) - len(column))
+    columns = {"step": np.full(len(at), None, object)}
+    for names, (rows, block) in blocks.items():
+        for name, cells_of in zip(names, zip(*block, strict=True), strict=True):
+            if len(columns) < MOST_COLUMNS or name in columns:
+                columns.setdefault(name, np.full(len(at), None, object))[rows] = np.array(cells_of, object)
     if len(columns) >= MOST_COLUMNS:
         notes.append(f"only the first {MOST_COLUMNS} figures by name are read")
     if unread:
         notes.append(f"lines with a loss of another form, not read: {_some(unread)}")
-    if why := short_of(columns["step"], total):
+    if total != "0" and (why := _short_of(columns["step"].astype(float), float(total))):
         unfinished[""] = why
     table = pd.DataFrame(columns, dtype=object, index=pd.Index(at, name="line"))
     return table.assign(**{k: v for k, v in settings.told(notes).items() if k not in columns})
 
 
-def short_of(steps: Sequence[Any], total: Any) -> str:
-    """Why a run that logs these steps is unfinished: another line was due before `total`; "" where none was.
+@dataclass(slots=True, eq=False)
+class _Shape:
+    """How the last line of a head looked: a line like it is read by one match in place of a search for its figures."""
 
-    A program that counts from 0 ends one step early, which is no reason.
+    head: re.Pattern[str]
+    names: Mapping[str, str]
+    pattern: re.Pattern[str] | None = None
+    columns: tuple[str, ...] = ()
+    units: Mapping[str, float] = field(default_factory=dict)
+
+    def figures(self, line: str, start: int) -> dict[str, str]:
+        """The figures of a line by column; times in seconds."""
+        if match := self.pattern and self.pattern.fullmatch(line, start):
+            cells = dict(zip(self.columns, match.groups(), strict=True))
+        else:
+            cells = self._learn(line, start)
+        for name, seconds in self.units.items():
+            cells[name] = f"{float(cells[name]) * seconds:.9g}"
+        return cells
+
+    def _learn(self, line: str, start: int) -> dict[str, str]:
+        units: dict[str, float] = {}
+        cells, pattern, end = {}, "", start
+        for figure in FIGURE.finditer(line, start, start + FIGURES_WITHIN):
+            key, cell, unit = figure.groups()
+            name = re.sub(r"\s+", "_", key.strip().lower()) + ("_s" if unit else "")
+            name = self.names.get(name, name)
+            if name not in cells:
+                cells[name] = cell
+                units |= {name: UNITS[unit.lower()]} if unit else {}
+                between = re.sub(r"(?:\\[-+])?\d+", r"[-+]?\\d+", re.escape(line[end : figure.start()]))
+                pattern += between + re.escape(line[figure.start() : figure.start(2)]) + f"({NUMBER})"
+                end = figure.end(2)
+        pattern += re.sub(r"(?:\\[-+])?\d+", r"[-+]?\\d+", re.escape(line[end:]))
+        self.columns, self.units = tuple(cells), units
+        self.pattern = (
+            re.compile(re.sub(r"(?:\\ )+", " +", pattern), re.IGNORECASE)
+            if len(line) < FIGURES_WITHIN
+            else None
+        )
+        return cells
+
+
+def _short_of(steps: Vector, total: float) -> str:
+    """Why a run is unfinished that logs these steps: another line was due before `total`. "" where none was.
+
+    A program that counts from 0 ends at `total - 1`, which is no reason.
     """
-    taken = np.unique(np.array(steps, float))
+    taken = np.unique(steps)
     due = float(np.median(np.diff(taken))) if taken.size > 1 else 1.0
-    return f"step {taken[-1]:g} of {float(total):g}" if float(total) - taken[-1] >= max(due, 2.0) else ""
+    return f"step {taken[-1]:g} of {total:g}" if total - taken[-1] >= max(due, 2.0) else ""
 
 
 @dataclass(slots=True, eq=False)
