@@ -78,6 +78,7 @@ FORMATS: Mapping[str, Heads] = {
     "mlflow": {r"^(?P<timestamp>\d{13}) (?P<value>\S+) (?P<step>\d+)\s*$": {}},
 }
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf)"
+LIKE_NUMBER = r"([-+\d.,eE]+|-?(?:nan|NaN|NAN|inf|Inf|INF))"  # where one stood in the line before
 FIGURE = re.compile(
     rf"(?<!\w)((?:[a-z_(][\w/()%.-]{{0,40}}(?: |(?=[:=]))){{1,8}})[:=]? {{0,20}}({NUMBER}) ?(ms|s|m)?(?![\w.])",
     re.IGNORECASE,
@@ -91,7 +92,7 @@ STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 SETTING = re.compile(
     r"\s*(?:\d+: *)?(fp[48]\w*|seed|global_batch_size)(?:: +| \.{2,} )(?!(?:int|str|bool)\s*$)([\w.+-]+)\s*$"
 )
-UNREAD = re.compile(r"loss\W{1,5}\d", re.IGNORECASE)
+UNREAD = re.compile(r"loss[^|]{1,20}?\d", re.IGNORECASE)
 SAMPLE = 50_000  # lines, by which a format is recognised
 MLLOG_NAMES = {
     "submission_benchmark": "benchmark",
@@ -250,15 +251,11 @@ class _Shape:
                 cells[name] = cell
                 units |= {name: UNITS[unit.lower()]} if unit else {}
                 between = re.sub(r"(?:\\[-+])?\d+", r"[-+]?\\d+", re.escape(line[end : figure.start()]))
-                pattern += between + re.escape(line[figure.start() : figure.start(2)]) + f"({NUMBER})"
+                pattern += between + re.escape(line[figure.start() : figure.start(2)]) + LIKE_NUMBER
                 end = figure.end(2)
         pattern += re.sub(r"(?:\\[-+])?\d+", r"[-+]?\\d+", re.escape(line[end:]))
         self.columns, self.units = tuple(cells), units
-        self.pattern = (
-            re.compile(re.sub(r"(?:\\ )+", " +", pattern), re.IGNORECASE)
-            if len(line) < FIGURES_WITHIN
-            else None
-        )
+        self.pattern = re.compile(re.sub(r"(?:\\ )+", " +", pattern)) if len(line) < FIGURES_WITHIN else None
         return cells
 
 
