@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from harness.store.curve_logs import MOST_COLUMNS, as_written, read_log
+from harness.store.curve_logs import MOST_COLUMNS, as_written, read_log, short_of
 from harness.store.errors import UsageError
 from harness.store.outside import from_json, read_text
 from harness.store.text import printable, short, some
@@ -66,23 +66,20 @@ def read_all(patterns: Sequence[str], side: str, format: str = "") -> list[pd.Da
         if not (paths := _matches(path)) and ":" in pattern:
             path, _, runs = pattern.rpartition(":")
             paths = _matches(path)
-        files = [each for each in paths if each.is_file()]
         if not paths:
             raise UsageError(f"{side}={printable(pattern)} matches no file")
-        folders: dict[Path, list[Path]] = {}
-        for file in files:
-            folders.setdefault(_run_of(file), []).append(file)
-        for run, parts in (folders or {each: _parts(each) for each in paths}).items():
-            if not parts:
-                raise UsageError(
-                    f"{side}={printable(pattern)}: {printable(str(run))} is a directory, and not of one run: name its "
-                    "files, as in DIR/*.csv"
-                )
-            table = _read(parts, parts[0] if files and len(parts) == 1 else run, format)
+        files = [each for each in paths if each.is_file()]
+        parts: dict[Path, list[Path]] = {}
+        for each in files or paths:
+            parts.setdefault(_run_of(each), []).append(each)
+        for run in parts:
+            table = _read(parts[run] if files else _parts(run), run, format)
             table.attrs["runs"] = runs
             tables.append(table)
-        if files and (rest := len(paths) - len(files)):
-            tables[-1].attrs["notes"].append(f"{printable(pattern)}: folders are not read: {rest}")
+        if files and len(files) < len(paths):
+            tables[-1].attrs["notes"].append(
+                f"{printable(pattern)}: {len(paths) - len(files)} folders are not read"
+            )
     return tables
 
 
@@ -91,21 +88,26 @@ def _matches(pattern: str) -> list[Path]:
     return [Path(each) for each in found]
 
 
-def _run_of(file: Path) -> Path:
-    """The folder that is a run with this file in it, or the file."""
-    if "tfevents" in file.name:
-        return file.parent
-    is_checkpoint = file.name == "trainer_state.json" and file.parent.name.startswith("checkpoint-")
-    return file.parent.parent if is_checkpoint else file
+def _run_of(path: Path) -> Path:
+    """The folder that is a run with this file in it; the path itself where none is."""
+    is_checkpoint = path.name == "trainer_state.json" and path.parent.name.startswith("checkpoint-")
+    return path.parent.parent if is_checkpoint else path.parent if "tfevents" in path.name else path
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The files of the run that a folder is; none where it is no run."""
-    patterns = ("*tfevents*", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics/**/*")
-    for pattern in patterns:
+    """The files of the run that a folder is.
+
+    Raises:
+        UsageError: it is no run.
+    """
+    metrics = "metrics/**/*" if (folder / "meta.yaml").exists() else "no metrics"  # of MLflow
+    for pattern in ("*tfevents*", "trainer_state.json", "checkpoint-*/trainer_state.json", metrics):
         if files := sorted(each for each in folder.glob(pattern) if each.is_file()):
-            return files if pattern != patterns[-1] or (folder / "meta.yaml").exists() else []
-    return []
+            return files
+    raise UsageError(
+        f"{printable(str(folder))} is a directory, and not of one run (event files, trainer_state.json, MLflow's metrics): "
+        "name its files, as in DIR/*.csv"
+    )
 
 
 def read(path: Path, format: str = "") -> pd.DataFrame:
@@ -123,34 +125,31 @@ def read(path: Path, format: str = "") -> pd.DataFrame:
     Raises:
         UsageError: what cannot be read, by file and line.
     """
-    parts = _parts(path) if path.is_dir() else [path]
-    if not parts:
-        raise UsageError(f"{printable(str(path))}: a directory, and not of one run: name its files")
-    return _read(parts, path, format)
+    return _read(_parts(path) if path.is_dir() else [path], path, format)
 
 
 def _read(parts: Sequence[Path], run: Path, format: str) -> pd.DataFrame:
-    source, first = printable(str(run)), parts[0]
-    suffix = "tfevents" if "tfevents" in first.name else first.suffix.lower().removeprefix(".")
+    source, name = printable(str(run)), parts[0].name
+    reader = READERS.get(format or ("tfevents" if "tfevents" in name else parts[0].suffix.lower()[1:]))
     try:
-        if reader := READERS.get(format or suffix):
+        if reader:
             table = reader(parts)
         elif run.is_dir():
             table = _mlflow(parts, run)
         else:
-            table = read_log(read_text(first, "replace"), format)
+            table = read_log(read_text(run, "replace"), format)
     except ModuleNotFoundError as error:
         raise UsageError(f"{source}: this needs {error.name}: pip install {error.name}") from error
     except (OSError, ValueError) as error:  # of pandas, pyarrow and JSON too
         raise UsageError(f"{source}: {short(str(error), 500)}") from error
     notes = [short(f"{source}: {note}", 500) for note in table.attrs.get("notes", ())]
-    attrs: Any = {"unfinished": {}} | table.attrs | {"source": source, "notes": notes}
+    about: Any = {"unfinished": {}, **table.attrs, "source": source, "notes": notes}
     if {"key", "value"} <= set(table) and len(
         keys := table["key"].unique()
-    ) <= MOST_COLUMNS:  # MLflow's history
+    ) < MOST_COLUMNS:  # MLflow's history
         table = table.assign(**{str(key): table["value"].where(table["key"] == key) for key in keys})
         table = table.drop(columns=["key", "value"])
-    table.attrs = attrs
+    table.attrs = about
     return table
 
 
@@ -161,31 +160,30 @@ def _csv(paths: Sequence[Path]) -> pd.DataFrame:
 
 
 def _jsonl(paths: Sequence[Path]) -> pd.DataFrame:
-    """Objects, one a line. A last line that is cut is not read; LLaMA-Factory's `total_steps` says how many were planned."""
+    """Objects, one a line. Of a last line that is cut whole numbers are read; LLaMA-Factory's say how many steps were planned."""
     text = read_text(paths[0])
     lines = {i: line for i, line in enumerate(text.split("\n"), 1) if line.strip()}
-    cut = ""
+    unfinished: dict[str, str] = {}
     try:  # all at once takes a fifth of the time
         records = from_json(f"[{','.join(lines.values())}]")
     except ValueError:
         records = []
     if len(records) != len(lines):
-        records, last = [], max(lines)
+        records = []
         for i, line in lines.items():
             try:
                 records.append(from_json(line))
             except ValueError as error:
-                if i != last or i == min(lines) or text.endswith("\n"):
+                if text.endswith("\n") or not records or len(records) < len(lines) - 1:
                     raise ValueError(f"line {i}: {error}") from error
-                cut = f"line {i} is cut"
+                unfinished[""] = f"line {i} is cut"
                 records.append(dict(re.findall(r'"([\w/]+)": ?(\d+),', line)))
     table = _records(records).set_axis(pd.Index([*lines], name="line"))
-    if "current_steps" in table and "total_steps" in table and not cut:
-        done, planned = (table[name].astype(float).max() for name in ("current_steps", "total_steps"))
-        cut = f"step {done:g} of {planned:g}" if done < planned else ""
-    table.attrs = {"unfinished": {"": cut} if cut else {}}
-    if cut.startswith("line"):
-        table.attrs |= {"notes": [f"{cut}: of it only whole numbers are read"], "has_gaps": True}
+    if {"current_steps", "total_steps"} <= set(table) and (
+        why := short_of(table["current_steps"], table["total_steps"])
+    ):
+        unfinished.setdefault("", why)
+    table.attrs = {"unfinished": unfinished, "has_gaps": bool(unfinished)}
     return table
 
 
@@ -194,37 +192,32 @@ def _json(paths: Sequence[Path]) -> pd.DataFrame:
     path = max(paths, key=lambda each: [int(n) for n in re.findall(r"\d+", each.parent.name)])
     document = from_json(read_text(path))
     if not isinstance(document, dict):
-        is_tensorboard = isinstance(document, list) and all(
-            isinstance(each, list) and len(each) == 3 for each in document
-        )
         names = "wall_time", "step", "value"
+        lists = document if isinstance(document, list) else [document]
         return _records(
-            [dict(zip(names, each, strict=True)) for each in document] if is_tensorboard else document
+            [dict(zip(names, each, strict=False)) if isinstance(each, list) else each for each in lists]
         )
     table = _records(document.get("log_history", document.get("metrics")))
     notes = [f"{path.parent.name} is the last of {len(paths)}"] * (len(paths) > 1)
-    if "train_runtime" in table and "train_loss" in table and "loss" in table:
+    if {"train_runtime", "train_loss", "loss"} <= set(table):
         table = table.rename(
             columns={"train_loss": "mean_train_loss"}
         )  # of the whole run, in the last record
-    if "loss" in table and "grad_norm" in table:
-        broken = table["grad_norm"].astype(str).str.lower().isin(NOT_FINITE)
-        lost = broken & (table["loss"].astype(str).isin(("0", "0.0")))
-        table.loc[lost, "loss"] = "nan"
-        if broken.any():
-            steps = some([f"{step}" for step in table.loc[broken, "step"]], 3, ", ")
-            notes.append(
-                f"grad_norm is NaN at step {steps}: the Trainer filters NaN, so a loss of 0 there is read as NaN"
-            )
-    done, planned = (document.get(name, 0) for name in ("global_step", "max_steps"))
+    if {"grad_norm", "loss"} <= set(table) and (broken := table["grad_norm"].eq("nan")).any():
+        table.loc[broken & table["loss"].eq(0), "loss"] = "nan"
+        steps = some([f"{step}" for step in table.loc[broken].get("step", ())], 3, ", ")
+        notes.append(
+            f"grad_norm is NaN at step {steps}: the Trainer filters NaN, so a loss of 0 there is read as NaN"
+        )
     table.attrs["notes"] = notes
-    is_cut = isinstance(done, int) and isinstance(planned, int) and done < planned
-    table.attrs["unfinished"] = {"": f"step {done} of {planned}"} if is_cut else {}
+    done, planned = (document.get(name) for name in ("global_step", "max_steps"))
+    if isinstance(done, int) and isinstance(planned, int) and done < planned:
+        table.attrs["unfinished"] = {"": f"step {done} of {planned}"}
     return table
 
 
 def _records(records: Any) -> pd.DataFrame:
-    """A row a record, of MLflow's `key` and `value` a column a key."""
+    """A row a record."""
     if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
         raise ValueError(
             "expected objects: one a line, or a list, as log_history of Hugging Face's trainer_state.json"
@@ -239,24 +232,23 @@ def _tensorboard(paths: Sequence[Path]) -> pd.DataFrame:
     rows: dict[tuple[int, float], dict[str, Any]] = {}
     for event in (event for path in paths for event in EventFileLoader(str(path)).Load()):
         for each in event.summary.value:
-            figures = make_ndarray(each.tensor) if each.HasField("tensor") else np.zeros(0)
-            if figures.size == 1 and figures.dtype.kind == "f":
-                row = {"step": event.step, "wall_time": event.wall_time, each.tag: float(figures.item())}
-                rows[event.step, event.wall_time] = rows.get((event.step, event.wall_time), {}) | row
+            figure = make_ndarray(each.tensor) if each.HasField("tensor") else np.zeros(0)
+            if figure.size == 1 and figure.dtype.kind == "f":
+                row = rows.setdefault(
+                    (event.step, event.wall_time), {"step": event.step, "wall_time": event.wall_time}
+                )
+                row[each.tag] = float(figure.item())
     return as_written([*rows.values()])
 
 
 def _mlflow(paths: Sequence[Path], run: Path) -> pd.DataFrame:
-    """A run of MLflow: a file a metric, and its parameters as constants."""
-    metrics = {path.relative_to(run / "metrics").as_posix(): path for path in paths}
-    tables = [
-        read_log(read_text(path), "mlflow").rename(columns={"value": name}) for name, path in metrics.items()
-    ]
-    constants = {
-        path.name: read_text(path).strip() for path in sorted(run.glob("params/*")) if path.is_file()
-    }
-    table = pd.concat(tables, ignore_index=True)
-    return table.assign(**{name: cell for name, cell in constants.items() if name not in table})
+    """A run of MLflow: a file a metric."""
+    names = [path.relative_to(run / "metrics").as_posix() for path in paths]
+    tables = [read_log(read_text(path), "mlflow") for path in paths]
+    return pd.concat(
+        [table.rename(columns={"value": name}) for table, name in zip(tables, names, strict=True)],
+        ignore_index=True,
+    )
 
 
 READERS: Mapping[str, Callable[[Sequence[Path]], pd.DataFrame]] = {
@@ -324,14 +316,13 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
         raise UsageError(f"{source}: no row has a {printable(value)}")
     if (wrong := ~(made["step"].abs() < 1e15)).any():
         raise UsageError(f"{source}, {_place(made, wrong)}: {printable(at)} is no step")
-    made = _continued(made[~made.duplicated(["run", "step", "value"])], source, notes)
+    unfinished = {run or source: why for run, why in about.get("unfinished", {}).items()}
+    made = _continued(made, source, notes, unfinished)
     if clock and (back := made.groupby("run")["time_s"].diff() < 0).any():
-        stopped = made["run"].isin(made["run"][back])
-        made["time_s"] = made["time_s"].mask(stopped)
+        made["time_s"] = made["time_s"].mask(made["run"].isin(made["run"][back]))
         notes.append(
             f"{source}, {_place(made, back)}: {printable(clock)} goes back, so this run has no times"
         )
-    unfinished = {run or source: why for run, why in about.get("unfinished", {}).items()}
     made.attrs = {"source": source, "value": value, "step": at, "last": last, "notes": notes}
     made.attrs["unfinished"] = {run: why for run, why in unfinished.items() if run in chosen}
     return made
@@ -358,25 +349,31 @@ def _runs_by_column(
     return "", {}
 
 
-def _continued(made: pd.DataFrame, source: str, notes: list[str]) -> pd.DataFrame:
-    """The rows without those that a restart overwrote: a row counts where no later row of its run is of the same step or before."""
-    runs, steps = made["run"].to_numpy(), made["step"].to_numpy()
-    back = made["step"] <= made["step"].groupby(runs).shift()
-    if not back.any():
-        return made
-    later = made["step"][::-1].groupby(runs[::-1]).cummin()[::-1].groupby(runs).shift(-1)
-    kept = ~(later <= made["step"]).to_numpy()
+def _continued(made: pd.DataFrame, source: str, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
+    """Each row that no later row of its run repeats or overwrites: one overwrites what is at its step and after."""
+    for keep in ("first", "last"):  # ranks that lag, or a restart that met the same losses
+        rows = made[~made.duplicated(["run", "step", "value"], keep=keep)]
+        runs, steps = rows["run"].to_numpy(), rows["step"].to_numpy()
+        back = (rows["step"] <= rows["step"].groupby(runs).shift()).to_numpy()
+        if not back.any():
+            return rows
+    later = rows["step"][::-1].groupby(runs[::-1]).cummin()[::-1].groupby(runs).shift(-1)
+    kept = ~(later <= rows["step"]).to_numpy()
     for run in np.unique(runs[back]):
         mine = runs == run
         if (returns := (back & mine).sum()) > 2 + (kept & mine).sum() // ROWS_PER_RESTART:
             raise UsageError(
-                f"{source}, {_place(made, back & mine)}: the steps do not increase, they go back {returns} times: one file is "
+                f"{source}, {_place(rows, back & mine)}: the steps do not increase, they go back {returns} times: one file is "
                 "one run unless it has a column `run`; write a file a run, or name the runs in that column"
             )
         lost = steps[mine & ~kept]
         name = source if run == source else f"{source}, run {printable(run)}"
         notes.append(f"{name}: step {lost.min():g} to {lost.max():g} written twice, the later rows count")
-    return made[kept]
+        if steps[mine][-1] < lost.max():
+            unfinished.setdefault(
+                run, f"after a restart it ends before step {lost.max():g}, which it had reached"
+            )
+    return rows[kept]
 
 
 def _seconds(table: pd.DataFrame, name: str, source: str) -> Vector:

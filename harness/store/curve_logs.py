@@ -22,16 +22,15 @@ from harness.store.text import printable, some
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.store.stats import Vector
-
     Heads = Mapping[str, Mapping[str, str]]
+    Lines = Sequence[tuple[int, str]]
 
-# Format -> how a line begins, with the groups `step` and `total` (the planned last step) -> its figures' columns.
+# Format -> how a line begins, with the groups `step` and `total_steps` -> its figures' columns.
 # The first that a line matches counts. A line without `step` belongs to the last step before it.
 FORMATS: Mapping[str, Heads] = {
     "mllog": {r":::MLLOG ": {}},
     "megatron": {
-        r"iteration +(?P<step>\d+)/ *(?P<total>\d+) \|": {
+        r"iteration +(?P<step>\d+)/ *(?P<total_steps>\d+) \|": {
             "lm_loss": "train_loss",
             "learning_rate": "lr",
             "number_of_skipped_iterations": "skipped",
@@ -52,7 +51,7 @@ FORMATS: Mapping[str, Heads] = {
             "validation_bpb": "val_bpb",
             "validation_loss": "val_loss",
         },
-        r"step +(?P<step>\d+)(?:/(?P<total>\d+))? (?:\(\S+\) )?\| (?=loss:)": {
+        r"step +(?P<step>\d+)(?:/(?P<total_steps>\d+))? (?:\(\S+\) )?\| (?=loss:)": {
             "loss": "train_loss",
             "norm": "grad_norm",
             "total_time_s": "time_s",
@@ -63,7 +62,7 @@ FORMATS: Mapping[str, Heads] = {
         r"iter (?P<step>\d+): (?=loss)": {"time_s": "dt_s"},
     },
     "llmc": {
-        r"step +(?P<step>\d+)/(?P<total>\d+) \| (?=(?:train )?loss )": {
+        r"step +(?P<step>\d+)/(?P<total_steps>\d+) \| (?=(?:train )?loss )": {
             "loss": "train_loss",
             "norm": "grad_norm",
         },
@@ -74,15 +73,16 @@ FORMATS: Mapping[str, Heads] = {
             "norm": "grad_norm",
         },
     },
-    "modded_nanogpt": {r"step:(?P<step>\d+)/(?P<total>\d+) (?=\w+:)": {"train_time_s": "time_s"}},
+    "modded_nanogpt": {r"step:(?P<step>\d+)/(?P<total_steps>\d+) (?=\w+:)": {"train_time_s": "time_s"}},
     "mlflow": {r"^(?P<timestamp>\d{13}) (?P<value>\S+) (?P<step>\d+)\s*$": {}},
 }
-NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf)"
-LIKE_NUMBER = r"([-+\d.,eE]+|-?(?:nan|NaN|NAN|inf|Inf|INF))"  # where one stood in the line before
+NUMBER = r"[-+]?(?:(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
+LIKE_NUMBER = r"([-+\d.,eE]+|-?(?:nan|NaN|inf))"  # where one stood in the line before
 FIGURE = re.compile(
     rf"(?<!\w)((?:[a-z_(][\w/()%.-]{{0,40}}(?: |(?=[:=]))){{1,8}})[:=]? {{0,20}}({NUMBER}) ?(ms|s|m)?(?![\w.])",
     re.IGNORECASE,
 )
+CARRIED = "step", "time_s", "timestamp"  # a line without them has those of the line before
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0}  # seconds
 FIGURES_WITHIN = 4000  # characters of a line
 MOST_COLUMNS = 100
@@ -121,108 +121,107 @@ def read_log(text: str, format: str = "") -> pd.DataFrame:
         UsageError: `format` is none.
         ValueError: no format or several fit, or no line matches.
     """
-    lines = (ESCAPE.sub("", text) if "\x1b" in text else text).split("\n")
+    text = ESCAPE.sub("", text) if "\x1b" in text else text
+    lines = [
+        (number, part)
+        for number, line in enumerate(text.split("\n"), 1)
+        for part in (line.rstrip("\r").split("\r") if "\r" in line else (line,))
+    ]
     notes: list[str] = []
     unfinished: dict[str, str] = {}
     heads = _heads(format or _recognised(lines, notes))
     if ":::MLLOG " in heads:
         table = _mllog(lines, notes, unfinished)
     else:
-        table = _lines(lines, heads, format in FORMATS or not format, notes, unfinished)
+        table = _lines(lines, heads, notes, unfinished)
     table.attrs = {"notes": notes, "unfinished": unfinished, "has_gaps": True}
     return table
 
 
 def _heads(format: str) -> Heads:
-    if format in FORMATS:
-        return FORMATS[format]
     try:
-        groups = re.compile(format).groupindex.keys()
+        groups = set(re.compile(format).groupindex)
     except re.error:
-        groups = {}.keys()
-    if not {"step", "value"} <= groups:
+        groups = set()
+    if format not in FORMATS and not {"step", "value"} <= groups:
         raise UsageError(
             f"format={printable(format)}: expected {', '.join(FORMATS)}, or a regular expression with (?P<step>...) and "
             "(?P<value>...)"
         )
-    return {format: {}}
+    return FORMATS.get(format, {format: {}})
 
 
-def _recognised(lines: Sequence[str], notes: list[str]) -> str:
+def _recognised(lines: Lines, notes: list[str]) -> str:
     """Name of the format that most lines match; MLPerf's counts where it has any line."""
     counts: Counter[str] = Counter()
-    sample = lines[:: max(1, len(lines) // SAMPLE)]
     for name, heads in FORMATS.items():
         for head in map(re.compile, heads):
-            counts[name] += sum(head.search(line) is not None for line in sample)
+            sample = lines[:: max(1, len(lines) // SAMPLE)]
+            counts[name] += sum(head.search(line) is not None for _, line in sample)
+    counts["mllog"] *= len(lines)
     (name, most), (other, second) = counts.most_common(2)
-    if counts["mllog"]:
-        name, other, second = "mllog", name if name != "mllog" else other, most if name != "mllog" else second
-    elif not most or most == second:
+    if most == second:
         fits = f"its lines fit {name} and {other} alike" if most else f"no line is of {', '.join(FORMATS)}"
         raise ValueError(f"{fits}: give format=NAME, or format=REGEX with (?P<step>...) and (?P<value>...)")
-    rest = f"; its lines of {other} are not read: format={other} reads those instead" if second else ""
+    rest = f"; lines of {other} are not read: format={other} reads those instead" if second else ""
     notes.append(f"read as {name}{rest}")
     return name
 
 
-def _lines(
-    lines: Sequence[str], heads: Heads, has_figures: bool, notes: list[str], unfinished: dict[str, str]
-) -> pd.DataFrame:
+def _lines(lines: Lines, heads: Heads, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
     """The lines that begin as the format's, by its heads."""
     shapes = [_Shape(re.compile(head), names) for head, names in heads.items()]
-    blocks: dict[tuple[str, ...], tuple[list[int], list[tuple[str, ...]]]] = {}  # rows of the same columns
+    blocks: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}  # rows of the same columns
+    settings: dict[tuple[str, str], int] = {}
     at: list[int] = []
-    unread: list[int] = []
-    clock: dict[str, str] = {}
-    step, total, settings = "0", "0", _Settings()
-    for number, whole in enumerate(lines, 1):
-        for line in whole.split("\r") if "\r" in whole else (whole,):
-            for shape in shapes:
-                if match := shape.head.search(line):
-                    break
+    unread: list[str] = []
+    carried: dict[str, Any] = {"step": "0"}
+    for number, line in lines:
+        for shape in shapes:
+            if match := shape.head.search(line):
+                break
+        else:
+            _see(settings, number, line)
+            if "oss" in line and UNREAD.search(line[:FIGURES_WITHIN]):
+                unread.append(f"line {number}")
+            continue
+        width, cells = len(shape.columns), match.groupdict()
+        if "value" not in cells:
+            if stamp := STAMP.search(line, 0, match.start()):
+                cells["timestamp"] = stamp[0]
+            figures = shape.figures(line, match.end())
+            if number == lines[-1][0] and len(figures) < width:
+                unfinished[""] = f"line {number} is cut"  # no newline ends the file
             else:
-                settings.see(number, line)
-                if "oss" in line and UNREAD.search(line[:FIGURES_WITHIN]):
-                    unread.append(number)
-                continue
-            cells = match.groupdict()
-            step = cells["step"] = cells.get("step", step)
-            total = cells.pop("total", total) or total
-            if has_figures:
-                if found := STAMP.search(line, 0, match.start()):
-                    clock = {"timestamp": found[0]}
-                width = len(shape.columns)
-                figures = shape.figures(line, match.end())
-                if number == len(lines) and len(figures) < width:
-                    unfinished[""] = f"line {number} is cut"  # no newline ends the file
-                    figures = {}
-                clock = {"time_s": figures["time_s"]} if "time_s" in figures else clock
-                cells = clock | figures | cells  # a line without a time has the last one's
-            rows, block = blocks.setdefault(tuple(cells), ([], []))
-            rows.append(len(at))
-            block.append(tuple(cells.values()))
-            at.append(number)
+                cells = figures | cells
+        for name in CARRIED:
+            if name in cells:
+                carried[name] = cells[name]
+        cells = carried | cells
+        blocks.setdefault(tuple(cells), []).append((len(at), *cells.values()))
+        at.append(number)
     if not at:
         raise ValueError(f"no line matches format={' or '.join(heads)}: give another format=NAME or REGEX")
-    columns = {"step": np.full(len(at), None, object)}
-    for names, (rows, block) in blocks.items():
-        for name, cells_of in zip(names, zip(*block, strict=True), strict=True):
+    columns: dict[str, Any] = {}
+    for names, block in blocks.items():
+        rows, *cells_by_name = zip(*block, strict=True)
+        for name, column in zip(names, cells_by_name, strict=True):
             if len(columns) < MOST_COLUMNS or name in columns:
-                columns.setdefault(name, np.full(len(at), None, object))[rows] = np.array(cells_of, object)
+                columns.setdefault(name, np.full(len(at), None, object))[[*rows]] = np.array(column, object)
     if len(columns) >= MOST_COLUMNS:
         notes.append(f"only the first {MOST_COLUMNS} figures by name are read")
     if unread:
-        notes.append(f"lines with a loss of another form, not read: {_some(unread)}")
-    if total != "0" and (why := _short_of(columns["step"].astype(float), float(total))):
-        unfinished[""] = why
+        notes.append(f"lines with a loss of another form, not read: {some(unread)}")
     table = pd.DataFrame(columns, dtype=object, index=pd.Index(at, name="line"))
-    return table.assign(**{k: v for k, v in settings.told(notes).items() if k not in columns})
+    if "total_steps" in table and (why := short_of(table["step"], table["total_steps"])):
+        unfinished.setdefault("", why)
+    told = _told(settings, notes)
+    return table.assign(**{name: told[name] for name in told if name not in table})
 
 
 @dataclass(slots=True, eq=False)
 class _Shape:
-    """How the last line of a head looked: a line like it is read by one match in place of a search for its figures."""
+    """The head of a kind of lines, and how its last line looked: one like it is read by one match."""
 
     head: re.Pattern[str]
     names: Mapping[str, str]
@@ -230,64 +229,56 @@ class _Shape:
     columns: tuple[str, ...] = ()
     units: Mapping[str, float] = field(default_factory=dict)
 
-    def figures(self, line: str, start: int) -> dict[str, str]:
+    def figures(self, line: str, start: int) -> dict[str, Any]:
         """The figures of a line by column; times in seconds."""
         if match := self.pattern and self.pattern.fullmatch(line, start):
-            cells = dict(zip(self.columns, match.groups(), strict=True))
+            cells: dict[str, Any] = dict(zip(self.columns, match.groups(), strict=True))
         else:
             cells = self._learn(line, start)
         for name, seconds in self.units.items():
             cells[name] = f"{float(cells[name]) * seconds:.9g}"
         return cells
 
-    def _learn(self, line: str, start: int) -> dict[str, str]:
+    def _learn(self, line: str, start: int) -> dict[str, Any]:
+        cells, shape, end = {}, "", start
         units: dict[str, float] = {}
-        cells, pattern, end = {}, "", start
         for figure in FIGURE.finditer(line, start, start + FIGURES_WITHIN):
             key, cell, unit = figure.groups()
-            name = re.sub(r"\s+", "_", key.strip().lower()) + ("_s" if unit else "")
+            name = "_".join(key.lower().split()) + ("_s" if unit else "")
             name = self.names.get(name, name)
             if name not in cells:
                 cells[name] = cell
-                units |= {name: UNITS[unit.lower()]} if unit else {}
-                between = re.sub(r"(?:\\[-+])?\d+", r"[-+]?\\d+", re.escape(line[end : figure.start()]))
-                pattern += between + re.escape(line[figure.start() : figure.start(2)]) + LIKE_NUMBER
+                if unit:
+                    units[name] = UNITS[unit.lower()]
+                shape += line[end : figure.start(2)] + "\n"  # no line holds this: it stands for the number
                 end = figure.end(2)
-        pattern += re.sub(r"(?:\\[-+])?\d+", r"[-+]?\\d+", re.escape(line[end:]))
-        self.columns, self.units = tuple(cells), units
-        self.pattern = re.compile(re.sub(r"(?:\\ )+", " +", pattern)) if len(line) < FIGURES_WITHIN else None
+        shape = re.sub(r"(?:\\[-+])?(?<!\w)\d+", r"[-+]?\\d+", re.escape(shape + line[end:]))
+        shape = re.sub(r"(?:\\ )+", " +", shape).replace("\\\n", LIKE_NUMBER)
+        self.columns, self.units, self.pattern = tuple(cells), units, re.compile(shape)
         return cells
 
 
-def _short_of(steps: Vector, total: float) -> str:
-    """Why a run is unfinished that logs these steps: another line was due before `total`. "" where none was.
+def short_of(steps: pd.Series[Any], totals: pd.Series[Any]) -> str:
+    """Why a run is unfinished: after its last step another line was due before the planned last step. "" where none was.
 
     A program that counts from 0 ends at `total - 1`, which is no reason.
     """
-    taken = np.unique(steps)
+    taken, total = np.unique(steps.astype(float).dropna()), totals.astype(float).max()
     due = float(np.median(np.diff(taken))) if taken.size > 1 else 1.0
     return f"step {taken[-1]:g} of {total:g}" if total - taken[-1] >= max(due, 2.0) else ""
 
 
-@dataclass(slots=True, eq=False)
-class _Settings:
-    """Settings on lines of their own, each with the line that it was seen in."""
+def _see(settings: dict[tuple[str, str], int], number: int, line: str) -> None:
+    """Keep the setting that a line is, by its name and value."""
+    if len(line) < 200 and (match := SETTING.match(line)):
+        settings.setdefault((match[1], match[2]), number)
 
-    values: dict[str, str] = field(default_factory=dict)
-    seen: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def see(self, number: int, line: str) -> None:
-        """Take the setting of a line, where it is one."""
-        if len(line) < 200 and (match := SETTING.match(line)):
-            key, value = match.groups()
-            self.values[key] = value
-            self.seen.setdefault((key, value), number)
-
-    def told(self, notes: list[str]) -> Mapping[str, str]:
-        """The values, which a note names by line."""
-        if self.seen:
-            notes.append(", ".join(f"{key}={value} (line {n})" for (key, value), n in self.seen.items()))
-        return self.values
+def _told(settings: Mapping[tuple[str, str], int], notes: list[str]) -> dict[str, str]:
+    """The value of each setting, of which a note names the lines."""
+    if settings:
+        notes.append(", ".join(f"{key}={value} (line {n})" for (key, value), n in settings.items()))
+    return dict(settings.keys())
 
 
 @dataclass(slots=True, eq=False)
@@ -295,86 +286,76 @@ class _MlperfRun:
     """A run of an MLPerf log: constants, time of `run_start` in ms, rows by line, and the status of its end."""
 
     about: dict[str, Any]
-    start: float | None = None
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    start: int | None = None
     status: str = "no run_stop"
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def _mllog(lines: Sequence[str], notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
+def _mllog(lines: Lines, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
     """MLPerf's events: evaluations and tracked statistics as rows by samples, every other figure as a constant of its run."""
-    runs: list[_MlperfRun] = []
-    settings, by = _Settings(), Counter[str]()
-    about: dict[str, Any] = {}
-    wrong: list[int] = []
+    runs = [_MlperfRun({})]
+    settings: dict[tuple[str, str], int] = {}
+    wrong: list[str] = []
+    units: set[str] = set()
     for number, event in _events(lines, settings, wrong):
-        key, value, more = event.get("key"), event.get("value"), event.get("metadata")
-        more = more if isinstance(more, dict) else {}
-        now = event.get("time_ms")
-        if key in ("init_start", "run_start") and runs and runs[-1].about is about:
-            about = dict(about)
+        key, value, now, run = str(event.get("key")), event.get("value"), event.get("time_ms"), runs[-1]
+        if key in ("init_start", "run_start") and run.start:
+            runs.append(run := _MlperfRun({**run.about}))
         if key == "run_start":
-            runs.append(_MlperfRun(about, now))
-        elif key in ("run_stop", "eval_accuracy", "tracked_stats"):
-            if not runs:
-                runs.append(_MlperfRun(about))
-            run = runs[-1]
-            if key == "run_stop":
-                run.status = str(more.get("status"))
-                about = dict(about)
-                continue
-            name = next((name for name in MLLOG_STEPS if name in more), "")
-            by[f"{key}: {name or 'no step, not read'}"] += 1
-            if name:
+            run.start = now
+        elif key == "run_stop":
+            run.status = str(event["metadata"].get("status"))
+            runs.append(_MlperfRun({**run.about}))
+        elif key in ("eval_accuracy", "tracked_stats"):
+            unit = next((name for name in MLLOG_STEPS if name in event["metadata"]), "")
+            units.add(f"{key}: {unit or 'none, not read'}")
+            if unit:
                 figures = value if isinstance(value, dict) else {key: value}
-                elapsed = (now - run.start) / 1000 if isinstance(now, int) and run.start else None
-                run.rows[number] = {"samples": more[name], "time_s": elapsed} | {
-                    MLLOG_NAMES.get(k, k): v for k, v in figures.items() if not isinstance(v, dict | list)
-                }
+                run.rows[number] = {MLLOG_NAMES.get(name, name): figures[name] for name in figures}
+                run.rows[number]["samples"] = event["metadata"][unit]
+                if isinstance(now, int) and isinstance(run.start, int):
+                    run.rows[number]["time_s"] = (now - run.start) / 1000
         elif event.get("event_type") == "POINT_IN_TIME" and isinstance(value, int | float | str):
-            about[MLLOG_NAMES.get(str(key), str(key))] = value
-    told = settings.told(notes)
-    if by:
-        notes.append(f"samples are metadata of {', '.join(by)}")
-    if wrong:
-        notes.append(f"no event, not read: {_some(wrong)}")
+            run.about[MLLOG_NAMES.get(key, key)] = value
+    told = _told(settings, notes)
+    runs = [run for run in runs if run.rows]
     rows: dict[int, dict[str, Any]] = {}
     for i, run in enumerate(runs, 1):
-        alone = len(runs) == 1
+        name = "" if len(runs) == 1 else str(i)
         if run.status != "success":
-            unfinished["" if alone else str(i)] = run.status
-        about = {**told, **run.about} | ({} if alone else {"run": str(i)})
+            unfinished[name] = run.status
+        about = {**told, **run.about} | ({"run": name} if name else {})
         rows |= {number: about | row for number, row in run.rows.items()}
     if not rows:
-        raise ValueError("no eval_accuracy and no tracked_stats among its :::MLLOG lines")
+        raise ValueError("no eval_accuracy and no tracked_stats with samples among its :::MLLOG lines")
+    notes.append(f"samples by metadata of {', '.join(sorted(units))}")
+    if wrong:
+        notes.append(f"no event, not read: {some(wrong)}")
     return as_written([*rows.values()]).set_axis(pd.Index([*rows], name="line"))
 
 
 def _events(
-    lines: Sequence[str], settings: _Settings, wrong: list[int]
+    lines: Lines, settings: dict[tuple[str, str], int], wrong: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The events of an MLPerf log by line, each once however many ranks print it."""
     seen = set()
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         _, mark, content = line.partition(":::MLLOG ")
         if not mark:
-            settings.see(number, line)
+            _see(settings, number, line)
         elif content not in seen:
             seen.add(content)
             try:
                 event = from_json(content)
             except ValueError:
                 event = None
-            if isinstance(event, dict):
+            if isinstance(event, dict) and isinstance(event.get("metadata"), dict):
                 yield number, event
             else:
-                wrong.append(number)
+                wrong.append(f"line {number}")
 
 
 def as_written(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A row a record; NaN that was written as a text, so that it is not taken for a key that is missing."""
     written = [{key: "nan" if cell != cell else cell for key, cell in each.items()} for each in records]
     return pd.DataFrame(written, dtype=object)
-
-
-def _some(numbers: Sequence[int]) -> str:
-    return some([f"line {number}" for number in numbers], 3, ", ")
