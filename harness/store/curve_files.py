@@ -147,8 +147,8 @@ def _read(parts: Sequence[Path], run: Path, format: str) -> pd.DataFrame:
     if {"key", "value"} <= set(table) and len(
         keys := table["key"].unique()
     ) < MOST_COLUMNS:  # MLflow's history
-        table = table.assign(**{str(key): table["value"].where(table["key"] == key) for key in keys})
-        table = table.drop(columns=["key", "value"])
+        by_key = {str(key): table["value"].where(table["key"] == key) for key in keys}
+        table = pd.DataFrame({**table.drop(columns=["key", "value"]), **by_key})
     table.attrs = about
     return table
 
@@ -290,13 +290,13 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     value = _column(table, value, VALUES, "value", source)
     clock = next((name for name in CLOCKS if name in table and name != at), "")
     made = table.drop(columns=[at, value, *([clock] if clock else [])])
-    names = [table[name].astype(str) for name in ("arm", "run") if name in table]
+    names = [table[name].astype(str).fillna("") for name in ("arm", "run") if name in table]
     made["run"] = functools.reduce(lambda a, b: a + "/" + b, names) if names else source
     made["step"] = _numbers(table, at, source)[0]
     made["value"], empty = _numbers(table, value, source)
     chosen = [run for run in made["run"].unique() if fnmatch.fnmatchcase(run, runs)]
     if not chosen:
-        known = some([*map(printable, made["run"].unique())], 12, ", ")
+        known = some([short(run, 60) for run in made["run"].unique()], 12, ", ")
         raise UsageError(f"{source}: no run is {printable(runs)}; it has {known}")
     if clock:
         seconds = _seconds(table, clock, source)
@@ -396,7 +396,7 @@ def _column(table: pd.DataFrame, asked: str, usual: Sequence[str], what: str, so
     """The column that is asked for, or the first usual one."""
     found = asked if asked in table else next((name for name in usual if name in table and not asked), "")
     if list(table).count(found) != 1:
-        columns = some([printable(str(name)) for name in table], 12, ", ")
+        columns = some([short(str(name), 60) for name in table], 12, ", ")
         wanted = (
             f"no single column {printable(asked)}" if asked else f"no single column of {', '.join(usual)}"
         )

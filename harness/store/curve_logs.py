@@ -85,7 +85,8 @@ FIGURE = re.compile(
 CARRIED = "step", "time_s", "timestamp"  # a line without them has those of the line before
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0}  # seconds
 FIGURES_WITHIN = 4000  # characters of a line
-MOST_COLUMNS = 100
+MOST_COLUMNS = 200  # of figures by name, and as many constants of a run
+MOST_SETTINGS = 50
 ESCAPE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")  # a terminal's colours
 STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 # A setting that a program prints on a line of its own, as YAML or in Megatron's dotted list
@@ -208,7 +209,7 @@ def _lines(lines: Lines, heads: Heads, notes: list[str], unfinished: dict[str, s
         for name, column in zip(names, cells_by_name, strict=True):
             if len(columns) < MOST_COLUMNS or name in columns:
                 columns.setdefault(name, np.full(len(at), None, object))[[*rows]] = np.array(column, object)
-    if len(columns) >= MOST_COLUMNS:
+    if len(columns) == MOST_COLUMNS:
         notes.append(f"only the first {MOST_COLUMNS} figures by name are read")
     if unread:
         notes.append(f"lines with a loss of another form, not read: {some(unread)}")
@@ -263,14 +264,15 @@ def short_of(steps: pd.Series[Any], totals: pd.Series[Any]) -> str:
 
     A program that counts from 0 ends at `total - 1`, which is no reason.
     """
-    taken, total = np.unique(steps.astype(float).dropna()), totals.astype(float).max()
-    due = float(np.median(np.diff(taken))) if taken.size > 1 else 1.0
+    numbers, planned = (pd.to_numeric(each.astype(str), errors="coerce") for each in (steps, totals))
+    taken, total = np.unique(np.append(0.0, numbers.dropna())), planned.max()
+    due = np.median(np.diff(taken)) if taken.size > 1 else 0.0
     return f"step {taken[-1]:g} of {total:g}" if total - taken[-1] >= max(due, 2.0) else ""
 
 
 def _see(settings: dict[tuple[str, str], int], number: int, line: str) -> None:
     """Keep the setting that a line is, by its name and value."""
-    if len(line) < 200 and (match := SETTING.match(line)):
+    if len(line) < 200 and len(settings) < MOST_SETTINGS and (match := SETTING.match(line)):
         settings.setdefault((match[1], match[2]), number)
 
 
@@ -315,7 +317,7 @@ def _mllog(lines: Lines, notes: list[str], unfinished: dict[str, str]) -> pd.Dat
                 run.rows[number]["samples"] = event["metadata"][unit]
                 if isinstance(now, int) and isinstance(run.start, int):
                     run.rows[number]["time_s"] = (now - run.start) / 1000
-        elif event.get("event_type") == "POINT_IN_TIME" and isinstance(value, int | float | str):
+        elif isinstance(value, int | float | str) and len(run.about) < MOST_COLUMNS:
             run.about[MLLOG_NAMES.get(key, key)] = value
     told = _told(settings, notes)
     runs = [run for run in runs if run.rows]
