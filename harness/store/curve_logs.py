@@ -82,7 +82,6 @@ FIGURE = re.compile(
     rf"(?<!\w)((?:[a-z_(][\w/()%.-]{{0,40}}(?: |(?=[:=]))){{1,8}})[:=]? {{0,20}}({NUMBER}) ?(ms|s|m)?(?![\w.])",
     re.IGNORECASE,
 )
-CARRIED = "step", "time_s", "timestamp"  # a line without them has those of the line before
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0}  # seconds
 FIGURES_WITHIN = 4000  # characters of a line
 MOST_COLUMNS = 200  # of figures by name, and as many constants of a run
@@ -123,11 +122,9 @@ def read_log(text: str, format: str = "") -> pd.DataFrame:
         ValueError: no format or several fit, or no line matches.
     """
     text = ESCAPE.sub("", text) if "\x1b" in text else text
-    lines = [
-        (number, part)
-        for number, line in enumerate(text.split("\n"), 1)
-        for part in (line.rstrip("\r").split("\r") if "\r" in line else (line,))
-    ]
+    lines = [*enumerate(text.split("\n"), 1)]
+    if "\r" in text:
+        lines = [(number, part) for number, line in lines for part in line.rstrip("\r").split("\r")]
     notes: list[str] = []
     unfinished: dict[str, str] = {}
     heads = _heads(format or _recognised(lines, notes))
@@ -176,7 +173,7 @@ def _lines(lines: Lines, heads: Heads, notes: list[str], unfinished: dict[str, s
     settings: dict[tuple[str, str], int] = {}
     at: list[int] = []
     unread: list[str] = []
-    carried: dict[str, Any] = {"step": "0"}
+    carried: dict[str, Any] = {"step": "0"}  # a line without a step or time has those of the line before
     for number, line in lines:
         for shape in shapes:
             if match := shape.head.search(line):
@@ -186,19 +183,18 @@ def _lines(lines: Lines, heads: Heads, notes: list[str], unfinished: dict[str, s
             if "oss" in line and UNREAD.search(line[:FIGURES_WITHIN]):
                 unread.append(f"line {number}")
             continue
-        width, cells = len(shape.columns), match.groupdict()
+        cells = match.groupdict()
         if "value" not in cells:
-            if stamp := STAMP.search(line, 0, match.start()):
-                cells["timestamp"] = stamp[0]
-            figures = shape.figures(line, match.end())
+            if match.start() and (stamp := STAMP.search(line, 0, match.start())):
+                carried["timestamp"] = stamp[0]
+            width, figures = len(shape.columns), shape.figures(line, match.end())
             if number == lines[-1][0] and len(figures) < width:
                 unfinished[""] = f"line {number} is cut"  # no newline ends the file
-            else:
-                cells = figures | cells
-        for name in CARRIED:
-            if name in cells:
-                carried[name] = cells[name]
-        cells = carried | cells
+                figures = {}
+            cells = carried | figures | cells
+            if "time_s" in cells:
+                carried["time_s"] = cells["time_s"]
+        carried["step"] = cells["step"]
         blocks.setdefault(tuple(cells), []).append((len(at), *cells.values()))
         at.append(number)
     if not at:
@@ -317,7 +313,11 @@ def _mllog(lines: Lines, notes: list[str], unfinished: dict[str, str]) -> pd.Dat
                 run.rows[number]["samples"] = event["metadata"][unit]
                 if isinstance(now, int) and isinstance(run.start, int):
                     run.rows[number]["time_s"] = (now - run.start) / 1000
-        elif isinstance(value, int | float | str) and len(run.about) < MOST_COLUMNS:
+        elif (
+            event.get("event_type") == "POINT_IN_TIME"
+            and isinstance(value, int | float | str)
+            and len(run.about) < MOST_COLUMNS
+        ):
             run.about[MLLOG_NAMES.get(key, key)] = value
     told = _told(settings, notes)
     runs = [run for run in runs if run.rows]
