@@ -143,10 +143,10 @@ def _read(parts: Sequence[Path], run: Path, format: str) -> pd.DataFrame:
     except (OSError, ValueError) as error:  # of pandas, pyarrow and JSON too
         raise UsageError(f"{source}: {short(str(error), 500)}") from error
     notes = [short(f"{source}: {note}", 500) for note in table.attrs.get("notes", ())]
-    about: Any = {"unfinished": {}, **table.attrs, "source": source, "notes": notes}
-    if {"key", "value"} <= set(table) and len(
-        keys := table["key"].unique()
-    ) < MOST_COLUMNS:  # MLflow's history
+    unfinished = {run: why for run, why in table.attrs.get("unfinished", {}).items() if why}
+    about: Any = table.attrs | {"source": source, "notes": notes, "unfinished": unfinished}
+    keys = table["key"].unique() if {"key", "value"} <= set(table) else ()
+    if 0 < len(keys) < MOST_COLUMNS:  # MLflow's history
         by_key = {str(key): table["value"].where(table["key"] == key) for key in keys}
         table = pd.DataFrame({**table.drop(columns=["key", "value"]), **by_key})
     table.attrs = about
@@ -178,12 +178,10 @@ def _jsonl(paths: Sequence[Path]) -> pd.DataFrame:
                     raise ValueError(f"line {i}: {error}") from error
                 unfinished[""] = f"line {i} is cut"
                 records.append(dict(re.findall(r'"([\w/]+)": ?(\d+),', line)))
-    table = _records(records).set_axis(pd.Index([*lines], name="line"))
-    if {"current_steps", "total_steps"} <= set(table) and (
-        why := short_of(table["current_steps"], table["total_steps"])
-    ):
-        unfinished.setdefault("", why)
+    table = as_written(records).set_axis(pd.Index([*lines], name="line"))
     table.attrs = {"unfinished": unfinished, "has_gaps": bool(unfinished)}
+    if {"current_steps", "total_steps"} <= set(table):
+        unfinished.setdefault("", short_of(table["current_steps"], table["total_steps"]))
     return table
 
 
@@ -194,35 +192,22 @@ def _json(paths: Sequence[Path]) -> pd.DataFrame:
     if not isinstance(document, dict):
         names = "wall_time", "step", "value"
         lists = document if isinstance(document, list) else [document]
-        return _records(
-            [dict(zip(names, each, strict=False)) if isinstance(each, list) else each for each in lists]
-        )
-    table = _records(document.get("log_history", document.get("metrics")))
+        return as_written([dict(zip(names, x, strict=False)) if isinstance(x, list) else x for x in lists])
+    table = as_written(document.get("log_history", document.get("metrics")))
     notes = [f"{path.parent.name} is the last of {len(paths)}"] * (len(paths) > 1)
     if {"train_runtime", "train_loss", "loss"} <= set(table):
-        table = table.rename(
-            columns={"train_loss": "mean_train_loss"}
-        )  # of the whole run, in the last record
+        table = table.rename(columns={"train_loss": "mean_train_loss"})  # the last record's, of all steps
     if {"grad_norm", "loss"} <= set(table) and (broken := table["grad_norm"].eq("nan")).any():
         table.loc[broken & table["loss"].eq(0), "loss"] = "nan"
         steps = some([f"{step}" for step in table.loc[broken].get("step", ())], 3, ", ")
         notes.append(
-            f"grad_norm is NaN at step {steps}: the Trainer filters NaN, so a loss of 0 there is read as NaN"
+            f"grad_norm is NaN at step {steps}; the Trainer filters NaN: a loss of 0 there is read as NaN"
         )
     table.attrs["notes"] = notes
     done, planned = (document.get(name) for name in ("global_step", "max_steps"))
     if isinstance(done, int) and isinstance(planned, int) and done < planned:
         table.attrs["unfinished"] = {"": f"step {done} of {planned}"}
     return table
-
-
-def _records(records: Any) -> pd.DataFrame:
-    """A row a record."""
-    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
-        raise ValueError(
-            "expected objects: one a line, or a list, as log_history of Hugging Face's trainer_state.json"
-        )
-    return as_written(records)
 
 
 def _tensorboard(paths: Sequence[Path]) -> pd.DataFrame:
@@ -243,12 +228,11 @@ def _tensorboard(paths: Sequence[Path]) -> pd.DataFrame:
 
 def _mlflow(paths: Sequence[Path], run: Path) -> pd.DataFrame:
     """A run of MLflow: a file a metric."""
-    names = [path.relative_to(run / "metrics").as_posix() for path in paths]
-    tables = [read_log(read_text(path), "mlflow") for path in paths]
-    return pd.concat(
-        [table.rename(columns={"value": name}) for table, name in zip(tables, names, strict=True)],
-        ignore_index=True,
-    )
+    tables = []
+    for path in paths:
+        name = path.relative_to(run / "metrics").as_posix()
+        tables.append(read_log(read_text(path), "mlflow").rename(columns={"value": name}))
+    return pd.concat(tables, ignore_index=True)
 
 
 READERS: Mapping[str, Callable[[Sequence[Path]], pd.DataFrame]] = {

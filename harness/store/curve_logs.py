@@ -151,16 +151,17 @@ def _heads(format: str) -> Heads:
 
 def _recognised(lines: Lines, notes: list[str]) -> str:
     """Name of the format that most lines match; MLPerf's counts where it has any line."""
-    counts: Counter[str] = Counter()
+    counts, sample = Counter[str](), lines[:: max(1, len(lines) // SAMPLE)]
     for name, heads in FORMATS.items():
         for head in map(re.compile, heads):
-            sample = lines[:: max(1, len(lines) // SAMPLE)]
             counts[name] += sum(head.search(line) is not None for _, line in sample)
     counts["mllog"] *= len(lines)
     (name, most), (other, second) = counts.most_common(2)
     if most == second:
         fits = f"its lines fit {name} and {other} alike" if most else f"no line is of {', '.join(FORMATS)}"
-        raise ValueError(f"{fits}: give format=NAME, or format=REGEX with (?P<step>...) and (?P<value>...)")
+        raise ValueError(
+            f"{fits}: give format=NAME (csv or jsonl for a table), or format=REGEX with (?P<step>...) and (?P<value>...)"
+        )
     rest = f"; lines of {other} are not read: format={other} reads those instead" if second else ""
     notes.append(f"read as {name}{rest}")
     return name
@@ -210,8 +211,8 @@ def _lines(lines: Lines, heads: Heads, notes: list[str], unfinished: dict[str, s
     if unread:
         notes.append(f"lines with a loss of another form, not read: {some(unread)}")
     table = pd.DataFrame(columns, dtype=object, index=pd.Index(at, name="line"))
-    if "total_steps" in table and (why := short_of(table["step"], table["total_steps"])):
-        unfinished.setdefault("", why)
+    if "total_steps" in table:
+        unfinished.setdefault("", short_of(table["step"], table["total_steps"]))
     told = _told(settings, notes)
     return table.assign(**{name: told[name] for name in told if name not in table})
 
@@ -320,7 +321,9 @@ def _mllog(lines: Lines, notes: list[str], unfinished: dict[str, str]) -> pd.Dat
         ):
             run.about[MLLOG_NAMES.get(key, key)] = value
     told = _told(settings, notes)
-    runs = [run for run in runs if run.rows]
+    if idle := sum(run.start is not None and not run.rows for run in runs):
+        notes.append(f"runs without an evaluation, not read: {idle}")
+    runs = [run for run in runs if run.rows and (run.start or run is runs[0])]
     rows: dict[int, dict[str, Any]] = {}
     for i, run in enumerate(runs, 1):
         name = "" if len(runs) == 1 else str(i)
@@ -357,7 +360,15 @@ def _events(
                 wrong.append(f"line {number}")
 
 
-def as_written(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row a record; NaN that was written as a text, so that it is not taken for a key that is missing."""
+def as_written(records: Any) -> pd.DataFrame:
+    """A row a record; NaN that was written as a text, so that it is not taken for a key that is missing.
+
+    Raises:
+        ValueError: no list of objects.
+    """
+    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
+        raise ValueError(
+            "expected objects: one a line, or a list, as log_history of Hugging Face's trainer_state.json"
+        )
     written = [{key: "nan" if cell != cell else cell for key, cell in each.items()} for each in records]
     return pd.DataFrame(written, dtype=object)

@@ -239,7 +239,14 @@ def write(path: Path, content: str) -> Path:
 
 def test_runs_of_one_file(tmp_path: Path) -> None:
     log = write(tmp_path / "a.log", "\n".join([*mlperf(1), *mlperf(2, 100, ""), *mlperf(3, 200, "aborted")]))
+    idle = [
+        mllog("run_start", None, 300),
+        mllog("run_stop", None, 301, status="aborted"),
+        mllog("tracked_stats", {"x": 1}, 302, step=9),
+    ]
+    write(log, log.read_text() + "\n" + "\n".join(idle))
     rows = tidy(read(log))
+    assert "without an evaluation, not read: 1" in "".join(rows.attrs["notes"])
     assert rows.groupby("run")["step"].apply(list).to_dict() == {run: [64, 128] for run in "123"}
     assert rows["seed"].tolist() == [1, 1, 2, 2, 3, 3]
     assert rows["time_s"].tolist() == [4, 10] * 3
