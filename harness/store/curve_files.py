@@ -318,7 +318,7 @@ def _runs_by_column(
     """W&B's export, a column a run beside its __MIN and __MAX: the name of the value, and {column: run}; else "" and none."""
     for value in values:
         runs = {}
-        for column in table.columns.astype(str):
+        for column in table.columns[1:].astype(str):
             if match := re.fullmatch(rf"(.*) - {re.escape(value)}(?:\.(\d+))?", column):
                 runs[column] = match[1] + (
                     f" ({match[2]})" if match[2] else ""
@@ -367,9 +367,8 @@ def _seconds(table: pd.DataFrame, name: str, source: str) -> Vector:
     except UsageError:
         text = table[name].astype(str)
         if text.str.contains("-").any():
-            times = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601") - pd.Timestamp(
-                0, tz="UTC"
-            )
+            dates = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601")
+            times = dates - pd.Timestamp("1970-01-01", tz="UTC")
         else:
             times = pd.to_timedelta(text, errors="coerce")
         seconds = times.dt.total_seconds().to_numpy(np.float64)

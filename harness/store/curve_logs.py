@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     Heads = Mapping[str, Mapping[str, str]]
-    Lines = Sequence[tuple[int, str]]
 
 # Format -> how a line begins, with the groups `step` and `total_steps` -> its figures' columns.
 # The first that a line matches counts. A line without `step` belongs to the last step before it.
@@ -122,9 +121,7 @@ def read_log(text: str, format: str = "") -> pd.DataFrame:
         ValueError: no format or several fit, or no line matches.
     """
     text = ESCAPE.sub("", text) if "\x1b" in text else text
-    lines = [*enumerate(text.split("\n"), 1)]
-    if "\r" in text:
-        lines = [(number, part) for number, line in lines for part in line.rstrip("\r").split("\r")]
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     notes: list[str] = []
     unfinished: dict[str, str] = {}
     heads = _heads(format or _recognised(lines, notes))
@@ -149,12 +146,12 @@ def _heads(format: str) -> Heads:
     return FORMATS.get(format, {format: {}})
 
 
-def _recognised(lines: Lines, notes: list[str]) -> str:
+def _recognised(lines: Sequence[str], notes: list[str]) -> str:
     """Name of the format that most lines match; MLPerf's counts where it has any line."""
     counts, sample = Counter[str](), lines[:: max(1, len(lines) // SAMPLE)]
     for name, heads in FORMATS.items():
         for head in map(re.compile, heads):
-            counts[name] += sum(head.search(line) is not None for _, line in sample)
+            counts[name] += sum(head.search(line) is not None for line in sample)
     counts["mllog"] *= len(lines)
     (name, most), (other, second) = counts.most_common(2)
     if most == second:
@@ -167,15 +164,15 @@ def _recognised(lines: Lines, notes: list[str]) -> str:
     return name
 
 
-def _lines(lines: Lines, heads: Heads, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
+def _lines(lines: Sequence[str], heads: Heads, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
     """The lines that begin as the format's, by its heads."""
     shapes = [_Shape(re.compile(head), names) for head, names in heads.items()]
-    blocks: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}  # rows of the same columns
+    blocks: dict[tuple[str, ...], tuple[list[Any], ...]] = {}  # columns of the rows that have the same ones
     settings: dict[tuple[str, str], int] = {}
     at: list[int] = []
     unread: list[str] = []
     carried: dict[str, Any] = {"step": "0"}  # a line without a step or time has those of the line before
-    for number, line in lines:
+    for number, line in enumerate(lines, 1):
         for shape in shapes:
             if match := shape.head.search(line):
                 break
@@ -189,23 +186,26 @@ def _lines(lines: Lines, heads: Heads, notes: list[str], unfinished: dict[str, s
             if match.start() and (stamp := STAMP.search(line, 0, match.start())):
                 carried["timestamp"] = stamp[0]
             width, figures = len(shape.columns), shape.figures(line, match.end())
-            if number == lines[-1][0] and len(figures) < width:
+            if number == len(lines) and len(figures) < width:
                 unfinished[""] = f"line {number} is cut"  # no newline ends the file
                 figures = {}
             cells = carried | figures | cells
             if "time_s" in cells:
                 carried["time_s"] = cells["time_s"]
         carried["step"] = cells["step"]
-        blocks.setdefault(tuple(cells), []).append((len(at), *cells.values()))
+        cells = {"": len(at), **cells}
+        if not (block := blocks.get(names := tuple(cells))):
+            block = blocks[names] = tuple([] for _ in names)
+        for column, cell in zip(block, cells.values(), strict=True):
+            column.append(cell)
         at.append(number)
     if not at:
         raise ValueError(f"no line matches format={' or '.join(heads)}: give another format=NAME or REGEX")
     columns: dict[str, Any] = {}
     for names, block in blocks.items():
-        rows, *cells_by_name = zip(*block, strict=True)
-        for name, column in zip(names, cells_by_name, strict=True):
+        for name, column in zip(names[1:], block[1:], strict=True):
             if len(columns) < MOST_COLUMNS or name in columns:
-                columns.setdefault(name, np.full(len(at), None, object))[[*rows]] = np.array(column, object)
+                columns.setdefault(name, np.full(len(at), None, object))[block[0]] = np.array(column, object)
     if len(columns) == MOST_COLUMNS:
         notes.append(f"only the first {MOST_COLUMNS} figures by name are read")
     if unread:
@@ -290,7 +290,7 @@ class _MlperfRun:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def _mllog(lines: Lines, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
+def _mllog(lines: Sequence[str], notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
     """MLPerf's events: evaluations and tracked statistics as rows by samples, every other figure as a constant of its run."""
     runs = [_MlperfRun({})]
     settings: dict[tuple[str, str], int] = {}
@@ -340,11 +340,11 @@ def _mllog(lines: Lines, notes: list[str], unfinished: dict[str, str]) -> pd.Dat
 
 
 def _events(
-    lines: Lines, settings: dict[tuple[str, str], int], wrong: list[str]
+    lines: Sequence[str], settings: dict[tuple[str, str], int], wrong: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The events of an MLPerf log by line, each once however many ranks print it."""
     seen = set()
-    for number, line in lines:
+    for number, line in enumerate(lines, 1):
         _, mark, content = line.partition(":::MLLOG ")
         if not mark:
             _see(settings, number, line)
