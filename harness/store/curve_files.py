@@ -215,15 +215,19 @@ def _tensorboard(paths: Sequence[Path]) -> pd.DataFrame:
     from tensorboard.util.tensor_util import make_ndarray
 
     rows: dict[tuple[int, float], dict[str, Any]] = {}
+    others = set()
     for event in (event for path in paths for event in EventFileLoader(str(path)).Load()):
         for each in event.summary.value:
             figure = make_ndarray(each.tensor) if each.HasField("tensor") else np.zeros(0)
             if figure.size == 1 and figure.dtype.kind == "f":
-                row = rows.setdefault(
-                    (event.step, event.wall_time), {"step": event.step, "wall_time": event.wall_time}
-                )
-                row[each.tag] = float(figure.item())
-    return as_written([*rows.values()])
+                row = rows.setdefault((event.step, event.wall_time), {})
+                row |= {"step": event.step, "wall_time": event.wall_time, each.tag: float(figure.item())}
+            else:
+                others.add(each.tag)
+    table = as_written([*rows.values()])
+    if others:
+        table.attrs["notes"] = [f"tags without a figure, not read: {some(sorted(others))}"]
+    return table
 
 
 def _mlflow(paths: Sequence[Path], run: Path) -> pd.DataFrame:
@@ -303,10 +307,8 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     unfinished = {run or source: why for run, why in about.get("unfinished", {}).items()}
     made = _continued(made, source, notes, unfinished)
     if clock and (back := made.groupby("run")["time_s"].diff() < 0).any():
-        made["time_s"] = made["time_s"].mask(made["run"].isin(made["run"][back]))
-        notes.append(
-            f"{source}, {_place(made, back)}: {printable(clock)} goes back, so this run has no times"
-        )
+        made = made.assign(time_s=made["time_s"].mask(made["run"].isin(made["run"][back])))
+        notes.append(f"{source}, {_place(made, back)}: {printable(clock)} goes back: this run has no times")
     made.attrs = {"source": source, "value": value, "step": at, "last": last, "notes": notes}
     made.attrs["unfinished"] = {run: why for run, why in unfinished.items() if run in chosen}
     return made
@@ -320,14 +322,11 @@ def _runs_by_column(
         runs = {}
         for column in table.columns[1:].astype(str):
             if match := re.fullmatch(rf"(.*) - {re.escape(value)}(?:\.(\d+))?", column):
-                runs[column] = match[1] + (
-                    f" ({match[2]})" if match[2] else ""
-                )  # pandas numbers runs of one name
+                number = f" ({match[2]})" if match[2] else ""  # by pandas, for runs of one name
+                runs[column] = match[1] + number
                 low, high = (column.replace(f" - {value}", f" - {value}__{end}") for end in ("MIN", "MAX"))
                 if {low, high} <= set(table) and not table[low].equals(table[high]):
-                    notes.append(
-                        f"{source}: {printable(runs[column])} is a mean, of a group of runs or of steps"
-                    )
+                    notes.append(f"{source}: {printable(match[1])} is a mean, of a group of runs or of steps")
         if runs:
             return value, runs
     return "", {}

@@ -263,7 +263,7 @@ def test_runs_of_one_name_in_an_export_stay_apart(tmp_path: Path) -> None:
     rows = tidy(read(path))
     assert rows.groupby("run")["value"].apply(list).to_dict() == {"a": [4, 3], "a (1)": [5, 4]}
     assert rows.attrs["last"] == {"a": 2, "a (1)": 3}
-    assert ["a (1) is a mean" in note for note in rows.attrs["notes"]] == [True]
+    assert ["a is a mean" in note for note in rows.attrs["notes"]] == [True]
     assert tidy(read(path), step="train/global_step").attrs["step"] == "train/global_step"
 
 
@@ -304,12 +304,14 @@ def test_event_files_of_a_resumed_run_are_one_run(tmp_path: Path) -> None:
             for step in steps:
                 loss = 5 - step / 10 + (part == "b") / 4
                 writer.add_scalar("val_loss", loss, step, walltime=1.7e9 + step + 100 * (part == "b"))
+            writer.add_text("about", "no figure")
     for pattern in ("run", "run/*", "run/*tfevents*"):
         (table,) = read_all([f"{tmp_path}/{pattern}"], "base")
         rows = tidy(table)
         assert rows["value"].tolist() == [5, 4.25, 3.25, 2.25]
         assert rows["time_s"].tolist() == [0, 110, 120, 130]
-        assert "step 10 to 20 written twice" in rows.attrs["notes"][0]
+        assert "not read: about" in rows.attrs["notes"][0]
+        assert "step 10 to 20 written twice" in rows.attrs["notes"][1]
 
 
 REFUSED: dict[str, tuple[str, str | bytes, str, str]] = {
