@@ -52,7 +52,7 @@ NOT_FINITE = ("nan", "+nan", "-nan")  # others are read as numbers
 
 
 def read_all(patterns: Sequence[str], side: str, format: str = "") -> list[pd.DataFrame]:
-    """The table of every run that patterns match: GLOB, or GLOB:RUNS for those runs whose names match.
+    """Read every run that the patterns match: GLOB, or GLOB:RUNS for the runs whose names match.
 
     A folder is a run where it holds one run's event files, MLflow metrics, or `trainer_state.json`, of which the last
     checkpoint's counts. Files of one such folder are one run too.
@@ -89,16 +89,16 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def _run_of(path: Path) -> Path:
-    """The folder that is a run with this file in it; the path itself where none is."""
+    """Return the folder that this file makes a run, or the path itself."""
     is_checkpoint = path.name == "trainer_state.json" and path.parent.name.startswith("checkpoint-")
     return path.parent.parent if is_checkpoint else path.parent if "tfevents" in path.name else path
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The files of the run that a folder is.
+    """Return the files of a folder that is one run.
 
     Raises:
-        UsageError: it is no run.
+        UsageError: the folder is not one run.
     """
     metrics = "metrics/**/*" if (folder / "meta.yaml").exists() else "no metrics"  # of MLflow
     for pattern in ("*tfevents*", "trainer_state.json", "checkpoint-*/trainer_state.json", metrics):
@@ -160,7 +160,7 @@ def _csv(paths: Sequence[Path]) -> pd.DataFrame:
 
 
 def _jsonl(paths: Sequence[Path]) -> pd.DataFrame:
-    """Objects, one a line. Of a last line that is cut whole numbers are read; LLaMA-Factory's say how many steps were planned."""
+    """Read objects, one a line. Of a cut last line only whole numbers are read. LLaMA-Factory logs the planned steps."""
     text = read_text(paths[0])
     lines = {i: line for i, line in enumerate(text.split("\n"), 1) if line.strip()}
     unfinished: dict[str, str] = {}
@@ -186,7 +186,7 @@ def _jsonl(paths: Sequence[Path]) -> pd.DataFrame:
 
 
 def _json(paths: Sequence[Path]) -> pd.DataFrame:
-    """A list of objects; Hugging Face's trainer_state.json, of several the last; TensorBoard's list of lists."""
+    """Read a list of objects, the last of several trainer_state.json files, or TensorBoard's list of lists."""
     path = max(paths, key=lambda each: [int(n) for n in re.findall(r"\d+", each.parent.name)])
     document = from_json(read_text(path))
     if not isinstance(document, dict):
@@ -231,7 +231,7 @@ def _tensorboard(paths: Sequence[Path]) -> pd.DataFrame:
 
 
 def _mlflow(paths: Sequence[Path], run: Path) -> pd.DataFrame:
-    """A run of MLflow: a file a metric."""
+    """Read the metric files of one MLflow run."""
     tables = []
     for path in paths:
         name = path.relative_to(run / "metrics").as_posix()
@@ -317,7 +317,7 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
 def _runs_by_column(
     table: pd.DataFrame, values: Sequence[str], source: str, notes: list[str]
 ) -> tuple[str, dict[str, str]]:
-    """W&B's export, a column a run beside its __MIN and __MAX: the name of the value, and {column: run}; else "" and none."""
+    """Return the value's name and {column: run} of a W&B export, which has a column a run; "" and {} for other tables."""
     for value in values:
         runs = {}
         for column in table.columns[1:].astype(str):
@@ -333,7 +333,7 @@ def _runs_by_column(
 
 
 def _continued(made: pd.DataFrame, source: str, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
-    """Each row that no later row of its run repeats or overwrites: one overwrites what is at its step and after."""
+    """Drop the rows that a later row of their run repeats or overwrites; a row overwrites those at its step and beyond."""
     for keep in ("first", "last"):  # ranks that lag, or a restart that met the same losses
         rows = made[~made.duplicated(["run", "step", "value"], keep=keep)]
         runs, steps = rows["run"].to_numpy(), rows["step"].to_numpy()
@@ -360,7 +360,7 @@ def _continued(made: pd.DataFrame, source: str, notes: list[str], unfinished: di
 
 
 def _seconds(table: pd.DataFrame, name: str, source: str) -> Vector:
-    """A clock in seconds: numbers, times such as "0:01:02", or dates; NaN where it is none of these."""
+    """Return a clock in seconds, from numbers, times such as "0:01:02" or dates; NaN for anything else."""
     try:
         seconds = np.multiply(_numbers(table, name, source)[0], CLOCKS[name], dtype=np.float64)
     except UsageError:

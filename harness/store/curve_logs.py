@@ -117,8 +117,8 @@ def read_log(text: str, format: str = "") -> pd.DataFrame:
             column `run` is ""; `has_gaps`, as a line need not hold every figure.
 
     Raises:
-        UsageError: `format` is none.
-        ValueError: no format or several fit, or no line matches.
+        UsageError: `format` is neither a name nor such an expression.
+        ValueError: no format fits, or two fit alike, or no line matches.
     """
     text = ESCAPE.sub("", text) if "\x1b" in text else text
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -126,9 +126,9 @@ def read_log(text: str, format: str = "") -> pd.DataFrame:
     unfinished: dict[str, str] = {}
     heads = _heads(format or _recognised(lines, notes))
     if ":::MLLOG " in heads:
-        table = _mllog(lines, notes, unfinished)
+        table = _read_mllog(lines, notes, unfinished)
     else:
-        table = _lines(lines, heads, notes, unfinished)
+        table = _read_lines(lines, heads, notes, unfinished)
     table.attrs = {"notes": notes, "unfinished": unfinished, "has_gaps": True}
     return table
 
@@ -147,7 +147,7 @@ def _heads(format: str) -> Heads:
 
 
 def _recognised(lines: Sequence[str], notes: list[str]) -> str:
-    """Name of the format that most lines match; MLPerf's counts where it has any line."""
+    """Return the name of the format that most lines match; `mllog` where any line is of it."""
     counts, sample = Counter[str](), lines[:: max(1, len(lines) // SAMPLE)]
     for name, heads in FORMATS.items():
         for head in map(re.compile, heads):
@@ -164,8 +164,10 @@ def _recognised(lines: Sequence[str], notes: list[str]) -> str:
     return name
 
 
-def _lines(lines: Sequence[str], heads: Heads, notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
-    """The lines that begin as the format's, by its heads."""
+def _read_lines(
+    lines: Sequence[str], heads: Heads, notes: list[str], unfinished: dict[str, str]
+) -> pd.DataFrame:
+    """Read the lines that match a head, a row each; the other lines are searched for settings."""
     shapes = [_Shape(re.compile(head), names) for head, names in heads.items()]
     blocks: dict[tuple[str, ...], tuple[list[Any], ...]] = {}  # columns of the rows that have the same ones
     settings: dict[tuple[str, str], int] = {}
@@ -177,7 +179,7 @@ def _lines(lines: Sequence[str], heads: Heads, notes: list[str], unfinished: dic
             if match := shape.head.search(line):
                 break
         else:
-            _see(settings, number, line)
+            _keep_setting(settings, number, line)
             if "oss" in line and UNREAD.search(line[:FIGURES_WITHIN]):
                 unread.append(f"line {number}")
             continue
@@ -213,13 +215,13 @@ def _lines(lines: Sequence[str], heads: Heads, notes: list[str], unfinished: dic
     table = pd.DataFrame(columns, dtype=object, index=pd.Index(at, name="line"))
     if "total_steps" in table:
         unfinished.setdefault("", short_of(table["step"], table["total_steps"]))
-    told = _told(settings, notes)
-    return table.assign(**{name: told[name] for name in told if name not in table})
+    constants = _constants(settings, notes)
+    return table.assign(**{name: constants[name] for name in constants if name not in table})
 
 
 @dataclass(slots=True, eq=False)
 class _Shape:
-    """The head of a kind of lines, and how its last line looked: one like it is read by one match."""
+    """A head, and the pattern of its last line: a line of the same shape is read by one match, for speed."""
 
     head: re.Pattern[str]
     names: Mapping[str, str]
@@ -228,7 +230,7 @@ class _Shape:
     units: Mapping[str, float] = field(default_factory=dict)
 
     def figures(self, line: str, start: int) -> dict[str, Any]:
-        """The figures of a line by column; times in seconds."""
+        """Return the figures of a line by column; times are in seconds."""
         if match := self.pattern and self.pattern.fullmatch(line, start):
             cells: dict[str, Any] = dict(zip(self.columns, match.groups(), strict=True))
         else:
@@ -257,9 +259,9 @@ class _Shape:
 
 
 def short_of(steps: pd.Series[Any], totals: pd.Series[Any]) -> str:
-    """Why a run is unfinished: after its last step another line was due before the planned last step. "" where none was.
+    """Return why a run is unfinished, or "": whether another line was due between its last step and the planned one.
 
-    A program that counts from 0 ends at `total - 1`, which is no reason.
+    A program that counts from 0 ends at `total - 1`, which counts as finished.
     """
     numbers, planned = (pd.to_numeric(each.astype(str), errors="coerce") for each in (steps, totals))
     taken, total = np.unique(np.append(0.0, numbers.dropna())), planned.max()
@@ -267,14 +269,14 @@ def short_of(steps: pd.Series[Any], totals: pd.Series[Any]) -> str:
     return f"step {taken[-1]:g} of {total:g}" if total - taken[-1] >= max(due, 2.0) else ""
 
 
-def _see(settings: dict[tuple[str, str], int], number: int, line: str) -> None:
-    """Keep the setting that a line is, by its name and value."""
+def _keep_setting(settings: dict[tuple[str, str], int], number: int, line: str) -> None:
+    """Keep the line's name and value if it is a setting, with the number of the first such line."""
     if len(line) < 200 and len(settings) < MOST_SETTINGS and (match := SETTING.match(line)):
         settings.setdefault((match[1], match[2]), number)
 
 
-def _told(settings: Mapping[tuple[str, str], int], notes: list[str]) -> dict[str, str]:
-    """The value of each setting, of which a note names the lines."""
+def _constants(settings: Mapping[tuple[str, str], int], notes: list[str]) -> dict[str, str]:
+    """Return the settings as constant columns, and add a note with their lines."""
     if settings:
         notes.append(", ".join(f"{key}={value} (line {n})" for (key, value), n in settings.items()))
     return dict(settings.keys())
@@ -282,7 +284,7 @@ def _told(settings: Mapping[tuple[str, str], int], notes: list[str]) -> dict[str
 
 @dataclass(slots=True, eq=False)
 class _MlperfRun:
-    """A run of an MLPerf log: constants, time of `run_start` in ms, rows by line, and the status of its end."""
+    """A run of an MLPerf log: constants, time of `run_start` in ms, status of `run_stop`, and rows by line."""
 
     about: dict[str, Any]
     start: int | None = None
@@ -290,8 +292,8 @@ class _MlperfRun:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def _mllog(lines: Sequence[str], notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
-    """MLPerf's events: evaluations and tracked statistics as rows by samples, every other figure as a constant of its run."""
+def _read_mllog(lines: Sequence[str], notes: list[str], unfinished: dict[str, str]) -> pd.DataFrame:
+    """Read MLPerf's events: evaluations and tracked statistics are rows, every other value is a constant of its run."""
     runs = [_MlperfRun({})]
     settings: dict[tuple[str, str], int] = {}
     wrong: list[str] = []
@@ -320,7 +322,7 @@ def _mllog(lines: Sequence[str], notes: list[str], unfinished: dict[str, str]) -
             and len(run.about) < MOST_COLUMNS
         ):
             run.about[MLLOG_NAMES.get(key, key)] = value
-    told = _told(settings, notes)
+    constants = _constants(settings, notes)
     if idle := sum(run.start is not None and not run.rows for run in runs):
         notes.append(f"runs without an evaluation, not read: {idle}")
     runs = [run for run in runs if run.rows and (run.start or run is runs[0])]
@@ -329,7 +331,7 @@ def _mllog(lines: Sequence[str], notes: list[str], unfinished: dict[str, str]) -
         name = "" if len(runs) == 1 else str(i)
         if run.status != "success":
             unfinished[name] = run.status
-        about = {**told, **run.about} | ({"run": name} if name else {})
+        about = {**constants, **run.about} | ({"run": name} if name else {})
         rows |= {number: about | row for number, row in run.rows.items()}
     if not rows:
         raise ValueError("no eval_accuracy and no tracked_stats with samples among its :::MLLOG lines")
@@ -342,12 +344,12 @@ def _mllog(lines: Sequence[str], notes: list[str], unfinished: dict[str, str]) -
 def _events(
     lines: Sequence[str], settings: dict[tuple[str, str], int], wrong: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The events of an MLPerf log by line, each once however many ranks print it."""
+    """Yield the events of an MLPerf log with their lines; an event that several ranks print comes once."""
     seen = set()
     for number, line in enumerate(lines, 1):
         _, mark, content = line.partition(":::MLLOG ")
         if not mark:
-            _see(settings, number, line)
+            _keep_setting(settings, number, line)
         elif content not in seen:
             seen.add(content)
             try:
@@ -361,10 +363,10 @@ def _events(
 
 
 def as_written(records: Any) -> pd.DataFrame:
-    """A row a record; NaN that was written as a text, so that it is not taken for a key that is missing.
+    """Return a row for each record; a written NaN becomes the text "nan", so that it is not taken for a missing key.
 
     Raises:
-        ValueError: no list of objects.
+        ValueError: `records` is not a list of objects.
     """
     if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
         raise ValueError(
