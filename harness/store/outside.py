@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,18 +21,23 @@ DIGITS = 40  # of an integer: more than any that is written here
 DEPTH = 100  # of lists and objects
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Read a file of text: UTF-8, or UTF-16 with a byte order mark.
+
+    Args:
+        path: the file.
+        errors: what becomes of bytes that are no text, as in `bytes.decode`.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is too large, or no UTF-8.
+        ValueError: it is too large, or not UTF-8 where `errors` is "strict".
     """
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"it has more than {LARGEST >> 20} MiB; expected a file of text")
-    return content.decode()
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_utf16 else "utf-8-sig", errors)
 
 
 def from_json(text: str | bytes) -> Any:
