@@ -47,11 +47,16 @@ def judged(row: Mapping[str, str]) -> dict[str, str]:
         if row["gap_nats"] and row["base_loss"]:
             share = float(row["gap_nats"]) / float(row["base_loss"])
     nats = f"{float(row['gap_nats']):+.4f} nats" if row["gap_nats"] else ""
-    runs = [str(len(side)) for side in found.sides] if row["curves"] else [row["base_runs"], row["candidate_runs"]]
+    runs = (
+        [str(len(side)) for side in found.sides]
+        if row["curves"]
+        else [row["base_runs"], row["candidate_runs"]]
+    )
     needed = " / ".join(map(str, found.needed)) if found.needed else NONE
     return line | {
         "runs": " + ".join(runs),
-        "gap": ", ".join(filter(None, ("" if math.isnan(share) else percent(share), nats))) or "not published",
+        "gap": ", ".join(filter(None, ("" if math.isnan(share) else percent(share), nats)))
+        or "not published",
         "interval (95 %)": NONE
         if math.isnan(found.low)
         else f"{percent(found.low)} to {percent(found.high)}",
@@ -75,7 +80,7 @@ def markdown(lines: list[dict[str, str]]) -> str:
         {
             "run": f"[{line['run']}]({line['source']})",
             "what": f"{line['candidate']} against {line['base']}; {line['conditions']}",
-            **{name: line[name] for name in ("runs", "gap", "interval (95 %)", "gained", "verdict")},
+            **{name: line[name] for name in ("gap", "gained")},
         }
         for line in lines
     ]

@@ -1,8 +1,6 @@
-"""The ledger and the error rates of the verdict on anyone's curves. Oracles: the published pages, and what is planted."""
+"""The error rates of the verdict on anyone's curves. Oracle: what is planted."""
 
 from __future__ import annotations
-
-import csv
 
 import curve_verdict_rates as rates
 import evidence
@@ -11,19 +9,6 @@ from documented_table import documented
 
 FEW = 12
 RATES = evidence.ROOT / "reports" / "published" / "studies" / "curve-verdict-error-rates.md"
-
-
-def test_the_ledger_is_what_the_rule_says() -> None:
-    lines = evidence.ledger()
-    assert documented(evidence.PAGE, "ledger") == evidence.markdown(lines).splitlines()
-    with evidence.LEDGER.open(newline="") as file:
-        assert list(csv.DictReader(file)) == lines
-
-
-def test_single_pairs_are_never_decided() -> None:
-    single = [line for line in evidence.ledger() if line["runs"] == "1 + 1"]
-    assert len(single) == 5
-    assert {line["verdict"] for line in single} == {"INCONCLUSIVE"}
 
 
 @pytest.mark.parametrize("noise", rates.NOISES)
