@@ -47,8 +47,8 @@ CANNOT = (
     "Precision alone: NVFP4 comes with FP8 attention and without random Hadamard transforms, and stacks, rounds and submitters differ. "
     "What differs stands in each row.",
     "Hardware against recipe: an amax history of 4 is AMD's or Blackwell's, one of 32 is Hopper's.",
-    "Multiplicity: intervals and words are of single comparisons, and nothing is corrected for their number. Of 33 intervals at 95 %, one or two "
-    "miss the truth by chance.",
+    "Multiplicity: intervals and words are of single comparisons, and nothing is corrected for their number. Of {count} intervals at 95 %, "
+    "one in twenty misses the truth by chance.",
 )
 
 
@@ -211,6 +211,7 @@ def because(row: Row) -> str:
     if found is None:
         return "no curves of the reference"
     lines = [f"{each.code}: {each.text}" for each in found.findings]
+    lines = [f"{line} ({row.of.farthest})" if line.startswith("stray") else line for line in lines]
     lines += healing(row)
     left = [
         arm.name
@@ -246,6 +247,8 @@ def decides(row: Row) -> str:
         return "evaluations at the same samples, several before the target"
     sizes = [len(side) for side in row.of.compared]
     parts = []
+    if row.of.ways and "not_shown" not in found.codes:
+        parts.append("the end alone would pass: why the course differs")
     if min(sizes) == 1:
         parts.append("a second arm on the side of one")
     if found.needed:
@@ -383,8 +386,10 @@ COLUMNS: Mapping[str, Column] = {
     "time": Column("time to the target, equal machines", lambda row: Cell("; ".join(times(row)))),
     "precision": Column("precision known from", lambda row: Cell(f"base: {provenance(row, 0)}; candidate: {provenance(row, 1)}")),
     "differs": Column("differs too", lambda row: Cell("; ".join(row.of.differs()))),
-    "because": Column("seen", lambda row: Cell(because(row))),
-    "decides": Column("what would decide the loss", lambda row: Cell(decides(row))),
+    "decides": Column(
+        "seen, and what would decide the loss",
+        lambda row: Cell("; ".join(filter(None, (because(row), decides(row) and f"needed: {decides(row)}")))),
+    ),
     "shares": Column("shares runs with", lambda row: Cell(", ".join(f"{n}" for n in row.shares))),
 }  # fmt: skip
 
@@ -632,7 +637,7 @@ def sections(calibrated: Sequence[Mapping[str, str]], others: Sequence[Mapping[s
         {"left out": again, "copy of": first, "system": mlperf.arms()[again].about["system"], "round": mlperf.arms()[again].about["round"], "the judge": said}
         for again, (first, said) in mlperf.copies().items()
     ]  # fmt: skip
-    answers, cannot = answer(), [{"limit": line} for line in CANNOT]
+    answers, cannot = answer(), [{"limit": line.format(count=len(found))} for line in CANNOT]
     inside = sum(row.of.within < MARGIN for row in curves)
     return [
         Section("answer", "FP8 and NVFP4 against BF16 at 8B", sentence(), first=[table("answer", plain(answers[0]), answers)]),
@@ -655,7 +660,7 @@ def sections(calibrated: Sequence[Mapping[str, str]], others: Sequence[Mapping[s
         Section(
             "losses",
             f"By loss: the {len(curves)} comparisons with curves",
-            tables=[table("losses", chosen("what", "runs", *GAP, "word", "because", "decides", "differs", "precision"), curves)],
+            tables=[table("losses", chosen("what", "runs", *GAP, "word", "decides", "differs"), curves)],
         ),
         Section(
             "samples",

@@ -51,6 +51,12 @@ FIXED: Mapping[str, Sequence[str]] = {  # settings that agree on both sides wher
 }
 PRECISION = (*LEVELS, "rht", "quant_2d", "healing_step")
 BESIDE = ("rht", "quant_2d", "healing_step", "round", "accelerator", "n_accelerators", "org")
+SAID = {
+    "rht": "random Hadamard transform",
+    "quant_2d": "2D scaling",
+    "n_accelerators": "number of accelerators",
+    "org": "submitter",
+}
 UNKNOWN = ("", "unknown")
 LEAST_RUNS = 3  # of an arm in a pair of equal arms
 SAME = 1.05  # samples within so much of 1 are called equal: less than one cell of the grid of the 8B runs
@@ -165,6 +171,16 @@ class Comparison:
         return found.course.end.ways
 
     @property
+    def farthest(self) -> str:
+        """The run whose end lies farthest from its side's median."""
+        assert self.verdict is not None
+        assert self.verdict.course is not None
+        runs = self.verdict.evidence.sides
+        off = [np.abs(side - np.median(side)) for side in self.verdict.course.end.figures]
+        side = int(off[1].max() > off[0].max())
+        return runs[side][int(off[side].argmax())].name
+
+    @property
     def within(self) -> float:
         """The margin inside which the gap lies with the confidence of a PASS, a share; NaN where none was compared."""
         if not self.ways or self.verdict is None or self.verdict.course is None:
@@ -224,11 +240,12 @@ class Comparison:
             sides = [sorted({arm.about[name] or "not known" for arm in side}) for side in self.sides]
             if sides[0] == sides[1]:
                 continue
+            said = SAID.get(name, name.replace("_", " "))
             if ["not known"] not in sides:
-                lines.append(f"{name.replace('_', ' ')} {' against '.join(map(_few, sides))}")
+                lines.append(f"{said} {' against '.join(map(_few, sides))}")
             elif name not in ("fp8_format", "amax_history"):  # of NVFP4 and of current scaling there is none
                 known = next(i for i in (0, 1) if sides[i] != ["not known"])
-                lines.append(f"{name.replace('_', ' ')} {_few(sides[known])} in the {SIDES[known]}")
+                lines.append(f"{said} {_few(sides[known])} in the {SIDES[known]}")
         return lines
 
 

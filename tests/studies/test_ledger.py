@@ -167,6 +167,7 @@ def test_the_page_is_wide_enough() -> None:
     assert sum(len(arm.runs) for arm in mlperf.arms().values()) == 1914
     known = rows[(rows["factor"] != "reference") | (rows["base"] == "BF16 reference")]
     assert len(known) >= 20
+    assert f"Of its {len(rows)} comparisons" in " ".join((ledger.DOCS / "evidence.md").read_text().split())
 
 
 def test_words_of_few_machines_say_so() -> None:
