@@ -29,7 +29,7 @@ CURVES = ROOT / "results" / "published" / "curves"
 
 def judged(row: Mapping[str, str]) -> dict[str, str]:
     """One line of the table."""
-    line = {name: row[name] for name in ("run", "conditions", "base", "candidate")}
+    line = {name: row[name] for name in ("run", "conditions", "loss", "base", "candidate")}
     if row["curves"]:
         arms = pd.read_csv(CURVES / row["curves"])["arm"].unique()
         found = harness.verdict(*(read_all([f"{CURVES / row['curves']}:{arm}/*"], arm) for arm in arms))
@@ -56,7 +56,7 @@ def judged(row: Mapping[str, str]) -> dict[str, str]:
     return line | {
         "runs": " + ".join(runs),
         "gap": ", ".join(filter(None, ("" if math.isnan(share) else percent(share), nats)))
-        or "not published",
+        or ("" if row["loss"] == "no" else "not published"),
         "interval (95 %)": NONE
         if math.isnan(found.low)
         else f"{percent(found.low)} to {percent(found.high)}",
@@ -75,14 +75,10 @@ def ledger() -> list[dict[str, str]]:
 
 
 def markdown(lines: list[dict[str, str]]) -> str:
-    """The table of docs/evidence.md: the source behind the name, and what was compared beside the conditions."""
-    cells = [
-        {
-            "run": f"[{line['run']}]({line['source']})",
-            "what": f"{line['candidate']} against {line['base']}; {line['conditions']}",
-            **{name: line[name] for name in ("gap", "gained")},
-        }
+    """The list of docs/evidence.md: the source behind the name, what was compared, the gap and the gain."""
+    return "\n".join(
+        f"- [{line['run']}]({line['source']}): {line['candidate']} against {line['base']}; {line['conditions']}; "
+        + f"{line['loss']} loss {line['gap']}".rstrip()
+        + f"; {'gain ' * (line['gained'] == 'not published')}{line['gained']}"
         for line in lines
-    ]
-    rows = [list(cells[0]), ["---"] * len(cells[0]), *(list(cell.values()) for cell in cells)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    )

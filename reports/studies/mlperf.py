@@ -442,6 +442,7 @@ def spreads() -> dict[str, Calibration]:
     return made
 
 
+@cache
 def calibration() -> list[Calibration]:
     """By benchmark, then of all: the rule on every pair of equal arms, in both directions; half a minute."""
     found = spreads()

@@ -117,7 +117,7 @@ def ratio_to_target(
 
 
 def _interval(found: Welch, share: float) -> tuple[float, float]:
-    """Of a difference of logs; a cell, as a share of the samples, adds share^2 / 24, which is known, to its squared error."""
+    """Interval of a difference of logs; a cell, as a share of the samples, adds share^2 / 24, which is known, to its squared error."""
     variance, degrees = found.error**2 + share**2 / 24, found.degrees
     if share:
         own = degrees * (variance / found.error**2) ** 2 if found.error else math.inf  # Welch and Satterthwaite
