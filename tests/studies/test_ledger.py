@@ -116,6 +116,19 @@ def test_ratios_of_samples_are_those_of_logs() -> None:
         assert row.of.samples[0].log_high - row.of.samples[0].log == pytest.approx(half, rel=0.02)
 
 
+def test_few_arms_far_apart_keep_their_few_degrees() -> None:
+    """Three clusters have one degree of freedom, with the grid's cell or without."""
+    base, candidate = [100.0] * 9 + [101.0], [100.0] * 10 + [120.0] * 10
+    labels = ["reference"] * 10, ["a"] * 10 + ["b"] * 10
+    first, *others = np.log([np.exp(np.log(base).mean()), 100, 120])
+    spread = np.std(others, ddof=1)
+    half = student.ppf(0.975, 1) * spread * math.sqrt(1 + 1 / 2)
+    for cell in (0.0, 2.0):
+        found = mlperf.ratio_to_target(base, candidate, cell, labels)
+        assert found.log == pytest.approx(np.mean(others) - first)
+        assert found.log_high - found.log == pytest.approx(half, rel=0.02)
+
+
 def test_the_answer_at_8b() -> None:
     """Figures made by hand, in the issue: 0.67 to 0.95 % over clusters, 9 % more samples, 1.09 times sooner on 8 B200."""
     row = published().loc["1"]
