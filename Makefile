@@ -14,7 +14,7 @@
 #                   run it again to continue. ARGS=dry_run=true prints the timetable,
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
 # make gpu-tests    the tests that need a GPU, 1.5 minutes on an H200 with 16 cores
-# make published    reports/published, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
+# make published    reports/published, docs/evidence.md, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
@@ -115,8 +115,8 @@ wheels: $(READY)
 	  hydra-core omegaconf "antlr4-python3-runtime==4.9.*" itables torchao
 
 published: $(READY)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/ledger.py
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/published_page.py results/published reports/published/mfu.html
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/evidence.py
 	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
 	$(PY) tests/studies/advice_map.py reports/published/advice.json
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/compatibility_page.py results/published > docs/compatibility.md

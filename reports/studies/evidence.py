@@ -1,8 +1,8 @@
-"""Public FP8 runs, judged by one rule: `python tests/studies/evidence.py` rewrites the ledger in docs/evidence.md and docs/evidence.csv.
+"""Public FP8 runs that others report in threads, judged by the rule of the ledger.
 
 `evidence.csv` beside this file holds what was published: figures and sources. Where every run was published, `curves` names
-the file in results/published/curves and the verdict is that of `python -m harness verdict` on it; of a single pair the rule is
-asked as well, by one run a side.
+the file in results/published/curves and the verdict is that of `python -m harness verdict` on it. Of single pairs, and of
+means, the rule is asked as well, by one run a side.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from documented_table import fill
 
 import harness
 from harness.judge.verdict.result import percent
@@ -25,29 +24,39 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".csv")
-PAGE, LEDGER = ROOT / "docs" / "evidence.md", ROOT / "docs" / "evidence.csv"
 CURVES = ROOT / "results" / "published" / "curves"
 
 
 def judged(row: Mapping[str, str]) -> dict[str, str]:
-    """One line of the ledger."""
-    line = {name: row[name] for name in ("run", "conditions", "base", "candidate")}
+    """One line of the table."""
+    line = {name: row[name] for name in ("run", "conditions", "loss", "base", "candidate")}
     if row["curves"]:
         arms = pd.read_csv(CURVES / row["curves"])["arm"].unique()
         found = harness.verdict(*(read_all([f"{CURVES / row['curves']}:{arm}/*"], arm) for arm in arms))
-    else:  # a single pair: of its curves the ends are public, and their level where it is
-        level, gap = float(row["base_loss"] or 1), float(row["gap_nats"] or float(row["gap_percent"]) / 100)
+    else:  # the ends alone are public, and their level where it is
+        level = float(row["base_loss"] or 1)
+        gap = float(row["gap_nats"] or float(row["gap_percent"] or 0) / 100)
         ends = [
             pd.DataFrame({"step": [float(row["steps"] or 1)], "val_loss": [end]})
             for end in (level, level + gap)
         ]
         found = harness.verdict(ends[:1], ends[1:])
+    share = found.gap
+    if not row["curves"]:  # what was published; the rule prints no gap of one run a side
+        share = float(row["gap_percent"] or math.nan) / 100
+        if row["gap_nats"] and row["base_loss"]:
+            share = float(row["gap_nats"]) / float(row["base_loss"])
     nats = f"{float(row['gap_nats']):+.4f} nats" if row["gap_nats"] else ""
-    share = row["curves"] or row["gap_percent"] or row["base_loss"]
+    runs = (
+        [str(len(side)) for side in found.sides]
+        if row["curves"]
+        else [row["base_runs"], row["candidate_runs"]]
+    )
     needed = " / ".join(map(str, found.needed)) if found.needed else NONE
     return line | {
-        "runs": " + ".join(str(len(side)) for side in found.sides),
-        "gap": ", ".join(filter(None, (percent(found.gap) if share else "", nats))),
+        "runs": " + ".join(runs),
+        "gap": ", ".join(filter(None, ("" if math.isnan(share) else percent(share), nats)))
+        or ("" if row["loss"] == "no" else "not published"),
         "interval (95 %)": NONE
         if math.isnan(found.low)
         else f"{percent(found.low)} to {percent(found.high)}",
@@ -66,28 +75,10 @@ def ledger() -> list[dict[str, str]]:
 
 
 def markdown(lines: list[dict[str, str]]) -> str:
-    """The table of the page: the source behind the name, and what was compared beside the conditions."""
-    cells = [
-        {
-            "run": f"[{line['run']}]({line['source']})",
-            "what": f"{line['candidate']} against {line['base']}; {line['conditions']}",
-            **{name: line[name] for name in list(line)[4:-1]},
-        }
+    """The list of docs/evidence.md: the source behind the name, what was compared, the gap and the gain."""
+    return "\n".join(
+        f"- [{line['run']}]({line['source']}): {line['candidate']} against {line['base']}; {line['conditions']}; "
+        + f"{line['loss']} loss {line['gap']}".rstrip()
+        + f"; {'gain ' * (line['gained'] == 'not published')}{line['gained']}"
         for line in lines
-    ]
-    rows = [list(cells[0]), ["---"] * len(cells[0]), *(list(cell.values()) for cell in cells)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def main() -> None:
-    """Writes both."""
-    lines = ledger()
-    fill(PAGE, {"ledger": markdown(lines)})
-    with LEDGER.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-
-
-if __name__ == "__main__":
-    main()
+    )
