@@ -120,7 +120,9 @@ def _interval(found: Welch, share: float) -> tuple[float, float]:
     """Interval of a difference of logs; a cell, as a share of the samples, adds share^2 / 24, which is known, to its squared error."""
     variance, degrees = found.error**2 + share**2 / 24, found.degrees
     if share:
-        own = degrees * (variance / found.error**2) ** 2 if found.error else math.inf  # Welch and Satterthwaite
+        own = (
+            degrees * (variance / found.error**2) ** 2 if found.error else math.inf
+        )  # Welch and Satterthwaite
         degrees = min(max(degrees, LEAST_DEGREES), own)  # few clusters far apart keep their few degrees
     half = t_quantile(0.975, degrees) * math.sqrt(variance)
     return found.difference - half, found.difference + half
