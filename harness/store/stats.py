@@ -86,34 +86,6 @@ def prediction_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[fl
     return centre - half, centre + half
 
 
-def larger_sum_p(mine: ArrayLike, theirs: ArrayLike) -> float:
-    """One-sided permutation p-value of "my counts are larger": the share of all ways to deal the pooled counts into two
-    groups of these sizes that give mine at least its sum.
-
-    Assumes only that under the hypothesis each count could as well belong to the other group. For counts of 0 and 1 it
-    is Fisher's exact test.
-
-    >>> round(larger_sum_p([1, 1, 1, 0], [0, 0, 1, 0]), 4)
-    0.2429
-
-    Raises:
-        ValueError: a group is empty, or a count is negative.
-    """
-    first, second = (np.asarray(counts, dtype=np.int64).reshape(-1) for counts in (mine, theirs))
-    pooled = np.concatenate((first, second))
-    if not first.size or not second.size or pooled.min() < 0:
-        raise ValueError(f"counts must not be negative and no group empty, got {first} and {second}")
-    least = int(pooled.min())  # which every deal has alike, so that only what is above it matters
-    first, pooled = first - least, pooled - least
-    total = int(pooled.sum())
-    ways = np.zeros((first.size + 1, total + 1))  # by group size and sum
-    ways[0, 0] = 1
-    for count in pooled:
-        ways[1:, count:] += ways[:-1, : total + 1 - count].copy()
-        ways /= 2  # only shares count, and binomial coefficients overflow
-    return float(ways[-1, int(first.sum()) :].sum() / ways[-1].sum())
-
-
 def geometric_mean(ratios: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Geometric mean of positive ratios with the t interval of their logarithms.
 
