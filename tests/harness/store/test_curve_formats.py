@@ -408,7 +408,7 @@ LINES = {
 def test_reading_keeps_every_loss_and_never_loses_the_last_step(
     format: str, steps: list[int], losses: list[float], noise: list[str], cut: int
 ) -> None:
-    """Of a last line that is cut within its figures the step counts, and a loss only where it is whole."""
+    """The step of a last line that is cut within its figures counts, and a loss only where it is whole."""
     steps = sorted(steps)
     lines = [f"{other}\n{LINES[format](*row)}\n" for other, *row in zip(noise, steps, losses, strict=False)]
     rows = tidy(read_log("".join(lines), format), "a", "train_loss")
