@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,15 @@ from harness.store.errors import UsageError
 PLANTED = [name for name, situation in TABLE.items() if situation.words != PASS]
 HONEST = [name for name in TABLE if name not in PLANTED]
 DRAWS = 10
+PAGE = Path(__file__).parents[3] / "reports" / "published" / "studies" / "loss-situations.md"
+HEAD = """# Planted loss curves and their words
+
+Made by `python tests/harness/judge/test_loss_situations.py`. {planted} planted situations must not PASS, {honest} honest twins must. Their
+arms are invented: a loss that falls from 4 to 2.25 nats, runs 0.07 % apart. Other draws of each are judged by the slow test beside it.
+
+| situation | word | codes |
+| --- | --- | --- |
+"""
 
 
 def judged(situation: Situation, draw: int = 0) -> CurveVerdict | None:
@@ -52,6 +62,20 @@ def test_the_table_holds_what_was_asked_for_and_draws_again_what_it_drew() -> No
         assert not all(a.equals(b) for a, b in zip(first, other, strict=True))
 
 
+def page() -> str:
+    """The first draw of every situation: what was planted, the word, and why."""
+    rows = []
+    for name in sorted(TABLE, key=lambda name: (TABLE[name].kind, name)):
+        found = judged(TABLE[name])
+        word, codes = ("refused", "usage error") if found is None else (found.outcome, ", ".join(found.codes))
+        rows.append(f"| {name} | {word} | {codes} |")
+    return HEAD.format(planted=len(PLANTED), honest=len(HONEST)) + "\n".join(rows) + "\n"
+
+
+def test_the_page_is_that_of_the_situations() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 11, 21])
 def test_other_draws_of_each_kind(first: int) -> None:
@@ -65,3 +89,7 @@ def test_other_draws_of_each_kind(first: int) -> None:
     for names, low, high in ((PLANTED, 0, 0.01), (HONEST, 0.95, 1)):
         counts = {name: passed[name] for name in names}
         assert low <= sum(counts.values()) / DRAWS / len(names) <= high, counts
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
