@@ -14,6 +14,7 @@ from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate, unshown
 from harness.judge.verdict.rows import trains_the_same as answer_over
+from harness.judge.verdict.rule import PASS_CONFIDENCE
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look, sheet, styled, ticks
 from harness.report.table import (
     NA,
@@ -64,6 +65,7 @@ SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
 GAPS = {"L4": "late gap", "L4h": "held-out gap"}
 LIMIT = 100 * MARGIN
+CONFIDENCE = 100 * PASS_CONFIDENCE
 FAR = 12 * MARGIN  # gaps beyond are written at the edge of the figure, so that the others stay legible
 MOST_COSTS, MOST_CURVES = 8, 6  # set-ups with a figure
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
@@ -175,7 +177,7 @@ def gates_table(machine: Machine) -> Table:
 
 
 def cost_table(machine: Machine) -> Table:
-    """One row an arm: late and held-out gap with their 90 % intervals, the verdict, seeds and hours of CPU."""
+    """One row an arm: late and held-out gap with their intervals, the verdict, seeds and hours of CPU."""
     hours, several = _cpu_hours(machine), len(machine.trainings) > 1
     records = []
     for v in machine.verdicts:
@@ -195,7 +197,7 @@ def cost_table(machine: Machine) -> Table:
         machine,
         "loss_cost",
         records,
-        say("caption_cost", control=CONTROL, limit=LIMIT, hours=total),
+        say("caption_cost", control=CONTROL, limit=LIMIT, hours=total, confidence=CONFIDENCE),
         key="loss-cost",
     )
 
@@ -386,7 +388,9 @@ def _forest(machine: Machine, setup: Setup, arms: Sequence[tuple[ArmVerdict, Gat
     )
     ticks(axes.xaxis, 9, signed=True)
     seeds = sorted({late.seeds for _, late in arms})
-    return drawn.say("cost", setup=setup_label(machine, setup.axes), seeds=seeds, control=CONTROL)
+    return drawn.say(
+        "cost", setup=setup_label(machine, setup.axes), seeds=seeds, control=CONTROL, confidence=CONFIDENCE
+    )
 
 
 def loss_charts(machine: Machine) -> list[Chart]:
