@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from harness.store.stats import Welch, t_quantile
+from harness.store.stats import Welch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -155,17 +155,10 @@ class Course:
         ):
             yield from rule()
 
-    def contrast(
-        self, figure: Callable[[Vector], Vector], extra: float = 0.0
-    ) -> tuple[Vector, Vector, float]:
-        """(gap, standard error, degrees of freedom) of a figure of each run, over its last axis; variances pooled."""
-        b, c = map(figure, self.shares)
-        if self.paired:
-            d = c - b
-            return d.mean(axis=0), np.sqrt(d.var(axis=0, ddof=1) / len(d) + extra), len(d) - 1
-        freedom = len(b) + len(c) - 2
-        pooled = (((b - b.mean(axis=0)) ** 2).sum(axis=0) + ((c - c.mean(axis=0)) ** 2).sum(axis=0)) / freedom
-        return c.mean(axis=0) - b.mean(axis=0), np.sqrt(pooled * (1 / len(b) + 1 / len(c)) + extra), freedom
+    def contrast(self, figure: Callable[[Vector], Vector], extra: float) -> Welch:
+        """The gap of a figure of each run, along the way: one variance of both sides."""
+        base, candidate = map(figure, self.shares)
+        return difference(base, candidate, self.paired, extra, pooled=True)
 
     def _spikes(self) -> tuple[float, tuple[NDArray[np.bool_], NDArray[np.bool_]], tuple[Vector, Vector]]:
         """(limit, values far above what their run and their side usually are at that step, shares without them)."""
@@ -222,10 +215,11 @@ class Course:
             )
             if not self.window and inside > 0.5:
                 chosen = max(chosen, math.ceil(WIDE * self.steps))
-        b, c = figures = tuple(ends(side, chosen) for side in self.shares)
+        base, candidate = (ends(side, chosen) for side in self.shares)
         # a median of up to five values: 1.4 times the variance of a mean
         extra = self.shared_noise * (1.4 if 1 < chosen <= 5 else 1.0) / chosen
-        return End(tuple(self._ways(b, c, extra)), chosen, inside, (figures[0], figures[1]))
+        found = ways(base, candidate, self.clusters, self.paired, extra, self.unseen)
+        return End(tuple(found), chosen, inside, (base, candidate))
 
     def _variance(self, figures: Sequence[Vector]) -> float:
         """Of a run about its side, or of a pair about the others."""
@@ -233,36 +227,22 @@ class Course:
             return float((figures[1] - figures[0]).var(ddof=1)) / 2
         return float(sum(x.var() * x.size for x in figures) / (sum(x.size for x in figures) - 2))
 
-    def _ways(self, b: Vector, c: Vector, extra: float) -> Iterator[Welch]:
-        labels = [sorted(set(side)) for side in self.clusters]
-        yield difference(b, c, self.paired, extra + self.unseen)
-        if all(labels) and [len(each) for each in labels] != [1, 1]:
-            means = [
-                np.array([figures[np.array(side) == name].mean() for name in names])
-                for figures, side, names in zip((b, c), self.clusters, labels, strict=True)
-            ]
-            paired = self.paired and self.clusters[0] == self.clusters[1]
-            if not paired or means[0].size > 1:
-                yield difference(means[0], means[1], paired, extra, pooled=True)
-
     def _course(self) -> Iterator[Alarm]:
         """The gap of the means lies within the margin in every piece: halves, quarters, ... down to single steps."""
         pieces = list(_pieces(self.steps))
-        times, worst, where = t_quantile(1 - COURSE_LEVEL / 2 / len(pieces), self._degrees()), 0.0, ""
+        worst, where = 0.0, ""
         for start, stop in pieces:
             extra = self.shared_noise / (stop - start) + self.unseen
-            gap, error, _ = self.contrast(partial(_piece, start=start, stop=stop), extra)
-            beyond = abs(float(gap)) - times * float(error) - self.margin
+            gap = self.contrast(partial(_piece, start=start, stop=stop), extra)
+            low, high = gap.interval(1 - COURSE_LEVEL / len(pieces))
+            beyond = max(low, -high) - self.margin
             if beyond > worst:
                 worst, where = (
                     beyond,
-                    f"{100 * float(gap):+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course",
+                    f"{100 * gap.difference:+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course",
                 )
         if where:
             yield Alarm("course", where)
-
-    def _degrees(self) -> int:
-        return len(self.base) - 1 if self.paired else len(self.base) + len(self.candidate) - 2
 
     def _swing(self) -> Iterator[Alarm]:
         """The gap wiggles more than runs do, and the candidate's course more than the base's."""
@@ -281,8 +261,8 @@ class Course:
         ):
             yield Alarm("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
 
-    def slope(self) -> tuple[Vector, Vector, float]:
-        """(growth of the gap per e-fold of steps over the last half, standard error, degrees of freedom); spikes are cut."""
+    def slope(self) -> Welch:
+        """Growth of the gap per e-fold of steps over the last half; spikes are cut."""
         half = slice(self.steps // 2, None)
         at = np.log(np.arange(1, self.steps + 1))[half]
         at -= at.mean()
@@ -298,13 +278,9 @@ class Course:
         """The gap grows over the last half, and meets the margin at twice the steps."""
         if self.steps < 8:
             return
-        mean, error, degrees = self.slope()
-        ahead = float(mean) * math.log(2)
-        if (
-            mean > t_quantile(0.9975, degrees) * error
-            and self.end.gap + ahead > self.margin
-            and ahead > self.margin / 2
-        ):
+        slope = self.slope()
+        ahead = slope.difference * math.log(2)
+        if slope.interval(0.995)[0] > 0 and self.end.gap + ahead > self.margin and ahead > self.margin / 2:
             yield Alarm("trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps")
 
     def _smooth(self) -> Iterator[Alarm]:
@@ -397,6 +373,36 @@ def difference(
         return Welch(float(candidate.mean() - base.mean()), error, freedom)
     found = Welch.of(base, candidate)
     return Welch(found.difference, math.hypot(found.error, math.sqrt(extra)), found.degrees)
+
+
+def ways(
+    base: Vector,
+    candidate: Vector,
+    clusters: tuple[Labels, Labels],
+    paired: bool = False,
+    extra: float = 0.0,
+    unseen: float = 0.0,
+) -> Iterator[Welch]:
+    """The difference of the sides over runs, and over clusters of runs where there are several.
+
+    Args:
+        base: a figure a run.
+        candidate: the same.
+        paired: whether they are pairs.
+        clusters: of each run, its cluster; empty where that is not known.
+        extra: a variance that no figure shows.
+        unseen: a variance that runs do not show and clusters do.
+    """
+    labels = [sorted(set(side)) for side in clusters]
+    yield difference(base, candidate, paired, extra + unseen)
+    if all(labels) and [len(each) for each in labels] != [1, 1]:
+        means = [
+            np.array([figures[np.array(side) == name].mean() for name in names])
+            for figures, side, names in zip((base, candidate), clusters, labels, strict=True)
+        ]
+        paired = paired and clusters[0] == clusters[1]
+        if not paired or means[0].size > 1:
+            yield difference(means[0], means[1], paired, extra, pooled=True)
 
 
 def window_of(steps: int) -> int:

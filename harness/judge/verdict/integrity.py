@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from harness.store.stats import Vector
 
 MIN_VALUES = 3  # common steps; fewer show neither a course nor that runs are no copies
-LEAST_FALLS = 20.0  # margins that the base's loss has to fall by
 EARLY_END = 0.005  # of the steps: runs that end so far apart ended at other steps
 LEAST_HOLE, HOLE_TIMES = 0.05, 2.5  # of the steps and of the usual distance of two values
 WORSE_THAN_BEST = 8.0  # margins

@@ -222,8 +222,7 @@ def _shown(found: CurveVerdict, course: Course) -> Iterator[GateResult]:
     sentence += said["L3"] or f"; no piece of the course is shown beyond {percent(found.margin)[1:]}"
     yield _gap("L3", status["L3"], sentence, gap, found, gap.interval())
     yield _equivalence("L4", f"last {100 * LATE:.0f} % of the steps", course.end.ways[0], found)
-    slope, error, degrees = course.slope()
-    gap = stats.Welch(float(slope), float(error), degrees)
+    gap = course.slope()
     low, high = gap.interval()
     sentence = f"slope {percent(gap.difference)} of the loss per e-fold of steps (95 % interval {percent(low)} to {percent(high)})"
     yield _gap("L5", status["L5"], sentence + said["L5"], gap, found, (low, high))

@@ -68,7 +68,7 @@ class CurveVerdict:
         shows: the smallest margin that so many runs with this spread show in 80 % of cases, without a gap.
         needed: runs a side that would show the margin in 80 % of cases, without a gap and at half a margin; None: over `MOST`,
             empty where nothing is known of the spread.
-        sooner: steps and seconds to one loss, and seconds a step.
+        sooner: steps and seconds to one loss, and seconds to the end.
         course: the figures along the way; None where nothing was compared.
     """
 
