@@ -492,5 +492,5 @@ def _paired_gap(setup: Setup, arm: str, *, spread: bool = False) -> tuple[Vector
     pairs = pair(setup.arms.get(arm, {}), setup.arms[CONTROL])
     if not pairs.seeds or pairs.steps.size < 2 or (spread and len(pairs.seeds) < 2):
         return None
-    gap = 100 * relative_gap(pairs, pairs.gap)
+    gap = 100 * relative_gap(pairs)
     return pairs.steps, 3 * gap.std(axis=0, ddof=1) if spread else gap.mean(axis=0)

@@ -98,6 +98,7 @@ class Evidence:
         excused: codes of findings that withhold nothing.
         notes: what the readers say.
         alone: runs left out, whose seed the other side lacks.
+        noise: runs that resemble these, whose spread says how many are needed where that of a side is not known.
     """
 
     base: Sequence[LossRun]
@@ -113,6 +114,7 @@ class Evidence:
     excused: Sequence[str] = ()
     notes: Sequence[str] = ()
     alone: Sequence[str] = ()
+    noise: Sequence[LossRun] = ()
 
     @property
     def sides(self) -> tuple[Sequence[LossRun], Sequence[LossRun]]:
@@ -123,11 +125,6 @@ class Evidence:
     def runs(self) -> list[LossRun]:
         """All of them, those of the base first."""
         return [*self.base, *self.candidate]
-
-    @property
-    def labels(self) -> list[int]:
-        """Of each run its side, 0 or 1."""
-        return [0] * len(self.base) + [1] * len(self.candidate)
 
     @cached_property
     def near(self) -> float:
