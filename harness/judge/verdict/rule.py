@@ -184,7 +184,7 @@ def judge(of: Evidence) -> CurveVerdict:
     """The verdict on evidence."""
     beside = conditions.other_losses(of, lambda evidence: ((v := _judged(evidence)).outcome, v.codes))
     found = _judged(of, beside)
-    found.sooner = sooner(of, found.window) if integrity.enough(of) and found.step == found.step else None
+    found.sooner = sooner(of, found.window) if math.isfinite(found.step) else None
     if found.sooner:
         found.notes += found.sooner.lines
     return found
@@ -261,10 +261,10 @@ def _decide(found: CurveVerdict) -> None:
     elif end == ["equivalent"] and not against:
         found.outcome = "PASS"
     found.reasons = list(_reasons(found))
-    from_noise = not found.sd > 0 and len(of.noise) > 1
+    from_noise = bool(of.noise) and not found.sd > 0
     if from_noise:
         figures = np.array([float(ends(run.values, found.window)) for run in of.noise])
-        found.sd = float(figures.std(ddof=1) / figures.mean())
+        found.sd = float(figures.std(ddof=1) / figures.mean()) if figures.size > 1 else math.nan
     if from_noise or not hard:
         found.notes += _what_decides(found)
 

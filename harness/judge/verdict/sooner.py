@@ -121,13 +121,17 @@ def _interval(found: Welch, share: float) -> tuple[float, float]:
 
 def _ratio(of: Evidence, figures: Sequence[float]) -> Effect | None:
     """None where a run has no figure above 0."""
-    values = np.array(figures, float)
-    if not (np.isfinite(values) & (values > 0)).all():
-        return None
     n = len(of.base)
     if of.paired:
-        return paired(np.log(values[n:] / values[:n]))
-    return ratio_to_target(values[:n].tolist(), values[n:].tolist(), clusters=of.clusters)
+        return ratio_of_pairs(figures[:n], figures[n:])
+    known = all(0 < x < math.inf for x in figures)
+    return ratio_to_target(figures[:n], figures[n:], clusters=of.clusters) if known else None
+
+
+def ratio_of_pairs(base: Sequence[float], candidate: Sequence[float]) -> Effect | None:
+    """Candidate over base, pair by pair; None where one has no figure above 0."""
+    known = all(0 < x < math.inf for x in (*base, *candidate))
+    return paired(np.log(candidate) - np.log(base)) if known else None
 
 
 def _averaged(run: LossRun, window: int) -> tuple[Vector, Vector]:
