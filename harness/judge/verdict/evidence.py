@@ -202,7 +202,9 @@ def evidence_of(
         seeds = [_by_seed(side) for side in sides]
         both = sorted(seeds[0].keys() & seeds[1].keys())
         alone = [run.name for own in seeds for seed, run in own.items() if seed not in both]
-        sides = [[own[seed] for seed in both] or side for own, side in zip(seeds, sides, strict=True)]
+        paired = bool(both)  # without a pair they are shown as runs of their own, beside `seed_missing`
+        if paired:
+            sides = [[own[seed] for seed in both] for own in seeds]
     if (name := asked.get("cluster")) and not all(name in run.settings for side in sides for run in side):
         known = text.some(sorted({name for side in sides for run in side for name in run.settings}), 12, ", ")
         raise UsageError(
