@@ -11,10 +11,11 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.judge.verdict.evidence import Finding
 from harness.store.stats import Welch
 
 if TYPE_CHECKING:
@@ -41,13 +42,6 @@ ASKED = 0.0025  # the margin below which a stray end is no evidence, whatever ma
 STRAY_MARGINS, STRAY_SDS = 8.0, 6.0
 ROUGHER = 1.5  # times the other side's wiggle, beyond which one side is smoothed or swings
 UNEVEN_P = 0.0005
-
-
-class Alarm(NamedTuple):
-    """What withholds PASS: a code and what was seen."""
-
-    code: str
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +136,8 @@ class Course:
         """Variance of the gap between clusters, which no run shows where each side has one."""
         return 2 * self.between**2 * (max(len(set(side)) for side in self.clusters) <= 1)
 
-    def alarms(self) -> Iterator[Alarm]:
-        """What withholds PASS along the way."""
+    def findings(self) -> Iterator[Finding]:
+        """What withholds PASS along the way; all of it is soft."""
         for rule in (
             self._course,
             self._swing,
@@ -153,7 +147,7 @@ class Course:
             self._stray,
             self._uneven,
         ):
-            yield from rule()
+            yield from (found._replace(is_soft=True) for found in rule())
 
     def contrast(self, figure: Callable[[Vector], Vector], extra: float) -> Welch:
         """The gap of a figure of each run, along the way: one variance of both sides."""
@@ -227,7 +221,7 @@ class Course:
             return float((figures[1] - figures[0]).var(ddof=1)) / 2
         return float(sum(x.var() * x.size for x in figures) / (sum(x.size for x in figures) - 2))
 
-    def _course(self) -> Iterator[Alarm]:
+    def _course(self) -> Iterator[Finding]:
         """The gap of the means lies within the margin in every piece: halves, quarters, ... down to single steps."""
         pieces = list(_pieces(self.steps))
         worst, where = 0.0, ""
@@ -242,9 +236,9 @@ class Course:
                     f"{100 * gap.difference:+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course",
                 )
         if where:
-            yield Alarm("course", where)
+            yield Finding("course", where)
 
-    def _swing(self) -> Iterator[Alarm]:
+    def _swing(self) -> Iterator[Finding]:
         """The gap wiggles more than runs do, and the candidate's course more than the base's."""
         if self.steps < FEW:
             return
@@ -259,7 +253,7 @@ class Course:
         if sides[1] > 3 * sides[0] * (1 + 6 / (self.steps - self.steps // 4)) and wiggle > max(
             3 * math.sqrt(noise), self.margin
         ):
-            yield Alarm("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
+            yield Finding("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
 
     def slope(self) -> Welch:
         """Growth of the gap per e-fold of steps over the last half; spikes are cut."""
@@ -274,16 +268,16 @@ class Course:
 
         return self.contrast(fitted, self.shared_noise / float(at @ at))
 
-    def _trend(self) -> Iterator[Alarm]:
+    def _trend(self) -> Iterator[Finding]:
         """The gap grows over the last half, and meets the margin at twice the steps."""
         if self.steps < 8:
             return
         slope = self.slope()
         ahead = slope.difference * math.log(2)
         if slope.interval(0.995)[0] > 0 and self.end.gap + ahead > self.margin and ahead > self.margin / 2:
-            yield Alarm("trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps")
+            yield Finding("trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps")
 
-    def _smooth(self) -> Iterator[Alarm]:
+    def _smooth(self) -> Iterator[Finding]:
         """Runs wiggle about their neighbours as much on both sides, at every scale: else one side is smoothed, or swings."""
         scale = 1
         while self.steps // scale >= FEW:
@@ -294,11 +288,11 @@ class Course:
             limit = math.log(ROUGHER) + 3.5 * 1.17 * math.sqrt(2 / free)
             ratio = candidate / max(base, 1e-300)
             if self.paired and (seen := self._gap_swings(scale)):
-                yield Alarm("swing", seen)
+                yield Finding("swing", seen)
                 return
             if abs(math.log(max(ratio, 1e-12))) > limit:
                 code = "smooth" if scale == 1 or ratio < 1 else "swing"
-                yield Alarm(
+                yield Finding(
                     code,
                     f"runs of the candidate wander {ratio:.2f} times as much as the base's, over {scale} steps",
                 )
@@ -317,7 +311,7 @@ class Course:
             return ""
         return f"gaps, means of {scale} steps, vary within a run by {100 * seen:.2g} % (sd), runs of the base by {100 * limit:.2g} %"
 
-    def _more_spikes(self) -> Iterator[Alarm]:
+    def _more_spikes(self) -> Iterator[Finding]:
         counts = [side.sum(axis=1) for side in self.spikes]
         base, mine = counts
         if mine.mean() - base.mean() < 1 or mine.min() <= base.max():
@@ -325,9 +319,9 @@ class Course:
         roots = difference(np.sqrt(base + 0.375), np.sqrt(mine + 0.375), paired=False)
         shown = roots.interval(0.99)[0] > 0 if roots.error else mine.min() - base.max() >= 2
         if shown:
-            yield Alarm("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
+            yield Finding("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
 
-    def _stray(self) -> Iterator[Alarm]:
+    def _stray(self) -> Iterator[Finding]:
         """No run's end lies far from its side's."""
         b, c = self.end.figures
         sides = [c - b] if self.paired else [b, c]
@@ -336,9 +330,9 @@ class Course:
             STRAY_MARGINS * max(self.margin, ASKED), STRAY_SDS * MAD * float(np.median(np.concatenate(off)))
         )
         if max(float(each.max()) for each in off) > far:
-            yield Alarm("stray", f"a run ends more than {100 * far:.2g} % off its side")
+            yield Finding("stray", f"a run ends more than {100 * far:.2g} % off its side")
 
-    def _uneven(self) -> Iterator[Alarm]:
+    def _uneven(self) -> Iterator[Finding]:
         """Runs lie equally far apart on both sides."""
         from scipy.special import fdtr, fdtrc
 
@@ -346,7 +340,7 @@ class Course:
         ratio = max(spreads[1], 1e-300) / max(spreads[0], 1e-300)
         freedom = [2 * len(side) / 3 for side in self.shares]  # neighbours overlap
         if min(fdtrc(freedom[1], freedom[0], ratio), fdtr(freedom[1], freedom[0], ratio)) < UNEVEN_P:
-            yield Alarm(
+            yield Finding(
                 "uneven", f"runs of the candidate lie {math.sqrt(ratio):.2g} times as far apart as the base's"
             )
 

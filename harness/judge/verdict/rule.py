@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.judge.verdict import conditions, integrity
 from harness.judge.verdict.course import FEW, Course, ends
-from harness.judge.verdict.evidence import SIDES, Evidence, Finding, evidence_of, runs_of
+from harness.judge.verdict.evidence import SIDES, Evidence, evidence_of, runs_of
 from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed, tost_power
 from harness.judge.verdict.result import MARGIN, percent
 from harness.judge.verdict.sooner import Sooner, sooner
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.judge.verdict.evidence import LossRun
+    from harness.judge.verdict.evidence import Finding, LossRun
     from harness.store.stats import Effect
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -217,7 +217,7 @@ def _compare(found: CurveVerdict) -> None:
         losses[:n], losses[n:], of.margin, of.paired, of.window, of.between, of.clusters
     )
     end = course.end
-    found.findings += [Finding(*alarm, is_soft=True) for alarm in course.alarms()]
+    found.findings += course.findings()
     found.step, found.window, found.gap = float(steps[-1]), end.window, end.gap
     found.low, found.high = end.interval(0.95)
     found.p = end.p_within(of.margin)
