@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
     from harness.report.table import Row
-    from harness.store.stats import Estimate, Vector
+    from harness.store.stats import Effect, Vector
 
 _HEADINGS = {
     "L1": "L1 finite", "L2": "L2 spikes", "L3": "L3 early", "L4": "L4 late", "L4h": "L4 held-out", "L5": "L5 trend",
@@ -279,13 +279,13 @@ def _median(by_seed: Mapping[int, float]) -> float | Cell:
     return float(np.median(known)) if len(known) == len(by_seed) else Cell("not reached", None, "bad")
 
 
-def _sooner(ratio: Estimate | None, reach: Reach) -> Cell:
+def _sooner(ratio: Effect | None, reach: Reach) -> Cell:
     if ratio is None:
         why = "not reached" if reach.reached < len(reach.steps) else text.NONE
         return Cell("" if reach.arm == CONTROL else why, None, "muted")
     if not math.isfinite(ratio.high):
-        return Cell(text.ratio(ratio.value), ratio.value, note="one seed")
-    return estimate(ratio.value, ratio.low, ratio.high)
+        return Cell(text.ratio(ratio.speedup), ratio.speedup, note="one seed")
+    return estimate(ratio.speedup, 1 / ratio.high, 1 / ratio.low)
 
 
 def layers_table(machine: Machine) -> Table:
@@ -496,5 +496,5 @@ def _paired_gap(setup: Setup, arm: str, *, spread: bool = False) -> tuple[Vector
     pairs = pair(setup.arms.get(arm, {}), setup.arms[CONTROL])
     if not pairs.seeds or pairs.steps.size < 2 or (spread and len(pairs.seeds) < 2):
         return None
-    gap = 100 * relative_gap(pairs, pairs.gap)
+    gap = 100 * relative_gap(pairs)
     return pairs.steps, 3 * gap.std(axis=0, ddof=1) if spread else gap.mean(axis=0)

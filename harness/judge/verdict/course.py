@@ -11,11 +11,12 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.store.stats import Welch, t_quantile
+from harness.judge.verdict.evidence import Finding
+from harness.store.stats import Welch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +42,6 @@ ASKED = 0.0025  # the margin below which a stray end is no evidence, whatever ma
 STRAY_MARGINS, STRAY_SDS = 8.0, 6.0
 ROUGHER = 1.5  # times the other side's wiggle, beyond which one side is smoothed or swings
 UNEVEN_P = 0.0005
-
-
-class Alarm(NamedTuple):
-    """What withholds PASS: a code and what was seen."""
-
-    code: str
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +136,8 @@ class Course:
         """Variance of the gap between clusters, which no run shows where each side has one."""
         return 2 * self.between**2 * (max(len(set(side)) for side in self.clusters) <= 1)
 
-    def alarms(self) -> Iterator[Alarm]:
-        """What withholds PASS along the way."""
+    def findings(self) -> Iterator[Finding]:
+        """What withholds PASS along the way; all of it is soft."""
         for rule in (
             self._course,
             self._swing,
@@ -153,19 +147,12 @@ class Course:
             self._stray,
             self._uneven,
         ):
-            yield from rule()
+            yield from (found._replace(is_soft=True) for found in rule())
 
-    def contrast(
-        self, figure: Callable[[Vector], Vector], extra: float = 0.0
-    ) -> tuple[Vector, Vector, float]:
-        """(gap, standard error, degrees of freedom) of a figure of each run, over its last axis; variances pooled."""
-        b, c = map(figure, self.shares)
-        if self.paired:
-            d = c - b
-            return d.mean(axis=0), np.sqrt(d.var(axis=0, ddof=1) / len(d) + extra), len(d) - 1
-        freedom = len(b) + len(c) - 2
-        pooled = (((b - b.mean(axis=0)) ** 2).sum(axis=0) + ((c - c.mean(axis=0)) ** 2).sum(axis=0)) / freedom
-        return c.mean(axis=0) - b.mean(axis=0), np.sqrt(pooled * (1 / len(b) + 1 / len(c)) + extra), freedom
+    def contrast(self, figure: Callable[[Vector], Vector], extra: float) -> Welch:
+        """The gap of a figure of each run, along the way: one variance of both sides."""
+        base, candidate = map(figure, self.shares)
+        return difference(base, candidate, self.paired, extra, pooled=True)
 
     def _spikes(self) -> tuple[float, tuple[NDArray[np.bool_], NDArray[np.bool_]], tuple[Vector, Vector]]:
         """(limit, values far above what their run and their side usually are at that step, shares without them)."""
@@ -222,10 +209,11 @@ class Course:
             )
             if not self.window and inside > 0.5:
                 chosen = max(chosen, math.ceil(WIDE * self.steps))
-        b, c = figures = tuple(ends(side, chosen) for side in self.shares)
+        base, candidate = (ends(side, chosen) for side in self.shares)
         # a median of up to five values: 1.4 times the variance of a mean
         extra = self.shared_noise * (1.4 if 1 < chosen <= 5 else 1.0) / chosen
-        return End(tuple(self._ways(b, c, extra)), chosen, inside, (figures[0], figures[1]))
+        found = ways(base, candidate, self.clusters, self.paired, extra, self.unseen)
+        return End(tuple(found), chosen, inside, (base, candidate))
 
     def _variance(self, figures: Sequence[Vector]) -> float:
         """Of a run about its side, or of a pair about the others."""
@@ -233,38 +221,24 @@ class Course:
             return float((figures[1] - figures[0]).var(ddof=1)) / 2
         return float(sum(x.var() * x.size for x in figures) / (sum(x.size for x in figures) - 2))
 
-    def _ways(self, b: Vector, c: Vector, extra: float) -> Iterator[Welch]:
-        labels = [sorted(set(side)) for side in self.clusters]
-        yield difference(b, c, self.paired, extra + self.unseen)
-        if all(labels) and [len(each) for each in labels] != [1, 1]:
-            means = [
-                np.array([figures[np.array(side) == name].mean() for name in names])
-                for figures, side, names in zip((b, c), self.clusters, labels, strict=True)
-            ]
-            paired = self.paired and self.clusters[0] == self.clusters[1]
-            if not paired or means[0].size > 1:
-                yield difference(means[0], means[1], paired, extra, pooled=True)
-
-    def _course(self) -> Iterator[Alarm]:
+    def _course(self) -> Iterator[Finding]:
         """The gap of the means lies within the margin in every piece: halves, quarters, ... down to single steps."""
         pieces = list(_pieces(self.steps))
-        times, worst, where = t_quantile(1 - COURSE_LEVEL / 2 / len(pieces), self._degrees()), 0.0, ""
+        worst, where = 0.0, ""
         for start, stop in pieces:
             extra = self.shared_noise / (stop - start) + self.unseen
-            gap, error, _ = self.contrast(partial(_piece, start=start, stop=stop), extra)
-            beyond = abs(float(gap)) - times * float(error) - self.margin
+            gap = self.contrast(partial(_piece, start=start, stop=stop), extra)
+            low, high = gap.interval(1 - COURSE_LEVEL / len(pieces))
+            beyond = max(low, -high) - self.margin
             if beyond > worst:
                 worst, where = (
                     beyond,
-                    f"{100 * float(gap):+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course",
+                    f"{100 * gap.difference:+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course",
                 )
         if where:
-            yield Alarm("course", where)
+            yield Finding("course", where)
 
-    def _degrees(self) -> int:
-        return len(self.base) - 1 if self.paired else len(self.base) + len(self.candidate) - 2
-
-    def _swing(self) -> Iterator[Alarm]:
+    def _swing(self) -> Iterator[Finding]:
         """The gap wiggles more than runs do, and the candidate's course more than the base's."""
         if self.steps < FEW:
             return
@@ -279,10 +253,10 @@ class Course:
         if sides[1] > 3 * sides[0] * (1 + 6 / (self.steps - self.steps // 4)) and wiggle > max(
             3 * math.sqrt(noise), self.margin
         ):
-            yield Alarm("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
+            yield Finding("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
 
-    def slope(self) -> tuple[Vector, Vector, float]:
-        """(growth of the gap per e-fold of steps over the last half, standard error, degrees of freedom); spikes are cut."""
+    def slope(self) -> Welch:
+        """Growth of the gap per e-fold of steps over the last half; spikes are cut."""
         half = slice(self.steps // 2, None)
         at = np.log(np.arange(1, self.steps + 1))[half]
         at -= at.mean()
@@ -294,20 +268,16 @@ class Course:
 
         return self.contrast(fitted, self.shared_noise / float(at @ at))
 
-    def _trend(self) -> Iterator[Alarm]:
+    def _trend(self) -> Iterator[Finding]:
         """The gap grows over the last half, and meets the margin at twice the steps."""
         if self.steps < 8:
             return
-        mean, error, degrees = self.slope()
-        ahead = float(mean) * math.log(2)
-        if (
-            mean > t_quantile(0.9975, degrees) * error
-            and self.end.gap + ahead > self.margin
-            and ahead > self.margin / 2
-        ):
-            yield Alarm("trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps")
+        slope = self.slope()
+        ahead = slope.difference * math.log(2)
+        if slope.interval(0.995)[0] > 0 and self.end.gap + ahead > self.margin and ahead > self.margin / 2:
+            yield Finding("trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps")
 
-    def _smooth(self) -> Iterator[Alarm]:
+    def _smooth(self) -> Iterator[Finding]:
         """Runs wiggle about their neighbours as much on both sides, at every scale: else one side is smoothed, or swings."""
         scale = 1
         while self.steps // scale >= FEW:
@@ -318,11 +288,11 @@ class Course:
             limit = math.log(ROUGHER) + 3.5 * 1.17 * math.sqrt(2 / free)
             ratio = candidate / max(base, 1e-300)
             if self.paired and (seen := self._gap_swings(scale)):
-                yield Alarm("swing", seen)
+                yield Finding("swing", seen)
                 return
             if abs(math.log(max(ratio, 1e-12))) > limit:
                 code = "smooth" if scale == 1 or ratio < 1 else "swing"
-                yield Alarm(
+                yield Finding(
                     code,
                     f"runs of the candidate wander {ratio:.2f} times as much as the base's, over {scale} steps",
                 )
@@ -341,7 +311,7 @@ class Course:
             return ""
         return f"gaps, means of {scale} steps, vary within a run by {100 * seen:.2g} % (sd), runs of the base by {100 * limit:.2g} %"
 
-    def _more_spikes(self) -> Iterator[Alarm]:
+    def _more_spikes(self) -> Iterator[Finding]:
         counts = [side.sum(axis=1) for side in self.spikes]
         base, mine = counts
         if mine.mean() - base.mean() < 1 or mine.min() <= base.max():
@@ -349,9 +319,9 @@ class Course:
         roots = difference(np.sqrt(base + 0.375), np.sqrt(mine + 0.375), paired=False)
         shown = roots.interval(0.99)[0] > 0 if roots.error else mine.min() - base.max() >= 2
         if shown:
-            yield Alarm("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
+            yield Finding("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
 
-    def _stray(self) -> Iterator[Alarm]:
+    def _stray(self) -> Iterator[Finding]:
         """No run's end lies far from its side's."""
         b, c = self.end.figures
         sides = [c - b] if self.paired else [b, c]
@@ -360,9 +330,9 @@ class Course:
             STRAY_MARGINS * max(self.margin, ASKED), STRAY_SDS * MAD * float(np.median(np.concatenate(off)))
         )
         if max(float(each.max()) for each in off) > far:
-            yield Alarm("stray", f"a run ends more than {100 * far:.2g} % off its side")
+            yield Finding("stray", f"a run ends more than {100 * far:.2g} % off its side")
 
-    def _uneven(self) -> Iterator[Alarm]:
+    def _uneven(self) -> Iterator[Finding]:
         """Runs lie equally far apart on both sides."""
         from scipy.special import fdtr, fdtrc
 
@@ -370,7 +340,7 @@ class Course:
         ratio = max(spreads[1], 1e-300) / max(spreads[0], 1e-300)
         freedom = [2 * len(side) / 3 for side in self.shares]  # neighbours overlap
         if min(fdtrc(freedom[1], freedom[0], ratio), fdtr(freedom[1], freedom[0], ratio)) < UNEVEN_P:
-            yield Alarm(
+            yield Finding(
                 "uneven", f"runs of the candidate lie {math.sqrt(ratio):.2g} times as far apart as the base's"
             )
 
@@ -397,6 +367,36 @@ def difference(
         return Welch(float(candidate.mean() - base.mean()), error, freedom)
     found = Welch.of(base, candidate)
     return Welch(found.difference, math.hypot(found.error, math.sqrt(extra)), found.degrees)
+
+
+def ways(
+    base: Vector,
+    candidate: Vector,
+    clusters: tuple[Labels, Labels],
+    paired: bool = False,
+    extra: float = 0.0,
+    unseen: float = 0.0,
+) -> Iterator[Welch]:
+    """The difference of the sides over runs, and over clusters of runs where there are several.
+
+    Args:
+        base: a figure a run.
+        candidate: the same.
+        paired: whether they are pairs.
+        clusters: of each run, its cluster; empty where that is not known.
+        extra: a variance that no figure shows.
+        unseen: a variance that runs do not show and clusters do.
+    """
+    labels = [sorted(set(side)) for side in clusters]
+    yield difference(base, candidate, paired, extra + unseen)
+    if all(labels) and [len(each) for each in labels] != [1, 1]:
+        means = [
+            np.array([figures[np.array(side) == name].mean() for name in names])
+            for figures, side, names in zip((base, candidate), clusters, labels, strict=True)
+        ]
+        paired = paired and clusters[0] == clusters[1]
+        if not paired or means[0].size > 1:
+            yield difference(means[0], means[1], paired, extra, pooled=True)
 
 
 def window_of(steps: int) -> int:

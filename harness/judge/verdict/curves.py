@@ -139,16 +139,6 @@ class Pairs:
     problems: tuple[str, ...] = ()
     fp8_grad_norm: tuple[Vector, Vector] | None = None
 
-    @property
-    def length(self) -> int:
-        """Steps from the first logged one to the last, both counted."""
-        return int(self.steps[-1] - self.steps[0]) + 1 if self.steps.size else 0
-
-    @property
-    def gap(self) -> Vector:
-        """Candidate minus control, [S, T]; positive: the candidate is worse."""
-        return self.candidate - self.control
-
 
 def pair(candidate: Runs, control: Runs, named: str = "candidate") -> Pairs:
     """Pairs runs by seed; runs without a partner, of another length or with NaN are left out and named.
@@ -257,15 +247,10 @@ def ema(values: Vector, steps: Vector, half_life: float, *, from_zero: bool = Fa
     return np.asarray(average if from_zero else average / (1 - np.cumprod(decay)), np.float64)
 
 
-def relative_gap(pairs: Pairs, gap: Vector) -> Vector:
-    """A smoothed gap of paired runs over the smoothed loss of their control, [S, T]; at least one pair.
-
-    Args:
-        pairs: the runs.
-        gap: theirs, or the one without spikes, [S, T].
-    """
-    life = half_life(pairs.length)
-    gap = ema(gap, pairs.steps, life, from_zero=True)
+def relative_gap(pairs: Pairs) -> Vector:
+    """The smoothed gap of paired runs over the smoothed loss of their control, [S, T]; at least one pair."""
+    life = half_life(int(pairs.steps[-1] - pairs.steps[0]) + 1)
+    gap = ema(pairs.candidate - pairs.control, pairs.steps, life, from_zero=True)
     return np.asarray(gap / ema(pairs.control, pairs.steps, life), np.float64)
 
 

@@ -98,6 +98,7 @@ class Evidence:
         excused: codes of findings that withhold nothing.
         notes: what the readers say.
         alone: runs left out, whose seed the other side lacks.
+        noise: runs that resemble these, whose spread says how many are needed where that of a side is not known.
     """
 
     base: Sequence[LossRun]
@@ -113,6 +114,7 @@ class Evidence:
     excused: Sequence[str] = ()
     notes: Sequence[str] = ()
     alone: Sequence[str] = ()
+    noise: Sequence[LossRun] = ()
 
     @property
     def sides(self) -> tuple[Sequence[LossRun], Sequence[LossRun]]:
@@ -123,11 +125,6 @@ class Evidence:
     def runs(self) -> list[LossRun]:
         """All of them, those of the base first."""
         return [*self.base, *self.candidate]
-
-    @property
-    def labels(self) -> list[int]:
-        """Of each run its side, 0 or 1."""
-        return [0] * len(self.base) + [1] * len(self.candidate)
 
     @cached_property
     def near(self) -> float:
@@ -205,7 +202,9 @@ def evidence_of(
         seeds = [_by_seed(side) for side in sides]
         both = sorted(seeds[0].keys() & seeds[1].keys())
         alone = [run.name for own in seeds for seed, run in own.items() if seed not in both]
-        sides = [[own[seed] for seed in both] or side for own, side in zip(seeds, sides, strict=True)]
+        paired = bool(both)  # without a pair they are shown as runs of their own, beside `seed_missing`
+        if paired:
+            sides = [[own[seed] for seed in both] for own in seeds]
     if (name := asked.get("cluster")) and not all(name in run.settings for side in sides for run in side):
         known = text.some(sorted({name for side in sides for run in side for name in run.settings}), 12, ", ")
         raise UsageError(

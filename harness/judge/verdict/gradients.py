@@ -45,10 +45,7 @@ def gradients(pairs: Pairs, golden: Pairs | None, span: Span) -> GateResult:
     Without three golden runs nobody can tell the recipe from a fault: the ratio to the control is INCONCLUSIVE from
     `GRAD_BAND` up to four bands and where its interval reaches beyond those, and the sentence says what it does not see.
     """
-    if len(pairs.seeds) < MIN_SEEDS:
-        raise CannotTell(
-            f"{len(pairs.seeds)} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
-        )
+    enough_pairs(pairs)
     ratios = _against_control(pairs, span)
     if ratios is None:
         raise CannotTell("no gradient norms above 0 at the same steps in every run")
@@ -84,6 +81,14 @@ def gradients(pairs: Pairs, golden: Pairs | None, span: Span) -> GateResult:
     status, worst = min(statuses, key=lambda one: _WORST.index(one[0]))
     limit = _USUAL[1] - 1 if worst is ratios else GRAD_WARN if status in ("PASS", "WARN") else GRAD_FAIL
     return _ratio(status, sentence, worst, limit)
+
+
+def enough_pairs(pairs: Pairs) -> None:
+    """Raises CannotTell where pairs are too few for an interval."""
+    if len(pairs.seeds) < MIN_SEEDS:
+        raise CannotTell(
+            f"{len(pairs.seeds)} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
+        )
 
 
 def _scale(ratios: Vector) -> Status:

@@ -17,7 +17,7 @@ from harness.store.loss_limits import MIN_SEEDS
 from harness.store.text import plural, printable, some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from harness.store.stats import Vector
 
 MIN_VALUES = 3  # common steps; fewer show neither a course nor that runs are no copies
-LEAST_FALLS = 20.0  # margins that the base's loss has to fall by
 EARLY_END = 0.005  # of the steps: runs that end so far apart ended at other steps
 LEAST_HOLE, HOLE_TIMES = 0.05, 2.5  # of the steps and of the usual distance of two values
 WORSE_THAN_BEST = 8.0  # margins
@@ -269,9 +268,8 @@ def one_run(of: Evidence) -> Iterator[Finding]:
 
 def copies(of: Evidence) -> Iterator[Finding]:
     """No run is another: equal in a stretch, but for rounding or a little noise, or one step off."""
-    losses, labels = of.whole[1], of.labels
-    found = list(_copies(losses, labels, of.paired))
-    n = len(of.base)
+    losses, n = of.whole[1], len(of.base)
+    found = list(_copies(losses, n, of.paired))
     for code, said in (("equals_base", "are equal"), ("barely_differs", "wanders")):
         own = [(i, why) for i, j, why in found if of.paired and j == i + n and said in why]
         if own:
@@ -299,8 +297,8 @@ def resolution(values: Vector) -> float:
     return 0.0
 
 
-def _copies(losses: Vector, labels: Sequence[int], paired: bool) -> Iterator[tuple[int, int, str]]:
-    """Pairs of runs that are one, and why."""
+def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int, str]]:
+    """Pairs of runs that are one, and why; the first so many are the base's."""
     from scipy.special import chdtri, pdtrc
 
     runs, steps = losses.shape
@@ -308,7 +306,7 @@ def _copies(losses: Vector, labels: Sequence[int], paired: bool) -> Iterator[tup
     partner = np.array([paired and j - i == runs // 2 for i, j in pairs])
     printed = [resolution(row) for row in losses]
     alike = np.array([printed[i] == printed[j] for i, j in pairs])
-    same_side = np.array([labels[i] == labels[j] for i, j in pairs])
+    same_side = np.array([(i < base) == (j < base) for i, j in pairs])
     top, count = float(np.abs(losses).max()), len(pairs)
     (near, longest, same, wander, usual), done = np.zeros((5, count)), 0
     for i in range(runs - 1):
@@ -335,7 +333,7 @@ def _copies(losses: Vector, labels: Sequence[int], paired: bool) -> Iterator[tup
         and whole.size
         and pdtrc(whole.size - 1, count * chance(same) ** max(steps / 4, 2)) < RARE
     )
-    sides = [usual[same_side & np.array([labels[i] == side for i, _ in pairs])] for side in (0, 1)]
+    sides = [usual[same_side & np.array([(i < base) is side for i, _ in pairs])] for side in (True, False)]
     reference = max(float(np.median(side)) for side in sides if side.size)
     free = 0.6 * (steps - 2)
     limit = min(chdtri(free, 1 - 1e-5 / count) / free, NEAR_COPY**2) if steps >= 6 else 0.0

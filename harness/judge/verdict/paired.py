@@ -17,7 +17,7 @@ from harness.judge import gathered
 from harness.judge.verdict.course import Course, difference, ends
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.evidence import Evidence, LossRun
-from harness.judge.verdict.gradients import gradients
+from harness.judge.verdict.gradients import enough_pairs, gradients
 from harness.judge.verdict.result import (
     LATE,
     MARGIN,
@@ -49,7 +49,6 @@ PARTS = {
     "L3": ("course", "swing", "smooth", "uneven", "stray", "other_start"),
     "L5": ("trend",),
 }
-FEW_PAIRS = f"{{}} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
 SHOWN = {code for codes in PARTS.values() for code in codes} | {"few_runs", "few_values"}
 
 
@@ -122,12 +121,12 @@ def judge_pairs(
         span = WHOLE[0], float(min(switches))
     pairs, seeds = pair(candidate, control), len(candidate)
     band = pair(golden, control, "golden arm") if golden else None
-    found, notes = None, [*pairs.problems]
+    notes = [*pairs.problems]
     results = [finite(candidate, control)]
     try:
-        found = _curves(pairs, candidate, control, span[0], margin, excused)
+        found, course = _curves(pairs, candidate, control, span[0], margin, excused)
         results += [
-            *_shown(found, _course_of(found, pairs)),
+            *_shown(found, course),
             judged("L4h", len(pairs.seeds), _heldout, found, pairs),
         ]
         results.sort(key=lambda result: result.gate)
@@ -161,14 +160,13 @@ def conclude(
 
 def _curves(
     pairs: Pairs, candidate: Runs, control: Runs, start: float, margin: float, excused: Sequence[str]
-) -> CurveVerdict:
+) -> tuple[CurveVerdict, Course]:
     """The one rule on the training losses of whole pairs, from a step on; and on their held-out losses, where there are some.
 
     Raises:
-        CannotTell: too few pairs or steps.
+        CannotTell: too few pairs or steps, or no loss above 0.
     """
-    if len(pairs.seeds) < MIN_SEEDS:
-        raise CannotTell(FEW_PAIRS.format(len(pairs.seeds)))
+    enough_pairs(pairs)
     inside = pairs.steps >= start
     if (count := int(inside.sum())) < MIN_POINTS:
         where = " ran in FP8" if count < inside.size else ""
@@ -193,13 +191,10 @@ def _curves(
 
     sides = runs(control, pairs.control), runs(candidate, pairs.candidate)
     window = int((_is_late(pairs.steps) & inside).sum())
-    return judge(Evidence(*sides, True, margin, window, excused=excused))
-
-
-def _course_of(found: CurveVerdict, pairs: Pairs) -> Course:
+    found = judge(Evidence(*sides, True, margin, window, excused=excused))
     if found.course is None:
         raise CannotTell("the control's loss is not above 0, so a gap relative to it says nothing")
-    return found.course
+    return found, found.course
 
 
 def _shown(found: CurveVerdict, course: Course) -> Iterator[GateResult]:
@@ -222,8 +217,7 @@ def _shown(found: CurveVerdict, course: Course) -> Iterator[GateResult]:
     sentence += said["L3"] or f"; no piece of the course is shown beyond {percent(found.margin)[1:]}"
     yield _gap("L3", status["L3"], sentence, gap, found, gap.interval())
     yield _equivalence("L4", f"last {100 * LATE:.0f} % of the steps", course.end.ways[0], found)
-    slope, error, degrees = course.slope()
-    gap = stats.Welch(float(slope), float(error), degrees)
+    gap = course.slope()
     low, high = gap.interval()
     sentence = f"slope {percent(gap.difference)} of the loss per e-fold of steps (95 % interval {percent(low)} to {percent(high)})"
     yield _gap("L5", status["L5"], sentence + said["L5"], gap, found, (low, high))

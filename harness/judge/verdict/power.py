@@ -67,3 +67,8 @@ def seeds_for(sd: float, margin: float, gap: float = 0.0, sides: int = 1) -> int
     counts = range(MIN_SEEDS, MOST + 1)
     at = bisect_left(counts, POWER, key=lambda n: tost_power(sd, margin, n, gap, sides))
     return counts[at] if at < len(counts) else None
+
+
+def runs_needed(sd: float, margin: float, sides: int = 1) -> tuple[int | None, int | None]:
+    """`seeds_for` without a gap, and at a gap of half a margin."""
+    return seeds_for(sd, margin, 0.0, sides), seeds_for(sd, margin, margin / 2, sides)

@@ -23,7 +23,7 @@ from harness.judge import gathered, words
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
 from harness.judge.verdict.integrity import LONG, STRETCH, stretch
 from harness.judge.verdict.paired import Verdict, conclude, judge_other_seeds, judge_pairs
-from harness.judge.verdict.result import MARGIN, GateResult
+from harness.judge.verdict.result import GateResult
 from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.differences import ENV_ID_FIELDS
 from harness.store.errors import Cause
@@ -113,18 +113,17 @@ class ArmVerdict:
         return not failed if self.arm == NEGATIVE else failed and self.arm in MUST_PASS
 
 
-def judge(frame: pd.DataFrame, margin: float = MARGIN) -> list[ArmVerdict]:
+def judge(frame: pd.DataFrame) -> list[ArmVerdict]:
     """Judges every arm of every set-up in some rows of the store.
 
     Args:
         frame: rows as read by `harness.store.read`; rows of other suites are skipped.
-        margin: of equivalence, relative to the control's mean loss.
 
     Returns:
         Verdicts in the order of the rows; none for the control itself. An arm whose set-up has no control run, or
         that has no run at all, is INCONCLUSIVE.
     """
-    return [verdict for setup in setups(frame) for verdict in _judge_setup(setup, margin)]
+    return [verdict for setup in setups(frame) for verdict in _judge_setup(setup)]
 
 
 def setups(frame: pd.DataFrame) -> list[Setup]:
@@ -263,7 +262,7 @@ class _Judged:
         return "" if len(some) == len(self.runs) else f"seed {', '.join(map(str, some))}: "
 
 
-def _judge_setup(setup: Setup, margin: float) -> list[ArmVerdict]:
+def _judge_setup(setup: Setup) -> list[ArmVerdict]:
     missing = tuple(_missing(setup))
     verdicts = []
     for arm in setup.arms:
@@ -272,14 +271,14 @@ def _judge_setup(setup: Setup, margin: float) -> list[ArmVerdict]:
             against = control_of(fields, setup)
             it = _Judged(setup, arm, fields, against, setup.arms[arm], setup.arms.get(against, {}))
             expected = "FAIL" if arm == NEGATIVE else "PASS"
-            verdict = _judge_arm(it, margin)
+            verdict = _judge_arm(it)
             verdicts.append(
                 ArmVerdict(setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing)
             )
     return _doubted(verdicts)
 
 
-def _judge_arm(it: _Judged, margin: float) -> Verdict:
+def _judge_arm(it: _Judged) -> Verdict:
     setup, fields, runs = it.setup, it.fields, it.runs
     notes = [f"seed {seed}: {reason}" for seed, reason in sorted(setup.failed.get(it.arm, {}).items())]
     if not runs or not it.control:
@@ -310,7 +309,6 @@ def _judge_arm(it: _Judged, margin: float) -> Verdict:
             golden=setup.runs_of(it.golden) if has_golden else None,
             twin=it.control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
             twin_name=it.against if warm_up else fields.recipe,
-            margin=margin,
             excused=("equals_base", "barely_differs") if is_perturbed else ("equals_base",),
         )
     for note in (note for condition in CONDITIONS for note in condition(it)):

@@ -17,23 +17,22 @@ import numpy as np
 
 from harness.judge.verdict import conditions, integrity
 from harness.judge.verdict.course import FEW, Course, ends
-from harness.judge.verdict.evidence import SIDES, Evidence, Finding, evidence_of, runs_of
-from harness.judge.verdict.power import ALPHA, MOST, POWER, seeds_for, tost_power
-from harness.judge.verdict.result import percent
+from harness.judge.verdict.evidence import SIDES, Evidence, evidence_of, runs_of
+from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed, tost_power
+from harness.judge.verdict.result import MARGIN, percent
 from harness.judge.verdict.sooner import Sooner, sooner
 from harness.store import text
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pandas as pd
 
-    from harness.judge.verdict.evidence import LossRun
+    from harness.judge.verdict.evidence import Finding, LossRun
     from harness.store.stats import Effect
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-MARGIN = 0.0025  # of the base's loss; the order of what DeepSeek-V3 reports for FP8 at scale
 MOST_MARGIN = 0.01  # a wider one says nothing of training the same
 LEAST_FALLS = 20.0  # margins that the base's loss falls by; the margin is narrower where it falls by less
 PASS_CONFIDENCE = 1 - 2 * ALPHA  # of the interval inside the margin
@@ -68,7 +67,7 @@ class CurveVerdict:
         shows: the smallest margin that so many runs with this spread show in 80 % of cases, without a gap.
         needed: runs a side that would show the margin in 80 % of cases, without a gap and at half a margin; None: over `MOST`,
             empty where nothing is known of the spread.
-        sooner: steps and seconds to one loss, and seconds a step.
+        sooner: steps and seconds to one loss, and seconds to the end.
         course: the figures along the way; None where nothing was compared.
     """
 
@@ -177,43 +176,34 @@ def verdict(
         "waived": differs,
         "excused": [code for code in differs if code in WAIVABLE],
     }
-    found = judge(evidence_of((base, candidate), value, step, paired=paired == "seed", **asked))
-    if not found.needed and noise and not found.sd > 0:
-        runs = list(runs_of(noise, "noise", value, step, []))
-        figures = np.array([float(ends(run.values, found.window)) for run in runs])
-        found.sd = float(figures.std(ddof=1) / figures.mean()) if figures.size > 1 else math.nan
-        _what_decides(found)
-    return found
+    of = evidence_of((base, candidate), value, step, paired=paired == "seed", **asked)
+    return judge(replace(of, noise=list(runs_of(noise, "noise", value, step, []))))
 
 
 def judge(of: Evidence) -> CurveVerdict:
     """The verdict on evidence."""
-    found = _judged(of)
     beside = conditions.other_losses(of, lambda evidence: ((v := _judged(evidence)).outcome, v.codes))
-    found.findings += [finding for finding in beside if finding.code not in of.excused]
-    _decide(found)
-    found.sooner = sooner(of, found.window) if integrity.enough(of) and found.step == found.step else None
+    found = _judged(of, beside)
+    found.sooner = sooner(of, found.window) if math.isfinite(found.step) else None
     if found.sooner:
         found.notes += found.sooner.lines
     return found
 
 
-def _judged(of: Evidence) -> CurveVerdict:
-    """The verdict but for other columns and what is said beside it."""
+def _judged(of: Evidence, beside: Iterable[Finding] = ()) -> CurveVerdict:
+    """The verdict but for times; `beside`: what other columns show."""
     asked = of.margin
     has_course = integrity.enough(of)
     if has_course and (fall := integrity.fall_of(of)) > 0:
         of = replace(of, margin=min(asked, fall / LEAST_FALLS))
-    found = CurveVerdict(of, of.margin)
-    found.findings = [
-        each for each in (*integrity.findings(of), *conditions.findings(of)) if each.code not in of.excused
-    ]
+    found = CurveVerdict(of, of.margin, findings=[*integrity.findings(of), *conditions.findings(of)])
     if has_course:
         _compare(found)
         if of.margin < asked:
             found.notes.append(
                 f"the base's loss falls by {100 * fall:.3g} %, so a gap counts above {_percent(of.margin)}, a {LEAST_FALLS:.0f}th of that"
             )
+    found.findings = [each for each in (*found.findings, *beside) if each.code not in of.excused]
     _decide(found)
     return found
 
@@ -227,9 +217,7 @@ def _compare(found: CurveVerdict) -> None:
         losses[:n], losses[n:], of.margin, of.paired, of.window, of.between, of.clusters
     )
     end = course.end
-    found.findings += [
-        Finding(*alarm, is_soft=True) for alarm in course.alarms() if alarm.code not in of.excused
-    ]
+    found.findings += course.findings()
     found.step, found.window, found.gap = float(steps[-1]), end.window, end.gap
     found.low, found.high = end.interval(0.95)
     found.p = end.p_within(of.margin)
@@ -257,12 +245,12 @@ def _compare(found: CurveVerdict) -> None:
 
 def _decide(found: CurveVerdict) -> None:
     """The word, from the end's code and the findings."""
-    end = [code for code in found.codes if code in _END]
+    of = found.evidence
+    end = found.codes
     hard = [each for each in found.findings if not each.is_soft]
     against = list(dict.fromkeys(each.code for each in found.findings))
     broke = "not_finite" in against and not hard
     found.codes = [*(code for code in end if code != "equivalent" or not against), *against] or ["not_shown"]
-    found.outcome = "INCONCLUSIVE"
     if hard:
         found.codes = against
         found.step = found.gap = found.low = found.high = found.p = (
@@ -273,8 +261,12 @@ def _decide(found: CurveVerdict) -> None:
     elif end == ["equivalent"] and not against:
         found.outcome = "PASS"
     found.reasons = list(_reasons(found))
-    if not hard:
-        _what_decides(found)
+    from_noise = bool(of.noise) and not found.sd > 0
+    if from_noise:
+        figures = np.array([float(ends(run.values, found.window)) for run in of.noise])
+        found.sd = float(figures.std(ddof=1) / figures.mean()) if figures.size > 1 else math.nan
+    if from_noise or not hard:
+        found.notes += _what_decides(found)
 
 
 _END = {
@@ -321,11 +313,10 @@ def _scope(of: Evidence, step: float) -> str:
     return f" up to step {step:g} over {len(base)} and {len(candidate)} of {of.cluster_column}"
 
 
-def _what_decides(found: CurveVerdict) -> None:
+def _what_decides(found: CurveVerdict) -> Iterator[str]:
     """Power of so many runs, and the runs that would decide."""
     of = found.evidence
     counts, sides = [len(side) for side in of.sides], 1 if of.paired else 2
-    said: list[str] = []
     if found.sd > 0 and min(counts) > 1:
         from scipy.optimize import brentq
 
@@ -334,25 +325,17 @@ def _what_decides(found: CurveVerdict) -> None:
         found.shows = brentq(
             lambda least: tost_power(sd, least, count, sides=sides) - POWER, sd / 100, 1000 * sd
         )
-        said.append(
-            f"{count} runs a side with this spread show a margin of {_percent(found.shows)} in {100 * POWER:.0f} % of cases"
-        )
+        yield f"{count} runs a side with this spread show a margin of {_percent(found.shows)} in {100 * POWER:.0f} % of cases"
     if found.outcome == "INCONCLUSIVE" and set(found.codes) <= {"not_shown", "few_runs"}:
         if found.sd > 0:
-            found.needed = tuple(
-                seeds_for(found.sd, found.margin, gap, sides=sides) for gap in (0.0, found.margin / 2)
-            )
+            found.needed = runs_needed(found.sd, found.margin, sides)
         shown = " / ".join(str(n or f"over {MOST}") for n in found.needed)
         clusters = [len(set(side)) for side in of.clusters]
         more = "more of " + of.cluster_column if max(clusters) > 1 and clusters != counts else "runs a side"
-        said.append(
+        yield (
             f"{more} that show it in {100 * POWER:.0f} % of cases, without a gap / at half a margin: "
             f"{shown or 'not known, for want of two runs that show the spread (noise=)'}"
         )
-    found.notes = [*(note for note in found.notes if POWER_SAID not in note), *said]
-
-
-POWER_SAID = f"{100 * POWER:.0f} % of cases"
 
 
 def _percent(share: float) -> str:

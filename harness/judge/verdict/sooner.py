@@ -1,4 +1,4 @@
-"""Sooner: steps and seconds to one loss, and seconds a step: ratios of a candidate over its base, with intervals.
+"""Sooner: steps and seconds to one loss, and to the end: ratios of a candidate over its base, with intervals.
 
 A run may be worse at equal steps and sooner at equal loss. Values at which a grid of evaluations saw the target are too
 late by up to one cell; with curves the crossing is interpolated. Where it is not, the variance of a cell is added:
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.verdict.course import difference, ends
-from harness.store.stats import Effect, t_quantile
+from harness.judge.verdict.course import ends, ways
+from harness.store.stats import Effect, paired, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,6 @@ class Sooner:
         steps: steps to it; None where a run does not reach it.
         seconds: to the target where one was named, else to the last common step; None without times.
         to_loss: seconds to that loss.
-        a_step: seconds a step.
         lines: the same in words.
     """
 
@@ -42,7 +41,6 @@ class Sooner:
     steps: Effect | None
     seconds: Effect | None
     to_loss: Effect | None
-    a_step: Effect | None
     lines: tuple[str, ...] = ()
 
 
@@ -60,7 +58,7 @@ def sooner(of: Evidence, window: int = 1) -> Sooner:
     to_loss = [run.second_at(step) for run, step in zip(of.runs, crossed, strict=True)]
     steps = _ratio(of, crossed)
     seconds = _ratio(of, total if of.target is None else to_loss)
-    made = Sooner(loss, steps, seconds, _ratio(of, to_loss), _ratio(of, total))
+    made = Sooner(loss, steps, seconds, _ratio(of, to_loss))
     return replace(made, lines=tuple(_lines(of, made, total, to_loss)))
 
 
@@ -105,15 +103,8 @@ def ratio_to_target(
     if rounds < 2:
         return Effect(middle, -math.inf, math.inf, rounds)
     share = cell / math.exp(float(np.concatenate(logs).mean()))
-    ways = [_interval(difference(logs[0], logs[1], paired=False), share)]
-    names = [sorted(set(side)) for side in clusters]
-    if all(names) and sum(map(len, names)) > 2:
-        means = [
-            np.array([x[np.array(side) == name].mean() for name in own])
-            for x, side, own in zip(logs, clusters, names, strict=True)
-        ]
-        ways.append(_interval(difference(means[0], means[1], paired=False, pooled=True), share))
-    return Effect(middle, min(low for low, _ in ways), max(high for _, high in ways), rounds)
+    lows, highs = zip(*(_interval(way, share) for way in ways(*logs, clusters)), strict=True)
+    return Effect(middle, min(lows), max(highs), rounds)
 
 
 def _interval(found: Welch, share: float) -> tuple[float, float]:
@@ -130,15 +121,17 @@ def _interval(found: Welch, share: float) -> tuple[float, float]:
 
 def _ratio(of: Evidence, figures: Sequence[float]) -> Effect | None:
     """None where a run has no figure above 0."""
-    values = np.array(figures, float)
-    if not (np.isfinite(values) & (values > 0)).all():
-        return None
     n = len(of.base)
-    if of.paired and n > 1:
-        found = difference(np.log(values[:n]), np.log(values[n:]), paired=True)
-        low, high = found.interval()
-        return Effect(found.difference, low, high, n)
-    return ratio_to_target(values[:n].tolist(), values[n:].tolist(), clusters=of.clusters)
+    if of.paired:
+        return ratio_of_pairs(figures[:n], figures[n:])
+    known = all(0 < x < math.inf for x in figures)
+    return ratio_to_target(figures[:n], figures[n:], clusters=of.clusters) if known else None
+
+
+def ratio_of_pairs(base: Sequence[float], candidate: Sequence[float]) -> Effect | None:
+    """Candidate over base, pair by pair; None where one has no figure above 0."""
+    known = all(0 < x < math.inf for x in (*base, *candidate))
+    return paired(np.log(candidate) - np.log(base)) if known else None
 
 
 def _averaged(run: LossRun, window: int) -> tuple[Vector, Vector]:

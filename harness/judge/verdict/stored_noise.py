@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.paired import heldout_gaps, late_gaps
-from harness.judge.verdict.power import ALPHA, MOST, POWER, seeds_for
+from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
 from harness.store.case import LOCAL, OTHER, Arm
@@ -64,11 +64,10 @@ def lines(
         for arm in (a for a in arms if a not in NOT_TESTED):
             said = f"no stored run of this arm: unknown; run {MIN_SEEDS} seeds first"
             if noise := best_noise(stored, axes, arm):
-                counts = [seeds_for(noise.sd, MARGIN, gap) for gap in (0.0, MARGIN / 2)]
                 heldout = "unknown" if noise.heldout is None else percent(noise.heldout)[1:]
                 other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
                 said = (
-                    f"{' / '.join(f'more than {MOST}' if n is None else str(n) for n in counts)} (sd late "
+                    f"{' / '.join(f'more than {MOST}' if n is None else str(n) for n in runs_needed(noise.sd, MARGIN))} (sd late "
                     f"{percent(noise.late)[1:]}, held-out {heldout}; {noise.seeds} seeds of {noise.run_id}{other})"
                 )
             yield f"  {arm:<20} {said}"

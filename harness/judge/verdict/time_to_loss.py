@@ -16,14 +16,13 @@ import numpy as np
 
 from harness.judge.verdict.curves import Curve, ema, half_life
 from harness.judge.verdict.result import MARGIN
-from harness.judge.verdict.sooner import crossing
-from harness.store import stats
+from harness.judge.verdict.sooner import crossing, ratio_of_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.judge.verdict.curves import Run, Runs
-    from harness.store.stats import Estimate
+    from harness.store.stats import Effect
 
 MIN_EVALUATIONS = 5
 
@@ -37,7 +36,7 @@ class Reach:
         target: the loss, in nats.
         curve: "held-out loss" or "smoothed training loss".
         steps, seconds: by seed; NaN where the target was not reached or no time was stored.
-        step_ratio, second_ratio: control / arm over the seeds of both, above 1 = the arm is there sooner; None where a
+        step_ratio, second_ratio: arm / control over the seeds of both, below 1 = the arm is there sooner; None where a
             seed did not reach the target, a time is missing, or for the control itself.
     """
 
@@ -46,8 +45,8 @@ class Reach:
     curve: str
     steps: Mapping[int, float]
     seconds: Mapping[int, float]
-    step_ratio: Estimate | None = None
-    second_ratio: Estimate | None = None
+    step_ratio: Effect | None = None
+    second_ratio: Effect | None = None
 
     @property
     def reached(self) -> int:
@@ -93,11 +92,6 @@ def time_to_loss(arms: Mapping[str, Runs], control: str = "base", target: float 
     ]
 
 
-def _crossed(run: Run, smoothed: bool, target: float) -> float:
-    curve = _curve(run, smoothed)
-    return crossing(curve.steps, curve.values, target)
-
-
 def _curve(run: Run, smoothed: bool) -> Curve:
     if not smoothed and run.heldout:
         return run.heldout
@@ -113,7 +107,8 @@ def _curve(run: Run, smoothed: bool) -> Curve:
 
 def _reach(arm: str, runs: Runs, target: float, smoothed: bool) -> Reach:
     name = "smoothed training loss" if smoothed else "held-out loss"
-    steps = {seed: _crossed(run, smoothed, target) for seed, run in sorted(runs.items())}
+    curves = {seed: _curve(run, smoothed) for seed, run in sorted(runs.items())}
+    steps = {seed: crossing(curve.steps, curve.values, target) for seed, curve in curves.items()}
     # A held-out loss at r follows r updates, a training loss at s precedes update s + 1 but is known with it.
     seconds = {seed: _seconds(runs[seed].elapsed, at + smoothed) for seed, at in steps.items()}
     return Reach(arm, target, name, steps, seconds)
@@ -126,8 +121,7 @@ def _seconds(clock: Curve | None, updates: float) -> float:
     return float(np.interp(updates, np.append(0.0, clock.steps + 1), np.append(0.0, clock.values)))
 
 
-def _ratio(control: Mapping[int, float], mine: Mapping[int, float]) -> Estimate | None:
-    """Control over arm by seed; None where the seeds differ, or one has no figure."""
-    ratios = [control[s] / mine[s] if mine[s] > 0 else math.nan for s in control if s in mine]
-    known = control.keys() == mine.keys() and all(r > 0 and math.isfinite(r) for r in ratios)
-    return stats.geometric_mean(ratios) if known else None
+def _ratio(control: Mapping[int, float], mine: Mapping[int, float]) -> Effect | None:
+    """Arm over control by seed; None where the seeds differ, or one has no figure."""
+    same = control.keys() == mine.keys()  # both in the order of seeds
+    return ratio_of_pairs([*control.values()], [*mine.values()]) if same else None

@@ -34,8 +34,8 @@ def test_time_to_loss_of_straight_lines():
     base, fast = time_to_loss(arms, target=2.45)
     assert list(base.steps.values()) == pytest.approx([55.0] * 3)
     assert list(fast.seconds.values()) == pytest.approx([5.5] * 3)
-    assert fast.step_ratio.value == pytest.approx(1.0)
-    assert fast.second_ratio.value == pytest.approx(2.0)
+    assert fast.step_ratio.speedup == pytest.approx(1.0)
+    assert fast.second_ratio.speedup == pytest.approx(2.0)
     assert base.step_ratio is None
     assert base.curve == "held-out loss"
 

@@ -190,6 +190,7 @@ TABLE: dict[str, tuple[Any, ...]] = {
     **{code: (named(A, **a), named(B, **b), *more) for code, (a, b, *more) in SETTINGS.items()},
     "few_runs": (A[:2], B[:2]),
     "seed_missing": (pairs()[0], pairs()[1][:4], PAIRS),
+    "seed_missing, in every run": (pairs()[0][:3], pairs()[1][3:], PAIRS),
     "base_broke": (each(A, put([-1], math.nan)), B),
     "not_finite": (A, each(B, put([-1], math.inf), only=slice(1))),
     "unfinished": (A, named(each(B, put([9, 10], math.nan)), lr=1.0)),
