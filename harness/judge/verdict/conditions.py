@@ -31,7 +31,10 @@ LOW = re.compile(
 )
 HIGH = re.compile(r"bf16|bfloat16|fp16|fp32|float32|false|none|^$", re.IGNORECASE)
 MEASURED = re.compile(
-    r"time|clock|(^|_)date|seconds?$|_ms$|per_s|tok/sec|tps|throughput|tflops|mfu|memory|peak_mem|^epoch$|tokens_seen|flos",
+    _WORD.format(
+        r"time(stamp)?|runtime|elapsed|clock|date|seconds?|ms|(tokens?|samples|steps)_per_s(ec(ond)?)?|tok/sec|tps|throughput|tflops|mfu|"
+        r"epoch|tokens_seen|total_flos|memory(_gi?b|_mi?b|_bytes)?$|(peak|max)_mem(ory)?"
+    ),
     re.IGNORECASE,
 )  # of a run, not set for it
 RUN = re.compile(

@@ -308,16 +308,19 @@ def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int,
     alike = np.array([printed[i] == printed[j] for i, j in pairs])
     same_side = np.array([(i < base) == (j < base) for i, j in pairs])
     top, count = float(np.abs(losses).max()), len(pairs)
-    (near, longest, same, wander, usual), done = np.zeros((5, count)), 0
+    (near, beside, longest, same, wander, usual), done = np.zeros((6, count)), 0
     for i in range(runs - 1):
         apart = losses[i] - losses[i + 1 :]
         equal = np.abs(apart) <= SAME_BITS * top
-        half = [max(printed[i], other) / 2 * 1.0001 for other in printed[i + 1 :]]
+        half = np.array([[max(printed[i], other) / 2 * 1.0001] for other in printed[i + 1 :]])
         moved = np.diff(apart, axis=1)
         moved -= np.median(moved, axis=1, keepdims=True)
         own = slice(done, done := done + runs - 1 - i)
         near[own], longest[own] = equal.mean(axis=1), [stretch(row) if row.any() else 0 for row in equal]
-        same[own] = (np.abs(apart) <= np.array(half)[:, None]).mean(axis=1)
+        same[own] = (np.abs(apart) <= half).mean(axis=1)
+        beside[own] = ((np.abs(apart) <= 3 * half) & ~equal).mean(
+            axis=1
+        ) / 2  # one printed digit apart, to either side
         wander[own] = np.sqrt((moved**2).mean(axis=1))
         usual[own] = MAD * np.median(np.abs(moved), axis=1)
 
@@ -353,7 +356,7 @@ def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int,
                 )
         elif (
             length >= max(MIN_VALUES, 0.05 * steps)
-            and equals[bool(alike[k])] ** length * steps * count < RARE
+            and max(equals[bool(alike[k])], beside[k]) ** length * steps * count < RARE
         ):
             yield i, j, f"{length:.0f} values in a row are equal"
         elif by_rounding and same[k] == 1:
