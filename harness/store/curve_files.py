@@ -282,6 +282,8 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     made["step"] = _numbers(table, at, source)[0]
     made["value"], empty = _numbers(table, value, source)
     chosen = [run for run in made["run"].unique() if fnmatch.fnmatchcase(run, runs)]
+    if len(chosen) < (every := made["run"].nunique()):
+        notes.append(f"{source}: {len(chosen)} of {every} runs are read")
     if not chosen:
         known = some([short(run, 60) for run in made["run"].unique()], 12, ", ")
         raise UsageError(f"{source}: no run is {printable(runs)}; it has {known}")
@@ -355,6 +357,8 @@ def _continued(made: pd.DataFrame, source: str, notes: list[str], unfinished: di
                 "one run unless it has a column `run`; write a file a run, or name the runs in that column"
             )
         lost = steps[mine & ~kept]
+        if not np.isfinite(rows["value"].to_numpy(float)[mine & ~kept]).all():
+            unfinished.setdefault(run, "before a restart its loss was not finite")
         name = source if run == source else f"{source}, run {printable(run)}"
         notes.append(f"{name}: step {lost.min():g} to {lost.max():g} written twice, the later rows count")
         if steps[mine][-1] < lost.max():

@@ -98,6 +98,7 @@ MLLOG_NAMES = {
     "submission_org": "submitter",
     "submission_platform": "system",
     "reduced_train_loss": "train_loss",
+    "eval_accuracy": "eval_loss",  # of a language model it is the loss; a rising one is refused by its shape
 }
 MLLOG_STEPS = "samples_count", "epoch_num", "step"  # in this order; a round has one or more of them
 

@@ -6,15 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from harness.judge.verdict.course import difference
-from harness.judge.verdict.evidence import SIDES, Finding
+from harness.judge.verdict.evidence import CLUSTERS, SIDES, Finding
 from harness.store.text import printable, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import pandas as pd
 
     from harness.judge.verdict.evidence import Evidence, LossRun
 
@@ -25,7 +24,10 @@ NO_LOSS = re.compile(
     ),
     re.IGNORECASE,
 )
-FORMAT = re.compile(r"precision|dtype|recipe|fp8|fp4|mxfp|quant|bf16|amax|scaling", re.IGNORECASE)
+FORMAT = re.compile(
+    _WORD.format(r"precision|dtype|recipe|(mx|nv)?fp[48]\w*|quant(ization|_2d)?|bf16|amax(_\w+)?"),
+    re.IGNORECASE,
+)
 LOW = re.compile(
     r"fp8|fp4|e4m3|e5m2|e2m1|mx|hybrid|true|tensorwise|rowwise|blockwise|current|delayed", re.IGNORECASE
 )
@@ -33,13 +35,14 @@ HIGH = re.compile(r"bf16|bfloat16|fp16|fp32|float32|false|none|^$", re.IGNORECAS
 MEASURED = re.compile(
     _WORD.format(
         r"time(stamp)?|runtime|elapsed|clock|date|seconds?|ms|(tokens?|samples|steps)_per_s(ec(ond)?)?|tok/sec|tps|throughput|tflops|mfu|"
-        r"epoch|tokens_seen|total_flos|memory(_gi?b|_mi?b|_bytes)?$|(peak|max)_mem(ory)?"
+        r"total_flos|memory(_gi?b|_mi?b|_bytes)?$|(peak|max)_mem(ory)?"
     ),
     re.IGNORECASE,
 )  # of a run, not set for it
 RUN = re.compile(
-    _WORD.format("name|run|id|host|hostname|node|rank|pid|path|file|uuid|seed|line|status"), re.IGNORECASE
-)
+    r"((run|display|host|job|experiment)_?)?(name|id)|run|host(name)?|node|rank|pid|path|(log_?)?file|uuid|\w*seed|line|status",
+    re.IGNORECASE,
+)  # of one run, by the whole name
 COUNTERS = re.compile(r"skipped|nan|inf(s|inite)?$|overflow", re.IGNORECASE)
 NORM, NORM_APART = re.compile(r"grad_?norm|norm$", re.IGNORECASE), np.log(1.05)
 LOSS = re.compile(r"loss", re.IGNORECASE)
@@ -67,8 +70,10 @@ def is_treatment(of: Evidence, name: str) -> bool:
 
 
 def _setting_names(of: Evidence) -> list[str]:
-    every = {name for run in of.runs for name in run.settings} - {of.cluster_column, *of.waived}
-    return sorted(every)
+    # what has one value a side is a setting, unless it says where runs ran
+    one_each = max(len(set(side)) for side in of.clusters) <= 1 and of.cluster_column not in CLUSTERS
+    every = {name for run in of.runs for name in run.settings} - {*of.waived}
+    return sorted(every if one_each else every - {of.cluster_column})
 
 
 def _values(side: Sequence[LossRun], name: str) -> list[str]:
@@ -79,10 +84,14 @@ def settings(of: Evidence) -> Iterator[Finding]:
     """Every setting that is not of a single run is equal."""
     unlike = []
     for name in _setting_names(of):
-        if is_treatment(of, name) or MEASURED.search(name) or RUN.search(name):
+        if (
+            is_treatment(of, name)
+            or any(known.search(name) for known in (MEASURED, COUNTERS))
+            or RUN.fullmatch(name)
+        ):
             continue
         base, candidate = (_values(side, name) for side in of.sides)
-        if all(len(set(side)) == len(side) > 1 for side in (base, candidate)):
+        if all(len(set(side)) == len(side) > 1 for side in (base, candidate)) and not _apart(base, candidate):
             continue  # of each run its own, as an identifier is
         if set(base) != set(candidate):
             shown = (
@@ -91,6 +100,21 @@ def settings(of: Evidence) -> Iterator[Finding]:
             unlike.append(f"{printable(name)} ({' against '.join(shown)})")
     if unlike:
         yield Finding("differs", f"not judged, waive by differs=[...]: {some(unlike, 6, ', ')}")
+
+
+def _apart(base: Sequence[str], candidate: Sequence[str]) -> bool:
+    """Whether values are numbers whose ranges do not meet, as those of another learning rate."""
+    sides = [pd.to_numeric(pd.Series(side), errors="coerce") for side in (base, candidate)]
+    return bool(sides[0].max() < sides[1].min() or sides[1].max() < sides[0].min())
+
+
+def compared(of: Evidence) -> str:
+    """The treatment on both sides, in words; "" where no column tells it."""
+    names = [name for name in _setting_names(of) if is_treatment(of, name)]
+    pairs = [(name, *(_values(side, name)[0] or "none" for side in of.sides)) for name in names]
+    return some(
+        [f"{printable(name)} {base} against {mine}" for name, base, mine in pairs if base != mine], 6, ", "
+    )
 
 
 def treatments(of: Evidence) -> Iterator[Finding]:
@@ -123,7 +147,7 @@ def schedules(of: Evidence) -> Iterator[Finding]:
     """A column that is one course in all runs of a side, as a learning rate is, is that course on the other side too."""
     unlike = []
     for name in sorted(set.intersection(*(set(run.series) for run in of.runs)) - set(of.waived)):
-        if MEASURED.search(name) or RUN.search(name) or LOSS.search(name):
+        if MEASURED.search(name) or RUN.fullmatch(name) or LOSS.search(name):
             continue
         sides = [[run.series[name].loc[: of.end] for run in side] for side in of.sides]
         if all(_same(own[0], other) for own in sides for other in own[1:]) and not _same(
@@ -135,11 +159,8 @@ def schedules(of: Evidence) -> Iterator[Finding]:
 
 
 def _same(one: pd.Series[float], other: pd.Series[float]) -> bool:
-    return (
-        len(one) == len(other)
-        and np.allclose(one.to_numpy(), other.to_numpy(), rtol=1e-6)
-        and one.index.equals(other.index)
-    )
+    at = one.index.intersection(other.index)
+    return bool(np.allclose(one.loc[at], other.loc[at], rtol=1e-6, equal_nan=True))
 
 
 def seeds(of: Evidence) -> Iterator[Finding]:
@@ -159,6 +180,16 @@ def seeds(of: Evidence) -> Iterator[Finding]:
 def norms(of: Evidence) -> Iterator[Finding]:
     """Gradient norms, median over the steps of a run, lie within 5 % beyond their noise."""
     for name in _shared(of, NORM):
+        lost = [
+            sum(not np.isfinite(run.series[name]).all() for run in side)
+            for side in of.sides
+            if name in side[0].series
+        ]
+        if len(lost) == 2 and lost[1] > lost[0]:
+            yield Finding(
+                "grad_norm", f"{printable(name)} is not finite in {lost[1]} candidate runs", is_soft=True
+            )
+            continue
         logs = [
             np.log([max(float(run.series[name].loc[: of.end].median()), 1e-300) for run in side])
             for side in of.sides
@@ -218,10 +249,20 @@ def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]
         "not_finite",
         "not_positive",
         "hole",
+        "missing",
         "repeats",
         "stopped_early",
         "unfinished",
     }
+    own: list[set[str]] = [
+        {str(name) for name in {*run.series, *run.settings} if LOSS.search(name) or COUNTERS.search(name)}
+        for run in of.runs
+    ]
+    every, shared = own[0].union(*own), own[0].intersection(*own)
+    if lacking := sorted(every - shared - {*of.waived}):
+        yield Finding(
+            "other_loss_column", f"{some([*map(printable, lacking)])}: not in every run", is_soft=True
+        )
     for name in _shared(of, LOSS):
         beside = of.with_values(name)
         if beside is not None and not NO_LOSS.search(name):

@@ -34,6 +34,7 @@ WINDOW, WIDE = (
     0.05,
     0.10,
 )  # share of the steps at the end, and where noise inside the runs makes up most of their spread
+MOST_WINDOW = 0.2  # share of the steps: a wider one would hide the end
 MOST_PIECES = 64  # of the course, each of which must lie within the margin
 COURSE_LEVEL = 0.005  # two-sided, of all pieces together
 SPIKE_SDS, SPIKE_MARGINS = 8.0, 4.0
@@ -144,6 +145,7 @@ class Course:
             self._trend,
             self._smooth,
             self._more_spikes,
+            self._ends_high,
             self._stray,
             self._uneven,
         ):
@@ -192,7 +194,8 @@ class Course:
         return (seen - expected if seen > 2 * expected else 0.0), math.sqrt(own.mean())
 
     def _end(self) -> End:
-        chosen, inside = self.window or window_of(self.steps), math.nan
+        asked = min(self.window, math.ceil(MOST_WINDOW * self.steps) + 1)
+        chosen, inside = asked or window_of(self.steps), math.nan
         if (
             not self.window
             and chosen == 1
@@ -320,6 +323,20 @@ class Course:
         shown = roots.interval(0.99)[0] > 0 if roots.error else mine.min() - base.max() >= 2
         if shown:
             yield Finding("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
+
+    def _ends_high(self) -> Iterator[Finding]:
+        """No candidate run ends within a spike of three values, and at most one of them at a spike, or as many as of the base's."""
+        high = [
+            (share - end[:, None] > self.spike_limit)[:, ::-1].cumprod(axis=1).sum(axis=1)
+            for share, end in zip(self.shares, self.end.figures, strict=True)
+        ]
+        theirs, mine = (int((each > 0).sum()) for each in high)
+        if mine > theirs + 1 or high[1].max() >= max(3, high[0].max() + 1):
+            yield Finding(
+                "ends_high",
+                f"{mine} candidate runs end far above their last values, {theirs} of the base's",
+                is_soft=True,
+            )
 
     def _stray(self) -> Iterator[Finding]:
         """No run's end lies far from its side's."""

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from harness.store import text
-from harness.store.curve_files import run_names, tidy
+from harness.store.curve_files import NOT_FINITE, run_names, tidy
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def runs_of(
             settings = {
                 column: text.short(text.printable(str(own[column].iloc[0])), 60)
                 for column in own.columns.difference([*known, *series])
-                if own[column].nunique(dropna=False) == 1
+                if list(own.columns).count(column) == 1 and own[column].astype(str).nunique() == 1
             }
             seed = SEED.search(f"seed{settings['seed']}" if "seed" in settings else str(name))
             is_alone = len(frames) == 1 or name == about["source"]
@@ -260,16 +260,24 @@ def _series(frame: pd.DataFrame, value: str, step: str, source: str) -> dict[str
     if step not in columns:
         return {}
     names = run_names(table, source)
-    numbers = {name: pd.to_numeric(table[name], errors="coerce") for name in columns}
-    steps = numbers.pop(step)
+    steps = pd.to_numeric(table[step], errors="coerce")
     found: dict[str, dict[str, pd.Series[Any]]] = {}
-    for run, at in names.groupby(names, sort=False).indices.items():
-        mine = found.setdefault(str(run), {})
-        for column, cells in numbers.items():
-            series = pd.Series(cells.iloc[at].to_numpy(float), index=steps.iloc[at].to_numpy(float)).dropna()
-            series = series[~series.index.duplicated(keep="last")].sort_index()
+    groups = names.groupby(names, sort=False).indices
+    for column in columns:
+        cells = pd.to_numeric(table[column], errors="coerce")
+        written = cells.notna()  # of a text also NaN: an empty cell alone is none
+        if column == step or not written.any():
+            continue
+        if not pd.api.types.is_numeric_dtype(table[column]):
+            written |= table[column].astype(str).str.strip().str.lower().isin(NOT_FINITE)
+        for run, rows in groups.items():
+            at = np.asarray(rows)[written.to_numpy()[rows]]
+            series = pd.Series(
+                cells.to_numpy(float, na_value=np.nan)[at], index=steps.to_numpy(float, na_value=np.nan)[at]
+            )
+            series = series[~series.index.duplicated(keep="last") & series.index.notna()].sort_index()
             if series.nunique() > 1:
-                mine[str(column)] = series[series.index.notna()]
+                found.setdefault(str(run), {})[str(column)] = series
     return found
 
 

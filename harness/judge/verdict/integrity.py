@@ -98,6 +98,30 @@ def absent(of: Evidence) -> Iterator[Finding]:
     lacking += [f"{printable(run.name)}: {printable(run.unfinished)}" for run in of.runs if run.unfinished]
     if lacking:
         yield Finding("unfinished", some(lacking))
+    for mine, theirs in ((of.base, of.candidate), (of.candidate, of.base)):
+        grid = min(theirs, key=lambda run: run.steps.size)
+        steps = grid.steps[(grid.steps > 0) & (grid.steps <= of.end)]
+        for run in mine:
+            lost = (
+                steps[
+                    np.abs(
+                        steps[:, None]
+                        - run.steps[
+                            np.searchsorted(run.steps, steps).clip(1, run.steps.size - 1)[:, None] + [-1, 0]
+                        ]
+                    ).min(axis=1)
+                    > of.near
+                ]
+                if run.steps.size > 1
+                else steps
+            )
+            if lost.size and run.spacing < HOLE_TIMES * grid.spacing / 2:
+                yield Finding(
+                    "missing",
+                    f"{printable(run.name)} has no loss at {plural(lost.size, 'step')}, as {lost[0]:g}, where the other side has",
+                    is_soft=True,
+                )
+                break
     every = np.unique(np.concatenate([run.steps for run in of.runs]))
     every = every[(every > 0) & (every <= of.end)]
     for run in of.runs:
@@ -132,7 +156,7 @@ def early_end(of: Evidence) -> Iterator[Finding]:
 def stops_at_target(of: Evidence) -> bool:
     """Whether a target was named, or every run ends at its first loss under one that they share."""
     if of.target is not None:
-        return True
+        return all(run.values[-1] <= of.target and (run.values[:-1] > of.target).all() for run in of.runs)
     if any(run.values.size < 2 for run in of.runs):
         return False
     return max(run.values[-1] for run in of.runs) < min(run.values[:-1].min() for run in of.runs)
@@ -288,6 +312,24 @@ def copies(of: Evidence) -> Iterator[Finding]:
         )
 
 
+def off_grid(of: Evidence) -> Iterator[Finding]:
+    """Losses between the common steps, which are not compared, go on as those at them."""
+    common = of.whole[0]
+    for run, losses in zip(of.runs, of.whole[1], strict=True):
+        between = ~run.broken & (run.steps > common[0]) & (run.steps < common[-1])
+        usual = np.interp(run.steps[between], common, losses)
+        off = run.values[between] / usual - 1
+        off = off[np.abs(run.steps[between][:, None] - common[[0, -1]]).min(axis=1) > of.near]
+        extra = off[np.abs(off) > 0]
+        if extra.size >= MIN_VALUES and abs(float(np.median(extra))) > WORSE_THAN_BEST * of.margin:
+            yield Finding(
+                "off_grid",
+                f"{printable(run.name)}: losses between the common steps are {100 * float(np.median(extra)):+.2g} % off",
+                is_soft=True,
+            )
+            return
+
+
 def resolution(values: Vector) -> float:
     """The step of the decimals that a log prints: 0 where none is seen in 7 digits."""
     finite = values[np.isfinite(values)]
@@ -348,6 +390,8 @@ def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int,
             tail = stretch(np.abs(losses[i] - losses[j])[1:] == 0)
             if tail >= max(LONG, STRETCH * steps) or (steps <= LONG and tail >= max(MIN_VALUES, steps // 2)):
                 yield i, j, f"{tail} values in a row are equal"
+            elif same[k] == 1 and max(printed[i], printed[j]):
+                yield i, j, "they are equal but for rounding"
             elif steps >= 2 * LONG and wander[k] < BARELY * reference:
                 yield (
                     i,
@@ -392,5 +436,5 @@ def pairs_mixed(of: Evidence) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (few, broken, absent, early_end, starts, units)
 COURSE_RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
-    coarse, learning, repeats, one_run, copies, pairs_mixed,
+    coarse, learning, off_grid, repeats, one_run, copies, pairs_mixed,
 )  # fmt: skip

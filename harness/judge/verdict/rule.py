@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.judge.verdict import conditions, integrity
 from harness.judge.verdict.course import FEW, Course, ends
-from harness.judge.verdict.evidence import SIDES, Evidence, evidence_of, runs_of
+from harness.judge.verdict.evidence import CLUSTERS, SIDES, Evidence, evidence_of, runs_of
 from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed, tost_power
 from harness.judge.verdict.result import MARGIN, percent
 from harness.judge.verdict.sooner import Sooner, sooner
@@ -158,6 +158,8 @@ def verdict(
     Raises:
         UsageError: no frame, a column or seed is missing, a cell is no number, an option that is none.
     """
+    if any(isinstance(names, str) for names in (treatment, differs)) or not isinstance(window, int):
+        raise UsageError(f"{treatment=} {differs=} {window=}: expected lists of names, and a count")
     wrong = (
         not 0 < margin <= MOST_MARGIN or window < 0 or not math.isfinite(target or 0) or not 0 <= between < 1
     )
@@ -280,22 +282,28 @@ _END = {
 def _reasons(found: CurveVerdict) -> Iterator[str]:
     of, margin = found.evidence, _percent(found.margin)
     if found.outcome == "PASS":
+        what = conditions.compared(of)
+        what = f"; compared: {what}" if what else ""
         waived = (
-            f"; known to differ: {text.some([*map(text.printable, of.waived)], 6, ', ')}" if of.waived else ""
+            f"; known to differ: {text.some([*map(text.printable, of.waived)], 12, ', ')}"
+            if of.waived
+            else ""
         )
-        yield f"the same loss within {margin}{_scope(of, found.step)}{waived}"
+        yield f"the same loss within {margin}{_scope(of, found.step)}{what}{waived}"
     yield from (_END[code] for code in found.codes if _END.get(code))
     refused = any(not each.is_soft for each in found.findings)  # then no gap is told, that of a piece neither
     yield from (
-        f"{each.code}: {each.text}" if each.text and not (refused and each.is_soft) else each.code
+        f"{each.code}: {each.text}"
+        if each.text and not (refused and each.is_soft and each.code not in ("not_finite", "broke"))
+        else each.code
         for each in found.findings
     )
     if math.isfinite(found.gap):
-        window = f", window={found.window}" if found.window > 1 else ""
+        window = f", by the last {found.window} values of a run" if found.window > 1 else ""
         scope = f" at step {found.step:g}" if found.outcome == "PASS" else _scope(of, found.step)
         yield (
             f"gap {percent(found.gap)} of the base's loss{scope}{window} (95 % {percent(found.low)} to {percent(found.high)}; "
-            f"one-sided p of a gap within {margin}: {found.p:.2g})"
+            f"one-sided p against a gap of {margin} or more: {found.p:.2g})"
         )
 
 
@@ -305,11 +313,16 @@ def _scope(of: Evidence, step: float) -> str:
     if not base:
         return f" up to step {step:g}; where runs ran is not known"
     if len(base) == len(candidate) == 1:
+        machines = of.cluster_column in CLUSTERS
         if base == candidate:
-            return f" up to step {step:g} on this one machine"
-        return f" up to step {step:g} on these two machines" + (
-            "" if of.between else ", whose own difference is not known"
+            return f" up to step {step:g} on {'this one machine' if machines else 'one ' + of.cluster_column}"
+        what = "these two machines" if machines else f"one {of.cluster_column} a side"
+        known = (
+            f"sd between them {_percent(of.between)}, as asked"
+            if of.between
+            else "their own difference is not known"
         )
+        return f" up to step {step:g} on {what}: {known}"
     return f" up to step {step:g} over {len(base)} and {len(candidate)} of {of.cluster_column}"
 
 
