@@ -34,7 +34,6 @@ WINDOW, WIDE = (
     0.05,
     0.10,
 )  # share of the steps at the end, and where noise inside the runs makes up most of their spread
-MOST_WINDOW = 0.2  # share of the steps: a wider one would hide the end
 MOST_PIECES = 64  # of the course, each of which must lie within the margin
 COURSE_LEVEL = 0.005  # two-sided, of all pieces together
 SPIKE_SDS, SPIKE_MARGINS = 8.0, 4.0
@@ -194,8 +193,7 @@ class Course:
         return (seen - expected if seen > 2 * expected else 0.0), math.sqrt(own.mean())
 
     def _end(self) -> End:
-        asked = min(self.window, math.ceil(MOST_WINDOW * self.steps) + 1)
-        chosen, inside = asked or window_of(self.steps), math.nan
+        chosen, inside = self.window or window_of(self.steps), math.nan
         if (
             not self.window
             and chosen == 1

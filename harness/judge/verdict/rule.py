@@ -44,6 +44,7 @@ WAIVABLE = (
     "skipped",
     "still",
 )  # findings that a user may know better
+MOST_WINDOW = 0.2  # share of the steps: a wider one would hide the end
 INSIDE = 0.5  # share of the spread that noise inside runs makes up, beyond which a wider window is cheaper than runs
 
 
@@ -147,7 +148,7 @@ def verdict(
         step: the column of the steps.
         paired: "seed": runs of one seed share weights and batches; the seed is a column, or in the name of the run.
         margin: of equivalence, as a share of the base's loss.
-        window: so many last values of a run count, the median or a trimmed mean; 0: chosen from the data.
+        window: so many last values of a run count, the median or a trimmed mean, a fifth at most; 0: chosen from the data.
         target: the loss at which runs stop; times are then those until it is reached.
         noise: runs that resemble these, for how many are needed where no side has two.
         cluster: the column of what runs share beside a side: a machine, a submission; "": `machine`, `host` and their like.
@@ -179,7 +180,9 @@ def verdict(
         "excused": [code for code in differs if code in WAIVABLE],
     }
     of = evidence_of((base, candidate), value, step, paired=paired == "seed", **asked)
-    return judge(replace(of, noise=list(runs_of(noise, "noise", value, step, []))))
+    widest = math.ceil(MOST_WINDOW * of.whole[0].size) + 1
+    noisy = list(runs_of(noise, "noise", value, step, []))
+    return judge(replace(of, noise=noisy, window=min(window, widest)))
 
 
 def judge(of: Evidence) -> CurveVerdict:
