@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.gate.options import Exit
 from harness.machine import terminal
+from harness.store.curve_files import READERS, read_all
+from harness.store.curve_logs import FORMATS
 from harness.store.errors import UsageError
 from harness.store.text import printable
 from harness.store.words import key, options_of
@@ -44,7 +46,8 @@ class Words:
     treatment: list[str] = key("columns that name what is compared (those that speak of a format)", [])
     differs: list[str] = key("columns, and codes of findings, that are known to differ", [])
     format: str = key(
-        "of text logs: modded_nanogpt, nanogpt, or a regular expression with (?P<step>), (?P<value>)", ""
+        f"of the files ({', '.join([*READERS, *FORMATS])}), or a regular expression with (?P<step>), (?P<value>)",
+        "",
     )
     output: Path | None = key("HTML page to write", short="-o")
 
@@ -58,7 +61,6 @@ def main(words: Sequence[str]) -> int:
     if (options := options_of(Words, words)) is None:
         return 0
     from harness.judge.verdict.rule import verdict
-    from harness.store.curve_files import read_all
 
     if not (options.base and options.candidate):
         raise UsageError("verdict needs base=GLOB and candidate=GLOB")

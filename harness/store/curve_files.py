@@ -272,6 +272,10 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     metric, wide = _runs_by_column(table, [value] if value else VALUES, source, notes)
     at = _column(table, step, [table.columns[0]] if wide else STEPS, "step", source)
     if wide:
+        if at in wide:
+            raise UsageError(
+                f"{source}: step={printable(at)} is a run's loss: name the column of the steps, as {printable(table.columns[0])}"
+            )
         value = metric
         table = table[[at, *wide]].rename(columns=wide)
         table = table.melt(at, var_name="run", value_name=value, ignore_index=False)
