@@ -13,7 +13,7 @@ from harness.judge.verdict.evidence import CLUSTERS, SIDES, Finding
 from harness.store.text import printable, some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from harness.judge.verdict.evidence import Evidence, LossRun
 
@@ -117,6 +117,15 @@ def compared(of: Evidence) -> str:
     )
 
 
+def _lower(kinds: Mapping[str, tuple[str, str]], side: int) -> list[str]:
+    """The columns by which a side is the lower precision."""
+    return [
+        name
+        for name, both in kinds.items()
+        if LOW.search(both[side]) and HIGH.search(both[1 - side]) and not LOW.search(both[1 - side])
+    ]
+
+
 def treatments(of: Evidence) -> Iterator[Finding]:
     """What is compared is one thing a side, another on the other side, and the lower precision is the candidate's."""
     columns = {
@@ -135,11 +144,7 @@ def treatments(of: Evidence) -> Iterator[Finding]:
                 "same_treatment",
                 f"{some([f'{printable(k)}={a}' for k, (a, _) in kinds.items()])} on both sides: nothing is compared",
             )
-        elif swapped := [
-            k
-            for k, (a, b) in kinds.items()
-            if a != b and LOW.search(a) and HIGH.search(b) and not LOW.search(b)
-        ]:
+        elif (swapped := _lower(kinds, 0)) and not _lower(kinds, 1):
             yield Finding("swapped", f"the base is the lower precision by {some([*map(printable, swapped)])}")
 
 
