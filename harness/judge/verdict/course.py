@@ -217,7 +217,7 @@ class Course:
         return End(tuple(found), chosen, inside, (base, candidate))
 
     def _variance(self, figures: Sequence[Vector]) -> float:
-        """Of a run about its side, or of a pair about the others."""
+        """Variance of a run about its side, or of a pair about the others."""
         if self.paired:
             return float((figures[1] - figures[0]).var(ddof=1)) / 2
         return float(sum(x.var() * x.size for x in figures) / (sum(x.size for x in figures) - 2))
@@ -420,7 +420,7 @@ def window_of(steps: int) -> int:
 
 
 def ends(values: Vector, window: int, back: int = 0) -> Vector:
-    """Of each run its last so many values in one, `back` values before the end: the median of up to 5, else a trimmed mean."""
+    """Last so many values of each run in one, `back` values before the end: the median of up to 5, else a trimmed mean."""
     stop = values.shape[-1] - back
     cut = values[..., max(0, stop - window) : stop]
     if window == 1:

@@ -370,10 +370,7 @@ def _described(runs: Sequence[LossRun], side: str) -> Iterator[str]:
         f"{side}: {text.plural(len(runs), 'run')}, {value} by {step}, {' to '.join(map(str, sorted({min(sizes), max(sizes)})))} values a run, steps "
         f"{steps.min():g} to {steps.max():g}{clock}{also}"
     )
-    every = np.unique(steps).size
-    if gaps := [
-        f"{run.name} lacks {every - run.steps.size} of {every} steps"
-        for run in runs
-        if run.steps.size < every
-    ]:
+    every = np.unique(steps)
+    lacks = [(run, int((every <= run.steps[-1]).sum()) - run.steps.size) for run in runs]
+    if gaps := [f"{run.name} lacks {count} of {every.size} steps" for run, count in lacks if count]:
         yield f"{side}, gaps: {text.some(gaps)}"
