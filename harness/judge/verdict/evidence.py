@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SIDES = "base", "candidate"
 MOST_RUNS = 200  # of a file; more are rows that were taken for runs
-CLUSTERS = "machine", "host", "hostname", "system", "stack"  # columns that say where a run ran
+CLUSTERS = "machine", "host", "hostname", "system", "stack", "arm"  # columns that say where a run ran
 BROKEN_TIMES = 10.0  # a loss above so many times the first ones is broken, as NaN is
 NEAR = 0.1  # of the distance of two values: steps nearer than this are one
 SEED = re.compile(r"seed[-_=]?(\d+)")
