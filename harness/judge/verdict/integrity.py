@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.judge import gathered
 from harness.judge.verdict.course import FEW, MAD, ends, roughness, sd, window_of
 from harness.judge.verdict.evidence import SIDES, Finding
 from harness.store.loss_limits import MIN_SEEDS
@@ -292,23 +293,21 @@ def one_run(of: Evidence) -> Iterator[Finding]:
 
 def copies(of: Evidence) -> Iterator[Finding]:
     """No run is another: equal in a stretch, but for rounding or a little noise, or one step off."""
-    losses, n = of.whole[1], len(of.base)
-    found = list(_copies(losses, n, of.paired))
-    for code, said in (("equals_base", "are equal"), ("barely_differs", "wanders")):
-        own = [(i, why) for i, j, why in found if of.paired and j == i + n and said in why]
-        if own:
-            yield Finding(
-                code, f"{plural(len(own), 'pair')}, of {printable(of.runs[own[0][0]].name)}: {own[0][1]}"
-            )
-    found = [each for each in found if not (of.paired and each[1] == each[0] + n)]
-    if found:
-        shown = [
-            f"{printable(of.runs[i].name)} and {printable(of.runs[j].name)}: {why}" for i, j, why in found
-        ]
-        left = len(losses) - len({j for _, j, _ in found})
+    losses = of.whole[1]
+    named = [printable(run.name) for run in of.runs]
+    for code, found in gathered((each[2], each) for each in _copies(losses, len(of.base), of.paired)).items():
+        shown = [f"{named[i]} and {named[j]}: {why}" for i, j, _, why in found]
+        left = len(losses) - len({j for _, j, *_ in found})
+        what = (
+            "are one"
+            if code == "copies"
+            else "hardly differ"
+            if code == "barely_differs"
+            else "are the base's"
+        )
         yield Finding(
-            "copies",
-            f"{plural(len(found), 'pair')} of runs are one, {left} of {len(losses)} runs are left: {some(shown, 2)}",
+            code,
+            f"{plural(len(found), 'pair')} of runs {what}, {left} of {len(losses)} runs are left: {some(shown, 2)}",
         )
 
 
@@ -339,8 +338,8 @@ def resolution(values: Vector) -> float:
     return 0.0
 
 
-def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int, str]]:
-    """Pairs of runs that are one, and why; the first so many are the base's."""
+def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int, str, str]]:
+    """Pairs of runs that are one, the code and why; the first so many runs are the base's."""
     from scipy.special import chdtri, pdtrc
 
     runs, steps = losses.shape
@@ -383,34 +382,33 @@ def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int,
     free = 0.6 * (steps - 2)
     limit = min(chdtri(free, 1 - 1e-5 / count) / free, NEAR_COPY**2) if steps >= 6 else 0.0
     for k, (i, j) in enumerate(pairs):
-        length = longest[k]
+        length, far = longest[k], wander[k] / reference if reference > 0 else math.inf
         if partner[
             k
         ]:  # pairs start together, and may stay near: a long stretch of equal bits is none of that
             tail = stretch(np.abs(losses[i] - losses[j])[1:] == 0)
             if tail >= max(LONG, STRETCH * steps) or (steps <= LONG and tail >= max(MIN_VALUES, steps // 2)):
-                yield i, j, f"{tail} values in a row are equal"
+                yield i, j, "equals_base", f"{tail} values in a row are equal"
             elif same[k] == 1 and max(printed[i], printed[j]):
-                yield i, j, "they are equal but for rounding"
-            elif steps >= 2 * LONG and wander[k] < BARELY * reference:
+                yield i, j, "equals_base", "equal but for rounding"
+            elif steps >= 2 * LONG and far < BARELY:
                 yield (
                     i,
                     j,
-                    f"their difference wanders {wander[k] / reference:.1g} as much as that of other seeds",
+                    "barely_differs",
+                    f"their difference wanders {far:.1g} as much as that of other seeds",
                 )
-        elif (
-            length >= max(MIN_VALUES, 0.05 * steps)
-            and max(equals[bool(alike[k])], beside[k]) ** length * steps * count < RARE
-        ):
-            yield i, j, f"{length:.0f} values in a row are equal"
+            continue
+        by_chance = max(equals[bool(alike[k])], beside[k]) ** length * steps * count
+        shifted = any(np.array_equal(losses[a][1:], losses[b][:-1]) for a, b in ((i, j), (j, i)))
+        if length >= max(MIN_VALUES, 0.05 * steps) and by_chance < RARE:
+            yield i, j, "copies", f"{length:.0f} values in a row are equal"
         elif by_rounding and same[k] == 1:
-            yield i, j, "equal but for rounding"
-        elif reference > 0 and (wander[k] / reference) ** 2 < limit and (same_side[k] or not paired):
-            yield i, j, f"their difference wanders {wander[k] / reference:.2g} as much as that of other runs"
-        elif steps > 4 and (
-            np.array_equal(losses[i][1:], losses[j][:-1]) or np.array_equal(losses[j][1:], losses[i][:-1])
-        ):
-            yield i, j, "one step off"
+            yield i, j, "copies", "equal but for rounding"
+        elif far**2 < limit and (same_side[k] or not paired):
+            yield i, j, "copies", f"their difference wanders {far:.2g} as much as that of other runs"
+        elif steps > 4 and shifted:
+            yield i, j, "copies", "one step off"
 
 
 def stretch(equal: NDArray[np.bool_]) -> int:
