@@ -18,6 +18,8 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from harness.store.stats import Vector
 
 SIDES = "base", "candidate"
@@ -65,7 +67,7 @@ class LossRun:
     unfinished: str = ""
 
     @property
-    def broken(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def broken(self) -> NDArray[np.bool_]:
         """Where the loss is NaN, infinite or far above the first ones."""
         finite = np.isfinite(self.values)
         first = np.abs(self.values[finite][: max(1, finite.sum() // 10)])
@@ -143,12 +145,17 @@ class Evidence:
         steps = fewest[(fewest > 0) & (fewest <= self.end + self.near)]
         rows, everywhere = [], np.ones(steps.size, bool)
         for run in self.runs:
-            right = np.clip(np.searchsorted(run.steps, steps), 0, run.steps.size - 1)
-            left = np.maximum(right - 1, 0)
-            at = np.where(np.abs(run.steps[left] - steps) < np.abs(run.steps[right] - steps), left, right)
-            everywhere &= np.abs(run.steps[at] - steps) <= (self.near if math.isfinite(self.near) else 0)
+            at, is_near = self.nearest(run, steps)
+            everywhere &= is_near
             rows.append(np.where(run.broken, np.nan, run.values)[at])
         return steps[everywhere], np.array(rows)[:, everywhere]
+
+    def nearest(self, run: LossRun, steps: Vector) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(index of a run's value that is nearest to each of some steps, whether it lies there)."""
+        right = np.clip(np.searchsorted(run.steps, steps), 0, run.steps.size - 1)
+        left = np.maximum(right - 1, 0)
+        at = np.where(np.abs(run.steps[left] - steps) < np.abs(run.steps[right] - steps), left, right)
+        return at, np.abs(run.steps[at] - steps) <= (self.near if math.isfinite(self.near) else 0)
 
     @cached_property
     def whole(self) -> tuple[Vector, Vector]:

@@ -99,30 +99,6 @@ def absent(of: Evidence) -> Iterator[Finding]:
     lacking += [f"{printable(run.name)}: {printable(run.unfinished)}" for run in of.runs if run.unfinished]
     if lacking:
         yield Finding("unfinished", some(lacking))
-    for mine, theirs in ((of.base, of.candidate), (of.candidate, of.base)):
-        grid = min(theirs, key=lambda run: run.steps.size)
-        steps = grid.steps[(grid.steps > 0) & (grid.steps <= of.end)]
-        for run in mine:
-            lost = (
-                steps[
-                    np.abs(
-                        steps[:, None]
-                        - run.steps[
-                            np.searchsorted(run.steps, steps).clip(1, run.steps.size - 1)[:, None] + [-1, 0]
-                        ]
-                    ).min(axis=1)
-                    > of.near
-                ]
-                if run.steps.size > 1
-                else steps
-            )
-            if lost.size and run.spacing < HOLE_TIMES * grid.spacing / 2:
-                yield Finding(
-                    "missing",
-                    f"{printable(run.name)} has no loss at {plural(lost.size, 'step')}, as {lost[0]:g}, where the other side has",
-                    is_soft=True,
-                )
-                break
     every = np.unique(np.concatenate([run.steps for run in of.runs]))
     every = every[(every > 0) & (every <= of.end)]
     for run in of.runs:
@@ -135,6 +111,22 @@ def absent(of: Evidence) -> Iterator[Finding]:
                     f"{printable(run.name)} has no loss between steps {first:g} and {last:g}; others have",
                 )
                 return
+
+
+def missing(of: Evidence) -> Iterator[Finding]:
+    """No run lacks single values where all of the other side's have them: a logger that leaves NaN out writes none."""
+    for mine, theirs in (of.sides, of.sides[::-1]):
+        grid = min(theirs, key=lambda run: run.steps.size)
+        steps = grid.steps[(grid.steps > 0) & (grid.steps <= of.end)]
+        for run in mine:
+            lost = steps[~of.nearest(run, steps)[1]]
+            if lost.size and run.spacing < HOLE_TIMES * grid.spacing / 2:  # else it logs more seldom
+                yield Finding(
+                    "missing",
+                    f"{printable(run.name)} has no loss at {plural(lost.size, 'step')}, as {lost[0]:g}, where the other side has",
+                    is_soft=True,
+                )
+                break
 
 
 def early_end(of: Evidence) -> Iterator[Finding]:
@@ -312,18 +304,16 @@ def copies(of: Evidence) -> Iterator[Finding]:
 
 
 def off_grid(of: Evidence) -> Iterator[Finding]:
-    """Losses between the common steps, which are not compared, go on as those at them."""
+    """Losses between the common steps, which are not compared, do not lie above those at them."""
     common = of.whole[0]
     for run, losses in zip(of.runs, of.whole[1], strict=True):
         between = ~run.broken & (run.steps > common[0]) & (run.steps < common[-1])
-        usual = np.interp(run.steps[between], common, losses)
-        off = run.values[between] / usual - 1
-        off = off[np.abs(run.steps[between][:, None] - common[[0, -1]]).min(axis=1) > of.near]
-        extra = off[np.abs(off) > 0]
-        if extra.size >= MIN_VALUES and abs(float(np.median(extra))) > WORSE_THAN_BEST * of.margin:
+        between[of.nearest(run, common)[0]] = False
+        off = run.values[between] / np.interp(run.steps[between], common, losses) - 1
+        if off.size >= MIN_VALUES and (above := float(np.median(off))) > WORSE_THAN_BEST * of.margin:
             yield Finding(
                 "off_grid",
-                f"{printable(run.name)}: losses between the common steps are {100 * float(np.median(extra)):+.2g} % off",
+                f"{printable(run.name)}: losses between the common steps are {100 * above:.2g} % above",
                 is_soft=True,
             )
             return
@@ -432,7 +422,9 @@ def pairs_mixed(of: Evidence) -> Iterator[Finding]:
         )
 
 
-RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (few, broken, absent, early_end, starts, units)
+RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    few, broken, absent, missing, early_end, starts, units,
+)  # fmt: skip
 COURSE_RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     coarse, learning, off_grid, repeats, one_run, copies, pairs_mixed,
 )  # fmt: skip
