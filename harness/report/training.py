@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from harness.store.stats import Effect, Vector
 
 _HEADINGS = {
-    "L1": "L1 finite", "L2": "L2 spikes", "L3": "L3 early", "L4": "L4 late", "L4h": "L4 held-out", "L5": "L5 trend",
+    "L1": "L1 finite", "L2": "L2 spikes", "L3": "L3 course", "L4": "L4 late", "L4h": "L4 held-out", "L5": "L5 trend",
     "L6": "L6 gradients", "prefix": "first phase", "band": "seed band",
 }  # fmt: skip
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.

@@ -38,13 +38,18 @@ def proof_outcome(resolved: Mapping[str, Any]) -> ProofOutcome:
     """The outcome that a row stores. Unproven: a word that is none, and a proof of other layers or of another recipe than the
     row's own; rows from before `LAYERS` was stored say how many GEMMs it counted."""
     word, layers = str(resolved.get(FIELD) or ""), resolved.get("fp8_layers")
-    proved, recipe = resolved.get(LAYERS), resolved.get("recipe")
+    recipe = str(resolved.get("recipe")).split(",")[0]
     if word == ProofOutcome.PROVED and layers is not None:
         count = layers if isinstance(layers, int) else len(layers)
-        own = {str(recipe).split(",")[0]: count}
-        if resolved.get("fp8_gemms", count) < count or (proved or own) != own:
+        if resolved.get("fp8_gemms", count) < count or (resolved.get(LAYERS) or {recipe: count}) != {
+            recipe: count
+        }:
             return ProofOutcome.UNPROVEN
-    elif word == ProofOutcome.PROVED and proved and recipe and set(proved) != {str(recipe).split(",")[0]}:
+    elif (
+        word == ProofOutcome.PROVED
+        and resolved.get("recipe")
+        and {*(resolved.get(LAYERS) or [recipe])} != {recipe}
+    ):
         return ProofOutcome.UNPROVEN
     return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN
 

@@ -456,7 +456,7 @@ def answer() -> list[dict[str, str]]:
         "answer": percent(verdict.gap),
         "95 % interval, arms as clusters": interval(*over_arms),
         "runs (arms)": lines[2]["runs (arms)"],
-        "word": f"{verdict.outcome}, worse",
+        "word": f"{verdict.outcome}, {verdict.codes[0]}",
     }
     timed = [
         {
@@ -497,14 +497,24 @@ def sentence() -> str:
     counts = [line["runs (arms)"] for line in answer()]
     fp8, nvfp4 = (row_of("llama31_8b", "16", "BF16", name).of.samples[1] for name in ("FP8-current", "NVFP4"))
     pair = row_of("llama31_8b", "16", "FP8-current", "NVFP4").of
-    assert pair.verdict is not None
+    words = [line["word"] for line in answer()]
+    expected = [
+        "equal within 5 %",
+        "more samples",
+        "FAIL, worse",
+        "more samples",
+        *["sooner"] * len(pair.times),
+        "not shown",
+    ]
+    if words != expected or pair.verdict is None:
+        raise ValueError(f"the sentence says {expected}, the comparisons {words}: write it anew")
     sooner = " and ".join(
         f"{effect.speedup:.2f} times ({1 / effect.high:.2f} to {1 / effect.low:.2f}) on {machine}"
         for machine, *_, effect in pair.times
     )
     tokens = pair.verdict.step * float(pair.about["seq"]) / 1e9
     return (
-        f"To loss {float(pair.about['target'])}, FP8 needs as many samples as BF16: {fp8.ratio:.3f} times ({ends(fp8)}; runs (arms): {counts[0]}). "
+        f"To loss {float(pair.about['target'])}, FP8 needs as many samples as BF16 within 5 %: {fp8.ratio:.3f} times ({ends(fp8)}; runs (arms): {counts[0]}). "
         f"The NVFP4 package, with FP8 attention and no random Hadamard transform, needs {whole(nvfp4.ratio - 1)} more ({ends(nvfp4)}; {counts[1]}). "
         f"At {tokens:.2f} billion tokens its loss is {percent(pair.verdict.gap)[1:]} above FP8's ({interval(*pair.ways[1].interval())}; {counts[2]}). "
         f"It is still sooner at the target: {sooner}. "

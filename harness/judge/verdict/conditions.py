@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WORD = r"(^|[_/ .-])({})($|[_/ .-])"
 NO_LOSS = re.compile(
     _WORD.format(
-        "lr|learning_rate|acc|accuracy|tokens?_per_s(ec(ond)?)?|tok/sec|tps|throughput|mfu|tflops|grad_norm|time|seconds|reward|score|bleu|f1|ppl|(?<!log_)(?<!log )perplexity"
+        "lr|learning_rate|acc|accuracy|tokens?_per_s(ec(ond)?)?|tok/sec|tps|throughput|mfu|tflops|grad_norm|time|seconds|reward|score|bleu|f1|ppl|(?<!log_)(?<!log )perplexity|loss_scale|loss_scaling"
     ),
     re.IGNORECASE,
 )
@@ -40,12 +40,17 @@ MEASURED = re.compile(
     re.IGNORECASE,
 )  # of a run, not set for it
 RUN = re.compile(
-    r"((run|display|host|job|experiment)_?)?(name|id)|run|host(name)?|node|rank|pid|path|(log_?)?file|uuid|\w*seed|line|status",
+    r"((run|display|host|job|experiment)_?)?(name|id)|run|host(name)?|pid|path|(log_?)?file|uuid|(random_)?seed|line|status",
     re.IGNORECASE,
 )  # of one run, by the whole name
-COUNTERS = re.compile(r"skipped|nan|inf(s|inite)?$|overflow", re.IGNORECASE)
+COUNTERS = re.compile(_WORD.format(r"skipped|nans?|infs?|overflows?"), re.IGNORECASE)
 NORM, NORM_APART = re.compile(r"grad_?norm|norm$", re.IGNORECASE), np.log(1.05)
 LOSS = re.compile(r"loss", re.IGNORECASE)
+# Findings of another loss of the same files that withhold PASS of this one
+BAD = frozenset({
+    "course", "swing", "trend", "ends_high", "better", "broke", "not_finite", "not_positive", "hole", "missing", "off_grid",
+    "repeats", "stopped_early", "unfinished",
+})  # fmt: skip
 MOST_SEED = 100  # seeds above are drawn, not counted
 
 
@@ -64,6 +69,11 @@ def names(of: Evidence) -> Iterator[Finding]:
         yield Finding("no_loss", f"{printable(no[0])} is no loss by its name")
 
 
+def is_loss(name: str) -> bool:
+    """Whether a column is a loss by its name."""
+    return bool(LOSS.search(name)) and not NO_LOSS.search(name)
+
+
 def is_treatment(of: Evidence, name: str) -> bool:
     """Whether a setting says what is compared: one that was named, else by its name."""
     return name in of.treatment if of.treatment else bool(FORMAT.search(name))
@@ -77,7 +87,7 @@ def _setting_names(of: Evidence) -> list[str]:
 
 
 def _values(side: Sequence[LossRun], name: str) -> list[str]:
-    return [run.settings.get(name, (run.series and name in run.series and "changes") or "") for run in side]
+    return [run.settings.get(name, "changes" if name in run.series else "") for run in side]
 
 
 def settings(of: Evidence) -> Iterator[Finding]:
@@ -185,12 +195,8 @@ def seeds(of: Evidence) -> Iterator[Finding]:
 def norms(of: Evidence) -> Iterator[Finding]:
     """Gradient norms, median over the steps of a run, lie within 5 % beyond their noise."""
     for name in _shared(of, NORM):
-        lost = [
-            sum(not np.isfinite(run.series[name]).all() for run in side)
-            for side in of.sides
-            if name in side[0].series
-        ]
-        if len(lost) == 2 and lost[1] > lost[0]:
+        lost = [sum(not np.isfinite(run.series[name]).all() for run in side) for side in of.sides]
+        if lost[1] > lost[0]:
             yield Finding(
                 "grad_norm", f"{printable(name)} is not finite in {lost[1]} candidate runs", is_soft=True
             )
@@ -245,22 +251,8 @@ def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]
         of: the evidence.
         judge: gives (outcome, codes) of evidence.
     """
-    bad = {
-        "course",
-        "swing",
-        "trend",
-        "better",
-        "broke",
-        "not_finite",
-        "not_positive",
-        "hole",
-        "missing",
-        "repeats",
-        "stopped_early",
-        "unfinished",
-    }
     own: list[set[str]] = [
-        {str(name) for name in {*run.series, *run.settings} if LOSS.search(name) or COUNTERS.search(name)}
+        {str(name) for name in {*run.series, *run.settings} if is_loss(name) or COUNTERS.search(name)}
         for run in of.runs
     ]
     every, shared = own[0].union(*own), own[0].intersection(*own)
@@ -268,11 +260,11 @@ def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]
         yield Finding(
             "other_loss_column", f"{some([*map(printable, lacking)])}: not in every run", is_soft=True
         )
-    for name in _shared(of, LOSS):
+    for name in filter(is_loss, _shared(of, LOSS)):
         beside = of.with_values(name)
-        if beside is not None and not NO_LOSS.search(name):
+        if beside is not None:
             outcome, codes = judge(beside)
-            if outcome == "FAIL" or bad & set(codes):
+            if outcome == "FAIL" or BAD & set(codes):
                 yield Finding(
                     "other_loss_column", f"{printable(name)}: {outcome}, {some(codes, 4, ', ')}", is_soft=True
                 )

@@ -1,6 +1,6 @@
 """Paired: runs of one seed that share weights and batches, judged by the one rule, and what only such runs allow.
 
-A training loss is judged as anyone's curves are, with the differences of a seed as the statistic (`judge.judge`); its parts
+A training loss is judged as anyone's curves are, with the differences of a seed as the statistic (`rule.judge`); its parts
 are shown as gates. Runs that share everything but the arithmetic must be equal in both directions: a candidate that is
 better by more than the margin fails too.
 """

@@ -287,11 +287,9 @@ def _reasons(found: CurveVerdict) -> Iterator[str]:
     if found.outcome == "PASS":
         what = conditions.compared(of)
         what = f"; compared: {what}" if what else ""
-        waived = (
-            f"; known to differ: {text.some([*map(text.printable, of.waived)], 12, ', ')}"
-            if of.waived
-            else ""
-        )
+        known = {name for run in of.runs for name in (*run.settings, *run.series)} | {*of.excused}
+        names = [text.printable(name) for name in of.waived if name in known]
+        waived = f"; known to differ: {text.some(names, 12, ', ')}" if names else ""
         yield f"the same loss within {margin}{_scope(of, found.step)}{what}{waived}"
     yield from (_END[code] for code in found.codes if _END.get(code))
     refused = any(not each.is_soft for each in found.findings)  # then no gap is told, that of a piece neither

@@ -71,7 +71,7 @@ WAYS: dict[str, tuple[Frames, Frames, dict[str, Any], str]] = {
     "one run leaves at its end": (side(0, 3, T=1000), ends(side(100, 3, T=1000), 8, 4, 1), {}, "ends_high"),
     **{
         name: (each(side(0), **{name: 1}), each(side(100), **{name: 8}), {}, "differs")
-        for name in ("dataset_name", "data_path", "rope_scaling", "num_timesteps", "tokens_per_step", "epoch", "data.id")
+        for name in ("dataset_name", "data_path", "rope_scaling", "num_timesteps", "tokens_per_step", "epoch", "data.id", "finance_split", "rank", "data_seed")
     },
     "a rate of each run": (each(side(0), lr=lambda f, i: i + 1), each(side(100), lr=lambda f, i: 10 * (i + 1)), {}, "differs"),
     "twice the tokens": (each(side(0), tokens=lambda f, i: f["step"]), each(side(100), tokens=lambda f, i: 2 * f["step"]), {}, "differs"),
@@ -99,6 +99,8 @@ def test_what_was_no_way_around_passes_and_says_what_was_compared() -> None:
     assert harness.verdict(*both).outcome == "PASS"
     found = harness.verdict(each(side(0), recipe="bf16"), each(side(100), recipe="fp8"))
     assert "recipe bf16 against fp8" in found.headline
+    waived = harness.verdict(side(0), side(100), differs=["copies", "nonsense"])
+    assert "known to differ" not in waived.headline  # nothing was waived
     for wrong in ({"differs": "lr"}, {"window": 2.5}):
         with pytest.raises(UsageError):
             harness.verdict(side(0), side(100), **wrong)
