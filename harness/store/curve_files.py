@@ -197,12 +197,14 @@ def _json(paths: Sequence[Path]) -> pd.DataFrame:
     notes = [f"{path.parent.name} is the last of {len(paths)}"] * (len(paths) > 1)
     if {"train_runtime", "train_loss", "loss"} <= set(table):
         table = table.rename(columns={"train_loss": "mean_train_loss"})  # the last record's, of all steps
-    if {"grad_norm", "loss"} <= set(table) and (broken := table["grad_norm"].eq("nan")).any():
-        table.loc[broken & table["loss"].eq(0), "loss"] = "nan"
-        steps = some([f"{step}" for step in table.loc[broken].get("step", ())], 3, ", ")
-        notes.append(
-            f"grad_norm is NaN at step {steps}; the Trainer filters NaN: a loss of 0 there is read as NaN"
-        )
+    if {"grad_norm", "loss"} <= set(table):
+        filtered = table["grad_norm"].eq("nan") & table["loss"].eq(
+            0
+        )  # the Trainer writes 0 for a loss of NaN
+        table.loc[filtered, "loss"] = "nan"
+        if filtered.any():
+            steps = some([f"{step}" for step in table.loc[filtered].get("step", ())], 3, ", ")
+            notes.append(f"a loss of 0 beside a grad_norm of NaN is read as NaN: step {steps}")
     table.attrs["notes"] = notes
     done, planned = (document.get(name) for name in ("global_step", "max_steps"))
     if isinstance(done, int) and isinstance(planned, int) and done < planned:

@@ -175,7 +175,7 @@ FILES: dict[str, File] = {
     "modded_nanogpt, stopped": File("a.txt", MODDED.replace("/20", "/900"), [0, 20], [10.825, 3.275], unfinished="step 20 of 900"),
     "mlflow": File("mlruns/1/ab/metrics/val_loss", "1760000000000 4.5 0\n1760000001500 3.5 10\n", [0, 10], [4.5, 3.5], "value", seconds=[0, 1.5]),
     "a regular expression": File("a.log", "it 5 | loss=2.5\nit 6 | loss=2.25", [5, 6], [2.5, 2.25], "value", format=r"it (?P<step>\d+) \| loss=(?P<value>\S+)"),
-    "trainer_state.json": File("trainer_state.json", STATE, [10, 20], [3.25, NAN], "eval_loss", notes=["grad_norm is NaN at step 20"]),
+    "trainer_state.json": File("trainer_state.json", STATE, [10, 20], [3.25, NAN], "eval_loss", notes=["read as NaN: step 20"]),
     "trainer_state.json, training loss": File("trainer_state.json", STATE, [10, 20], [3.5, NAN], "loss", asked="loss", also={"grad_norm": 1.5}),
     "trainer_state.json, stopped": File("trainer_state.json", json.dumps({"global_step": 10, "max_steps": 20, "log_history": [*HISTORY[:1], HISTORY[-1]]}), [10], [3.5], "loss", 20, unfinished="step 10 of 20"),
     "LLaMA-Factory": File("trainer_log.jsonl", "\n".join(map(json.dumps, FACTORY)) + "\n", [10, 20], [3.5, 2.5], "loss", seconds=[62, 90002]),
