@@ -344,21 +344,20 @@ def _register(chosen: str, known: dict[str, Path]) -> None:
         node["name"] = name
         node["question"] = question(known[name])
         given: Any = OmegaConf.to_container(node, resolve=False)
-        _refuse_reading([v for k, v in given.items() if str(k).partition(".")[0] not in _PLACES], known[name])
+        _refuse_reading([v for k, v in given.items() if str(k).partition(".")[0] != "hydra"], known[name])
         store.store(group="sweep", name=name, node=node, package="_global_")
 
 
 # What a sweep's file may fill in: another key, or a value by the device. A resolver such as oc.env reads the machine of
-# whoever runs the file, and what it reads would be stored and published.
+# whoever runs the file; what it reads would be stored and published, wherever another key takes it over.
 _FILLED_IN = re.compile(r"\$\{(?!on_device:|[\w.\[\]]+\})")
-_PLACES = ("results_dir", "reports_dir", "data_path", "hydra")
 
 
 def _refuse_reading(value: Any, path: Path) -> None:
-    """Refuses a text of a sweep's file that reads what is not in the file; names of folders alone may."""
+    """Refuses a text of a sweep's file that reads what is not in the file."""
     if isinstance(value, str) and (found := _FILLED_IN.search(value)):
         raise UsageError(
-            f"{path}: {value[found.start() :][:60]!r} stands in {', '.join(_PLACES)} alone; write the value"
+            f"{path}: {value[found.start() :][:60]!r} reads the machine, which the command line alone may; write the value"
         )
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _refuse_reading(each, path)
