@@ -43,12 +43,18 @@ def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -
 
 
 def _code_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The code is its content where both know it (a commit may change no code, and code without a commit), else the commit."""
+    """The code is its content where both know it (a commit may change no code, and code without a commit), else the commit.
+
+    That of extensions is their content alone; rows from before it was stored do not tell.
+    """
     if then.get("code") and now.get("code"):
         same = then["code"] == now["code"]
     else:
         same = then.get("git_commit") == now.get("git_commit")
-    return [] if same else [f"code of {_version(then)} -> {_version(now)}"]
+    found = [] if same else [f"code of {_version(then)} -> {_version(now)}"]
+    if "extensions" in then and then["extensions"] != now.get("extensions"):
+        found.append(f"code of extensions {then['extensions']} -> {now.get('extensions')}")
+    return found
 
 
 def _version(env: Mapping[str, Any]) -> str:
