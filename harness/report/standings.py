@@ -4,6 +4,7 @@ which rests on the answers and on these arms.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -257,9 +258,20 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
 
 def _words(best: Standing) -> str:
     shown, both = best.shown, _under(BOTH_SIDES, best.pairs)
-    within = ", ".join(filter(None, (shown.interval, shown.note, both))) or text.NONE
+    within = ", ".join(filter(None, (shown.interval, shown.note, both, _clocks(best.pairs)))) or text.NONE
     against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
     return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
+
+
+def _clocks(pairs: list[dict[str, Any]]) -> str:
+    """Both sides' clocks of the case in which they lie furthest apart; "" where none differ by over 1 %."""
+    found = [
+        (p["clock_mhz"], p["baseline_clock_mhz"])
+        for p in pairs
+        if p["clock_mhz"] > 0 < p["baseline_clock_mhz"]
+    ]
+    mine, theirs = max(found, key=lambda each: abs(math.log(each[0] / each[1])), default=(1.0, 1.0))
+    return f"at {mine:,.0f} MHz against {theirs:,.0f}" if max(mine / theirs, theirs / mine) > 1.01 else ""
 
 
 def _in_doubt(machine: Machine) -> str:

@@ -161,7 +161,7 @@ def is_faster(machine: Machine) -> Answer:
         includes=WHAT[suite][1] if suite in WHAT else "",
         how=how,
         compiled=mode == "compile",
-        over=counted(arms[0][2]),
+        over=counted([p for p in arms[0][2] if known(p["speedup"])]),
         slower=slower,
         judged=judged,
         most=MOST_BRIEF,
@@ -205,7 +205,7 @@ def _speed_verdict(pairs: Sequence[Mapping[str, Any]], lost_under_load: bool) ->
         return "can't tell"
     if not count["faster"]:
         return "no"
-    whole = not count["slower"] and 2 * count["faster"] >= decided and not lost_under_load
+    whole = 2 * count["faster"] >= decided and not (count["slower"] or count["missing"] or lost_under_load)
     return "yes" if whole else "partly"
 
 
