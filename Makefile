@@ -74,7 +74,7 @@ bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 aot: $(READY) $(TRITON_36)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_facts.py $(TRITON_36)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/kernel_facts.py $(TRITON_36)
 
 aot-check: $(READY) $(TRITON_36)
 	PYTHONPATH=$(TRITON_36) $(PY) -c 'import triton; assert triton.__version__ == "3.6.0", triton.__version__'
@@ -116,15 +116,15 @@ wheels: $(READY)
 
 published: $(READY)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/ledger.py
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/published_page.py results/published reports/published/mfu.html
-	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
-	$(PY) tests/studies/advice_map.py reports/published/advice.json
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/compatibility_page.py results/published > docs/compatibility.md
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published reports/published/studies/plain-casts.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_page.py results/published reports/published/mfu.html
+	OMP_NUM_THREADS=1 $(PY) reports/studies/advice_page.py reports/published/advice.html
+	$(PY) reports/studies/advice_map.py reports/published/advice.json
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/compatibility_page.py results/published > docs/compatibility.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/plain_casts.py results/published reports/published/studies/plain-casts.md
 
 studies: $(READY)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
 
 setup: $(READY)
 

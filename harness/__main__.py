@@ -109,8 +109,8 @@ COMMANDS = {
 
 FORMER_COMMANDS = {
     "gpu": "sweep=gpu [budget_s=SECONDS] [data_path=FILE]",
-    "gate-selftest": "python tests/studies/gate_error_rates.py, in a checkout",
-    "verdict-selftest": "python tests/studies/verdict_error_rates.py, in a checkout",
+    "gate-selftest": "python reports/studies/gate_error_rates.py, in a checkout",
+    "verdict-selftest": "python reports/studies/verdict_error_rates.py, in a checkout",
     "kernel": "`make aot` for fp8core's kernels (docs/kernels.md); for any other cuobjdump -res-usage and nvdisasm, of Triton's wheel",
 }  # word -> what does it now
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
 
 # Of the steps that the advice is "on" for at least 95 % stay at 0.98 of bf16 or above where the rates err as they say, drawn
-# ones and those of each named model: `python tests/studies/margins.py`; docs/advise-accuracy.md has what it found.
+# ones and those of each named model: `python reports/studies/margins.py`; docs/advise-accuracy.md has what it found.
 LAYER_GAIN = 1.03
 STEP_GAIN = 1.02
 ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"

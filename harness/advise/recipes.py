@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # figures are means over them.
 CASES = {"Linear": 4096, "RMSNorm -> Linear": 2 * 4096, "SwiGLU -> Linear": 14336}
 # recipe -> in each of the cases bytes an element beyond bf16 of input, weight, output gradient, counted by
-# `python tests/studies/compiled_casts.py`; a test holds them to its page.
+# `python reports/studies/compiled_casts.py`; a test holds them to its page.
 COUNTED = {
     "tensorwise": ((6.0, 8.0, 6.0), (2.0, 8.0, 6.0), (4.0, 8.0, 6.0)),
     "rowwise": ((6.0, 8.0, 6.0), (4.0, 8.0, 6.0), (0.0, 6.0, 6.0)),

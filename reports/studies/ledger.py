@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import evidence
 import mlperf
 import numpy as np
+from documented_table import fill
 
 from harness.judge.verdict.result import MARGIN, percent
 from harness.report.drawing import BAND, INK, MUTED, SERIES, Chart, sheet, styled, ticks
@@ -729,16 +730,6 @@ def markdown_table(of: Table) -> list[str]:
     head = [[column.title for column in of.columns], ["---"] * len(of.columns)]
     body = [[cell_markdown(cell) for cell in cells] for cells in of.rows]
     return [f"| {' | '.join(line)} |" for line in (*head, *body)]
-
-
-def fill(page: Path, tables: Mapping[str, str]) -> None:
-    """Writes each table between the marks of its name, `<!-- NAME -->` and `<!-- /NAME -->`."""
-    shown = page.read_text(encoding="utf-8")
-    for name, lines in tables.items():
-        before, begin, rest = shown.partition(f"<!-- {name} -->\n")
-        if begin:
-            shown = f"{before}{begin}{lines}\n{''.join(rest.partition(f'<!-- /{name} -->')[1:])}"
-    page.write_text(shown, encoding="utf-8")
 
 
 def documented() -> dict[str, str]:

@@ -28,7 +28,7 @@ against its own earlier runs, and against the clock of the published rates.
 tolerance is widened until at most `RATE` of healthy fleets of that many cards and scores have any card out of line, if their
 scores are normal, independent and spread by no more than that. Where the scores at hand spread further, 3.5 robust standard
 deviations of them (1.4826 times the median absolute deviation; Iglewicz and Hoaglin, How to Detect and Handle Outliers, ASQC
-1993) are the limit; no rate is kept then. docs/fleet.md has the table (tests/studies/fleet_rates.py).
+1993) are the limit; no rate is kept then. docs/fleet.md has the table (reports/studies/fleet_rates.py).
 """
 
 from __future__ import annotations

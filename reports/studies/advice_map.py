@@ -1,4 +1,4 @@
-"""`python tests/studies/advice_map.py ADVICE.json`: the predicted speedups as a picture, a row a model and a column a GPU.
+"""`python reports/studies/advice_map.py ADVICE.json`: the predicted speedups as a picture, a row a model and a column a GPU.
 
 It draws what `advice_page` wrote beside its page, in a second: nothing is predicted here and nothing measured.
 """

@@ -1,4 +1,4 @@
-"""Do the margins of the decision hold where rates are not what they are taken for? `python tests/studies/margins.py`
+"""Do the margins of the decision hold where rates are not what they are taken for? `python reports/studies/margins.py`
 
 The filter never loses by its own prediction; what is asked here is how much it loses if the GPU is another than the rates
 say. Steps are drawn (layers, shared inputs, tokens, mode, recipe, GPU of the peak table) or taken of named models; the layers

@@ -1,6 +1,6 @@
 """Plain casts: what `.to()`, and fp8core beside it, make of every pattern, by version of torch; rows of the suite `codes`.
 
-    python tests/studies/plain_casts.py results/published reports/published/studies/plain-casts.md     writes the table into that page
+    python reports/studies/plain_casts.py results/published reports/published/studies/plain-casts.md     writes the table into that page
 
 Nothing here is asserted: a cell without a row is empty. Where several runs have the same cell, the newest one counts.
 """

@@ -1,6 +1,6 @@
 """What runs in parallel with what: docs/compatibility.md from rows of the suite `parallel`.
 
-python tests/studies/compatibility_page.py results/published > docs/compatibility.md
+python reports/studies/compatibility_page.py results/published > docs/compatibility.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python tests/studies/advice_page.py FILE.html`: what `advise` answers for common models and GPUs, as a page without a script.
+"""`python reports/studies/advice_page.py FILE.html`: what `advise` answers for common models and GPUs, as a page without a script.
 
 For readers who have no GPU, or have not installed torch. Every answer is that of `harness.advise.command.answer`, for the
 command that the cell names; nothing was measured.

@@ -1,4 +1,4 @@
-"""The prediction against published throughputs: `python tests/studies/published_throughputs.py` prints the tables of reports/published/studies/scale.md."""
+"""The prediction against published throughputs: `python reports/studies/published_throughputs.py` prints the tables of reports/published/studies/scale.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The published page: the ledger of public FP8 runs, then our own rows with their MFU.
 
-python tests/studies/published_page.py results/published reports/published/mfu.html
+python reports/studies/published_page.py results/published reports/published/mfu.html
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How often the gate is wrong: its decisions, and those of other gates, on times whose noise and truth are known.
 
-    python tests/studies/gate_error_rates.py [--trials N] [--judgements N] [PAGE ...]
+    python reports/studies/gate_error_rates.py [--trials N] [--judgements N] [PAGE ...]
 
 Prints the tables, writes them between their marks in each PAGE, and exits with 1 where a promise is broken.
 

@@ -1,4 +1,4 @@
-"""The prediction against what others published: `python tests/studies/published_speedups.py` prints the tables of reports/published/studies/speedups.md.
+"""The prediction against what others published: `python reports/studies/published_speedups.py` prints the tables of reports/published/studies/speedups.md.
 
 With `--fitted` it leaves the held-out half alone, which is scored once, at the end.
 """

@@ -1,4 +1,4 @@
-"""Questions from public trackers, put to advise: `python tests/studies/asked_in_public.py` rewrites the tables of reports/published/studies/questions.md.
+"""Questions from public trackers, put to advise: `python reports/studies/asked_in_public.py` rewrites the tables of reports/published/studies/questions.md.
 
 `asked_in_public.csv` holds each question with its source, the words of the command, what its asker measured, and the decisions
 that would have been wrong (`must_not_say`, fixed by the sign of the measured gain: see the page). Rows without words

@@ -1,6 +1,6 @@
 """How often the judge of loss gives which answer: simulated curves with a known truth.
 
-    python tests/studies/verdict_error_rates.py [--draws N] [PAGE ...]
+    python reports/studies/verdict_error_rates.py [--draws N] [PAGE ...]
 
 Prints the tables, writes them between their marks in each PAGE, and exits with 1 where a promised rate is missed.
 

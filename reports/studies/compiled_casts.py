@@ -1,4 +1,4 @@
-"""`python tests/studies/compiled_casts.py [--case NAME] [--recipe NAME] [-o FILE.md]`: what Inductor makes of FP8's casts."""
+"""`python reports/studies/compiled_casts.py [--case NAME] [--recipe NAME] [-o FILE.md]`: what Inductor makes of FP8's casts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.peers import torchao
 
 def main(words: list[str]) -> int:
     """Prints the table, or puts it between the marks of a page. Exit code 0, or 2 for bad usage."""
-    parser = argparse.ArgumentParser("python tests/studies/compiled_casts.py", description=__doc__)
+    parser = argparse.ArgumentParser("python reports/studies/compiled_casts.py", description=__doc__)
     parser.add_argument("--case", choices=list(SHAPES), action="append", help="default: all")
     parser.add_argument(
         "--recipe", choices=sorted({r for _, r in ARMS if r}), action="append", help="default: all"

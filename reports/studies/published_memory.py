@@ -1,4 +1,4 @@
-"""The memory model against published peaks: `python tests/studies/published_memory.py` prints the tables of reports/published/studies/memory.md."""
+"""The memory model against published peaks: `python reports/studies/published_memory.py` prints the tables of reports/published/studies/memory.md."""
 
 from __future__ import annotations
 

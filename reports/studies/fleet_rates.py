@@ -1,6 +1,6 @@
 """How often the rule of `harness.judge.fleet.judge` is wrong: the table of docs/fleet.md, by simulation.
 
-python tests/studies/fleet_rates.py
+python reports/studies/fleet_rates.py
 """
 
 from __future__ import annotations
