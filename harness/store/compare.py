@@ -45,7 +45,6 @@ CLOCKS_APART = 1.05  # medians of two sides, beyond which an unthrottled clock a
 # A tie is claimed only where the whole interval lies this close to 1, or within the floor if that is wider.
 TIE = 1.03
 
-PRECISIONS = ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 MODES = ("eager", "compile")
 FP8_DTYPES = ("e4m3", "e5m2")
 

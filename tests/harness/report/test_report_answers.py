@@ -368,7 +368,7 @@ def test_the_picture_of_a_gpu_marks_what_was_not_judged(tmp_path):
     assert {"mxfp8_compile", "rowwise_compile", "tensorwise_compile", "A/A noise floor"} <= set(words)
     assert any(word.startswith("skipped") for word in words)
     assert sum("results not checked" in word for word in words) == 1
-    assert any(re.match(r"1\.2\dx faster", word) for word in words)
+    assert "faster" in words
 
 
 # Cells
