@@ -102,7 +102,7 @@ def _prepare(to_hydra: Sequence[str], folder: Path) -> None:
             compose("shards", list(to_hydra), return_hydra_config=True)
     except HydraException as error:
         raise UsageError(
-            f"{' '.join(to_hydra)}: {one_line(error)}; pip install 'fp8-harness[joblib]', [slurm] or [ray] brings launchers"
+            f"{' '.join(to_hydra)}: {one_line(error)}; in a checkout pip install -e '.[joblib]', [slurm] or [ray] brings launchers"
         ) from error
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("accelerate", reason="pip install 'fp8-harness[clients]'")
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("accelerate", reason="pip install -e '.[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 pytest.importorskip("torchao", reason="accelerate asks for torchao's distribution: pip install torchao")
 
 from tiny_models import BOUND, largest_difference, report

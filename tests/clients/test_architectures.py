@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 
 import transformers
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-lightning = pytest.importorskip("lightning", reason="pip install 'fp8-harness[clients]'")
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+lightning = pytest.importorskip("lightning", reason="pip install -e '.[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 
 from tiny_models import BOUND, batch, largest_difference, made, report
 

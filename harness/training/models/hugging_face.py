@@ -110,7 +110,7 @@ def read(text: str) -> HfModel:
         if error.name != "transformers":
             raise
         raise UsageError(
-            f"model={text}: transformers is not installed; pip install 'fp8-harness[hf]'"
+            f"model={text}: transformers is not installed; in a checkout: pip install -e '.[hf]'"
         ) from None
     model_type = str(values.pop("model_type", ""))
     values = {key: value for key, value in values.items() if key not in _STORED}
