@@ -39,7 +39,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "parallel": {"cell": "ddp", "steps": 3},
     "train": SMALL,
     "divergence": {"steps": 10, "batch": 4, "seq": 16, "eval_every": 5, "eval_batches": 1, "diagnose_every": 5},
-    "scale": {"model": "llama_tiny", "gpu": "h100", "world": 8, "batch": 2, "seq": 64},
 }  # fmt: skip
 
 
@@ -69,9 +68,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("parallel", {}, "tensorwise", "", ""),
         ("recipes", {"M": 33}, "rowwise_eager", "shape", ""),
         ("recipes", {"M": 33}, "bf16_eager", "", ""),
-        ("scale", {"gpu": "a100"}, "bf16", "", ""),
-        ("scale", {"gpu": "a100"}, "tensorwise", "device", "A100"),
-        ("scale", {"gpu": "rtx_4090"}, "rowwise", "device", ""),
         ("train", {"batch": 1, "seq": 17}, "tensorwise_eager", "shape", "17 tokens; GEMM grad_weight"),
         ("train", {"batch": 1, "seq": 17}, "rowwise_with_gw_hp_eager", "", ""),
         ("train", {}, "mxfp8_eager", "device", "no kernel for 1x32"),
@@ -92,7 +88,7 @@ def test_an_arm_that_a_case_has_none_of_says_why(
     suite: str, changes: dict[str, Any], arm: str, kind: str, words: str
 ) -> None:
     axes = {**DEFAULTS[suite], **changes}
-    if suite in ("train", "divergence", "scale"):
+    if suite in ("train", "divergence"):
         axes = SUITES[suite].points([], {name: [value] for name, value in axes.items()}, None)[0] | axes
     why = SUITES[suite].unsupported(Case.of(suite, axes), arm, "cpu")
     assert (why.kind if why else "") in kind.split("|")
@@ -169,20 +165,16 @@ def test_what_could_be_installed_is_missing_and_not_unsupported(
         ("divergence", [], ON_RANKS | {"eval_batches": 3}, "eval_batches=3"),
         ("divergence", [], ON_RANKS | {"diagnose_every": 5}, "diagnose_every=5"),
         ("divergence", [], ON_RANKS | {"ranks": 1}, "fp8_all_gather=True"),
-        ("scale", ["llama3_8b"], {}, "whole models"),
-        ("scale", [], {"world": 12, "tp": 8}, "no multiple"),
-        ("scale", [], {"gpu": "abacus"}, "unknown gpu"),
-        ("scale", [], {"runs": "20200101T000000Z-none"}, "no run"),
     ],
 )  # fmt: skip
 def test_what_makes_no_case_is_refused_in_one_line(
     suite: str, shapes: list[str], axes: dict[str, Any], words: str
 ) -> None:
-    base = DEFAULTS[suite] if suite in ("train", "divergence", "scale") else {}
+    base = DEFAULTS[suite] if suite in ("train", "divergence") else {}
     with pytest.raises(ValueError, match=words) as caught:
         SUITES[suite].points(shapes, {name: [value] for name, value in {**base, **axes}.items()}, None)
     assert "\n" not in str(caught.value)
-    assert suite not in ("divergence", "scale") or shapes or isinstance(caught.value, UsageError)
+    assert suite != "divergence" or shapes or isinstance(caught.value, UsageError)
 
 
 # Training runs whose verdict is known before they start. Oracle: the verdict's own limits
