@@ -42,7 +42,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       results_dir=DIR   reports_dir=DIR
       processes  isolate=true|false   devices=all|0,1   case_timeout_s=SECONDS   case_wall_s=SECONDS   case_memory_gib=GIB
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
-                train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
+                train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
       sweeps of your own  sweep=./FILE.yaml, --config-dir DIR   ~axes.NAME leaves an axis out   --cfg job
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out; 7 internal error

@@ -194,7 +194,6 @@ def _no_pass_on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "told"),
     [
         (["axes.seed=[0,1]"], [f"at least {MIN_SEEDS}", "2 seeds", "train.judge=false"]),
-        (["axes.seed=[0,1]", "bisect=tensorwise"], ["2 seeds"]),
         (["axes.seed=[0,0,0,0,0]"], ["0 stands 5 times"]),
         ([f"axes.steps={MIN_POINTS - 1}"], [f"at least {MIN_POINTS}"]),
         (["axes.steps=[100,20]"], ["axes.steps=20"]),
@@ -213,7 +212,6 @@ def _no_pass_on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["axes.steps=2", "train.judge=false", "arms=[base,base_to_tensorwise]"], ["warmup_bf16:0.2"]),
         (["schedule=warmup_bf16:10@layer.*"], ["'layer.*'; there are layers.0.attention.q"]),
-        (["bisect=tensorwise", "train.judge=false"], ["bisect=tensorwise"]),
         (["axes.cell=[dpp]"], ["cell"]),
     ],
 )
@@ -241,7 +239,6 @@ def test_a_plan_that_can_show_nothing_is_refused(
         ["schedule=warmup_bf16:300@*.0.*"],  # the second block runs in FP8
         ["schedule=warmup_bf16:300@output,cooldown_bf16:300@grad_input"],  # grad_weight does
         ["schedule=warmup_bf16:300", "arms=[base,base_eps]"],  # to which it does not apply
-        ["arms=[tensorwise]", "bisect=tensorwise", ENOUGH],  # it trains the control itself
     ],
 )
 def test_a_plan_that_can_show_something_is_planned(words: list[str]) -> None:
@@ -256,8 +253,6 @@ def test_a_plan_that_can_show_something_is_planned(words: list[str]) -> None:
         ("allgather", ["ranks=0"], "axes.ranks=0"),
         ("quick", ["ranks=2"], "means nothing"),
         ("cast", ["train.judge=false"], "means nothing"),
-        ("cast", ["bisect=tensorwise"], "bisect"),
-        ("divergence", ["bisect=base"], "bisect"),
     ],
 )
 def test_what_a_sweep_has_no_use_for_is_refused(
