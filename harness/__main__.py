@@ -27,7 +27,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness gate --against GIT_REV --command 'CMD {{out}}'  the same for the benchmarks of your own repository
        python -m harness verdict base=GLOB candidate=GLOB  do loss curves that you have say that FP8 trains the same?
        python -m harness import FILE.json              store the results of a pytest-benchmark file
-       python -m harness export RUN -o FILE.csv        every metric of a run, curves too; .parquet; FILE.json: times as pytest-benchmark JSON
+       python -m harness export RUN -o FILE.csv        every metric of a run, curves too; .parquet; to=tensorboard|wandb|mlflow
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
@@ -99,7 +99,7 @@ COMMANDS = {
     "gate": "harness.gate",
     "verdict": "harness.cli.verdict",
     "import": "harness.cli.import_benchmark",
-    "export": "harness.cli.export_benchmark",
+    "export": "harness.cli.export",
     "doctor": "harness.cli.doctor",
     "advise": "harness.advise.command",
     "diff": "harness.cli.diff",

@@ -119,7 +119,7 @@ COMMANDS: dict[str, Callable[[Path], str]] = {
     "advise": lambda folder: said(folder, "advise", "model=nano", "gpu=h200", "runs=results/x"),
     "watch": lambda folder: said(folder, "watch", "results/x/a"),
     "resume": lambda folder: said(folder, "resume=a") + said(folder, "resume=a", "trust=true"),
-    "export": lambda folder: said(folder, "export", "results/x/c", "-o", "x.json"),
+    "export": lambda folder: said(folder, "export", "results/x/c", "-o", "x.csv"),
     "words": lambda folder: (
         said(folder, "report", BAD) + said(folder, BAD) + said(folder, "gate", f"--{BAD}")
     ),
