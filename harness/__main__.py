@@ -20,7 +20,6 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness sweep=NAME shard=I/N run_id=NAME  one share of the cases, on this machine or another; report NAME has all
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness runs                          runs of a results folder, newest first, and reports/index.html
-       python -m harness watch RUN                     progress of a running sweep, from another terminal
        python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
@@ -73,7 +72,7 @@ def _main(argv: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last handler: an interpreter that exits waits for its processes
         missing = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in ("", "harness", "fp8core"):
-            message = f"{command} needs {missing}: pip install {missing}; report, diff, fleet, gate and watch read stored runs without torch"
+            message = f"{command} needs {missing}: pip install {missing}; report, diff, fleet, gate and runs read stored runs without torch"
         elif type(error).__name__ == "ExtensionError":  # by name: what measures nothing needs no torch
             message = str(error)
         elif refused(error):
@@ -94,7 +93,6 @@ def _main(argv: Sequence[str]) -> int:
 
 COMMANDS = {
     "runs": "harness.cli.runs",
-    "watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",
     "verdict": "harness.cli.verdict",
