@@ -27,6 +27,7 @@ from fp8core.arguments import PLAIN_TENSORS, is_dtensor
 from fp8core.audit import audit
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
+from fp8core.gemm.accumulate import registers_of
 from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.layer_rules import gemms_reason
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from fp8core.gemm.accumulate import Register
     from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Recipe
 
@@ -194,10 +196,13 @@ class Call:
     def compare(self, name: str, result: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """A result against the product of its operands."""
         gemm, result = self.recipe.gemms[name], plain(result)
-        # Of what rounds it, last where the layer hands it out
-        dtypes = [result.dtype if self.grad is None else self.grad.dtype]
-        dtypes += [result.dtype] * (name == "grad_input" and result.dtype != dtypes[0])
-        dtypes += [torch.bfloat16] * (gemm.is_fp8 and gemm.granularity in self.backend.bf16_only)
+        # In the order in which they round it, last where the layer hands it out
+        dtypes = [torch.bfloat16] * (gemm.is_fp8 and gemm.granularity in self.backend.bf16_only)
+        dtypes += [result.dtype if self.grad is None else self.grad.dtype]
+        dtypes += [result.dtype] * (name == "grad_input" and result.dtype != dtypes[-1])
+        registers: tuple[Register, ...] | None = None
+        if gemm.is_fp8 and (self.backend.is_fp8 or result.device.type == "cpu"):
+            registers = registers_of(result.device, gemm.fast_accum)
         if name != "grad_weight":
             result = matrix(result)
         for expert, rows in self.groups:
@@ -205,10 +210,9 @@ class Call:
                 self.operand(name, 0, expert, rows),
                 self.operand(name, 1, expert, rows),
                 result[rows] if result.dim() == 2 else result[expert],
-                sum(torch.finfo(dtype).eps / 2 for dtype in dtypes),
+                dtypes,
                 bias,
-                exact=result.device.type == "cpu" and gemm.is_fp8,
-                fast=gemm.fast_accum,
+                registers=registers,
             )
             self.proof.compared(name, found)
 
