@@ -8,7 +8,7 @@ A layer is only counted as FP8 if its class, recipe and backend make it so: an e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -42,8 +42,9 @@ class LayerAudit:
         converted: it is a Float8Linear.
         recipe: what it runs, as text; "" if not converted.
         reason: why it was not converted; "" if it was.
-        gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient.
-        fp8_gemms: how many of them reach FP8 matrix units (0 if emulated).
+        gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient; where a step was run, those
+            that ran.
+        fp8_gemms: how many of them reach FP8 matrix units (0 if emulated), or did.
         all_gather: how FSDP2 gathers its weight where it shards it: "fp8", or "high precision: " and why.
         casts: "kernels", or "plain PyTorch: " and the reason, of eager mode where the weight lies; "" if not converted.
     """
@@ -99,7 +100,8 @@ class Audit:
 
     @property
     def fp8_gemms(self) -> int:
-        """FP8 GEMMs (calls of `aten::_scaled_mm`, or `fp8core::matmul`) of the Linear layers in one forward and backward pass.
+        """FP8 GEMMs (calls of `aten::_scaled_mm`, or `fp8core::matmul`) of the Linear layers in one forward and backward pass;
+        where a step was run, those that it ran.
 
         Experts are not counted: how many calls they take can depend on where tokens go, see `GroupedMatmul.fp8_calls`. A layer whose input needs no gradient, such as the first one of a model on raw data, runs one fewer.
         """
@@ -194,9 +196,10 @@ class Audit:
             stacks += f"0 of {len(self.weights) - unknown} other weights in FP8; "
         if unknown:
             stacks += f"{unknown} parameters of unknown use are not counted; "
+        when = "a forward and backward pass" if self.count is None else "in the step"
         start = (
-            f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs a "
-            f"forward and backward pass; {stacks}"
+            f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs {when}; "
+            f"{stacks}"
         )
         if self.count is not None:
             return start + self.count.text
@@ -222,12 +225,26 @@ def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal:
     """
     count = None if step is None else count_matmuls(step, model, causal=causal)
     linears = ((fqn, m) for fqn, m in model.named_modules() if isinstance(m, nn.Linear))
+    layers = tuple(_audit_layer(fqn, linear) for fqn, linear in linears)
+    experts = audit_experts(model)
+    if count is None:
+        return Audit(layers, experts, audit_weights(model))
+    ran: dict[str, list[Matmul]] = {}
+    for row in count.of_model:
+        ran.setdefault(row.owner, []).append(row)
     return Audit(
-        tuple(_audit_layer(fqn, linear) for fqn, linear in linears),
-        audit_experts(model),
-        audit_weights(model, None if count is None else {row.owner for row in count.of_model}),
+        tuple(_as_it_ran(layer, ran.get(layer.owner, [])) for layer in layers),
+        tuple(row if row.fqn in ran else replace(row, gemms=0, fp8_gemms=0) for row in experts),
+        tuple(
+            row if row.fqn in ran else replace(row, gemms=0) for row in audit_weights(model, ran.keys())
+        ),
         count,
     )
+
+
+def _as_it_ran(layer: LayerAudit, rows: list[Matmul]) -> LayerAudit:
+    fp8 = sum(row.calls for row in rows if row.is_fp8)
+    return replace(layer, gemms=sum(row.calls for row in rows), fp8_gemms=fp8)
 
 
 def _rows_without_weight(count: MatmulCount) -> list[tuple[str, ...]]:

@@ -427,8 +427,8 @@ class Modelled:
 
 def _summed(a: TiledOperand, b: TiledOperand, register: Register, lines: slice) -> torch.Tensor:
     """Lines of a @ b.T as codes add up in a register and are scaled, float64."""
-    K, every, total = a.x.shape[1], slice(None), 0.0
-    assert a.scale_inv is not None and b.scale_inv is not None
+    K, every = a.x.shape[1], slice(None)
+    total = torch.zeros((), dtype=torch.float64, device=a.x.device)
     size = a.block_along(K, b)
     for start in range(0, max(K, 1), size):
         along, at = slice(start, start + size), slice(start, start + 1)
