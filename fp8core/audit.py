@@ -235,9 +235,7 @@ def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal:
     return Audit(
         tuple(_as_it_ran(layer, ran.get(layer.owner, [])) for layer in layers),
         tuple(row if row.fqn in ran else replace(row, gemms=0, fp8_gemms=0) for row in experts),
-        tuple(
-            row if row.fqn in ran else replace(row, gemms=0) for row in audit_weights(model, ran.keys())
-        ),
+        tuple(row if row.fqn in ran else replace(row, gemms=0) for row in audit_weights(model, ran.keys())),
         count,
     )
 

@@ -253,6 +253,11 @@ class Call:
         self.watch.stack.append(self)
         with quietly():
             self.grad = matrix(plain(grads[0]) if self.grad is None else self.grad)
+            values = self.grad.qdata.float() if isinstance(self.grad, Float8Tensor) else self.grad
+            self.proof.gradient |= bool(values.any())
+            led_to, reached = self.proof.backward
+            follow = sum(map(self.gemms_of, itertools.compress(GEMMS[1:], self.needs)))
+            self.proof.backward = led_to, reached + follow
             if isinstance(self.grad, Float8Tensor) and self.grad not in self.watch.gathered:
                 self.proof.unchecked("cast of grad_output: it came in codes")
             if self.bias is not None:
@@ -370,6 +375,7 @@ class Watch(TorchDispatchMode):
 
     def __enter__(self) -> Watch:
         self._end.enter_context(self.gathered.watched())
+        self._end.enter_context(self.shared.watched())
         for fqn, module in self.modules:
             # Before the call, since a recomputation stops inside of it once it has what it needs; after a Linear before
             # hooks of tensor parallelism, which lay the output out anew
@@ -398,14 +404,19 @@ class Watch(TorchDispatchMode):
     def _before(self, fqn: str, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         proof = self.found[fqn]
         call = Call(self, proof, module, args)
-        self.stack.append(call)
+        if self._is_seen():
+            self.stack.append(call)
+        elif call.recipe.fp8_gemms:
+            proof.in_threads += 1
+            proof.unchecked("it was called in a thread whose operators cannot be seen")
         proof.calls += 1
         proof.recomputed += call.in_backward
         proof.predicted += call.gemms_of("output")
         for name in itertools.compress(GEMMS[1:], call.needs):
             self.trains[fqn][call.in_backward] += call.gemms_of(name)
-        if not call.recipe.fp8_gemms:
+        if not (call.recipe.fp8_gemms and self._is_seen()):
             return None
+        self.shared.look_at_rest()
         given, weight = args[0], call.weight
         hp = values_of(given)
         with quietly():
@@ -423,7 +434,13 @@ class Watch(TorchDispatchMode):
         alias.register_hook(call.input_gradient)
         return (given._replace(hp=alias) if isinstance(given, CastInput) else alias, *args[1:])
 
+    def _is_seen(self) -> bool:
+        """Whether this thread hands its operators to this mode."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._is_seen():
+            return
         call = self.stack.pop()
         if output is None or call.x is None:
             return  # it raised, runs nothing in FP8, or is a recomputation that had what it needs
@@ -437,6 +454,10 @@ class Watch(TorchDispatchMode):
         """With the prediction. A checkpointed call trains either outside of the backward pass, and is then
         recomputed inside (non-reentrant), or inside only (reentrant); it leads to gradients once."""
         for fqn, follow in self.trains.items():
-            self.found[fqn].predicted += max(follow)
+            proof = self.found[fqn]
+            proof.backward = max(follow), proof.backward[1]
+            proof.predicted += proof.backward[
+                1
+            ]  # a call that the loss does not depend on is followed by none
             follow[:] = 0, 0
         return list(self.found.values())
