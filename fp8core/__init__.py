@@ -48,7 +48,7 @@ from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.transposed import Float8Conv1D
-from fp8core.verify import Proof, StepProof, verify
+from fp8core.verify import Census, Proof, StepProof, census, verify
 from fp8core.watcher import Watcher, watch
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ __all__ = [
     "CastConfig",
     "CastInput",
     "CastRecord",
+    "Census",
     "ExpertsAudit",
     "FP8Granularity",
     "Float8ColwiseParallel",
@@ -114,6 +115,7 @@ __all__ = [
     "async_tp_reason",
     "audit",
     "cast_input",
+    "census",
     "check_plan",
     "convert_experts_to_float8",
     "convert_to_float8_training",

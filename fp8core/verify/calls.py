@@ -43,7 +43,7 @@ from fp8core.verify.shared_weights import SharedWeights
 from fp8core.verify.sums import BiasSum, Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -163,12 +163,15 @@ class Call:
                 )
         return self.operands[key]
 
-    def check_gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """An FP8 GEMM is about to run: codes and scales of a and of b, each [lines, along]."""
+    def check_gemm(self, operands: Sequence[tuple[torch.Tensor, torch.Tensor]], *how: str) -> None:
+        """An FP8 GEMM is about to run: codes and scales of a and of b, each [lines, along]; how it adds up, and by what."""
         if not self.expected:
             self.proof.fault("an FP8 GEMM ran that the recipe does not have")
             return
         name = self.expected.pop(0)
+        for (role, _), (codes, scale) in zip(READS[name], operands, strict=True):
+            dtype = str(codes.dtype).removeprefix("torch.")
+            self.proof.gemms[name].receive(role, dtype, granularity_seen(codes, scale), *how)
         for (expert, rows), (place, (codes, scale)) in itertools.product(self.groups, enumerate(operands)):
             wanted = self.operand(name, place, expert, rows).digest
             if wanted is None:
@@ -303,6 +306,18 @@ class Call:
                 known[role] = max(share, known.get(role, 0.0))
 
 
+def granularity_seen(codes: torch.Tensor, scale: torch.Tensor) -> str:
+    """What a scale [lines, blocks] of codes [lines, along] covers, by its shape; of stacked matrices each."""
+    if scale.numel() == 1:
+        return "tensorwise"
+    if scale.dtype == torch.float8_e8m0fnu:
+        return "1x32"
+    lines, along = scale.shape[-2:]
+    if along == 1 and lines == codes.shape[-2]:
+        return "rowwise"
+    return "1x128" if lines == codes.shape[-2] else "128x128"
+
+
 def values_of(given: Any) -> torch.Tensor:
     """An input in high precision, or what stands for it."""
     return given.hp if isinstance(given, CastInput) else given
@@ -334,7 +349,10 @@ class Watch(TorchDispatchMode):
         ]
         for fqn, module in self.modules:
             proof = self.found.setdefault(fqn, LayerProof(fqn, str(module.recipe), "", of_experts=True))
-            proof.gemms = {name: GemmProof(module.recipe.gemms[name].is_fp8) for name in GEMMS}
+            for name, gemm in module.recipe.gemms.items():
+                proof.gemms[name] = GemmProof(gemm.is_fp8)
+                if gemm.is_fp8:
+                    proof.gemms[name].asked = str(gemm.a), str(gemm.b)
         self.on_write = on_write
         self.stray = 0
         self.stack: list[Call] = []
@@ -367,10 +385,16 @@ class Watch(TorchDispatchMode):
         name = op.name().partition(".")[0]
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]
+            given = {spec.name: value for spec, value in zip(op._schema.arguments, args, strict=False)} | (
+                kwargs or {}
+            )
+            fast = given.get("use_fast_accum", not given.get("promote_every", 128))
+            sums = ("fast" if fast else "promoted") if registers_of(a.device, bool(fast)) else "float32"
             if name == "fp8core::matmul":  # b lies as [N, K]
-                self._gemm((a, scale_a), (b, scale_b))
+                self._gemm(((a, scale_a), (b, scale_b)), sums, "triton")
             else:
-                self._gemm((a, scale_a), (b.mT, scale_b.mT if scale_b.dim() > 1 else scale_b))
+                b, scale_b = b.mT, scale_b.mT if scale_b.dim() > 1 else scale_b
+                self._gemm(((a, scale_a), (b, scale_b)), sums, given.get("backend", "torch"))
         return op(*args, **(kwargs or {}))
 
     def __enter__(self) -> Watch:
@@ -394,10 +418,10 @@ class Watch(TorchDispatchMode):
         for each in sums:
             each.finish()
 
-    def _gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _gemm(self, operands: Sequence[tuple[torch.Tensor, torch.Tensor]], *how: str) -> None:
         if self.stack:
             with quietly():
-                self.stack[-1].check_gemm(*operands)
+                self.stack[-1].check_gemm(operands, *how)
         else:
             self.stray += 1
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from fp8core.distributed.fsdp_state import gathered_parts, replicated, replicas
+from fp8core.distributed.fsdp_state import gathered_parts, replicas, replicated
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.operands import plain, quietly
-from fp8core.verify.ranks import GRADIENT
 from fp8core.verify.oracle import mixers, tiles
+from fp8core.verify.ranks import GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
