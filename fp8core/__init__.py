@@ -42,6 +42,7 @@ from fp8core.history import amax_state_dict, load_amax_state_dict, update_scales
 from fp8core.inputs.microbatch import microbatches
 from fp8core.inputs.shared_input import CastInput, cast_input
 from fp8core.linear import Float8Linear
+from fp8core.optimizers import NotTrainedWarning
 from fp8core.other_weights import WeightAudit
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
@@ -95,6 +96,7 @@ __all__ = [
     "Matmul",
     "MatmulCount",
     "MatmulCounter",
+    "NotTrainedWarning",
     "PaddedGroups",
     "PrecisionSchedule",
     "PrepareFloat8ModuleInput",

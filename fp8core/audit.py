@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.optim import Optimizer
 
 from fp8core.distributed.weight_gather import NOT_ASKED, NOT_CONVERTED, weight_gather_precision
 from fp8core.experts.moe import ExpertsAudit, audit_experts
@@ -19,6 +20,7 @@ from fp8core.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
 from fp8core.gemm import backend_named
 from fp8core.inputs.operands import casts_route
 from fp8core.linear import NEVER_OFFERED, WHY_NOT, Float8Linear
+from fp8core.optimizers import not_trained
 from fp8core.other_weights import WeightAudit, audit_weights
 
 if TYPE_CHECKING:
@@ -81,12 +83,14 @@ class Audit:
         experts: the stacked weights of modules with a `GroupedMatmul`.
         weights: every other parameter that multiplies, or may; none of them is in FP8.
         count: the matrix products of a step; None if none was run.
+        not_trained: parameters of FP8 layers that no optimizer holds; None if none was given.
     """
 
     layers: tuple[LayerAudit, ...]
     experts: tuple[ExpertsAudit, ...] = ()
     weights: tuple[WeightAudit, ...] = ()
     count: MatmulCount | None = None
+    not_trained: tuple[str, ...] | None = None
 
     @property
     def converted(self) -> tuple[LayerAudit, ...]:
@@ -201,19 +205,29 @@ class Audit:
             f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs {when}; "
             f"{stacks}"
         )
+        if self.not_trained:
+            shown = ", ".join(self.not_trained[:3]) + ", ..." * (len(self.not_trained) > 3)
+            start += f"{len(self.not_trained)} parameters of FP8 layers that no optimizer trains ({shown}); "
         if self.count is not None:
             return start + self.count.text
         share = "all" if self.fp8_flop_share == 1 else percent(self.fp8_flop_share)
         return f"{start}{share} of their FLOPs in FP8, by size; {_UNKNOWN}"
 
 
-def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal: Causal = "full") -> Audit:
+def audit(
+    model: nn.Module,
+    *,
+    step: Callable[[], object] | None = None,
+    causal: Causal = "full",
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+) -> Audit:
     """Lists every weight of a model that multiplies: in FP8 or not, and why; each shared one once.
 
     Args:
         model: any module, before or after conversion.
         step: runs one forward and backward pass of it; is called once, in eager mode, and its products are counted, so
             that shares are those of the whole step. What it does to weights and gradients stays.
+        optimizer: one, or all that train the model: parameters of FP8 layers that none of them holds are named.
         causal: how fused attention with a causal mask counts: "full", all pairs, or "half" of them.
 
     Returns:
@@ -227,8 +241,11 @@ def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal:
     linears = ((fqn, m) for fqn, m in model.named_modules() if isinstance(m, nn.Linear))
     layers = tuple(_audit_layer(fqn, linear) for fqn, linear in linears)
     experts = audit_experts(model)
+    idle: tuple[str, ...] | None = None
+    if optimizer is not None:
+        idle = not_trained(model, [optimizer] if isinstance(optimizer, Optimizer) else optimizer)
     if count is None:
-        return Audit(layers, experts, audit_weights(model))
+        return Audit(layers, experts, audit_weights(model), not_trained=idle)
     ran: dict[str, list[Matmul]] = {}
     for row in count.of_model:
         ran.setdefault(row.owner, []).append(row)
@@ -237,6 +254,7 @@ def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal:
         tuple(row if row.fqn in ran else replace(row, gemms=0, fp8_gemms=0) for row in experts),
         tuple(row if row.fqn in ran else replace(row, gemms=0) for row in audit_weights(model, ran.keys())),
         count,
+        idle,
     )
 
 

@@ -78,7 +78,8 @@ class SharedWeights:
         """Looks at gradients when an optimizer reads them, else at the end of the block."""
         handle = optimizers.register_optimizer_step_pre_hook(lambda *_: self._look_at_gradients())
         # Before whatever hides gradients from optimizers
-        optimizers._global_optimizer_pre_hooks.move_to_end(handle.id, last=False)
+        hooks: Any = optimizers._global_optimizer_pre_hooks
+        hooks.move_to_end(handle.id, last=False)
         try:
             yield
             self._look_at_gradients()
