@@ -308,7 +308,7 @@ class Call:
 
 def granularity_seen(codes: torch.Tensor, scale: torch.Tensor) -> str:
     """What a scale [lines, blocks] of codes [lines, along] covers, by its shape; of stacked matrices each."""
-    if scale.numel() == 1:
+    if scale.numel() == 1 or scale.dim() < 2:
         return "tensorwise"
     if scale.dtype == torch.float8_e8m0fnu:
         return "1x32"
