@@ -20,7 +20,6 @@ from fp8core.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
 from fp8core.gemm import backend_named
 from fp8core.inputs.operands import casts_route
 from fp8core.linear import NEVER_OFFERED, WHY_NOT, Float8Linear
-from fp8core.optimizers import not_trained
 from fp8core.other_weights import WeightAudit, audit_weights
 
 if TYPE_CHECKING:
@@ -241,9 +240,7 @@ def audit(
     linears = ((fqn, m) for fqn, m in model.named_modules() if isinstance(m, nn.Linear))
     layers = tuple(_audit_layer(fqn, linear) for fqn, linear in linears)
     experts = audit_experts(model)
-    idle: tuple[str, ...] | None = None
-    if optimizer is not None:
-        idle = not_trained(model, [optimizer] if isinstance(optimizer, Optimizer) else optimizer)
+    idle = None if optimizer is None else _not_trained(model, optimizer)
     if count is None:
         return Audit(layers, experts, audit_weights(model), not_trained=idle)
     ran: dict[str, list[Matmul]] = {}
@@ -256,6 +253,14 @@ def audit(
         count,
         idle,
     )
+
+
+def _not_trained(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer]) -> tuple[str, ...]:
+    every = [optimizers] if isinstance(optimizers, Optimizer) else optimizers
+    held = {id(p) for optimizer in every for group in optimizer.param_groups for p in group["params"]}
+    layers = [(fqn, m) for fqn, m in model.named_modules() if isinstance(m, Float8Linear)]
+    own = [(f"{fqn}.{name}", p) for fqn, m in layers for name, p in m.named_parameters(recurse=False)]
+    return tuple(name.lstrip(".") for name, p in own if p.requires_grad and id(p) not in held)
 
 
 def _as_it_ran(layer: LayerAudit, rows: list[Matmul]) -> LayerAudit:

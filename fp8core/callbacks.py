@@ -29,7 +29,7 @@ def for_trainer() -> Any:
     """
     base: Any = importlib.import_module("transformers").TrainerCallback
 
-    class Amaxes(base):  # type: ignore[misc]
+    class Amaxes(base):
         """See `for_trainer`."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -66,7 +66,7 @@ def for_lightning() -> Any:
     """
     base: Any = importlib.import_module("lightning.pytorch").Callback
 
-    class Amaxes(base):  # type: ignore[misc]
+    class Amaxes(base):
         """See `for_lightning`."""
 
         def __init__(self) -> None:

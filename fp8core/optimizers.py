@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fp8core.linear import Float8Linear
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
-    from torch.optim import Optimizer
+    import torch
 
 _REPLACED = "_fp8core_replaced"  # on a parameter: the name of the layer that it was the weight of
 _LOOKED_AT: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -29,23 +24,11 @@ class NotTrainedWarning(UserWarning):
     """An optimizer holds parameters that a conversion has replaced."""
 
 
-def replaced(old: nn.Parameter, fqn: str) -> None:
+def replaced(old: torch.Tensor, fqn: str) -> None:
     """Notes that a layer has a new weight; the first step of each optimizer is looked at from now on."""
     setattr(old, _REPLACED, fqn)
     if not _HOOK:
         _HOOK.append(register_optimizer_step_pre_hook(_look))
-
-
-def not_trained(model: nn.Module, optimizers: Iterable[Optimizer]) -> tuple[str, ...]:
-    """Names of the parameters of FP8 layers that require gradients and that none of these optimizers holds."""
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    return tuple(
-        f"{fqn}.{name}".lstrip(".")
-        for fqn, layer in model.named_modules()
-        if isinstance(layer, Float8Linear)
-        for name, p in layer.named_parameters(recurse=False)
-        if p.requires_grad and id(p) not in held
-    )
 
 
 def _look(optimizer: Any, *_: Any) -> None:
