@@ -66,7 +66,8 @@ def test_every_field_of_the_record_is_known_here() -> None:
     assert {field.name for field in dataclasses.fields(Proof)} == TOLD.keys() | OTHERS
     assert {field.name for field in dataclasses.fields(LayerProof)} == OF_LAYER.keys() | OTHERS_OF_LAYER
     assert {field.name for field in dataclasses.fields(GemmProof)} == {
-        "fp8", "calls", "telling", "operands", "sqnr_db", "expected_db", "row_db", "agreement_db",
+        "fp8", "calls", "telling", "operands", "sqnr_db", "expected_db", "row_db", "agreement_db", "asked",
+        "received",
     }  # fmt: skip
 
 
