@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from fp8core.gemm import backend_named
+from fp8core.gemm.layout import MULTIPLE
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
 
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
     from fp8core.tensor import Float8Tensor
 
 
-def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: str = "") -> tuple[str, bool]:
+def gemms_reason(
+    recipe: Recipe,
+    flat: torch.Tensor,
+    weight: torch.Tensor,
+    fqn: str = "",
+    shape: torch.Size | None = None,
+) -> tuple[str, bool]:
     """Why the hardware cannot do the GEMMs that a call leads to; "" if it can. And whether it is for the number of tokens alone.
 
     Args:
@@ -23,6 +31,7 @@ def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: 
         flat: the input [M, K]; grad_input runs if it requires a gradient.
         weight: [N, K]; grad_weight runs if it requires a gradient.
         fqn: the layer's name, if it has one.
+        shape: of the input before its leading dimensions became tokens.
 
     Returns:
         The GEMM, the layer, the size at fault and the ways out.
@@ -54,8 +63,14 @@ def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: 
                 reason += f"; or leave the layer out, module_filter_fn=lambda module, fqn: fqn != {fqn!r}"
             if is_for_tokens:
                 reason += (
-                    "; or dataclasses.replace(recipe, min_tokens='bf16') runs such calls in high precision"
+                    "; or convert_to_float8_training(..., ragged='bf16') runs such calls in high precision, ragged='pad' fills "
+                    "them up"
                 )
+                if shape is not None and len(shape) > 2:
+                    length, step = int(shape[-2]), math.lcm(int(shape[-2]), MULTIPLE) // int(shape[-2])
+                    sizes = " x ".join(map(str, shape[:-1]))
+                    tokens += f" ({sizes})"
+                    reason += f"; or sequences of {-(-length // MULTIPLE) * MULTIPLE} for {length}, or a multiple of {step} of them"
             layer = f"{fqn!r} " if fqn else ""
             return f"GEMM {name} of {layer}Float8Linear({K}, {N}){tokens}: {reason}", is_for_tokens
     return "", False

@@ -318,7 +318,7 @@ class Float8Linear(nn.Linear):
         if input.dim() == 0 or input.shape[-1] != K:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
         flat = _as_matrix(input, K)
-        reason, is_for_tokens = gemms_reason(self.recipe, flat, weight, self.fqn)
+        reason, is_for_tokens = gemms_reason(self.recipe, flat, weight, self.fqn, input.shape)
         if is_for_tokens and self.recipe.min_tokens == "bf16":
             return None
         if reason:
