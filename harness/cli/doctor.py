@@ -102,7 +102,7 @@ def conclusion(device: str, findings: Sequence[Finding]) -> str:
         return f"It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is. Next: python -m harness sweep=quick; of a GPU that is not here: {ask}"
     if not any(area == "gemm" and not name.startswith("reference") for area, name in works):
         return f"It multiplies no FP8: it can answer for bf16 alone. Next, of a GPU that does: {ask}"
-    return "It can answer whether FP8 is faster here, sound, and trains the same. Next: python -m harness sweep=quick; all of it: sweep=gpu"
+    return "It can answer whether FP8 is faster here, sound, and trains the same. Next: python -m harness sweep=quick; all of it, in a checkout: make gpu"
 
 
 def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:
