@@ -10,8 +10,8 @@
 # make aot          reports/published/studies/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
 # make aot-check    limits of the cast kernels, in that machine code (`make test` holds those of the installed Triton); 21 s
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
-# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
-#                   run it again to continue. ARGS=dry_run=true prints the timetable,
+# make gpu          .ci/gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
+#                   run it again to continue. ARGS=dry_run=true prints the commands,
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
 # make gpu-tests    the tests that need a GPU, 1.5 minutes on an H200 with 16 cores
 # make published    reports/published, docs/evidence.md, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
@@ -104,7 +104,7 @@ gate: $(READY)
 
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
-	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness sweep=gpu $(ARGS)
+	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH PY=$(PY) .ci/gpu $(ARGS)
 
 gpu-tests: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m gpu --benchmark-disable $(PARALLEL) $(GPU_TESTS) $(ARGS)

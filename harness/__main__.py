@@ -106,7 +106,7 @@ COMMANDS = {
 }  # word -> module whose `main` takes the words after it
 
 FORMER_COMMANDS = {
-    "gpu": "sweep=gpu [budget_s=SECONDS] [data_path=FILE]",
+    "gpu": "`make gpu`, in a checkout",
     "gate-selftest": "python reports/studies/gate_error_rates.py, in a checkout",
     "verdict-selftest": "python reports/studies/verdict_error_rates.py, in a checkout",
     "kernel": "`make aot` for fp8core's kernels (docs/kernels.md); for any other cuobjdump -res-usage and nvdisasm, of Triton's wheel",

@@ -74,21 +74,12 @@ def _refuse(axes: Any, known: Collection[str] | None) -> None:
 
 @dataclass
 class PartConfig:
-    """One part of a sweep: a suite with its axes and arms, or another sweep, which is a run of its own."""
+    """One part of a sweep: a suite with its axes and arms."""
 
     suite: str = MISSING
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)  # names of shape sets, or "from_model"
     arms: list[str] = field(default_factory=list)  # empty: all arms of the suite
-    # Of a part that is a sweep (`harness.cli.parts`):
-    sweep: str | None = None
-    about: str = ""
-    overrides: dict[str, Any] = field(default_factory=dict)  # of its command line
-    small: dict[str, Any] = field(default_factory=dict)  # more of them in a rehearsal on a CPU
-    priority: int = 0  # the lowest is started first; then by the order of the file
-    estimate_s: float | None = (
-        None  # started only where the slot has so much left, cut off after 1.4 times as much
-    )
 
 
 @dataclass
@@ -125,8 +116,6 @@ class SweepConfig:
     peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
     cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)  # of every part that is a sweep
-    small: dict[str, Any] = field(default_factory=dict)  # likewise, where the device is a CPU: a rehearsal
     model: Any = None  # a name of harness.training.models, the path of a config.json, or `model._target_=my.module.build` with its arguments
     data: str | None = None  # a name of harness.training.data
     data_path: str | None = None
@@ -390,12 +379,7 @@ def _normalise(word: str) -> str:
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     inside = rest[1:] if root == "parts" else [root, *rest]
-    opens = (
-        root == "model"
-        or inside[:1] == ["axes"]
-        or (inside[:1] in (["overrides"], ["small"]) and len(inside) > 1)
-    )
-    return "++" + word.lstrip("+") if opens else word
+    return "++" + word.lstrip("+") if root == "model" or inside[:1] == ["axes"] else word
 
 
 def _refuse_unknown(key: str) -> None:

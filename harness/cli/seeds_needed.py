@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.engine.runlog import duration
 from harness.store import run_files
-from harness.store.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -219,11 +219,6 @@ def _parts(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> list[_
         named = {config["suite"]: config}
     parts = []
     for name, part in named.items():
-        if part.get("sweep"):
-            raise UsageError(
-                f"sweep {config['name']!r} is made of sweeps, run one after the other on one machine; here name one of "
-                f"them: sweep={part['sweep']}"
-            )
         suite, shapes = part["suite"], part["shapes"]
         if suite in ("???", None):
             raise unknown("part", name, (n for n, p in named.items() if p["suite"] not in ("???", None)))

@@ -243,7 +243,6 @@ _SETTINGS = (
     "arms",
     "cases",
     "parts",
-    "overrides",
     "model",
     "data",
     "schedule",
@@ -253,8 +252,7 @@ _SETTINGS = (
 )
 
 
-# Of each part; its title, order and time may change between slots.
-_SETTINGS_OF_A_PART = ("sweep", "overrides", "small", "suite", "axes", "shapes", "arms")
+_SETTINGS_OF_A_PART = ("suite", "axes", "shapes", "arms")
 
 
 def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from harness.machine import raw_output
@@ -23,7 +23,7 @@ from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
 from harness.store.outside import from_json, read_text
 from harness.store.private import public
-from harness.store.text import done, duration
+from harness.store.text import done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -155,6 +155,15 @@ def progress(every: Iterable[Note], now: float) -> str:
     said = [f"running, {done(share)} of {total} done" if total else "running", running[-1].text]
     said += [f"last sign of life {duration(silent)} ago"] if silent > SILENT_S else []
     return "; ".join(filter(None, said))
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(3725), duration(65.4)
+    ('1:02:05', '0:01:05')
+    """
+    return str(timedelta(seconds=round(seconds)))
 
 
 class RawOutput:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "FP8_HARNESS_LOCKS"
 FOLDER = "/tmp/fp8-harness-locks"  # not TMPDIR: batch systems give each job one of its own
-_held: set[str] = set()  # by this process: a sweep of sweeps holds the GPUs for its parts
+_held: set[str] = set()  # by this process: what holds the GPUs for several sweeps
 
 
 @contextmanager

@@ -70,8 +70,7 @@ def device_kind(device: str) -> Literal["cpu", "cuda"]:
         return "cpu"
     build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
     raise UsageError(
-        f"device='cuda': torch {torch.__version__} ({build}) sees no GPU; use device=cpu or device=auto "
-        "(sweep=gpu: device=cpu rehearses it in tiny sizes)"
+        f"device='cuda': torch {torch.__version__} ({build}) sees no GPU; use device=cpu or device=auto"
     )
 
 

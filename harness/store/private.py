@@ -51,8 +51,6 @@ def found_again(path: str) -> str:
 
 def salt_file(results_dir: Path) -> Path:
     """Where a results folder keeps its salt."""
-    if (results_dir / run_files.ABOUT).exists():  # of a sweep of sweeps, whose parts are made within it
-        results_dir = results_dir.parent.parent
     return results_dir / run_files.SALT
 
 

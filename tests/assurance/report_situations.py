@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from curves_for_tests import control, rows_of_runs, shifted
 from report_cases import cpu_run, gemm_cases, linear_cases, tiny_run
 from report_fixtures import Invented, absent, write_run
@@ -18,7 +17,6 @@ from harness import store
 from harness.__main__ import main
 from harness.judge import diagnosis, verdict
 from harness.judge.diff import changes
-from harness.judge.smoke import failed_recipes
 from harness.machine.hardware import named
 from harness.machine.mfu import utilization
 from harness.report import verdicts
@@ -296,21 +294,3 @@ def finding_of_equal_losses(place: Place, planted: bool) -> object:
     rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", base if planted else shifted(base))
     write_run(place.folder / "run", [rows])
     return not diagnosis.findings(store.read(place.folder))
-
-
-@situation(
-    "sweep=smoke",
-    "a recipe's layer ran a kernel that failed its own check",
-    word="recipes left in",
-    positive=True,
-    instead=False,
-)
-def recipe_on_a_broken_kernel(place: Place, planted: bool) -> object:
-    kernel = Case.of("smoke_kernels", {"kernel": "cast", "do": "check"})
-    layer = Case.of("smoke_layers", {"K": 64})
-    status = "failed" if planted else "ok"
-    rows = [
-        {"suite": "smoke_kernels", "axes": kernel.axes_json, "status": status, "reason": "wrong", "arm": "ours", "resolved": ""},
-        {"suite": "smoke_layers", "axes": layer.axes_json, "status": "ok", "reason": "", "arm": "rowwise", "resolved": '{"operators": ["cast"]}'},
-    ]  # fmt: skip
-    return not failed_recipes(pd.DataFrame(rows))

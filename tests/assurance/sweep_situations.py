@@ -7,12 +7,10 @@ import json
 import math
 from functools import partial
 
-import pandas as pd
 from situations import Place, exit_code, situation
 from toy import offered
 
 from harness.__main__ import main
-from harness.cli.parts import Part
 from harness.engine import runlog
 from harness.machine.processes import this_host
 from harness.store import parquet
@@ -102,19 +100,6 @@ def gone(place: Place, planted: bool) -> object:
 )
 def hundred_percent_of_nothing(_: Place, planted: bool) -> object:
     return "100 %" in runlog.progress([runlog.Note("running", 0 if planted else 4, 1.0, "", 1.0)], 1.0)
-
-
-@situation("sweep of sweeps", "a part skipped all of its cases", word="Part.ok", positive=True, instead=False)
-def skipped_part(_: Place, planted: bool) -> object:
-    row = {
-        "status": "skipped" if planted else "ok",
-        "retryable": False,
-        "cause": "unsupported",
-        "reason": "no GPU",
-    }
-    part = Part("a", "toy", exit=0)
-    part.settle(pd.DataFrame([row]))
-    return part.ok
 
 
 def ran_in_ranks(place: Place, losses: tuple[float, ...], alone: tuple[float, ...]) -> bool:

@@ -96,15 +96,6 @@ def live(folder: Path) -> str:
     return said(folder, *words, "arms=[bf16_eager]", "device=cpu", "isolate=false", *QUICKLY)
 
 
-def parts(folder: Path) -> str:
-    (folder / "sweeps").mkdir()
-    inner = json.dumps({"sweep": "cast", "about": BAD, "estimate_s": 1})
-    (folder / "sweeps" / "ours.yaml").write_text(
-        f"# Is it \x1b ours?\nparts: {{one: {inner}}}\n".replace("\x1b", "\u202e")
-    )
-    return said(folder, "sweep=ours", "dry_run=true", "device=cpu") + said(folder, "list", "sweeps")
-
-
 GATE = ("gate", "--baseline", "results/x/a", "--candidate", "results/x/b", "--annotations=true")
 COMMANDS: dict[str, Callable[[Path], str]] = {
     "report": lambda folder: said(folder, "report", "results/x", "-o", "page.html"),
@@ -123,7 +114,6 @@ COMMANDS: dict[str, Callable[[Path], str]] = {
         said(folder, "report", BAD) + said(folder, BAD) + said(folder, "gate", f"--{BAD}")
     ),
     "a sweep": live,
-    "a sweep of sweeps": parts,
 }
 
 
