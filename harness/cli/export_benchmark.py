@@ -90,7 +90,7 @@ def send(run: Path, to: str) -> int:
 
 
 def _rows(run: Path) -> pd.DataFrame:
-    frame, _ = store.read_quietly(run, expand=True)
+    frame = store.open_run(run, expand=True)
     if problems := frame.attrs.pop("problems"):
         raise UsageError(f"cannot read {problems[0]}")
     frame.attrs.clear()  # paths, which a table does not need
@@ -149,7 +149,7 @@ def exported(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     Raises:
         UsageError: the run can't be read, is of several environments or commits, or holds no time.
     """
-    frame, _ = store.read_quietly(path)
+    frame = store.open_run(path)
     if frame.attrs["problems"]:
         raise UsageError(f"cannot read {frame.attrs['problems'][0]}")
     envs = {row: parse(row) for row in frame["env"].dropna().unique()} if len(frame) else {}

@@ -42,10 +42,9 @@ class LoggingWriter(RunWriter):
 
     def append(
         self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
-    ) -> None:
+    ) -> list[Measurement]:
         """Append rows like `RunWriter.append`; report them once they are durable."""
-        rows = list(measurements)
-        super().append(rows, env)
+        rows = super().append(measurements, env)
         self.statuses.update(row.status for row in rows)
         for row in rows:
             about = f"{row.case_id} {row.suite} {row.arm} {row.metric}"
@@ -55,6 +54,7 @@ class LoggingWriter(RunWriter):
                 _log.warning("%s skipped: %s", about, row.reason)
             else:
                 _log.debug("%s = %s", about, row.value)
+        return rows
 
 
 class ProgressFile:
@@ -87,11 +87,8 @@ class ProgressFile:
             "written": self._last,
             "statuses": dict(self._writer.statuses),
         }
-        target = self._writer.folder / run_files.PROGRESS
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        with suppress(OSError):
-            temporary.write_text(json.dumps(public(about | self._state)) + "\n")
-            temporary.replace(target)
+        with suppress(OSError), run_files.written(self._writer.folder / run_files.PROGRESS) as file:
+            file.write(json.dumps(public(about | self._state)).encode() + b"\n")
 
 
 class RawOutput:
@@ -140,9 +137,11 @@ class _File(logging.FileHandler):
 @contextmanager
 def log_to(folder: Path, lowest: int) -> Iterator[None]:
     """Adds what happens within to the run's log, a line each: time (UTC), process, level, what."""
-    whole = logging.getLogger("harness")
+    whole, path = logging.getLogger("harness"), folder / run_files.LOG
     try:
-        handler = _File(folder / run_files.LOG, encoding="utf-8")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError("a pipe would be waited for, and a link may lead to another's file")
+        handler = _File(path, encoding="utf-8")
     except OSError:
         yield
         return

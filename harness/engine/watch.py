@@ -23,7 +23,6 @@ from harness.machine import raw_output, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
-from harness.store.outside import from_json, read_text
 from harness.store.text import done, some
 from harness.store.words import key, options_of, word
 
@@ -95,7 +94,7 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
 
 def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part | None:
     try:
-        note = from_json(read_text(folder / run_files.PROGRESS))
+        note = run_files.read_object(folder / run_files.PROGRESS)
         state, here = str(note["state"]), note["host"] == this_host() != ""
         if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
@@ -105,7 +104,7 @@ def _part(name: str, folder: Path, asked: Callable[[int], int | None]) -> Part |
         return (
             Part(name, state, int(note["total"]), share, text, *times, statuses) if 0 <= share <= 1 else None
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None  # not there yet, or not ours
 
 
