@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SILENT_S = 120.0  # without a sign of life it is said how long ago the last one was
 LINE_S = 30.0  # between two lines where there is no terminal
+LONGEST_S = 1e12  # a note may say any number
 ENDED = ("finished", "interrupted", "failed", "gone")
 
 
@@ -154,7 +155,7 @@ def duration(seconds: float) -> str:
     >>> duration(3725), duration(65.4)
     ('1:02:05', '0:01:05')
     """
-    return str(timedelta(seconds=round(seconds)))
+    return str(timedelta(seconds=round(max(-LONGEST_S, min(seconds, LONGEST_S)))))
 
 
 def table(folder: Path, parts: Sequence[Part], now: float) -> Table:

@@ -27,7 +27,7 @@ from pyarrow import parquet
 from harness.store.errors import UsageError, unknown
 from harness.store.measurement import SCHEMA_VERSION, TIMES
 from harness.store.outside import from_json, parse, read_bytes
-from harness.store.schema import JSON_COLUMNS, SCHEMA, TEXTS, encoded, faults, in_memory
+from harness.store.schema import JSON_COLUMNS, SCHEMA, TEXTS, encoded, faults, in_memory, is_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -405,10 +405,9 @@ def _may_fit(table: pa.Table, pushed: Mapping[str, Sequence[Any]], cases: Collec
     """The rows that may be asked for, by columns that are equal in all attempts of a case, and by metric."""
     if not pushed:
         return table
-    masks = (compute.is_in(table[name], pa.array(of, SCHEMA.field(name).type)) for name, of in pushed.items())
-    mask = reduce(compute.and_, masks)
+    mask = reduce(compute.and_, (is_in(table, name, values) for name, values in pushed.items()))
     if cases:
-        mask = compute.or_(mask, compute.is_in(table["case_id"], pa.array(sorted(cases), pa.string())))
+        mask = compute.or_(mask, is_in(table, "case_id", cases))
     return table.filter(mask)
 
 
@@ -434,7 +433,7 @@ def _contested(table: pa.Table) -> set[str | None]:
 
 def _last_attempts(table: pa.Table, contested: Collection[str | None]) -> pa.Table:
     """The rows of attempts that count, of the cases that have several; all rows of the others."""
-    several = compute.is_in(table["case_id"], pa.array(list(contested), pa.string())).to_numpy()
+    several = is_in(table, "case_id", contested).to_numpy(zero_copy_only=False)
     stands = np.ones(len(table), bool)
     stands[several] = that_count(table.filter(several).select(DECIDED_BY).to_pandas()).to_numpy()
     return table.filter(stands)
@@ -444,7 +443,7 @@ def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
     """The rows that have one of the values in each of the columns and axes."""
     for name, values in where.items():
         if name in SCHEMA.names:
-            mask = compute.is_in(table[name], pa.array(values, SCHEMA.field(name).type))
+            mask = is_in(table, name, values)
         else:
             texts = _dictionary(table["axes"])
             cases = [parse(text) for text in texts]
@@ -454,7 +453,7 @@ def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
                     "column or axis", name, {*SCHEMA.names, *(key for axes in cases for key in axes)}
                 )
             fit = [text for text, axes in zip(texts, cases, strict=True) if _has(axes.get(axis), values)]
-            mask = compute.is_in(table["axes"].cast(pa.string()), pa.array(fit, pa.string()))
+            mask = is_in(table, "axes", fit)
         table = table.filter(mask)
     return table
 

@@ -11,12 +11,13 @@ import pyarrow.compute as compute
 
 from harness.store import case
 from harness.store.errors import Cause, one_line
-from harness.store.measurement import Better, Measurement, Status
+from harness.store.measurement import METRICS, REASON, Better, Measurement, Status
 from harness.store.outside import parse
 from harness.store.private import public
+from harness.store.tables import beside
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 SCHEMA = pa.schema(
     [
@@ -64,17 +65,36 @@ _ENCODED = pa.schema([(f.name, _DICTIONARY if f.name in TEXTS else f.type) for f
 # Most bytes of a text; of the names that are not here `NAME`.
 NAME = 2**12
 LONGEST = {"axes": 2**16, **dict.fromkeys(JSON_COLUMNS[1:], 2**24)}
-_WORDS = {"status": get_args(Status), "better": get_args(Better)}
-# Facts that are computed with. None: not known.
-_NUMBER, _OBJECT = (int, float, type(None)), (dict, type(None))
-_FACTS = {
-    **dict.fromkeys(("tokens_per_step", "parameters"), _NUMBER),
-    **dict.fromkeys(("fp8_gemms", "fp8_gemms_expected"), (int,)),
-    **dict.fromkeys(
-        ("advice", "extensions", "flops_causal", "flops_recomputed", "lr_schedule", "memory"), _OBJECT
-    ),
+_WORDS = {
+    "status": get_args(Status),
+    "better": get_args(Better),
+    "regime": ("", "isolated", "sustained"),
 }
-_EXPECTED = {_NUMBER: "a number", _OBJECT: "an object", (int,): "a whole number"}
+_FACTS = {
+    column: {name: kind for kind, names in kinds.items() for name in names}
+    for column, kinds in beside(__file__, "facts.yaml").items()
+}
+_OTHERS = {"axes": "single", "env": "single", "flops": "amount"}  # kind of what is not named there
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "count": ("a whole number", lambda value: type(value) is int),
+    "amount": ("a number", lambda value: type(value) in (int, float)),
+    "number": ("a number", lambda value: value is None or type(value) in (int, float)),
+    "figure": ("a number", lambda value: value in (None, *_NONFINITE) or type(value) in (int, float)),
+    "text": ("a text", lambda value: value is None or isinstance(value, str)),
+    "object": ("an object", lambda value: value is None or isinstance(value, dict)),
+    "texts": ("a list of texts", lambda value: value is None or _all(list, value, "text")),
+    "numbers": ("a list of numbers", lambda value: value is None or _all(list, value, "amount")),
+    "figures": ("an object of numbers", lambda value: value is None or _all(dict, value, "amount")),
+    "tables": ("an object of objects", lambda value: value is None or _all(dict, value, "figures")),
+    "single": ("a single value", lambda value: not isinstance(value, dict | list)),
+    "any": ("", lambda value: True),
+}
+_NONFINITE = ("inf", "-inf", "nan")  # as `public` writes them
+
+
+def _all(kind: type, value: Any, of: str) -> bool:
+    each = value.values() if isinstance(value, dict) else value
+    return isinstance(value, kind) and all(part is not None and _KINDS[of][1](part) for part in each)
 
 
 def encoded(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> pa.Table:
@@ -129,8 +149,24 @@ def _faults(table: pa.Table) -> Iterator[tuple[int, str]]:
     if "bytes_moved" in table.column_names:
         infinite = compute.invert(compute.is_finite(table["bytes_moved"]))
         yield from _marked(infinite.fill_null(False), "bytes_moved is no finite number")
+    if {"metric", "unit"} <= {*table.column_names}:
+        for metric in {*table["metric"].unique().to_pylist()} & METRICS.keys():
+            unit = METRICS[metric].unit
+            other = compute.and_not(is_in(table, "metric", [metric]), is_in(table, "unit", [unit]))
+            yield from _marked(other, f"{metric} in another unit than {unit}")
+    if {"status", "reason"} <= {*table.column_names}:
+        silent = compute.and_not(is_in(table, "reason", [""]), is_in(table, "status", ["ok"]))
+        yield from _marked(silent, "no number, and no reason why")
     if "samples" in table.column_names:
         yield from _faults_of_samples(table)
+
+
+def is_in(table: pa.Table, name: str, values: Iterable[object]) -> pa.Array:
+    """Which rows have one of the values; `compute.is_in` would write a dictionary out, however long its texts are."""
+    column, wanted = table[name].combine_chunks(), pa.array(list(values), SCHEMA.field(name).type)
+    if not pa.types.is_dictionary(column.type):
+        return compute.is_in(column, wanted)
+    return compute.is_in(column.dictionary, wanted).take(column.indices).fill_null(False)
 
 
 def _marked(mask: Any, fault: str) -> Iterator[tuple[int, str]]:
@@ -173,19 +209,11 @@ def fault_of_text(name: str, text: str) -> str:
     except ValueError as error:
         return str(error)
     for key, value in given.items():
-        if expected := _expected(name, key, value):
+        kind = _FACTS.get(name, {}).get(key, _OTHERS.get(name, "any"))
+        expected, fits = _KINDS["any" if key == "isa" else kind]
+        if not fits(value):
             return f"{key} is {value!r:.60}; expected {expected}"
     return ""
-
-
-def _expected(name: str, key: str, value: object) -> str:
-    """What an entry of a JSON column has to be where it is not; "" where it is."""
-    if name in ("axes", "env"):
-        return "a single value" if key != "isa" and isinstance(value, dict | list) else ""
-    if name == "flops":
-        return "" if type(value) in (int, float) else "a number"
-    kinds: Any = _FACTS.get(key, object) if name == "resolved" else object
-    return "" if isinstance(value, kinds) else _EXPECTED[kinds]
 
 
 def _faults_of_samples(table: pa.Table) -> Iterator[tuple[int, str]]:
@@ -198,9 +226,21 @@ def _faults_of_samples(table: pa.Table) -> Iterator[tuple[int, str]]:
         sizes = compute.list_value_length(beside).fill_null(0).to_numpy()
         yield from _marked((sizes != 0) & (sizes != counts), f"another number of {name} than of samples")
         yield from _inside(beside, beside.flatten().is_null(), f"{name} that are no number")
+        if name == "rounds" and "metric" in has:
+            of_row, steps = (
+                compute.list_parent_indices(beside).to_numpy(),
+                beside.flatten().to_numpy(zero_copy_only=False),
+            )
+            back = of_row[1:][(np.diff(steps) <= 0) & (np.diff(of_row) == 0)]
+            curves = np.flatnonzero(
+                is_in(table, "metric", (name for name, of in METRICS.items() if of.series))
+            )
+            yield from (
+                (int(row), "a curve whose steps do not increase") for row in np.intersect1d(back, curves)
+            )
     held = counts > 0
     if "status" in has:
-        measured = compute.is_in(table["status"], pa.array(["ok", "partial"])).to_numpy()
+        measured = is_in(table, "status", ["ok", "partial"]).to_numpy(zero_copy_only=False)
         yield from _marked(measured != held, "a status that contradicts its samples")
     if "value" in has:
         values, drawn = table["value"].to_numpy(), drawn.to_numpy(zero_copy_only=False)
@@ -251,13 +291,13 @@ def _failed(row: Measurement, fault: str) -> Measurement:
     return replace(
         row, **names, axes=axes, arm_fields=row.arm_fields if names["arm"] == row.arm else None,
         seed=_int(row.seed, 63), tries=_int(row.tries, 31), status="failed", cause=Cause.UNSTORABLE,
-        reason=f"the row cannot be stored: {fault}"[:NAME], samples=(), rounds=(), sample_clock_mhz=(),
+        reason=f"the row cannot be stored: {fault}"[:REASON], samples=(), rounds=(), sample_clock_mhz=(),
         resolved={}, flops={}, timing={}, bytes_moved=None,
     )  # fmt: skip
 
 
 def _name(text: object) -> str:
-    return str(text).encode("utf-8", "backslashreplace").decode()[:NAME]
+    return str(text).encode("utf-8", "backslashreplace")[:NAME].decode("utf-8", "ignore")
 
 
 def _int(number: int, bits: int) -> int:
