@@ -302,7 +302,7 @@ def read_parts(
     named: Sequence[Path],
     columns: Collection[str] = SCHEMA.names,
     where: Mapping[str, Sequence[Any]] = MappingProxyType({}),
-    cases: Collection[str] = (),
+    cases: Collection[str | None] = (),
     limits: Limits | None = None,
 ) -> tuple[list[Part], list[str], bool]:
     """All parts below some paths, what could not be read, and whether a file was gone when its turn came.
@@ -331,7 +331,7 @@ def read_part(
     path: Path,
     columns: Collection[str] = SCHEMA.names,
     where: Mapping[str, Sequence[Any]] = MappingProxyType({}),
-    cases: Collection[str] = (),
+    cases: Collection[str | None] = (),
     limits: Limits | None = None,
 ) -> Part:
     """The rows of one file, with the given columns.
@@ -401,7 +401,7 @@ def _size(column: pa.ChunkedArray) -> int:
     return sum(int(compute.sum(each).as_py() or 0) for each in lengths)
 
 
-def _may_fit(table: pa.Table, pushed: Mapping[str, Sequence[Any]], cases: Collection[str]) -> pa.Table:
+def _may_fit(table: pa.Table, pushed: Mapping[str, Sequence[Any]], cases: Collection[str | None]) -> pa.Table:
     """The rows that may be asked for, by columns that are equal in all attempts of a case, and by metric."""
     if not pushed:
         return table

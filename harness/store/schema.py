@@ -74,6 +74,7 @@ _FACTS = {
     column: {name: kind for kind, names in kinds.items() for name in names}
     for column, kinds in beside(__file__, "facts.yaml").items()
 }
+_NONFINITE = ("inf", "-inf", "nan")  # as `public` writes them
 _OTHERS = {"axes": "single", "env": "single", "flops": "amount"}  # kind of what is not named there
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "count": ("a whole number", lambda value: type(value) is int),
@@ -89,7 +90,6 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "single": ("a single value", lambda value: not isinstance(value, dict | list)),
     "any": ("", lambda value: True),
 }
-_NONFINITE = ("inf", "-inf", "nan")  # as `public` writes them
 
 
 def _all(kind: type, value: Any, of: str) -> bool:

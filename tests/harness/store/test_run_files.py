@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -119,15 +120,15 @@ def test_a_writer_whose_file_is_removed_before_it_is_locked_opens_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another command tidies the folder between the two."""
-    real, removed = run_files.fcntl.flock, []
+    real, removed = fcntl.flock, list[bool]()
 
-    def flock(file: object, how: int) -> None:
-        if not removed and how == run_files.fcntl.LOCK_EX:
+    def flock(file: Any, how: int) -> None:
+        if not removed and how == fcntl.LOCK_EX:
             removed.append(True)
             run_files.remove_abandoned(tmp_path)
-        real(file, how)  # type: ignore[arg-type]
+        real(file, how)
 
-    monkeypatch.setattr(run_files.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with run_files.written(tmp_path / "x.json") as file:
         file.write(b"{}")
     assert removed

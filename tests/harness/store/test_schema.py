@@ -90,7 +90,7 @@ AXES = [
 
 @st.composite
 def rows(draw: st.DrawFn) -> Measurement:
-    status = draw(st.sampled_from(["ok", "partial", "failed", "skipped"]))
+    status: Any = draw(st.sampled_from(["ok", "partial", "failed", "skipped"]))
     number = draw(st.integers(1, 5)) if status in ("ok", "partial") else 0
     causes = [DEFAULT[status], *([] if status == "ok" else [Cause.OOM, Cause.BUDGET])]
     lists: Any = st.lists(floats, min_size=number, max_size=number).map(tuple)
