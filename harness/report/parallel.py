@@ -115,7 +115,8 @@ def gathers_table(machine: Machine) -> Table:
     for key, own in arms.items():
         axes: Any = text.axes_of(own[0]["axes"])
         record = {"ranks": axes["ranks"], "weights as": str(axes["param_dtype"]), "arm": own[0]["arm"]}
-        if all(r["status"] == "ok" for r in own) and {r["metric"] for r in own} >= _FIGURES:
+        measured = {r["metric"] for r in own if not r["part"]}
+        if all(r["status"] == "ok" for r in own) and measured >= _FIGURES:
             base = arms.get((*key[:2], own[0]["baseline"] or key[2]))
             record |= _gathered(own, _sum(base, "wire_bytes", "all_gather") if base else 0, machine)
         else:

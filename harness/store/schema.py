@@ -17,7 +17,7 @@ from harness.store.private import public
 from harness.store.tables import beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 SCHEMA = pa.schema(
     [
@@ -75,26 +75,29 @@ _FACTS = {
     for column, kinds in beside(__file__, "facts.yaml").items()
 }
 _NONFINITE = ("inf", "-inf", "nan")  # as `public` writes them
-_OTHERS = {"axes": "single", "env": "single", "flops": "amount"}  # kind of what is not named there
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "count": ("a whole number", lambda value: type(value) is int),
-    "amount": ("a number", lambda value: type(value) in (int, float)),
-    "number": ("a number", lambda value: value is None or type(value) in (int, float)),
-    "figure": ("a number", lambda value: value in (None, *_NONFINITE) or type(value) in (int, float)),
-    "text": ("a text", lambda value: value is None or isinstance(value, str)),
-    "object": ("an object", lambda value: value is None or isinstance(value, dict)),
-    "texts": ("a list of texts", lambda value: value is None or _all(list, value, "text")),
-    "numbers": ("a list of numbers", lambda value: value is None or _all(list, value, "amount")),
-    "figures": ("an object of numbers", lambda value: value is None or _all(dict, value, "amount")),
-    "tables": ("an object of objects", lambda value: value is None or _all(dict, value, "figures")),
-    "single": ("a single value", lambda value: not isinstance(value, dict | list)),
-    "any": ("", lambda value: True),
+_OTHERS = {
+    "axes": "single value",
+    "env": "single value",
+    "flops": "number",
+}  # kind of what is not named there
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "count": (int,),
+    "number": (int, float),
+    "figure": (int, float),
+    "text": (str,),
+    "single value": (str, int, float, bool),
+    "list": (list,),
+    "object": (dict,),
 }
 
 
-def _all(kind: type, value: Any, of: str) -> bool:
-    each = value.values() if isinstance(value, dict) else value
-    return isinstance(value, kind) and all(part is not None and _KINDS[of][1](part) for part in each)
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a value is of a kind, such as "number" or "object of number"."""
+    outer, _, inner = kind.partition(" of ")
+    if type(value) not in _TYPES[outer]:
+        return kind == "figure" and value in _NONFINITE
+    parts = value.values() if isinstance(value, dict) else value
+    return not inner or all(_fits(inner, part) for part in parts)
 
 
 def encoded(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> pa.Table:
@@ -209,10 +212,10 @@ def fault_of_text(name: str, text: str) -> str:
     except ValueError as error:
         return str(error)
     for key, value in given.items():
-        kind = _FACTS.get(name, {}).get(key, _OTHERS.get(name, "any"))
-        expected, fits = _KINDS["any" if key == "isa" else kind]
-        if not fits(value):
-            return f"{key} is {value!r:.60}; expected {expected}"
+        kind = _FACTS.get(name, {}).get(key) or _OTHERS.get(name)
+        unknown = value is None and name != "flops" and kind != "count"
+        if kind and key != "isa" and not (unknown or _fits(kind, value)):
+            return f"{key} is {value!r:.60}; expected {kind}"
     return ""
 
 

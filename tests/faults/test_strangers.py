@@ -223,7 +223,7 @@ def test_a_bad_row_costs_itself(folder: Path) -> None:
     assert frame["arm"].tolist() == ["a", "c"]
     (problem,) = frame.attrs["problems"]
     assert problem.startswith(f"{bad}: left out 2 of 4 rows")
-    assert "flops: bf16 is 'many'; expected a number" in problem
+    assert "flops: bf16 is 'many'; expected number" in problem
 
 
 def test_a_larger_run_is_read_where_its_user_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,8 +127,8 @@ def test_what_append_takes_read_returns(
 UNSTORABLE: dict[str, tuple[dict[str, Any], str]] = {
     "flops that are no number": ({"flops": {"bf16": math.nan}}, "flops: bf16"),
     "infinite flops": ({"flops": {"bf16": math.inf}}, "flops: bf16"),
-    "memory in words": ({"resolved": {"memory": "12 GiB"}}, "memory is '12 GiB'; expected an object"),
-    "parameters in words": ({"resolved": {"parameters": "7B"}}, "parameters is '7B'; expected a number"),
+    "memory in words": ({"resolved": {"memory": "12 GiB"}}, "memory is '12 GiB'; expected object of number"),
+    "parameters in words": ({"resolved": {"parameters": "7B"}}, "parameters is '7B'; expected number"),
     "an integer of 400 digits": ({"resolved": {"n": 10**400}}, "digits"),
     "150 levels": ({"resolved": {"n": nested(150)}}, "levels deep"),
     "20,000 levels": ({"timing": {"n": nested(20_000)}}, "RecursionError"),
