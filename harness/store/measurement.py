@@ -59,7 +59,7 @@ SCHEMA_VERSION = 4  # the one that is read and written
 Status = Literal["ok", "partial", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
 
-REASON = 1000  # characters that are stored of a reason
+REASON = 2**14  # characters that are stored of a reason
 TIMES = ("time_ms", "launch_us")  # metrics that the arms of a case are sampled for in the same rounds
 
 

@@ -27,9 +27,13 @@ LAUNCH = "_launch"  # folder, for what a Hydra launcher writes
 
 
 MOST_BYTES = 2**24  # of one of these files that is read
-# What is known of a run is computed with: an entry of another type is no harness's.
-_TEXTS = ("run_id", "sweep", "state", "started_at", "ended_at", "command", "made_by", "mark")
-_OBJECTS = ("config", "gate", "parts")
+# Entries of `_run.json` that are computed with; one of another type is no harness's and counts as missing.
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(
+        ("run_id", "sweep", "state", "started_at", "ended_at", "command", "made_by", "mark"), str
+    ),
+    **dict.fromkeys(("config", "gate", "parts"), dict),
+}
 _COUNTS = ("stage", "pairs", "rounds")  # of the gate
 
 
@@ -49,11 +53,10 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def read_about(folder: Path) -> dict[str, Any]:
     """The contents of a run's `_run.json`; empty where it is missing or damaged (the rows stand without it)."""
-    about = read_object(folder / ABOUT)
-    sound = all(isinstance(about.get(key, ""), str) for key in _TEXTS)
-    sound &= all(isinstance(about.get(key, {}), dict) for key in _OBJECTS)
-    sound = sound and all(isinstance(about.get("gate", {}).get(key, 0), int) for key in _COUNTS)
-    return about if sound else {}
+    known = read_object(folder / ABOUT).items()
+    about = {key: value for key, value in known if isinstance(value, _KINDS.get(key, object))}
+    is_sound = all(isinstance(about.get("gate", {}).get(key, 0), int) for key in _COUNTS)
+    return about if is_sound else {}
 
 
 @contextmanager

@@ -64,7 +64,7 @@ _ENCODED = pa.schema([(f.name, _DICTIONARY if f.name in TEXTS else f.type) for f
 
 # Most bytes of a text; of the names that are not here `NAME`.
 NAME = 2**12
-LONGEST = {"axes": 2**16, **dict.fromkeys(JSON_COLUMNS[1:], 2**24)}
+LONGEST = {"axes": 2**16, "reason": 4 * REASON, **dict.fromkeys(JSON_COLUMNS[1:], 2**24)}
 _WORDS = {
     "status": get_args(Status),
     "better": get_args(Better),
@@ -189,8 +189,8 @@ def _faults_of_texts(name: str, texts: pa.StringArray) -> dict[int, str]:
     if name in _WORDS or name in JSON_COLUMNS:
         found = enumerate(fault_of_text(name, text) for text in texts.to_pylist())
         return {i: fault for i, fault in found if fault}
-    lengths = compute.binary_length(texts).to_numpy()
-    return {int(i): _too_long(int(lengths[i]), NAME) for i in np.flatnonzero(lengths > NAME)}
+    lengths, most = compute.binary_length(texts).to_numpy(), LONGEST.get(name, NAME)
+    return {int(i): _too_long(int(lengths[i]), most) for i in np.flatnonzero(lengths > most)}
 
 
 def _too_long(size: int, most: int) -> str:
