@@ -54,7 +54,7 @@ def read_object(file: Path) -> dict[str, Any]:
 def read_about(folder: Path) -> dict[str, Any]:
     """The contents of a run's `_run.json`; empty where it is missing or damaged (the rows stand without it)."""
     known = read_object(folder / ABOUT).items()
-    about = {key: value for key, value in known if isinstance(value, _KINDS.get(key, object))}
+    about: dict[str, Any] = {k: value for k, value in known if isinstance(value, _KINDS.get(k, object))}
     is_sound = all(isinstance(about.get("gate", {}).get(key, 0), int) for key in _COUNTS)
     return about if is_sound else {}
 
