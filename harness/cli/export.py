@@ -11,7 +11,7 @@ import pandas as pd
 from harness import store
 from harness.store.errors import UsageError, one_line, unknown
 from harness.store.measurement import METRICS
-from harness.store.reading import JSON_COLUMNS
+from harness.store.schema import JSON_COLUMNS
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def send(run: Path, to: str) -> int:
 
 
 def _rows(run: Path) -> pd.DataFrame:
-    frame, _ = store.read_quietly(run, expand=True)
+    frame = store.open_run(run, expand=True)
     if problems := frame.attrs.pop("problems"):
         raise UsageError(f"cannot read {problems[0]}")
     frame.attrs.clear()  # paths, which a table does not need

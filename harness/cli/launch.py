@@ -149,7 +149,7 @@ def _outcome(folder: Path, before: dict[shards.Shard, object], reports_dir: Path
         )
     else:  # what the launcher wrote names folders and hosts
         shutil.rmtree(folder / run_files.LAUNCH, ignore_errors=True)
-    rows = store.read_quietly(folder)[0]
+    rows = store.open_run(folder)
     if len(rows):
         sys.stdout.write(f"report   {write_report([folder], reports_dir / f'{folder.name}.html').html}\n")
     return 2 if missing else int((rows["status"] == "failed").any())

@@ -283,9 +283,9 @@ def _tell(folder: Path, judged: bool = True) -> int:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong; returns how
     many rows of the run have failed.
     """
-    frame, others = store.read_quietly(folder)
+    frame = store.open_run(folder)
     problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
-    sys.stdout.write("".join(f"warning: {problem}\n" for problem in (*problems, *others)))
+    sys.stdout.write("".join(f"warning: {problem}\n" for problem in problems))
     verdicts = verdict.judge(frame)
     said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
     found = diagnosis.lines(diagnosis.findings(frame, verdicts))

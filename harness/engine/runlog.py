@@ -21,7 +21,6 @@ from harness.machine.processes import began, this_host
 from harness.machine.terminal import printable
 from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
-from harness.store.outside import from_json, read_text
 from harness.store.private import public
 from harness.store.text import done
 
@@ -48,10 +47,9 @@ class LoggingWriter(RunWriter):
 
     def append(
         self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
-    ) -> None:
+    ) -> list[Measurement]:
         """Append rows like `RunWriter.append`; report them once they are durable."""
-        rows = list(measurements)
-        super().append(rows, env)
+        rows = super().append(measurements, env)
         self.statuses.update(row.status for row in rows)
         for row in rows:
             about = f"{row.case_id} {row.suite} {row.arm} {row.metric}"
@@ -61,6 +59,7 @@ class LoggingWriter(RunWriter):
                 _log.warning("%s skipped: %s", about, row.reason)
             else:
                 _log.debug("%s = %s", about, row.value)
+        return rows
 
 
 class ProgressFile:
@@ -93,11 +92,8 @@ class ProgressFile:
             "written": self._last,
             "statuses": dict(self._writer.statuses),
         }
-        target = self._writer.folder / run_files.PROGRESS
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        with suppress(OSError):
-            temporary.write_text(json.dumps(public(about | self._state)) + "\n")
-            temporary.replace(target)
+        with suppress(OSError), run_files.written(self._writer.folder / run_files.PROGRESS) as file:
+            file.write(json.dumps(public(about | self._state)).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,7 @@ def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Note
 
 def _note(file: Path, asked: Callable[[int], int | None]) -> Note | None:
     try:
-        said = from_json(read_text(file))
+        said = run_files.read_object(file)
         state, here = str(said["state"]), said["host"] == this_host() != ""
         if state == "running" and here and asked(int(said["pid"])) != said["began"]:
             state = GONE
@@ -138,7 +134,7 @@ def _note(file: Path, asked: Callable[[int], int | None]) -> Note | None:
         return (
             Note(state, int(said["total"]), share, text, float(said["written"])) if 0 <= share <= 1 else None
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None  # not there yet, or not ours
 
 
@@ -157,13 +153,16 @@ def progress(every: Iterable[Note], now: float) -> str:
     return "; ".join(filter(None, said))
 
 
+LONGEST_S = 1e12  # a note may say any number
+
+
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds.
 
     >>> duration(3725), duration(65.4)
     ('1:02:05', '0:01:05')
     """
-    return str(timedelta(seconds=round(seconds)))
+    return str(timedelta(seconds=round(max(-LONGEST_S, min(seconds, LONGEST_S)))))
 
 
 class RawOutput:
@@ -212,9 +211,11 @@ class _File(logging.FileHandler):
 @contextmanager
 def log_to(folder: Path, lowest: int) -> Iterator[None]:
     """Adds what happens within to the run's log, a line each: time (UTC), process, level, what."""
-    whole = logging.getLogger("harness")
+    whole, path = logging.getLogger("harness"), folder / run_files.LOG
     try:
-        handler = _File(folder / run_files.LOG, encoding="utf-8")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError("a pipe would be waited for, and a link may lead to another's file")
+        handler = _File(path, encoding="utf-8")
     except OSError:
         yield
         return

@@ -85,7 +85,7 @@ def write_run(
     writer = store.RunWriter(
         folder, run_id=run_id, sweep=SUITE, env_id=env_id(env), env=env, about=about, made_at=made_at
     )
-    writer.append(rows)
+    rows = writer.append(rows)
     writer.close("finished")
     return rows
 

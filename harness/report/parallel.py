@@ -115,7 +115,8 @@ def gathers_table(machine: Machine) -> Table:
     for key, own in arms.items():
         axes: Any = text.axes_of(own[0]["axes"])
         record = {"ranks": axes["ranks"], "weights as": str(axes["param_dtype"]), "arm": own[0]["arm"]}
-        if all(r["status"] == "ok" for r in own):
+        measured = {r["metric"] for r in own if not r["part"]}
+        if all(r["status"] == "ok" for r in own) and measured >= _FIGURES:
             base = arms.get((*key[:2], own[0]["baseline"] or key[2]))
             record |= _gathered(own, _sum(base, "wire_bytes", "all_gather") if base else 0, machine)
         else:
@@ -124,6 +125,9 @@ def gathers_table(machine: Machine) -> Table:
     every = (resolved_of(r).get("weights") for own in arms.values() for r in own)
     caption = say("caption_gathers", weights=next(filter(None, every), {})) if records else ""
     return table_of(machine, "gathers", records, caption, sortable=False)
+
+
+_FIGURES = {"loss", "exposed_ms", "step_ms"}
 
 
 def _gathered(own: Sequence[Record], base: float, machine: Machine) -> Row:

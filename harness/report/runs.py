@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import warnings
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
@@ -35,6 +34,7 @@ from harness.store.compare import DISAGREE, TIE, TIMES, pairs_of, rows_of, with_
 from harness.store.errors import Cause, UsageError
 from harness.store.outside import parse
 from harness.store.private import public
+from harness.store.reading import Limits
 from harness.store.rows import Rows
 
 if TYPE_CHECKING:
@@ -325,11 +325,10 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
             folders.setdefault(store.run_folder(file), []).append(file)
         problems: list[str] = []
         parts: list[tuple[Run, pd.DataFrame]] = []
+        limits = Limits.of(None)
         for folder, own in folders.items():
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                frame = store.read(own)
-            problems += [str(w.message) for w in caught]
+            frame = store.open_run(own, limits)
+            problems += frame.attrs["problems"]
             if len(frame):
                 parts.append((_run(folder, frame, out_folder), _sound(frame)))
         if all(map(os.path.lexists, files.values())):

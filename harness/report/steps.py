@@ -158,7 +158,8 @@ def definitions() -> list[tuple[str, str]]:
 @styled
 def breakdown(machine: Machine) -> list[Chart]:
     """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
-    rows = [r for r in machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok") if r["part"]]
+    timed = machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok")
+    rows = [r for r in timed if r["part"] and math.isfinite(r["value"])]
     cases = list(gathered((key_of(r)[:2], r) for r in rows).values())
     if not cases:
         return []

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.store import run_files
+from harness.store.outside import read_bytes
 
 CUT = "..."
 _ELSEWHERE = re.compile(
@@ -61,7 +62,7 @@ def salt(results_dir: Path) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb", buffering=0) as file:
             file.write(secrets.token_bytes(32))
-    return path.read_bytes()
+    return read_bytes(path)
 
 
 def hashed(text: str) -> str:
@@ -80,6 +81,10 @@ def of_run(env: Mapping[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
+    if (
+        not text.isascii()
+    ):  # half of a surrogate pair, as in names of files that are no UTF-8, cannot be written
+        text = text.encode("utf-8", "backslashreplace").decode()
     if "/" in text:
         places, user = _places(_folder(), str(Path.home()), _temporary())
         text = user.sub("~", places[0].sub(lambda m: places[1][m[1]], text))

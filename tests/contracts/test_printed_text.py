@@ -25,6 +25,7 @@ MEANT = {
     "status",
     "better",
     "metric",
+    "unit",
     "cause",
     "suite",
     "arm",

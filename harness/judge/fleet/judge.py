@@ -105,7 +105,7 @@ def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[st
     """
     if not _compares_cards(config):
         return
-    rows, _ = store.read_quietly(folder)
+    rows = store.open_run(folder)
     own = {card_id(env), card_id(of_run(env, folder))}  # the first in older rows
     cards = {card_id(stored): card_name(stored) for stored in map(parse, rows["env"].unique())}
     others = sorted(name for card, name in cards.items() if card not in own)

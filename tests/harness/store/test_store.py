@@ -74,8 +74,8 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
 def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
     done: list[str] = []
-    sync, rename = parquet.os.fsync, Path.replace
-    monkeypatch.setattr(parquet.os, "fsync", lambda file: (done.append("content"), sync(file)))
+    sync, rename = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("content"), sync(file)))
     monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("name"), rename(old, new))[1])
     writer(tmp_path).append(rows("c"))
     assert done[-2:] == ["content", "name"]
