@@ -33,7 +33,7 @@ from fp8core.inputs.attached import AttachedPlan, CastingPlan, plan_for
 from fp8core.inputs.sharded import check_layer, tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.inputs.two_casts import TwoCasts
-from fp8core.layer_rules import check_cast_input, check_weight, gemms_reason
+from fp8core.layer_rules import check_codes, check_weight, gemms_reason
 from fp8core.plain_linear import Plan, as_matrix, multiply
 from fp8core.replace import take_over
 from fp8core.scaling import check_hp
@@ -238,7 +238,7 @@ class Float8Linear(nn.Linear):
                 return self._forward_hp(whole, weight, bias)
         assert not isinstance(input, CastInput)
         if isinstance(input, Float8Tensor):
-            check_cast_input(self.recipe, input, self.weight)
+            check_codes(self.recipe, input, "input", gradients and weight.requires_grad)
         cache, memory = self.weight_cache, self.amaxes
         stats = (
             WATCHED[self](weight, self.recipe) if not compiling and gradients and self in WATCHED else None
@@ -367,7 +367,7 @@ def _checked_plan(
     if x.dim() == 0 or x.shape[-1] != K:
         raise ValueError(f"input has shape {list(x.shape)}; expected [..., {K}]")
     flat = as_matrix(x, K)
-    reason, is_for_tokens = gemms_reason(recipe, flat, weight, fqn)
+    reason, is_for_tokens = gemms_reason(recipe, flat, weight, fqn, x.shape)
     if is_for_tokens and recipe.min_tokens == "bf16":
         return None
     if reason:
@@ -428,8 +428,11 @@ def scaled_linear(
         )
     if not recipe.fp8_gemms:
         return _in_high_precision(x, weight, None)
-    x = after_autocast(x)
-    plan = _checked_plan(x, weight, recipe, torch.is_grad_enabled(), "scaled_linear")
+    x, gradients = after_autocast(x), torch.is_grad_enabled()
+    for role, tensor, other in (("input", x, weight), ("weight", weight, x)):
+        if isinstance(tensor, Float8Tensor):
+            check_codes(recipe, tensor, role, gradients and other.requires_grad)
+    plan = _checked_plan(x, weight, recipe, gradients, "scaled_linear")
     if plan is None:
         return _in_high_precision(x, weight, None)
     return multiply(x, weight, plan)

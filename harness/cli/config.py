@@ -133,7 +133,6 @@ class SweepConfig:
     ceilings: str | None = None  # id or folder of a run of sweep=ceilings, for axes.convert=advised
     schedule: str | None = None  # of the precision, see fp8core.schedule
     train: TrainConfig = field(default_factory=TrainConfig)
-    bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
     ranks: int | None = None  # processes of the suites that run in several: short for axes.ranks
     workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
     timing: Timing = field(default_factory=Timing)

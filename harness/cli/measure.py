@@ -51,12 +51,6 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
     """
     config, console = request.config, Console(file=raw_output.stream())
     with device_lock.held([gpu.uuid for gpu in gpus], waits=shard is not None):
-        if config["bisect"] is not None:
-            from harness.cli import bisection  # it trains: not needed by any other command
-
-            for line in bisection.run(plan, config["bisect"], config["device"], console.print):
-                sys.stdout.write(line + "\n")
-            return 0
         fetch(c.case for c in plan.cases if c.runnable)
         if config["isolate"]:
             modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}

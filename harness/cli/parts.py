@@ -50,7 +50,7 @@ OF_THE_WHOLE = {
     "sweep", "device", "parts", "overrides", "small", "data_path", "budget_s", "resume", "run_id", "results_dir",
     "reports_dir", "report", "dry_run",
 }  # fmt: skip
-OF_ONE_SWEEP = ("shard", "bisect")  # a share of each part, or no rows at all, would pass for the whole
+OF_ONE_SWEEP = ("shard",)  # a share of each part would pass for the whole
 
 
 @dataclass(slots=True)

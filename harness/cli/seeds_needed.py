@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.store import run_files
+from harness.store.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +28,6 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     training = [c for c in (*plan.cases, *plan.elsewhere) if hasattr(c.suite, "check_request")]
     if not training or config["train"].get("judge") is False:
         return
-    from harness.engine.watch import duration
     from harness.judge.verdict import rows, stored_noise
 
     request: dict[str, tuple[dict[str, Any], Counter[str]]] = {}

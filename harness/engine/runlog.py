@@ -1,4 +1,4 @@
-"""What a run tells those who wait for it: `_run.log` in its folder, and `_progress.json`, which `watch` reads.
+"""What a run tells those who wait for it: `_run.log` in its folder, and `_progress.json`, which `runs` reads.
 
 Both are for people. Neither is read to decide anything, and a disk that refuses them costs no row: the store says so.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,16 +21,20 @@ from harness.machine.processes import began, this_host
 from harness.machine.terminal import printable
 from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
+from harness.store.outside import from_json, read_text
 from harness.store.private import public
+from harness.store.text import done, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from harness.engine.stages import Frame
     from harness.store.measurement import Measurement
 
 EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
+SILENT_S = 120.0  # without a sign of life it is said how long ago the last one was
+GONE = "gone"  # of a process of this host that ended without a word
 
 _log = logging.getLogger("harness.cli.run")
 
@@ -92,6 +98,63 @@ class ProgressFile:
         with suppress(OSError):
             temporary.write_text(json.dumps(public(about | self._state)) + "\n")
             temporary.replace(target)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a run or one shard of it last said: `share` of `total` cases is done; `written` in seconds since 1970."""
+
+    state: str
+    total: int
+    share: float
+    text: str
+    written: float
+
+
+def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Note]:
+    """What a run said last; of one that is spread, what the shards of its latest spread said.
+
+    Nothing is asked of the processes, which may be on other machines, but of one on this machine whether it lives.
+
+    Args:
+        folder: of the run.
+        asked: when a process of this host began, None where it is gone.
+    """
+    spreads: dict[str, list[Note]] = {}
+    for path in (folder, *sorted(folder.glob("shard-*-of-*"))):
+        spread = re.fullmatch(r"shard-\d+-of-(\d+)", path.name) if path != folder else None
+        if (note := _note(path / run_files.PROGRESS, asked)) is not None:
+            spreads.setdefault(spread[1] if spread else "", []).append(note)
+    return max(spreads.values(), key=lambda every: max(note.written for note in every), default=[])
+
+
+def _note(file: Path, asked: Callable[[int], int | None]) -> Note | None:
+    try:
+        said = from_json(read_text(file))
+        state, here = str(said["state"]), said["host"] == this_host() != ""
+        if state == "running" and here and asked(int(said["pid"])) != said["began"]:
+            state = GONE
+        share, text = float(said["share"]), str(said.get("message") or said.get("text", ""))
+        return (
+            Note(state, int(said["total"]), share, text, float(said["written"])) if 0 <= share <= 1 else None
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not there yet, or not ours
+
+
+def progress(every: Iterable[Note], now: float) -> str:
+    """How far a run is, in words; "" where none of its processes runs, or should."""
+    every = list(every)
+    if any(note.state == GONE for note in every):
+        return f"{GONE}: its process ended without a word"
+    if not (running := [note for note in every if note.state == "running"]):
+        return ""
+    total = sum(note.total for note in every)
+    share = sum(note.total * note.share for note in every) / total if total else 0.0
+    silent = max(now - note.written for note in running)
+    said = [f"running, {done(share)} of {total} done" if total else "running", running[-1].text]
+    said += [f"last sign of life {duration(silent)} ago"] if silent > SILENT_S else []
+    return "; ".join(filter(None, said))
 
 
 class RawOutput:

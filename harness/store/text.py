@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from harness.store.outside import from_json, parse
@@ -82,6 +83,15 @@ def done(share: float) -> str:
     ('99 %', '29 %', '100 %')
     """
     return f"{math.floor(100 * share + 1e-9)} %"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(3725), duration(65.4)
+    ('1:02:05', '0:01:05')
+    """
+    return str(timedelta(seconds=round(seconds)))
 
 
 def bytes_(size: float) -> str:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from speedups.throughputs import PUBLISHED
-
 from harness.advise.scale.job import ClusterJob
 
 
@@ -73,20 +71,61 @@ def _torchtitan() -> tuple[Held, ...]:
     )  # fmt: skip
 
 
+_MFU = "KempnerForge, benchmarks/mfu_scaling, 2026-04-05"
+_WEAK = "KempnerForge, benchmarks/weak_scaling_160gpu, 2026-06-30"
+_BATCHES = {"llama_7b": (4, 2), "llama_13b": (4, 4), "llama3_70b": (2, 4)}  # and accumulation
+_SHORT = {"llama_7b": "7B", "llama_13b": "13B", "llama3_70b": "70B"}
+# Model, GPUs, tensor parallelism, GB a GPU
+_MFU_ROWS = (
+    ("llama_7b", 1, 1, 80.7),
+    ("llama_7b", 2, 1, 62.4),
+    ("llama_7b", 2, 2, 57.8),
+    ("llama_7b", 4, 1, 61.1),
+    ("llama_7b", 4, 4, 39.4),
+    ("llama_7b", 4, 2, 45.9),
+    ("llama_7b", 8, 4, 32.7),
+    ("llama_13b", 8, 1, 88.5),
+    ("llama_13b", 8, 4, 45.1),
+    ("llama_7b", 16, 4, 29.4),
+    ("llama_13b", 16, 4, 39.2),
+    ("llama_7b", 32, 4, 27.6),
+    ("llama_13b", 32, 4, 36.3),
+    ("llama3_70b", 32, 4, 93.2),
+)
+_WEAK_ROWS = (
+    ("llama_13b", 8, 4, 45.0),
+    ("llama_13b", 32, 4, 36.2),
+    ("llama_13b", 64, 4, 34.8),
+    ("llama_13b", 128, 4, 34.0),
+    ("llama_13b", 160, 4, 33.9),
+    ("llama3_70b", 8, 4, 128.5),
+    ("llama3_70b", 32, 4, 93.2),
+    ("llama3_70b", 64, 4, 86.8),
+    ("llama3_70b", 96, 4, 84.6),
+    ("llama3_70b", 128, 4, 83.6),
+    ("llama3_70b", 160, 4, 82.9),
+)
+
+
 def _kempner() -> tuple[Held, ...]:
-    """Everything recomputed; embedding and logits whole under tensor parallelism; F.cross_entropy on bf16 logits."""
+    """Nodes of 4 H200 SXM, everything recomputed, length 4096, bf16 masters, gradients reduced in float32.
+
+    Embedding and logits are whole under tensor parallelism; `F.cross_entropy` on bf16 logits.
+    """
     found = []
-    for case in PUBLISHED:
-        if case.memory_gb is None or not isinstance(case.step, ClusterJob):
-            continue
-        job = replace(case.step, loss="native", unsplit_vocabulary=case.step.tp > 1)
-        mode = "compile" if job.compiled else "eager"
-        found.append(
-            Held(
-                case.key, f"{job.world} H200", mode, "bf16", case.memory_gb,
-                case.source, job,
-            )
-        )  # fmt: skip
+    for source, rows in ((_MFU, _MFU_ROWS), (_WEAK, _WEAK_ROWS)):
+        for model, world, tp, gb in rows:
+            eager = source == _MFU and model == "llama_13b" and tp == 1
+            batch, accumulation = _BATCHES[model]
+            job = ClusterJob(
+                model, "h200", world, batch, 4096, accumulation=accumulation, tp=tp, node=4, weights="bf16",
+                compiled=not eager, loss="native", unsplit_vocabulary=tp > 1,
+            )  # fmt: skip
+            split, shard = f"TP{tp}" if tp > 1 else "", f"FSDP{world // tp}" if world > tp else ""
+            words = " and ".join(filter(None, (split, shard)))
+            key = f"{_SHORT[model]}, {world} H200{', ' if words else ''}{words}{', eager' if eager else ''}"
+            key += " (June)" if source == _WEAK else ""
+            found.append(Held(key, f"{world} H200", "eager" if eager else "compile", "bf16", gb, source, job))
     return tuple(found)
 
 

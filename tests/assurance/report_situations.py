@@ -1,4 +1,4 @@
-"""Situations of the report, and of what reads single runs: diff, export, import, the store, MFU, findings."""
+"""Situations of the report, and of what reads single runs: diff, import, the store, MFU, findings."""
 
 from __future__ import annotations
 
@@ -272,12 +272,6 @@ def diff_of_damaged(place: Place, planted: bool) -> object:
     if planted:
         (place.folder / "b" / "rows-2.parquet").write_bytes(b"junk")
     return main(["diff", "a", "b"])
-
-
-@exit_code("export", "every row has failed: a dashboard would show no slowdown", instead=2)
-def export_of_failures(place: Place, planted: bool) -> object:
-    write_run(place.folder / "run", failed_ones() if planted else products())
-    return main(["export", "run", "-o", "x.json"])
 
 
 @exit_code("import", "the benchmark file holds no benchmark", instead=2)

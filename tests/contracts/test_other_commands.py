@@ -14,7 +14,6 @@ from harness.__main__ import FORMER_COMMANDS
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
-    "watch",
     "report",
     "gate",
     "verdict",

@@ -202,7 +202,10 @@ def hides_infinity(x: torch.Tensor, fmt: Any, expected: torch.Tensor, **kwargs: 
 
 
 def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.inputs.operands.cast_operand", change), ("fp8core.inputs.attached.cast_operand", change)]
+    return [
+        ("fp8core.inputs.operands.cast_operand", change),
+        ("fp8core.inputs.attached.cast_operand", change),
+    ]
 
 
 def e5m2_weights(

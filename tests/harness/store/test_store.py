@@ -224,7 +224,7 @@ def test_a_part_with_rows_that_no_harness_writes_is_left_out_and_named(
     ("code", "words"),
     [
         (0, "report r1 -o out.html"), (2, "diff r1 r1"), (2, "fleet r1"), (2, "gate --baseline r1 --candidate r1"),
-        (2, "export r1 -o out.json"), (2, "watch r1 once=true"), (2, "advise model=nano gpu=h100_sxm runs=r1"),
+        (2, "export r1 -o out.csv"), (2, "advise model=nano gpu=h100_sxm runs=r1"),
     ],
 )  # fmt: skip
 def test_no_command_has_a_traceback_over_a_part_that_no_harness_wrote(

@@ -1,74 +1,9 @@
-"""One model of a step: the command `advise`, a prediction at scale and a training case must say the same of the same job.
-
-Oracle: each other. Every job goes through two entries whose words, defaults and callers have nothing in common.
-"""
+"""Jobs of many GPUs, asked of the command. Oracle: published splits, and sums by hand."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from advice_asked import plain
-
-from harness.advise import decide
-from harness.advise.command import answer, parse
-from harness.advise.scale.predict import predict
-from harness.cli.config import load
-from harness.engine.plan import make_plan
-from harness.store.case import Case
-from harness.suites import SUITES, scale
-
-# (sweep or None, part, world): every kind of job of the two sweeps
-SWEEPS = [
-    ("reference_7b", {"world": 16, "batch": 8}),
-    ("reference_7b", {"world": 16, "batch": 4}),
-    ("scale", {"model": "llama_7b", "world": 4096, "proof": False}),
-    ("scale", {"model": "llama3_8b", "world": 64, "replicas": 1, "proof": False}),
-    ("scale", {"model": "llama3_8b", "world": 4096, "replicas": 64, "proof": False}),
-    ("scale", {"model": "llama3_70b", "world": 64}),
-    ("scale", {"model": "llama3_405b", "world": 1024}),
-]
-
-
-@functools.cache
-def cases_of(sweep: str) -> list[Case]:
-    """The cases of a sweep as it is shipped."""
-    return [p.case for p in make_plan(load([f"sweep={sweep}"], lambda asked: "cpu").config, SUITES).cases]
-
-
-def case_of(sweep: str, axes: dict[str, Any]) -> Case:
-    return next(c for c in cases_of(sweep) if all(c[name] == value for name, value in axes.items()))
-
-
-@pytest.mark.parametrize(("sweep", "axes"), SWEEPS)
-@pytest.mark.parametrize("arm", ["tensorwise", "tensorwise_bf16_gather"])
-def test_a_sweep_at_scale_and_the_command_say_the_same(sweep: str, axes: dict[str, Any], arm: str) -> None:
-    case = case_of(sweep, axes)
-    # The command asks for one reduction a step
-    job, rates = replace(scale._job(case, arm), reduce_each=False), scale._rates(case)
-    found = predict(job, rates)
-    words = {
-        "model": job.model,
-        "gpu": job.gpu,
-        "gpus": job.world,
-        "tp": job.tp,
-        "pp": 1,
-        "fp8_all_gather": "true" if arm == "tensorwise" else "false",
-        "recipe": "tensorwise",
-        **{
-            name: getattr(job, name)
-            for name in (
-                *("batch", "seq", "accumulation", "checkpointing", "replicas", "node", "weights", "reduce"),
-            )
-        },
-    }
-    said = answer(parse([f"{name}={value}" for name, value in words.items()]))
-    assert said.chosen.everything == found.speedup
-    assert said.parts[0] == predict(replace(job, recipe=""), rates).parts
-    if said.chosen.converted == decide.able(said.model, said.chosen.recipe):
-        assert said.parts[1] == found.parts
 
 
 @pytest.mark.parametrize("gpus", [8, 64, 512, 4096])
