@@ -243,7 +243,7 @@ class Float8Linear(nn.Linear):
         stats = (
             WATCHED[self](weight, self.recipe) if not compiling and gradients and self in WATCHED else None
         )
-        if given or not (cache is memory is tp is stats is None):
+        if given or not (cache is None and memory is None and tp is None and stats is None):
             # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
             # A transposed parameter is another tensor in each call, which the cache doesn't know again
             # What is kept in a pass without gradients would not be recorded by the next pass with gradients, and autograd
@@ -257,7 +257,7 @@ class Float8Linear(nn.Linear):
                 cache = None
             kernels = plan.kernels if isinstance(plan, CastingPlan) else {}
             amaxes = amaxes_of_pass(memory, gradients)
-            if given or not (cache is tp is stats is None):
+            if given or not (cache is None and tp is None and stats is None):
                 plan = AttachedPlan(
                     self.recipe, gradients, kernels, amaxes, None, cache, tp, stats, codes_only
                 )

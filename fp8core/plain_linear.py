@@ -36,12 +36,13 @@ Saved from the forward pass for the backward pass:
     weight    its codes if one cast serves output and grad_input, a byte an element more than nn.Linear, for a cast less.
               Otherwise the parameter, which lives anyway, and is cast along its other dimension in the backward pass
 
-torchao 0.18 computes the same, bit for bit, but for rare scales just below a power of two (see `fp8core.scaling`). It hands
-tensor subclasses through the dispatcher where these are plain pairs, rounds float32 layers in the same places, and casts a
-tensorwise input and gradient anew for each product, where here one cast is viewed twice.
+torchao 0.18 has the same results, bit for bit, but for rare scales just below a power of two (see `fp8core.scaling`). It saves
+input and weight in high precision and casts each operand of each product anew, six times a step; tensorwise this layer casts
+three times. Its operands are tensor subclasses, whose every view passes through the dispatcher; here they are plain pairs.
 
-What attaches from outside: `fp8core.linear` checks a call, and remembers its plan for the next call of that shape; a subclass of
-`Plan` in `fp8core.inputs.attached` casts by kernels, by remembered amaxes, shared over ranks, or not at all where casts are given.
+What attaches from outside: `fp8core.linear` holds parameters, checks a call, and remembers its plan for calls of that shape;
+subclasses of `Plan` in `fp8core.inputs.attached` go other ways to the same operands: kernels, remembered amaxes, amaxes shared by
+ranks, casts kept over microbatches or shared by layers, codes that FSDP2 gathered, and a look at each cast for `fp8core.watch`.
 """
 
 from __future__ import annotations

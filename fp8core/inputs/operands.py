@@ -140,9 +140,9 @@ def cast_operand_pair(
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
             return cast_both_ways(x, along_1, along_0)
         if along_1.axis_free:
-            lines = _plain(x, along_1, 1, memory, role, amax)
-            assert isinstance(lines, Operand)
-            return lines, lines if once else transposed(lines)
+            plain = _plain(x, along_1, 1, memory, role, amax)
+            assert isinstance(plain, Operand)
+            return plain, plain if once else transposed(plain)
     return (
         cast_operand(x, along_1, 1, memory, role, kernels=kernels, amax=amax),
         cast_operand(x, along_0, 0, memory, role, kernels=kernels, amax=amax),
