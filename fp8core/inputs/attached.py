@@ -60,7 +60,7 @@ class CastingPlan(Plan):
         return cast_operand_pair(x, along_1, along_0, self.amaxes, role, kernels=kernels, amax=amax)
 
     def of_weight(self, weight: torch.Tensor, again: bool) -> tuple[Lines, Saved]:
-        """As in the plain layer, but a kernel may cast both ways in one read, and gathered codes are not cast.
+        """The plain layer's, but a kernel may cast both ways in one read, and gathered codes are not cast.
 
         They are saved as they came: FSDP2 frees and gathers the memory of the tensor that it knows.
         """
@@ -121,7 +121,7 @@ class AttachedPlan(CastingPlan):
         needs_weight: bool,
         *given: torch.Tensor | None,
     ) -> tuple[Lines, Lines, Saved]:
-        """As in the plain layer; saves the amax of a weight that is cut, too."""
+        """The plain layer's; saves the amax of a weight that is cut, too."""
         recipe, here, weight_amax = self.recipe, self, None
         if self.tp is not None:
             to_cast = None if given and given[0] is not None else x
@@ -142,7 +142,7 @@ class AttachedPlan(CastingPlan):
     def for_gradients(
         self, grad: torch.Tensor, needs_x: bool, needs_weight: bool, saved: Saved
     ) -> tuple[Lines | None, Lines | None, Lines | None, Lines | None]:
-        """As in the plain layer."""
+        """The plain layer's, by shared amaxes, and seen by who watches."""
         recipe, here, stats = self.recipe, self, self.stats
         if self.tp is not None:
             casts = recipe.grad_input.a, recipe.grad_weight.a

@@ -201,11 +201,26 @@ def hides_infinity(x: torch.Tensor, fmt: Any, expected: torch.Tensor, **kwargs: 
     return codes, compute_scale(expected, fmt)[1], seen
 
 
-def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [
-        ("fp8core.inputs.operands.cast_operand", change),
-        ("fp8core.inputs.attached.cast_operand", change),
-    ]
+def operand_of(change: Callable[..., Any]) -> Patches:
+    """In the plain layer and in what attaches to it."""
+
+    def one(x: torch.Tensor, cast: Any, dim: int, role: str) -> Any:
+        return change(x, cast, dim, None, role)
+
+    def both(x: torch.Tensor, first: Any, second: Any, role: str) -> Any:
+        return one(x, first, 1, role), one(x, second, 0, role)
+
+    plain = [("cast", staticmethod(one)), ("cast_twice", staticmethod(both))]
+    attached = [(f"fp8core.inputs.{where}.cast_operand", change) for where in ("operands", "attached")]
+    return [*attached, *((f"fp8core.plain_linear.Plan.{name}", way) for name, way in plain)]
+
+
+def both_operands_of(change: Callable[..., Any]) -> Patches:
+    def both(x: torch.Tensor, first: Any, second: Any, role: str) -> Any:
+        return change(x, first, second, None, role)
+
+    plain = ("fp8core.plain_linear.Plan.cast_twice", staticmethod(both))
+    return [("fp8core.inputs.attached.cast_operand_pair", change), plain]
 
 
 def e5m2_weights(
@@ -354,8 +369,8 @@ FAULTS: dict[str, Fault] = {
         Fault("saturation hides Inf", "non_finite", "numerics", [("fp8core.cast.cast_with_amax", hides_infinity)], "delayed"),
         Fault("e5m2 weights", "layer_band", "refused", operand_of(e5m2_weights)),
         Fault("gradients unscaled", "layer_band", "late loss", operand_of(unscaled_gradients)),
-        Fault("transposed tile off by one", "layer_band", "late loss", [("fp8core.inputs.attached.cast_operand_pair", shifted_tile)]),
-        Fault("one direction's codes for both", "layer_rows", "gradient", [("fp8core.inputs.attached.cast_operand_pair", one_direction)], "rowwise"),
+        Fault("transposed tile off by one", "layer_band", "late loss", both_operands_of(shifted_tile)),
+        Fault("one direction's codes for both", "layer_rows", "gradient", both_operands_of(one_direction), "rowwise"),
         Fault("fused cast: tiles changed places", "kernel_route", "early loss", kernels_of(cast_both=transposed_tile), "tensorwise", "always"),
         Fault("fused cast: rows for columns", "kernel_route", "gradient", kernels_of(cast_rowwise_both=rows_for_columns), "rowwise", "always"),
         Fault("fused amax of half the tensor", "kernel_route", "numerics", kernels_of(amax=half_amax), "tensorwise", "always"),
