@@ -101,16 +101,16 @@ def check_codes(recipe: Recipe, codes: Float8Tensor, role: str, again: bool) -> 
     Raises:
         ValueError: names the cast that came and the one that the recipe wants.
     """
-    later, first, second = (
-        ("grad_weight", *input_casts(recipe))
+    later, axis, first, second = (
+        ("grad_weight", "the tokens", *input_casts(recipe))
         if role == "input"
-        else ("grad_input", recipe.output.b, recipe.grad_input.b)
+        else ("grad_input", "out_features", recipe.output.b, recipe.grad_input.b)
     )
     received = f"{codes.format.short}_{codes.granularity}"
     if first is None or (codes.format, codes.granularity) != (first.format, first.granularity):
         raise ValueError(f"{role} is a Float8Tensor {received}; recipe {recipe} wants {first}")
     if again and not serves_both(first, second):
         raise ValueError(
-            f"{role} is a Float8Tensor {received}, but {later} wants {second} along its other dimension, which codes can't "
+            f"{role} is a Float8Tensor {received}, but {later} wants {second} along {axis}, which codes can't "
             "give; pass the tensor itself, or of an input fp8core.cast_input(x, layer)"
         )
