@@ -8,7 +8,7 @@
     torch.Size([16, 64])
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
-Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
+Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, plain_linear, operands,
 microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, flops, audit, convert, schedule, verify, watcher.
 """
 
@@ -41,7 +41,7 @@ from fp8core.high_precision import convert_to_high_precision
 from fp8core.history import AmaxesMissingWarning, amax_state_dict, load_amax_state_dict, update_scales
 from fp8core.inputs.microbatch import microbatches
 from fp8core.inputs.shared_input import CastInput, cast_input
-from fp8core.linear import Float8Linear
+from fp8core.linear import Float8Linear, scaled_linear
 from fp8core.optimizers import NotTrainedWarning
 from fp8core.other_weights import WeightAudit
 from fp8core.producers import RMSNorm, SwiGLU
@@ -131,6 +131,7 @@ __all__ = [
     "pad_groups",
     "precompute_float8_dynamic_scale_for_fsdp",
     "quantize",
+    "scaled_linear",
     "scaled_mm",
     "update_scales",
     "verify",

@@ -95,19 +95,22 @@ def check_weight(weight: torch.Tensor, trains: bool, layer: str) -> None:
         )
 
 
-def check_cast_input(recipe: Recipe, flat: Float8Tensor, weight: torch.Tensor) -> None:
-    """Refuse a Float8Tensor as input unless it is what the recipe would have made, for each GEMM that will read it.
+def check_codes(recipe: Recipe, codes: Float8Tensor, role: str, again: bool) -> None:
+    """Refuse a Float8Tensor as input or weight unless it is what the recipe would have made, for each GEMM that will read it.
 
     Raises:
         ValueError: names the cast that came and the one that the recipe wants.
     """
-    for_output, for_grad_weight = input_casts(recipe)
-    received = f"{flat.format.short}_{flat.granularity}"
-    if for_output is None or (flat.format, flat.granularity) != (for_output.format, for_output.granularity):
-        raise ValueError(f"input is a Float8Tensor {received}; recipe {recipe} wants {for_output}")
-    trains = torch.is_grad_enabled() and weight.requires_grad
-    if trains and not serves_both(for_output, for_grad_weight):
+    later, axis, first, second = (
+        ("grad_weight", "the tokens", *input_casts(recipe))
+        if role == "input"
+        else ("grad_input", "out_features", recipe.output.b, recipe.grad_input.b)
+    )
+    received = f"{codes.format.short}_{codes.granularity}"
+    if first is None or (codes.format, codes.granularity) != (first.format, first.granularity):
+        raise ValueError(f"{role} is a Float8Tensor {received}; recipe {recipe} wants {first}")
+    if again and not serves_both(first, second):
         raise ValueError(
-            f"input is a Float8Tensor {received}, but grad_weight wants {for_grad_weight} along the tokens, which "
-            "codes can't give; pass the tensor itself, or fp8core.cast_input(x, layer)"
+            f"{role} is a Float8Tensor {received}, but {later} wants {second} along {axis}, which codes can't "
+            "give; pass the tensor itself, or of an input fp8core.cast_input(x, layer)"
         )
