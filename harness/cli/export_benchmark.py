@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness import store
-from harness.gate.benchmark_files import SUITE
+from harness.gate.figures import SUITE
 from harness.store.case import without_controls
 from harness.store.errors import UsageError, one_line, unknown
 from harness.store.measurement import METRICS
