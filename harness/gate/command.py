@@ -311,9 +311,15 @@ class Commanded(Instrument):
         """What the verdict has to say about how the command was run; nothing where it worked on neither side, or was not run."""
         if not self.worked:
             return []
+        what = (
+            "the figures that the command wrote, the median of each,"
+            if OUT in self.line
+            else "the wall times of the command"
+        )
         lines = [
+            f"OK means: {what} are within the tolerance of the base's in {self.rounds} rounds in turn, whatever else it does",
             "the command, in fresh processes, one side after the other, caches outside of the trees are shared "
-            f"(HOME=$(mktemp -d) parts them): {self.line}"
+            f"(HOME=$(mktemp -d) parts them): {self.line}",
         ]
         if self.benchmark:
             lines.append(f"the base commit's benchmark judged both sides; changed: {some(self.benchmark, 5)}")

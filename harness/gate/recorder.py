@@ -22,6 +22,8 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
+    from typing import NoReturn
 
 FOLDER, TREE = os.environ.get("HARNESS_GATE_RECORD", ""), os.environ.get("HARNESS_GATE_TREE", "")
 INNER = "HARNESS_GATE_INNER"  # a process that was started by one that records
@@ -47,7 +49,7 @@ def _note(kind: str, by: str, what: str) -> None:
 def _how(file: str) -> "tuple[str, str]":
     """How a file came to be opened, and by which file of the work tree."""
     try:
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
     except ValueError:  # by the interpreter itself
         return ("started" if OUTERMOST else "code"), ""
     kind, direct, imported = "data", True, False
@@ -84,7 +86,7 @@ def _hear(event: str, args: "tuple[object, ...]") -> None:
         writes = (
             not {"w", "x", "a"}.isdisjoint(mode)
             if isinstance(mode, str)
-            else flags & os.O_ACCMODE == os.O_WRONLY
+            else flags & os.O_ACCMODE == os.O_WRONLY  # type: ignore[operator]
         )
         if not writes:
             file = os.path.abspath(path)
@@ -112,7 +114,7 @@ class _Looked:
                 _note("missing", "", os.path.join(place, name.rpartition(".")[2]))
 
 
-def _noted_exit(status: object = None, /) -> None:
+def _noted_exit(status: "str | int | None" = None, /) -> "NoReturn":
     _note("ended", "", f"sys.exit({status!r:.60})")
     _exit(status)
 
