@@ -264,6 +264,8 @@ class Commanded(Instrument):
             tell(f"set up the {side} in {seconds:.0f} s" + (f": {fault.reason}" if fault else ""))
             if fault:
                 faults[side] = fault
+            side_of = self.ran.sides[side]  # it may write files of its own tree
+            side_of.sources = {name: digest(side_of.tree / name) for name in side_of.sources}
         if faults:
             self._refuse(faults, command)
         self.step = COMMAND

@@ -137,12 +137,14 @@ class Ran:
         original: the checkout.
         named: files that the command names.
         unseen: programs of which it is not known what they read.
+        built: files that the set-up made and that were executed, and whether they differ.
     """
 
     sides: Mapping[str, Side]
     original: Path
     named: frozenset[str] = frozenset()
     unseen: set[str] = field(default_factory=set)
+    built: dict[str, bool] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:
@@ -153,11 +155,9 @@ class Ran:
     def changed(self) -> set[str]:
         """Those, and what the set-up built otherwise of all that was imported or executed."""
         one, other = self.sides.values()
-        built = (one.code | other.code) - one.sources.keys() - other.sources.keys()
-        return {
-            *self.sources,
-            *(n for n in built if digest(one.tree / n, one.tree) != digest(other.tree / n, other.tree)),
-        }
+        for name in (one.code | other.code) - one.sources.keys() - other.sources.keys() - self.built.keys():
+            self.built[name] = digest(one.tree / name, one.tree) != digest(other.tree / name, other.tree)
+        return {*self.sources, *(name for name, differs in self.built.items() if differs)}
 
     @property
     def seen(self) -> list[str]:
@@ -206,8 +206,9 @@ class Ran:
         """
         changed = self.changed
         for name, side in self.sides.items():
+            unread = changed - side.read()
             for file in sorted(side.outside):
-                if where := self._elsewhere(side, file, changed):
+                if where := self._elsewhere(side, file, changed, unread):
                     raise GateError(
                         Exit.INCONCLUSIVE,
                         f"the {name} read {file}, in {where}, which is a file that differs: the two sides did not each run their "
@@ -221,7 +222,7 @@ class Ran:
                         "commit it, or make it with --setup",
                     )
 
-    def _elsewhere(self, side: Side, file: Path, changed: set[str]) -> str:
+    def _elsewhere(self, side: Side, file: Path, changed: set[str], unread: set[str]) -> str:
         """The wrong place that holds a file that differs; "" where it is another file."""
         trees = {
             other.tree: f"the work tree of the {name}"
@@ -231,7 +232,7 @@ class Ran:
         for tree, what in {**trees, self.original: "the original checkout (an editable install?)"}.items():
             if below(file, tree) in changed:
                 return what
-        for name in changed - side.read():
+        for name in unread:
             if Path(name).name == file.name and (
                 Path(name).parent.name == file.parent.name
                 or (
