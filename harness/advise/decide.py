@@ -223,7 +223,9 @@ def advise(
         step, everything = (Ratio(each.value, min(1.0, each.low), each.value) for each in (step, everything))
     elif plan.tp > 1 and not recipe.fuses_gathers:
         step, everything = (replace(each, low=min(each.low, _ROWS_SPLIT)) for each in (step, everything))
-    return RecipeAdvice(recipe, tuple(layers), plan, step, everything, unavailable, plan == coded and bf16 <= fp8)
+    return RecipeAdvice(
+        recipe, tuple(layers), plan, step, everything, unavailable, plan == coded and bf16 <= fp8
+    )
 
 
 def able(model: Model, recipe: RecipeCost) -> frozenset[str]:

@@ -68,7 +68,9 @@ def known() -> tuple[Loss, ...]:
         )
 
 
-def of(recipe: str, parameters: int, tokens: int | None, among: tuple[Loss, ...] | None = None) -> Loss | None:
+def of(
+    recipe: str, parameters: int, tokens: int | None, among: tuple[Loss, ...] | None = None
+) -> Loss | None:
     """The comparison that says most of a recipe at a size: a FAIL that counts, else the nearest; None where there is none.
 
     Args:

@@ -109,7 +109,8 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) ->
         fp8core.update_scales(model)
         optimizer.zero_grad()
     """
-    known = "compiled sharded fp8_all_gather split tp_fp8_all_gather schedule update_scales heads".split()
+    known = ["compiled", "sharded", "fp8_all_gather", "split", "tp_fp8_all_gather"]
+    known += ["schedule", "update_scales", "heads"]
     asked = {"library": "fp8core", **dict.fromkeys(known), **setup}
     template = _templates().overlay(finalize=None).get_template("code.py.j2")
     heads = asked["heads"] or ()

@@ -19,7 +19,7 @@ from documented_table import documented
 from scipy.stats import t as student
 from scipy.stats import ttest_ind
 
-from harness.advise import losses
+from harness.advise.losses import FILE as ADVISED
 
 COMMITTED = ledger.PUBLISHED / "ledger.csv"
 
@@ -248,7 +248,7 @@ def test_the_samples_half_of_the_page_is_what_the_program_makes() -> None:
 def test_the_committed_ledger_is_what_the_program_makes() -> None:
     with COMMITTED.open(newline="") as file:
         assert list(csv.DictReader(file)) == (records := [ledger.record(row) for row in ledger.rows()])
-    with losses.FILE.open(newline="") as file:
+    with ADVISED.open(newline="") as file:
         assert list(csv.DictReader(file)) == advised_losses.table(records)
     for name, lines in ledger.documented().items():
         assert documented(ledger.DOCS / "evidence.md", name) == lines.splitlines()

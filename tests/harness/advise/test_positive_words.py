@@ -104,8 +104,8 @@ def test_a_throughput_above_the_peak_is_refused(capsys: pytest.CaptureFixture[st
 def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Recipe:
     """A recipe as the how-to adds one: one literal, under a name that no list has."""
     like = RECIPES[request.param]
-    added = replace(like, name=f"all_of_{like.name[::-1]}")
-    monkeypatch.setitem(RECIPES.own, added.name, added)
+    added = replace(like, name=f"outside_{like.name[::-1]}")
+    monkeypatch.setitem(RECIPES._entries, added.name, added)
     return added
 
 
@@ -128,7 +128,7 @@ def test_the_format_makes_no_scale_finer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert described(e4m3, compiled=True).one_scale
     once = replace(cast, scaling="static")  # a scale that is measured once is no general advice
     static = Recipe("once", "", *(Gemm(once, once) for _ in range(3)))
-    monkeypatch.setitem(RECIPES.own, "once", static)
+    monkeypatch.setitem(RECIPES._entries, "once", static)
     assert "once" not in candidates(True)
 
 
