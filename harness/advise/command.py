@@ -213,8 +213,8 @@ def answer(question: Question) -> Advice:
     for name, recipe in recipes.items():
         why = libraries.unavailable(q.library, name, device.capability, plan.compiled)
         why = why or _cannot_send(recipe, q)
-        found = advise(model, rates, plan, recipe, why, GATHERS[q.fp8_all_gather])
-        options.append(replace(found, loss=losses.of(name, active, q.train_tokens)))
+        option = advise(model, rates, plan, recipe, why, GATHERS[q.fp8_all_gather])
+        options.append(replace(option, loss=losses.of(name, active, q.train_tokens)))
     checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
     careful = q.priority == "loss"
     usual = [o for o in options if len(options) == 1 or not not_by_default(q.library, o.recipe)]

@@ -124,10 +124,12 @@ def test_a_recipe_under_another_name_is_judged_alike(
 
 def test_the_format_makes_no_scale_finer(monkeypatch: pytest.MonkeyPatch) -> None:
     cast = RECIPES["tensorwise"].output.a
+    assert cast is not None
     e4m3 = replace(RECIPES["tensorwise"], name="all_e4m3", grad_input=Gemm(cast, cast), grad_weight=Gemm(cast, cast))  # fmt: skip
     assert described(e4m3, compiled=True).one_scale
     once = replace(cast, scaling="static")  # a scale that is measured once is no general advice
-    static = Recipe("once", "", *(Gemm(once, once) for _ in range(3)))
+    gemm = Gemm(once, once)
+    static = Recipe("once", "", gemm, gemm, gemm)
     monkeypatch.setitem(RECIPES._entries, "once", static)
     assert "once" not in candidates(True)
 
