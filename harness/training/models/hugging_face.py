@@ -104,6 +104,12 @@ def read(text: str) -> HfModel:
         UsageError: no such file, no JSON mapping, transformers is not installed or cannot build it.
     """
     path, values, left_out = _values(text)
+    stored = values.get("quantization_config")
+    if isinstance(stored, dict) and (stored.get("bits") == 4 or stored.get("load_in_4bit")):
+        raise UsageError(
+            f"{path}: its weights are stored in 4 bits (quantization_config), which are no Linear layers to train; take the "
+            f"{FILE} of the model that it was made from"
+        )
     try:
         transformers = importlib.import_module("transformers")  # without types of its own
     except ModuleNotFoundError as error:
