@@ -117,7 +117,7 @@ class RecipeAdvice:
 
     @property
     def verdict(self) -> str:
-        """As `by_time`, and "off" where that is positive and the loss is known to be worse."""
+        """The same as `by_time`, and "off" where that is positive and the loss is known to be worse."""
         return OFF if self.lossy else self.by_time
 
     @property

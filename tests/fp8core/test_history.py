@@ -139,7 +139,7 @@ def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["delayed", "static"])
 def test_a_state_dict_without_amaxes_is_warned_of_once(name: str) -> None:
-    """Of weights alone, at the next update; not where amaxes follow, nor where `reset` says that none are meant."""
+    """It comes for weights alone, at the next update; not where amaxes follow, nor where `reset` says that none are meant."""
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 48)), config=name)
     step(model, torch.randn(16, 32))
     update_scales(model)

@@ -144,7 +144,7 @@ def test_calls_that_the_loss_does_not_use_are_said() -> None:
 
 @pytest.mark.parametrize("part", [0, 1], ids=["no gradient comes", "a gradient of zeros comes"])
 def test_a_layer_that_the_loss_does_not_depend_on_fails_no_proof(part: int) -> None:
-    """As SD3's last add_q_proj: its output is computed, and the loss reads other tokens."""
+    """Like SD3's last add_q_proj: its output is computed, and the loss reads other tokens."""
     model = convert_to_float8_training(Streams(part))
     x = torch.randn(16, 32, requires_grad=True)
     proof = verify(lambda: model(x).square().mean().backward(), model, announce=False)
