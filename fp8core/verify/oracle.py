@@ -141,8 +141,8 @@ class TiledOperand:
         return TiledOperand(self.x[lines], scale_inv=self._along(self.scale_inv, 0, lines))
 
     def picked(self, lines: torch.Tensor) -> TiledOperand | None:
-        """Some of its lines, by index, as codes; None of what has none."""
-        if self.scale_inv is None:
+        """Some of its lines, by index, as codes; None of what has no codes or no elements."""
+        if self.scale_inv is None or not self.x.numel():
             return None
         every, inverse = slice(None), self.scale_inv
         if inverse.shape[0] > 1:

@@ -173,7 +173,8 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Cell:
     notes = [
         f"{text.percent(min(shares))} to {text.percent(max(shares))}, range over {text.plural(len(shares), 'case')}"
     ] * (len(shares) > 1)
-    notes += [f"{standing.pairs[0]['baseline']} {text.percent(statistics.median(theirs))}"] * bool(theirs)
+    if theirs:
+        notes.append(f"{standing.pairs[0]['baseline']} {text.percent(statistics.median(theirs))}")
     notes += dict.fromkeys(used.formula for used in sides[0])
     return Cell(text.percent(middle), middle, note=", ".join(notes))
 

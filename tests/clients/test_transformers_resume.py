@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
-pytest.importorskip("accelerate", reason="pip install 'fp8-harness[clients]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
+pytest.importorskip("accelerate", reason="pip install -e '.[clients]'")
 
 from tiny_models import batch, made
 

@@ -260,7 +260,7 @@ def as_hopper(monkeypatch: pytest.MonkeyPatch, fast: bool | None = None) -> None
         return torch.where(result.isfinite(), summed.float().to(out), result)
 
     vars(backend)["matmul"] = matmul
-    monkeypatch.setattr("fp8core.gemm._BY_NAME", {**BACKENDS, "torch": backend})
+    monkeypatch.setattr("fp8core.gemm.KNOWN", {**BACKENDS, "torch": backend})
     registers = lambda _, fast: tuple(Register(bits, 0 if fast else 128) for bits in (13, 14))  # noqa: E731
     monkeypatch.setattr(calls, "registers_of", registers)
 
