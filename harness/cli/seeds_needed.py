@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.engine.runlog import duration
 from harness.store import run_files
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, Counter()))
         arms.update(planned.runnable)
     folders = _runs(rows.SUITE, Path(config["results_dir"]), PUBLISHED)
+    from harness.engine.runlog import duration  # Parquet
+
     stored = []
     if folders:
         from harness import store  # pandas
