@@ -333,8 +333,8 @@ class Course:
         ]
         theirs, mine = (each[:, ::-1].cumprod(axis=1).sum(axis=1) for each in above)
         ended = int((mine > 0).sum())
-        elsewhere = [above[0], above[1][:, :-1]]
-        rate = (sum(int(each.sum()) for each in elsewhere) + 1) / (sum(each.size for each in elsewhere) + 2)
+        elsewhere = sum(int(each.sum()) for each in above) - int(mine.sum())
+        rate = elsewhere / (sum(each.size for each in above) - np.maximum(mine, 1).sum())
         by_chance = bdtrc(ended - 1, mine.size, rate)
         if (ended > 1 and by_chance < ENDS_P) or mine.max() >= max(3, theirs.max() + 1):
             yield Finding(
