@@ -149,7 +149,9 @@ def _rows(layer: LayerProof, products: list[Matmul]) -> Iterator[CensusRow]:
         for role, seen in received.items():
             exact = gemm is not None and gemm.operands > 0 and not layer.faults
             sure = ("nearest even", "none") if exact else ("not compared", "not compared")
-            dtype, granularity, sums, backend = seen
+            dtype, granularity, sums, backend = (
+                " and ".join(dict.fromkeys(each)) for each in zip(*seen, strict=True)
+            )
             yield CensusRow(layer.fqn, name, role, asked[role], dtype, granularity, *sure, sums, backend)
         # A backward product in high precision is one of those that received no codes
         dtypes = high[name == "output"] if name == "output" or not of_backward or name in of_backward else []

@@ -22,7 +22,7 @@ class GemmProof:
     Attributes:
         fp8: the recipe casts its operands.
         asked: the casts of the recipe, as text.
-        received: role -> (format, granularity, accumulation, backend) of the codes that came to it in all calls.
+        received: role -> (format, granularity, accumulation, backend) of the codes that came to it, of calls that differ each.
         calls: how often its result was compared.
         telling: in how many of these calls the product had a finite element other than 0; without any, wrong code agrees too.
         operands: how many operands were compared, code by code, with an independent cast.
@@ -34,7 +34,7 @@ class GemmProof:
 
     fp8: bool
     asked: tuple[str, str] = ("high precision", "high precision")
-    received: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    received: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
     calls: int = 0
     telling: int = 0
     operands: int = 0
@@ -44,9 +44,10 @@ class GemmProof:
     agreement_db: float = math.inf
 
     def receive(self, role: str, *seen: str) -> None:
-        """Notes what came; of calls that differ both."""
-        known = self.received.get(role, seen)
-        self.received[role] = tuple(a if b in a else f"{a} and {b}" for a, b in zip(known, seen, strict=True))
+        """Notes what came, what was alike in several calls once."""
+        known = self.received.setdefault(role, [])
+        if seen not in known:
+            known.append(seen)
 
     def add(self, found: Difference) -> None:
         """Takes in a call."""
