@@ -214,7 +214,7 @@ def fault_of_text(name: str, text: str) -> str:
     for key, value in given.items():
         kind = _FACTS.get(name, {}).get(key) or _OTHERS.get(name)
         unknown = value is None and name != "flops" and kind != "count"
-        if kind and key != "isa" and not (unknown or _fits(kind, value)):
+        if kind and not (unknown or _fits(kind, value)):
             return f"{key} is {value!r:.60}; expected {kind}"
     return ""
 
