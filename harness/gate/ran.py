@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.gate.options import Exit, GateError, Loud
-from harness.gate.trees import differing, digest, replace_files
+from harness.gate.trees import differing, digest, inside, replace_files
 from harness.store.text import some
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ class Side:
         """A file below the tree: as it was named, with the links that lead there, and as it is; none where it is outside."""
         found = []
         for path in (file, file.resolve()):
-            if (inside := below(path, self.tree)) is not None:
+            if name := inside(self.tree, path):
                 found += [
-                    inside,
-                    *(p.as_posix() for p in Path(inside).parents if (self.tree / p).is_symlink()),
+                    name,
+                    *(p.as_posix() for p in Path(name).parents if (self.tree / p).is_symlink()),
                 ]
         return list(dict.fromkeys(found))
 
@@ -98,7 +98,7 @@ class Side:
             else:
                 (self.started if kind == "started" else self.code).update(names)
             real = file.resolve()
-            if below(real, self.tree) is None and real.is_file():
+            if real.is_file() and not inside(self.tree, real):
                 self.outside.add(real)
             elif not file.exists():
                 self.looked.add(file)
@@ -230,7 +230,7 @@ class Ran:
             if other is not side
         }
         for tree, what in {**trees, self.original: "the original checkout (an editable install?)"}.items():
-            if below(file, tree) in changed:
+            if inside(tree, file) in changed:
                 return what
         for name in unread:
             if Path(name).name == file.name and (
@@ -245,9 +245,9 @@ class Ran:
 
     def _left_behind(self, side: Side, place: Path) -> str:
         """The file of the checkout that was looked for, and which no tree holds; "" where there is none."""
-        inside = below(place, side.tree)
-        for suffix in ("", ".py", "/__init__.py", *EXTENSION_SUFFIXES) if inside else ():
-            name = f"{inside}{suffix}"
+        looked = inside(side.tree, place)
+        for suffix in ("", ".py", "/__init__.py", *EXTENSION_SUFFIXES) if looked else ():
+            name = f"{looked}{suffix}"
             file = self.original / name
             if (
                 file.is_file()
@@ -280,9 +280,3 @@ class Ran:
         elif self.changed and not seen and allowed:
             lines.append(Loud("NO FILE OF THE CHANGE WAS READ (--unproven-tree ok)"))
         return lines
-
-
-def below(path: Path, tree: Path) -> str | None:
-    """The path below a tree; None where it is not."""
-    text, root = str(path), str(tree) + os.sep
-    return text[len(root) :].replace(os.sep, "/") if text.startswith(root) else None

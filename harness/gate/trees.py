@@ -347,7 +347,11 @@ def base_of(
     return Base(policy, lent, tuple(Loud(f"JUDGE CHANGED: {note}") for note in notes))
 
 
+def inside(root: Path, path: Path) -> str:
+    """A path below a root, as both are written; "" where it is not."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
+
+
 def below(root: Path, path: Path) -> str:
     """A path below a root, its own links not followed; "" where it is not."""
-    whole, root = path.parent.resolve() / path.name, root.resolve()
-    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else ""
+    return inside(root.resolve(), path.parent.resolve() / path.name)
