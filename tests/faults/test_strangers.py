@@ -32,7 +32,7 @@ COMMANDS = [
     "resume=bad results_dir=runs dry_run=true", "resume=bad results_dir=runs trust=true dry_run=true",
     "sweep=cast device=cpu resume=bad results_dir=runs dry_run=true", "diff runs/w/good runs/w/bad",
     "gate --baseline runs/w/good --candidate runs/w/bad --machine-free", "gate --baseline runs/w/bad --candidate runs/w/good",
-    "fleet runs/w/bad runs/w/good", "export runs/w/bad -o out.csv", "export runs/w/bad -o out.json", "watch runs/w/bad once=true",
+    "fleet runs/w/bad runs/w/good", "export runs/w/bad -o out.csv", "export runs/w/bad -o out.parquet",
     "verdict base=runs/w/bad/* candidate=runs/w/good/*", "advise model=nano gpu=h100_sxm runs=runs/w/bad",
 ]  # fmt: skip
 HANG_S = 60  # a bound for what would otherwise never end; nothing is timed
