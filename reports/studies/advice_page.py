@@ -6,6 +6,7 @@ command that the cell names; nothing was measured.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -47,7 +48,8 @@ WORDS = {  # word of a cell -> what it means
     "on": "FP8 is predicted to gain at least 2 %, with an interval above 1",
     "partial": "the same for some layers; the rest stay in bf16",
     "off": "FP8 is predicted to gain less than 2 %; where no layer gains, the figure is that of all layers in FP8",
-    "can't tell": "the interval of the step contains 1: measure on that GPU",
+    "gather": "the layers by themselves gain nothing: what is gained is that weights are gathered in FP8",
+    "can't tell": "the interval of the step contains 1, or only an upper bound is known: measure on that GPU",
     "does not fit": "the step is predicted to take more than the memory of a GPU; of experts, of a config.json and of a pipeline "
     "only weights, gradients and AdamW's averages are counted, so that such a step may not fit where it is not marked",
 }
@@ -80,13 +82,14 @@ def words_of(model: str, gpu: str, mode: str, gpus: int) -> list[str]:
 
 
 def answered(words: Sequence[str]) -> Answered:
-    """The answer to one command line."""
+    """The answer to one command line, given in the root of the repository.
+
+    Raises:
+        UsageError: it is refused, as where transformers is not installed: that says nothing of FP8, and makes no page.
+    """
     command = "python -m harness advise " + " ".join(words)
-    here = [word.replace("model=docs/", f"model={ROOT}/docs/") for word in words]
-    try:
-        found = answer(parse(here))
-    except UsageError as error:
-        return Answered("can't tell", "", "", "", str(error), command)
+    with contextlib.chdir(ROOT):
+        found = answer(parse(words))
     word, chosen, memory = word_of(found), found.chosen, found.memory
     if word == TOO_LARGE and memory is not None:
         needed, device = memory.needed / GIB, memory.device / GIB
@@ -116,6 +119,8 @@ def word_of(found: Advice) -> str:
     step = found.chosen.step
     if found.decision == decide.OFF:
         return "off"
+    if found.decision == decide.GATHER:
+        return "gather"
     # As it is shown: a reader of "1.00 to 1.09" must not find an "on" above it.
     if float(number(step.low)) <= 1 or found.decision not in (decide.ON, decide.SOME):
         return "can't tell"
