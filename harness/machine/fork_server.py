@@ -106,7 +106,7 @@ def _import(modules: Sequence[str]) -> str:
     importlib.import_module("numpy")
     _fork_once()
     count = _Count()
-    sys.meta_path.insert(0, count)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, count)
     try:
         for name in modules:
             with suppress(Exception):  # a process that needs it imports it itself, and says what is wrong
@@ -114,7 +114,7 @@ def _import(modules: Sequence[str]) -> str:
         _fork_once()
         count.find_spec("")
     finally:
-        sys.meta_path.remove(count)  # type: ignore[arg-type]
+        sys.meta_path.remove(count)
     if count.seen[-1][1] == 1:
         return ""
     return next((name for (name, few), (_, more) in pairwise(count.seen) if more > few), modules[0])

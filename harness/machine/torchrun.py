@@ -235,9 +235,8 @@ class FarRank:
         if self._reply("end", until.left()) is None:
             self.silent("gave no answer")
         else:
-            self._listener.join(
-                until.left()
-            )  # one that waits in the store as the interpreter exits would abort it
+            # One that waits in the store as the interpreter exits would abort it
+            self._listener.join(until.left())
 
     def _asked(self, what: str, seconds: float) -> Any:
         self.tell(what, self._number)
