@@ -104,7 +104,10 @@ def _run(
     ended = f"{outcome.state} in {seconds:.0f} s: {statuses or 'nothing new'}\n"
     kept = 0
     if shard is None:
-        kept = _finish(config, outcome, plan, work.folder, ended)
+        try:
+            kept = _finish(config, outcome, plan, work.folder, ended)
+        except KeyboardInterrupt:
+            outcome.message = f"interrupted; python -m harness report {work.folder} makes the report"
     else:
         sys.stdout.write(f"shard {shard} {ended}results  {work.folder}\n")
         sys.stdout.write(
@@ -274,8 +277,6 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
         out(f"report   {page.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
-    except KeyboardInterrupt:
-        outcome.message = f"interrupted; python -m harness report {folder} makes the report"
     return kept
 
 
