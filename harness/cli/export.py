@@ -50,12 +50,12 @@ def send(run: Path, to: str) -> int:
 
     Args:
         run: its folder.
-        to: one of `fp8core.cast_records.WRITERS`.
+        to: one of `fp8core.proof.cast_records.WRITERS`.
 
     Raises:
         UsageError: the run can't be read, there is no such tracker, or its library is not installed.
     """
-    from fp8core.cast_records import WRITERS, writer_named  # torch
+    from fp8core.proof.cast_records import WRITERS, writer_named  # torch
 
     if to not in WRITERS:
         raise unknown("tracker", to, WRITERS)
