@@ -50,13 +50,13 @@ def send(run: Path, to: str, folder: Path | None = None) -> tuple[int, str]:
 
     Args:
         run: its folder.
-        to: one of `fp8core.cast_records.WRITERS`.
+        to: one of `fp8core.proof.cast_records.WRITERS`.
         folder: of TensorBoard's events; None: the tracker's own choice.
 
     Raises:
         UsageError: the run can't be read, there is no such tracker, its library is not installed, or it has no folders.
     """
-    from fp8core.cast_records import WRITERS, writer_named  # torch
+    from fp8core.proof.cast_records import WRITERS, writer_named  # torch
 
     if to not in WRITERS:
         raise unknown("tracker", to, WRITERS)

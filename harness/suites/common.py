@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 
 from fp8core.gemm import backend_named, layout
-from fp8core.profiled_gemms import profiler_events
+from fp8core.proof.profiled_gemms import profiler_events
 from harness.store.case import expand
 from harness.store.errors import Cause
 from harness.suites.shapes import FROM_MODEL, Layer

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import fp8core
 from fp8core import CastRecord, convert_to_float8_training
-from fp8core.cast_stats import CAST, NOT_SEEN, WATCHED
+from fp8core.observers import WATCHED
+from fp8core.proof.cast_stats import CAST, NOT_SEEN
 
 pytestmark = [  # both are torch's own, raised while it compiles anything at all
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),

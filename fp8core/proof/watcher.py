@@ -5,7 +5,7 @@
             ... forward, backward, optimizer.step(), update_scales ...
             watcher.step()                      # once for each optimizer step, after it
 
-`fp8core.cast_stats` says how each figure is defined and where it is taken.
+`fp8core.proof.cast_stats` says how each figure is defined and where it is taken.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ import torch.distributed as dist
 from torch import nn
 
 from fp8core.arguments import check_type
-from fp8core.cast_records import Sink, records_of, sink_of
-from fp8core.cast_stats import HIGH_PRECISION, NOT_SEEN, WATCHED, StepStats
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.linear import Float8Linear
-from fp8core.sampled_places import SampledPlaces
+from fp8core.observers import WATCHED
+from fp8core.proof.cast_records import Sink, records_of, sink_of
+from fp8core.proof.cast_stats import HIGH_PRECISION, NOT_SEEN, StepStats
+from fp8core.proof.sampled_places import SampledPlaces
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from fp8core.cast_records import CastRecord, ScalarWriter
-    from fp8core.cast_stats import CallStats
+    from fp8core.proof.cast_records import CastRecord, ScalarWriter
+    from fp8core.proof.cast_stats import CallStats
     from fp8core.recipe import Recipe
 
 _EAGER = "pass eager_steps=True, which runs each watched step in eager mode"
@@ -76,7 +77,7 @@ def watch(
         model: with FP8 layers or experts; may be wrapped by DDP or FSDP2.
         every: steps from one watched step to the next; the first one is `first_step`, if it is a multiple.
         to: called with each `CastRecord`; or an object with `add_scalar`, such as TensorBoard's SummaryWriter (tags
-            "fp8/LAYER/OPERAND/GEMM/FIGURE"); or "tensorboard", "wandb" or "mlflow" (`fp8core.cast_records`); or the path of a file to which a JSON line is appended for each record.
+            "fp8/LAYER/OPERAND/GEMM/FIGURE"); or "tensorboard", "wandb" or "mlflow" (`fp8core.proof.cast_records`); or the path of a file to which a JSON line is appended for each record.
             None: read `Watcher.latest`.
         samples: elements of each tensor, in each call, that shares and SQNR are estimated from: one in each of as many
             equal parts, always the same ones.

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from fp8core.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, slots
+from fp8core.proof.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from fp8core.cast_stats import OperandStats, StepStats
+    from fp8core.proof.cast_stats import OperandStats, StepStats
     from fp8core.recipe import Recipe
 
 # of a record, as they go to TensorBoard
