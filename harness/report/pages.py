@@ -28,8 +28,9 @@ from harness.report.drawing import (
 )  # fmt: skip
 from harness.report.render import render_sections
 from harness.report.section import Section
-from harness.report.table import Cell, Column, make_table, word
+from harness.report.table import Column, make_table, word
 from harness.store.measurement import METRICS
+from harness.store.printer import Cell
 from harness.store.text import axes_of, case_label, constant_axes, short
 
 if TYPE_CHECKING:
