@@ -68,7 +68,14 @@ def internal_error(error: Exception) -> int:
 
 
 def leave(code: int) -> int:
-    """The exit code; this process ends here where a thread of an arm would keep it alive for ever."""
+    """The exit code; this process ends here where a thread of an arm would keep it alive for ever.
+
+    So would a server of processes that is stopped: an interpreter that exits waits for those that it forked.
+    """
+    if "harness.machine.fork_server" in sys.modules:
+        from harness.machine import fork_server
+
+        fork_server.kill()
     if (pools := sys.modules.get("concurrent.futures.thread")) is not None:
         # What the interpreter does as it exits: idle threads of pools end, for those that work it would wait for ever.
         idle = threading.Thread(target=pools._python_exit, daemon=True)

@@ -34,6 +34,7 @@ from torch.nn.modules import module
 
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
+from harness.machine import fork_server
 from harness.machine.processes import (
     ENDING_SIGNALS,
     children,
@@ -210,6 +211,11 @@ class _Held:
 _held: dict[str, _Held] = {}
 _spoiled: list[str] = []
 device_timer = functools.cache(timer_for)
+
+
+def started_threads(tell: Tell) -> str:
+    """See `harness.machine.fork_server`."""
+    return fork_server.started_threads
 
 
 def clear(tell: Tell, device: str) -> int:

@@ -30,7 +30,8 @@ from harness.engine import arm_process
 from harness.engine.arm_process import Conditions, answered, serve
 from harness.engine.rows import PreparedArm, row
 from harness.engine.stages import Stage, StageKind, Steps
-from harness.machine.processes import MARK, ending, kill_all_of, watch_stops
+from harness.machine import fork_server
+from harness.machine.processes import ENDING, MARK, ending, kill_all_of, watch_stops
 from harness.store.errors import Cause, LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
 from harness.timing.timers import CpuTimer
@@ -38,7 +39,7 @@ from harness.timing.workload import Numerics, Workload
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerProcess
+    from multiprocessing.process import BaseProcess
 
     from harness.engine.bench import Setting
     from harness.engine.plan import PlannedCase
@@ -110,7 +111,6 @@ class Printed:
 
 PRELOADED = ["harness.engine.arm_process"]  # nothing of it starts a thread; pyarrow would
 COMPILER = "torch._inductor.compile_fx"  # some seconds, once in the server for all processes
-START_S = 300.0  # for a process to start; the server's first imports are within it
 SILENCE_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
 MESSAGE_BYTES = 2**28
 LEAK_BYTES = (
@@ -120,6 +120,7 @@ LEAK_BYTES = (
 Tell = Callable[[Stage | Steps | list[str]], None]
 Meanwhile = Callable[[], object] | None
 _starting = threading.Lock()
+_anew: list[str] = []  # why processes are not forked
 
 
 UNFIT = (
@@ -161,12 +162,8 @@ def start_server(suites: Iterable[object] = (), *, compiles: bool = False) -> No
         suites: those of the plan. Modules are imported by the server, once for all.
         compiles: some arm is compiled.
     """
-    from multiprocessing import forkserver
-
     modules = sorted({suite.__name__ for suite in suites if isinstance(suite, ModuleType)})
-    wanted = [*PRELOADED, *modules, *([COMPILER] if compiles else [])]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(wanted)
-    forkserver.ensure_running()
+    fork_server.context([*PRELOADED, *modules, *([COMPILER] if compiles else [])])
 
 
 class Link:
@@ -244,17 +241,28 @@ class Process(Link):
 
     def __init__(self, conditions: Conditions, limits: Limits, tell: Tell) -> None:
         self._limits, self.fault, self.until = limits, "", math.inf
-        self._patience_s = START_S
-        context = multiprocessing.get_context("forkserver")
-        if not _preloads():
-            context.set_forkserver_preload(PRELOADED)
+        self._tell, self._conditions = tell, conditions
+        self._start()
+        # A suite's module makes arms of all installed peers, asked for or not, and so imports them in the server
+        if not _anew and (culprit := self.ask(arm_process.started_threads, what="its start")):
+            _anew.append(
+                f"importing {culprit} starts threads, which a fork does not take over: each process is started anew, in seconds"
+            )
+            tell(_anew)
+            self.close()
+            self.fault = ""
+            self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn") if _anew else fork_server.context(PRELOADED)
         self._ours, theirs = context.Pipe()
         output, output_pipe = context.Pipe(duplex=False)
-        self._printed = Printed(output, tell)
-        self._mark = ".".join(filter(None, [conditions.environ.get(MARK, ""), secrets.token_hex(8)]))
-        own = replace(conditions, environ={**conditions.environ, MARK: self._mark})
+        self._printed = Printed(output, self._tell)
+        environ = self._conditions.environ
+        self._mark = ".".join(filter(None, [environ.get(MARK, ""), secrets.token_hex(8)]))
+        own = replace(self._conditions, environ={**environ, MARK: self._mark})
         # Not a daemon: a suite may start processes of its own.
-        self._process: ForkServerProcess = context.Process(
+        self._process: BaseProcess = context.Process(
             target=serve, args=(theirs, output_pipe, own), daemon=False
         )
         with _starting:
@@ -280,7 +288,7 @@ class Process(Link):
             self._ours.send_bytes(message)
         if meanwhile is not None:
             meanwhile()
-        deadline = time.monotonic() + max(self._limits.silence_s, self._patience_s)
+        deadline = time.monotonic() + self._limits.silence_s
         while True:
             pipe = [self._printed.pipe] if self._printed.pipe is not None else []
             left = min(deadline, self.until) - time.monotonic()
@@ -296,7 +304,6 @@ class Process(Link):
                     tell(Steps(*answer["Steps"]))
                     what = f"step {answer['Steps'][0]} of {answer['Steps'][1]}"
                 else:
-                    self._patience_s = 0.0
                     self._printed.last_lines()
                     return answer
                 deadline = time.monotonic() + self._limits.silence_s
@@ -308,7 +315,10 @@ class Process(Link):
                 )
                 raise LateError(self.fault)
             elif time.monotonic() >= deadline:
-                why = f"no sign of life for {self._limits.silence_s:g} s since {what}; case_timeout_s=SECONDS allows more"
+                why = (
+                    f"no sign of life for {self._limits.silence_s:g} s since {what}: it computes for longer, which "
+                    "case_timeout_s=SECONDS allows, or waits for what never comes, which no time mends"
+                )
                 self._end(why)
                 raise RemoteError(why, Cause.TIMEOUT)
 
@@ -345,7 +355,7 @@ class Process(Link):
     def _end(self, fault: str) -> None:
         self.fault = fault
         self.kill()
-        self._process.join(10)  # one that hangs in the driver can't be waited for
+        self._process.join(min(10.0, ENDING.left()))  # one that hangs in the driver can't be waited for
 
     def close(self) -> None:
         """End it."""
@@ -366,12 +376,6 @@ class DiedError(RemoteError):
     def __init__(self, reason: str, printed: str) -> None:
         super().__init__(reason, Cause.DIED)
         self.printed = printed
-
-
-def _preloads() -> bool:
-    from multiprocessing import forkserver
-
-    return set(PRELOADED) <= set(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
 
 
 class Crew:

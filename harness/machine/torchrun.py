@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.connection import Connection
 
+    from harness.machine.processes import Deadline
+
 MEET_S = 120.0  # for all of them to come
 END_S = 15.0  # for an answer to what needs no work
 SILENT_S = 20  # without a sign of life, after which a rank is lost
@@ -225,14 +227,16 @@ class FarRank:
 
     def kill(self) -> None:
         """Ends its process of this group."""
-        self.tell("end", self._number)
+        with suppress(RuntimeError):  # the store is gone: so is the rank
+            self.tell("end", self._number)
 
-    def end(self) -> None:
+    def end(self, until: Deadline) -> None:
         """Waits until that is gone."""
-        if self._reply("end", END_S) is None:
+        if self._reply("end", until.left()) is None:
             self.silent("gave no answer")
         else:
-            self._listener.join(END_S)  # one that waits in the store as the interpreter exits would abort it
+            # One that waits in the store as the interpreter exits would abort it
+            self._listener.join(until.left())
 
     def _asked(self, what: str, seconds: float) -> Any:
         self.tell(what, self._number)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fp8core.history import update_scales
+from fp8core.proof.verify import verify
 from fp8core.recipe import RECIPES
-from fp8core.verify import verify
 from harness.store.case import Arm
 from harness.store.errors import Cause
 from harness.suites import axes_of, linear

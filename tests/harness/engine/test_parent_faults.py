@@ -98,3 +98,19 @@ def test_what_a_case_started_in_a_session_of_its_own_ends_with_the_command(
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+@pytest.mark.parametrize("point", ["_tell", "report.write_report"])
+def test_an_interrupt_after_the_last_row_names_the_command_that_makes_the_report(
+    point: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C while the rows are judged or the report is written: they are stored, and the run has finished."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    monkeypatch.setattr(f"harness.cli.measure.{point}", interrupted)
+    assert main([*WORDS, "isolate=false"]) == 2
+    assert "python -m harness report results/toy/r1" in capsys.readouterr().err
+    assert store.read_about(Path("results/toy/r1"))["state"] == "finished"

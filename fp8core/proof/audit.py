@@ -2,7 +2,7 @@
 
 Without a step, FLOPs follow from sizes: each weight meets each token once, an expert's as often as tokens choose it.
 Products without a weight, such as attention's scores, are then unknown, and the text says so. With a step that is run
-once, each share is that of what really ran (`fp8core.flops`): attention and operators without a formula have their rows.
+once, each share is that of what really ran (`fp8core.proof.flops`): attention and operators without a formula have their rows.
 A layer is only counted as FP8 if its class, recipe and backend make it so: an emulated layer counts 0.
 """
 
@@ -15,12 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fp8core.distributed.weight_gather import NOT_ASKED, NOT_CONVERTED, weight_gather_precision
-from fp8core.experts.moe import ExpertsAudit, audit_experts
-from fp8core.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
 from fp8core.gemm import backend_named
 from fp8core.inputs.operands import casts_route
-from fp8core.linear import NEVER_OFFERED, WHY_NOT, Float8Linear
-from fp8core.other_weights import WeightAudit, audit_weights
+from fp8core.linear import Float8Linear
+from fp8core.proof.expert_rows import ExpertsAudit, audit_experts
+from fp8core.proof.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
+from fp8core.proof.other_weights import WeightAudit, audit_weights
+from fp8core.replace import NEVER_OFFERED, WHY_NOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,7 +65,7 @@ class LayerAudit:
 
     @property
     def owner(self) -> str:
-        """Its weight's name, as `fp8core.flops` names it."""
+        """Its weight's name, as `fp8core.proof.flops` names it."""
         return f"{self.fqn}.weight" if self.fqn else "weight"
 
     @property

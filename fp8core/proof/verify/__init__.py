@@ -1,6 +1,6 @@
 """verify: a proof, read by machines, that a training step runs in FP8 and computes what its recipe says.
 
-The step runs three times and leaves no trace (`fp8core.verify.state`). The first time, in eager mode whatever was
+The step runs three times and leaves no trace (`fp8core.proof.verify.state`). The first time, in eager mode whatever was
 compiled, hooks and a dispatch mode see each call of each Float8Linear and of each product of experts (`.calls`):
 
     operands   codes and scales that each FP8 GEMM received, against an independent cast                `.oracle`
@@ -36,12 +36,12 @@ from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
-from fp8core.verify.census import Census, census
-from fp8core.verify.passes import Passes, conclude
-from fp8core.verify.proof import Proof
-from fp8core.verify.ranks import RANK_TIMEOUT_S, Ranks
-from fp8core.verify.records import GemmProof, LayerProof
-from fp8core.verify.state import State
+from fp8core.proof.verify.census import Census, census
+from fp8core.proof.verify.passes import Passes, conclude
+from fp8core.proof.verify.proof import Proof
+from fp8core.proof.verify.ranks import RANK_TIMEOUT_S, Ranks
+from fp8core.proof.verify.records import GemmProof, LayerProof
+from fp8core.proof.verify.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

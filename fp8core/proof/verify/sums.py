@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from fp8core.proof.verify.operands import matrix, plain, quietly
+from fp8core.proof.verify.oracle import tiles
+from fp8core.proof.verify.products import projected, signs
 from fp8core.recipe import GEMMS
-from fp8core.verify.operands import matrix, plain, quietly
-from fp8core.verify.oracle import tiles
-from fp8core.verify.products import projected, signs
 
 if TYPE_CHECKING:
-    from fp8core.verify.records import LayerProof
+    from fp8core.proof.verify.records import LayerProof
 
 ROUNDING = 2.0**-6  # of a gradient's size: bfloat16 changes it by 2**-10, a reduction over ranks by far more
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fp8core.flops.formulas import Causal
+    from fp8core.proof.flops.formulas import Causal
 
 Phase = Literal["forward", "backward", "recompute", "outside"]
 FP8_DTYPES = ("e4m3", "e5m2")

@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fp8core.arguments import PLAIN_TENSORS, check_known, check_type
-from fp8core.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Phase, Uncounted, name_in_layer
-from fp8core.flops.formulas import (
+from fp8core.gemm import backend_named
+from fp8core.proof.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Phase, Uncounted, name_in_layer
+from fp8core.proof.flops.formulas import (
     CAUSAL_SHARE,
     PRODUCT,
     SCORES,
@@ -36,8 +37,7 @@ from fp8core.flops.formulas import (
     grouped_rows,
     products,
 )
-from fp8core.flops.provenance import Origin, Provenance
-from fp8core.gemm import backend_named
+from fp8core.proof.flops.provenance import Origin, Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

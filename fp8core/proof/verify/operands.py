@@ -13,8 +13,8 @@ from fp8core.arguments import is_dtensor
 from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.inputs.two_casts import TwoCasts
+from fp8core.proof.verify.oracle import TiledOperand, block_amax
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.oracle import TiledOperand, block_amax
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

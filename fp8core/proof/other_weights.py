@@ -16,8 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from fp8core.experts.interface import experts_per_token, is_experts_interface
 from fp8core.experts.moe import EXPERTS_BY_DEFAULT, GroupedMatmul
-from fp8core.flops.count import name_in_layer
-from fp8core.linear import NEVER_OFFERED, WHY_NOT
+from fp8core.proof.flops.count import name_in_layer
+from fp8core.replace import NEVER_OFFERED, WHY_NOT
 from fp8core.transposed import is_transposed_linear
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.arguments import PLAIN_TENSORS, is_dtensor
-from fp8core.audit import audit
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
 from fp8core.gemm.accumulate import registers_of
@@ -32,15 +31,16 @@ from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.layer_rules import gemms_reason
 from fp8core.linear import Float8Linear
+from fp8core.proof.audit import audit
+from fp8core.proof.verify.gathered_codes import GatheredCodes
+from fp8core.proof.verify.operands import cast_as, input_of, matrix, plain, quietly
+from fp8core.proof.verify.oracle import TiledOperand
+from fp8core.proof.verify.products import Sketch, difference
+from fp8core.proof.verify.records import GemmProof, LayerProof
+from fp8core.proof.verify.shared_weights import SharedWeights
+from fp8core.proof.verify.sums import BiasSum, Sums
 from fp8core.recipe import GEMMS
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.gathered_codes import GatheredCodes
-from fp8core.verify.operands import cast_as, input_of, matrix, plain, quietly
-from fp8core.verify.oracle import TiledOperand
-from fp8core.verify.products import Sketch, difference
-from fp8core.verify.records import GemmProof, LayerProof
-from fp8core.verify.shared_weights import SharedWeights
-from fp8core.verify.sums import BiasSum, Sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

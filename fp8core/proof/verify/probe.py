@@ -15,9 +15,9 @@ from torch import nn
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.history import ROLES, mark_ready
 from fp8core.linear import Float8Linear
+from fp8core.proof.verify import calls
+from fp8core.proof.verify.state import restored_randomness
 from fp8core.scaling import HP_DTYPES
-from fp8core.verify import calls
-from fp8core.verify.state import restored_randomness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """What casts do to the tensors of one training step, taken where a layer makes them; `fp8core.watch` reads it.
 
-A layer that is in `WATCHED` hands each tensor and the codes and scales that its GEMM is about to receive to a `CallStats`.
+A layer that is in `fp8core.observers.WATCHED` hands each tensor and the codes and scales that its GEMM is about to receive to a `CallStats`.
 Nothing is cast a second time. Of each tensor at most `samples` elements are looked at, and its amax:
 
     amax         largest magnitude of the whole tensor
@@ -30,12 +30,10 @@ from fp8core.scaling import BLOCK, MX_BLOCK
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
-    from torch import nn
-
+    from fp8core.proof.sampled_places import SampledPlaces
     from fp8core.recipe import Cast, Recipe
-    from fp8core.sampled_places import SampledPlaces
 
 READS = {  # role -> the operands of GEMMs that it is
     "input": (("output", "a"), ("grad_weight", "b")),
@@ -265,16 +263,7 @@ class CallStats:
         turned: bool = False,
         group: torch.Tensor | None = None,
     ) -> None:
-        """A GEMM is about to receive an operand.
-
-        Args:
-            role: of the tensor.
-            gemm: that reads it.
-            x: the tensor that was cast, in high precision; None or a Float8Tensor where only codes are there.
-            operand: codes and scales, a Float8Tensor, or what is multiplied in high precision.
-            turned: the codes of a matrix x lie as x.t().
-            group: int64 [rows], which of scale_inv's first dimension a row goes by; None: scales lie as the codes do.
-        """
+        """As `fp8core.observers.CallObserver` says."""
         if self._committed or self.step.failure or torch.compiler.is_compiling():
             return
         slot, cast = self.by_gemm[role, gemm]
@@ -349,11 +338,6 @@ class CallStats:
         if role not in self._extremes:
             self._extremes[role] = _extremes(x.detach())
         return self._extremes[role]
-
-
-# Layers and grouped products whose casts are looked at, each with what makes the CallStats of a call with a weight;
-# empty but for the watched steps, so that other steps ask an empty dict
-WATCHED: dict[nn.Module, Callable[[torch.Tensor, Recipe], CallStats]] = {}
 
 
 def _extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,6 @@
 """The passes of a proof over one model: one compares, one counts. Whose steps they are, and what is put back, is the caller's.
 
-`fp8core.verify.verify` runs one function three times and leaves no trace; `StepProof` takes steps of a training loop
+`fp8core.proof.verify.verify` runs one function three times and leaves no trace; `StepProof` takes steps of a training loop
 as they come. Both end in `conclude`, the one place where observations become words.
 """
 
@@ -13,24 +13,24 @@ import torch
 import torch.distributed as dist
 
 from fp8core.distributed.weight_gather import weight_gather_precision
-from fp8core.distributed.wire import count_collectives
-from fp8core.flops import MatmulCount, MatmulCounter
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
-from fp8core.profiled_gemms import Profiled, profiling
-from fp8core.verify.calls import Watch
-from fp8core.verify.probe import tested_recipes
-from fp8core.verify.proof import Proof
-from fp8core.verify.records import inconclusive
+from fp8core.proof.flops import MatmulCount, MatmulCounter
+from fp8core.proof.profiled_gemms import Profiled, profiling
+from fp8core.proof.verify.calls import Watch
+from fp8core.proof.verify.probe import tested_recipes
+from fp8core.proof.verify.proof import Proof
+from fp8core.proof.verify.records import inconclusive
+from fp8core.proof.wire import count_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
+    from fp8core.proof.verify.ranks import Ranks
+    from fp8core.proof.verify.records import LayerProof
     from fp8core.recipe import Recipe
-    from fp8core.verify.ranks import Ranks
-    from fp8core.verify.records import LayerProof
 
 UNDERFLOW_ALARM = 0.01  # share of nonzero elements that became zero
 

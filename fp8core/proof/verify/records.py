@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fp8core.verify.products import Difference
+    from fp8core.proof.verify.products import Difference
 
 MOST_FAULTS = 3  # of one layer in the message
 UNJUDGED = "its gradients cannot be judged: the loss does not depend on it"

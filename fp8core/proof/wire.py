@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fp8core.arguments import PLAIN_TENSORS
+from fp8core.observers import SCALE_REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +92,10 @@ class Collectives:
     sent: list[Sent] = field(default_factory=list)
     scale_reductions: int = 0
 
+    def scales_reduced(self) -> None:
+        """The all-reduce just made was for scales."""
+        self.scale_reductions += 1
+
     @property
     def calls(self) -> Counter[tuple[str, str]]:
         """(collective, dtype) -> calls."""
@@ -110,25 +115,18 @@ class Collectives:
 
 
 _ENDS = (*PLAIN_TENSORS, FakeTensor)  # tensors whose operators lead to no others
-_OPEN: list[Collectives] = []
 
 
 @contextmanager
 def count_collectives() -> Iterator[Collectives]:
     """Counts this process's collectives while the block runs, backward passes included; blocks may be nested."""
     counts = Collectives()
-    _OPEN.append(counts)
+    SCALE_REDUCTIONS.append(counts.scales_reduced)
     try:
         with _Counting(counts):
             yield counts
     finally:
-        _OPEN.remove(counts)
-
-
-def note_scale_reduction() -> None:
-    """Tells whoever counts that the all-reduce just made was for scales."""
-    for counts in _OPEN:
-        counts.scale_reductions += 1
+        SCALE_REDUCTIONS.remove(counts.scales_reduced)
 
 
 class _Counting(TorchDispatchMode):

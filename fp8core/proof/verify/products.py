@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fp8core.gemm.accumulate import ALIGNED_PRODUCTS, Register, accumulate
-from fp8core.verify.oracle import CHUNK, Digest, TiledOperand, tiles
+from fp8core.proof.verify.oracle import CHUNK, Digest, TiledOperand, tiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

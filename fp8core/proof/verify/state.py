@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fp8core.arguments import PLAIN_TENSORS
 from fp8core.history import AmaxMemory, tensors_of
-from fp8core.verify.operands import plain
+from fp8core.proof.verify.operands import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

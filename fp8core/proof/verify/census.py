@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from fp8core.flops.count import FP8_DTYPES
+from fp8core.proof.flops.count import FP8_DTYPES
 from fp8core.recipe import GEMMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fp8core.flops import Matmul
-    from fp8core.verify.proof import Proof
-    from fp8core.verify.records import LayerProof
+    from fp8core.proof.flops import Matmul
+    from fp8core.proof.verify.proof import Proof
+    from fp8core.proof.verify.records import LayerProof
 
 ROLES = {
     "output": ("input", "weight"),

@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fp8core.flops import MatmulCount, not_in_fp8
+from fp8core.proof.flops import MatmulCount, not_in_fp8
 from fp8core.recipe import GEMMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fp8core.verify.records import LayerProof
+    from fp8core.proof.verify.records import LayerProof
 
 
 SHOWN = 3  # of a list in the line
@@ -42,7 +42,7 @@ class Proof:
         emulated_in: the precision in which the device multiplies FP8 codes, where it has no FP8 matrix units (a CPU,
             with any backend); "" on others.
         not_checked: what could not be compared, and why; empty if ok.
-        probed: recipes that were tested with operands of our own, see `fp8core.verify.probe`.
+        probed: recipes that were tested with operands of our own, see `fp8core.proof.verify.probe`.
         compiled: of the counted GEMMs those that ran in compiled code; what was compared is the same step in eager mode.
         unjudged: converted layers whose gradients cannot be judged, as the loss does not depend on them; no proof where
             they are half of all, or more.

@@ -17,17 +17,17 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from fp8core.distributed.fsdp_state import gathered_parts, replicas, replicated
+from fp8core.proof.verify.operands import plain, quietly
+from fp8core.proof.verify.oracle import mixers, tiles
+from fp8core.proof.verify.ranks import GRADIENT
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.operands import plain, quietly
-from fp8core.verify.oracle import mixers, tiles
-from fp8core.verify.ranks import GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import nn
 
-    from fp8core.verify.records import LayerProof
+    from fp8core.proof.verify.records import LayerProof
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -14,19 +14,19 @@ import torch
 import torch.distributed as dist
 
 from fp8core.arguments import is_dtensor
-from fp8core.distributed import gather_records
-from fp8core.verify.operands import held_amax, matrix, max_over, plain, quietly
-from fp8core.verify.oracle import BLOCKS, Digest, TiledOperand, block_amax, scales_of
+from fp8core.observers import GATHERS
+from fp8core.proof.verify.operands import held_amax, matrix, max_over, plain, quietly
+from fp8core.proof.verify.oracle import BLOCKS, Digest, TiledOperand, block_amax, scales_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch import nn
 
-    from fp8core.distributed.gather_records import Gathered
     from fp8core.linear import Float8Linear
+    from fp8core.observers import Gathered
+    from fp8core.proof.verify.records import LayerProof
     from fp8core.tensor import Float8Tensor
-    from fp8core.verify.records import LayerProof
 
 
 class GatheredCodes:
@@ -48,11 +48,11 @@ class GatheredCodes:
             weight = getattr(layer, "weight", None)
             if is_dtensor(weight) and all(not p.is_shard() or p.is_shard(0) for p in weight.placements):
                 self.shards[layer] = weight, plain(weight)
-        gather_records.observers.append(self._gathered)
+        GATHERS.append(self._gathered)
         try:
             yield
         finally:
-            gather_records.observers.remove(self._gathered)
+            GATHERS.remove(self._gathered)
 
     def _gathered(self, gather: Gathered) -> None:
         with quietly():
