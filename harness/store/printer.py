@@ -28,7 +28,7 @@ MOST = 200  # characters of a line
 WIDE = 10_000  # no table is wrapped
 # A line that begins with one of these, maybe after a label, as in "FP8: on", says that all is well, or that something is not.
 GOOD = ("PASS", "OK", "yes", "on", "alike", "verified", "proved")
-BAD = ("FAIL", "REGRESSED", "BROKEN", "INVALID", "NUMERICS", "no", "off", "does not fit", "NOT")
+BAD = ("FAIL", "REGRESSED", "BROKEN", "INVALID", "NUMERICS", r"no(?! \w)", "off", "does not fit", "NOT")
 _FIRST = re.compile(rf"(?:[^:]{{1,40}}: )?(?:({'|'.join(GOOD)})|{'|'.join(BAD)})(?!\w)")
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in no XML document
 
@@ -263,6 +263,11 @@ def plain(value: Any) -> Any:
     if hasattr(value, "items"):
         return {str(name): plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple | set | frozenset) else value
+
+
+def picked(of: object, names: str) -> dict[str, Any]:
+    """Attributes of a record by name, for `data()`."""
+    return {name: getattr(of, name) for name in names.split()}
 
 
 class JUnitCase(NamedTuple):
