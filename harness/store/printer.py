@@ -91,23 +91,24 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str | Ce
 # Text
 
 
-def show(result: Result, where: Console) -> None:
-    """Prints lines, then tables; the answer in bold, words that are good or bad in colour."""
-    lines = result.lines()
-    for i, line in enumerate(lines):
+def show(result: Result, where: Console, tables_first: bool = False) -> None:
+    """Prints lines and tables; the answer in bold, words that are good or bad in colour."""
+    if tables_first:
+        _draw(result.tables(), where)
+    for i, line in enumerate(result.lines()):
         where.print(_text(line), style="bold " * (i == 0) + tone(line), soft_wrap=True)
-    _draw(result.tables(), where)
+    if not tables_first:
+        _draw(result.tables(), where)
 
 
-def as_text(result: Result, width: int = WIDE) -> str:
+def as_text(result: Result, width: int = WIDE, tables_first: bool = False) -> str:
     """Lines and tables as plain text."""
     from rich.console import Console
 
     where = Console(width=width, color_system=None, force_terminal=False)
     with where.capture() as seen:
-        _draw(result.tables(), where)
-    drawn = (line.rstrip() for line in seen.get().splitlines())
-    return "\n".join([*map(_flat, result.lines()), *drawn]) + "\n"
+        show(result, where, tables_first)
+    return "".join(f"{line.rstrip()}\n" for line in seen.get().splitlines())
 
 
 def _draw(tables: Iterable[Table], where: Console) -> None:
