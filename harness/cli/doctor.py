@@ -7,11 +7,12 @@ core. So every line is the outcome of running the thing, and says why where it d
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,8 +23,11 @@ from harness.machine import environment, terminal
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.hardware import of_env
 from harness.peers import PEERS
+from harness.store import printer
 from harness.store.errors import text_of
 from harness.store.extensions import TABLES
+from harness.store.printer import Table, picked
+from harness.store.text import some
 from harness.store.words import key, options_of
 from harness.suites.common import kernels_missing
 from harness.suites.extended import faults
@@ -51,6 +55,7 @@ class Words:
     """
 
     device: str = key("cpu or cuda", "auto")
+    json: bool = key("as plain values", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,39 @@ class Finding:
     name: str
     works: bool
     detail: str  # what was seen, or why it does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was tried on a device."""
+
+    device: str
+    findings: Sequence[Finding]
+
+    def lines(self) -> list[str]:
+        """How much works, what this machine can answer, and what to run next."""
+        missing = [f"{f.area} {f.name}" for f in self.findings if not f.works]
+        return [
+            f"{self.device}: {len(self.findings) - len(missing)} of {len(self.findings)} work",
+            *([f"not: {some(missing, 6, ', ')}"] if missing else []),
+            *conclusion(self.device, self.findings),
+        ]
+
+    def tables(self) -> list[Table]:
+        """A row a thing."""
+        rows = [(f.area, f.name, "yes" if f.works else "no", f.detail) for f in self.findings]
+        return [
+            printer.table(
+                f"What this machine can do on {self.device}", ("area", "what", "works", "seen"), rows
+            )
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "device": self.device,
+            "findings": [picked(f, "area name works detail") for f in self.findings],
+        }
 
 
 class Unavailable(Exception):  # noqa: N818 -- an answer, not an error
@@ -87,24 +125,29 @@ def main(argv: Sequence[str]) -> int:
         for area, name, run in _probes(kind):
             status.update(f"trying {area}: {name} ...")
             findings.append(_outcome(area, name, run))
-    shown = terminal.table(f"What this machine can do on {kind}", "area", "what", "works", "seen")
-    for each in findings:
-        works, style = ("yes", "") if each.works else ("no", "red")
-        terminal.row(shown, each.area, each.name, works, each.detail, style=style)
-    out.print(shown)
-    terminal.say(out, conclusion(kind, findings))
+    tried = Tried(kind, findings)
+    if options.json:
+        sys.stdout.write(printer.as_json(tried))
+    else:
+        printer.show(tried, out, tables_first=True)
     return 0
 
 
-def conclusion(device: str, findings: Sequence[Finding]) -> str:
+def conclusion(device: str, findings: Sequence[Finding]) -> tuple[str, str]:
     """What this machine can answer, and what to run next."""
     works = {(f.area, f.name) for f in findings if f.works}
-    ask = "python -m harness advise model=NAME gpu=NAME"
+    quick, ask = "python -m harness sweep=quick", "python -m harness advise model=NAME gpu=NAME"
     if device == "cpu":
-        return f"It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is. Next: python -m harness sweep=quick; of a GPU that is not here: {ask}"
+        return (
+            "It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is.",
+            f"Next: {quick}; of a GPU that is not here: {ask}",
+        )
     if not any(area == "gemm" and not name.startswith("reference") for area, name in works):
-        return f"It multiplies no FP8: it can answer for bf16 alone. Next, of a GPU that does: {ask}"
-    return "It can answer whether FP8 is faster here, sound, and trains the same. Next: python -m harness sweep=quick; all of it, in a checkout: make gpu"
+        return "It multiplies no FP8: it can answer for bf16 alone.", f"Next, of a GPU that does: {ask}"
+    return (
+        "It can answer whether FP8 is faster here, sound, and trains the same.",
+        f"Next: {quick}; all of it, in a checkout: make gpu",
+    )
 
 
 def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:

@@ -13,12 +13,13 @@ from harness.judge import gathered
 from harness.judge.verdict.rows import is_candidate, unshown
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
-from harness.report.table import Cell, known
+from harness.report.table import known
 from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
 from harness.store.errors import REFUTED
+from harness.store.printer import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,16 +10,15 @@ from harness.report.records import SQNR, arm_records, compilations, numerics_by_
 from harness.report.table import (
     COMPUTED,
     MOST,
-    Cell,
     Column,
     Record,
-    Table,
     axis_columns,
     columns,
     filled,
     table_of,
 )
 from harness.store import text
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
