@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.store import text
+from harness.store.case import arm_of
 from harness.store.compare import SECONDS
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
@@ -144,8 +145,11 @@ def _peak(record: Record) -> Cell | None:
 
 def _gain(record: Record) -> Cell | None:
     """The paired ratio against the baseline, with its interval."""
-    verdict = record.get("verdict")
-    return estimate(record["speedup"], record["low"], record["high"], verdict) if verdict else None
+    if not (verdict := record.get("verdict")):
+        return None
+    cell = estimate(record["speedup"], record["low"], record["high"], verdict)
+    is_aa = arm_of(record).has_fp8 and resolved_of(record).get("fp8_layers") == 0
+    return cell._replace(note="an A/A: no layer in FP8") if is_aa else cell
 
 
 def _pays(record: Record) -> Any:
@@ -211,9 +215,26 @@ def table_of(
 ) -> Table:  # fmt: skip
     """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
     every = [*lead, *columns(name)]
-    return make_table(
+    made = make_table(
         f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count
     )
+    return beside_authors(machine, made)
+
+
+def beside_authors(machine: Machine, table: Table) -> Table:
+    """A table in which every arm of a peer says whether it does here what its authors publish."""
+    at = [place for place, column in enumerate(table.columns) if column.title in ("arm", "FP8 arm")]
+    said = machine.reproductions if at else {}
+    rows = tuple(
+        tuple(
+            cell._replace(note=", ".join(filter(None, (cell.note, said[cell.text].words))))
+            if place in at and cell.text in said
+            else cell
+            for place, cell in enumerate(row)
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=rows) if said else table
 
 
 def make_table(

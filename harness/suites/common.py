@@ -150,7 +150,7 @@ def peer_missing(peer: Peer | None, device: str) -> Unsupported | None:
 
 def peer_facts(peer: Peer | None) -> dict[str, object]:
     """What a row holds of the peer that ran; {} for ours."""
-    return {"peer": peer.arm, "peer_version": peer.version()} if peer else {}
+    return peer.facts if peer else {}
 
 
 def kernels_missing(device: str, instead: str) -> Unsupported | None:
