@@ -10,8 +10,8 @@
 # make aot          reports/published/studies/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
 # make aot-check    limits of the cast kernels, in that machine code (`make test` holds those of the installed Triton); 21 s
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
-# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
-#                   run it again to continue. ARGS=dry_run=true prints the timetable,
+# make gpu          .ci/gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
+#                   run it again to continue. ARGS=dry_run=true prints the commands,
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
 # make gpu-tests    the tests that need a GPU, 1.5 minutes on an H200 with 16 cores
 # make published    reports/published, docs/evidence.md, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
@@ -74,7 +74,7 @@ bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 aot: $(READY) $(TRITON_36)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_facts.py $(TRITON_36)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/kernel_facts.py $(TRITON_36)
 
 aot-check: $(READY) $(TRITON_36)
 	PYTHONPATH=$(TRITON_36) $(PY) -c 'import triton; assert triton.__version__ == "3.6.0", triton.__version__'
@@ -104,7 +104,7 @@ gate: $(READY)
 
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
-	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness sweep=gpu $(ARGS)
+	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH PY=$(PY) .ci/gpu $(ARGS)
 
 gpu-tests: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m gpu --benchmark-disable $(PARALLEL) $(GPU_TESTS) $(ARGS)
@@ -116,15 +116,15 @@ wheels: $(READY)
 
 published: $(READY)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/ledger.py
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/published_page.py results/published reports/published/mfu.html
-	OMP_NUM_THREADS=1 $(PY) tests/studies/advice_page.py reports/published/advice.html
-	$(PY) tests/studies/advice_map.py reports/published/advice.json
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/compatibility_page.py results/published > docs/compatibility.md
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published reports/published/studies/plain-casts.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_page.py results/published reports/published/mfu.html
+	OMP_NUM_THREADS=1 $(PY) reports/studies/advice_page.py reports/published/advice.html
+	$(PY) reports/studies/advice_map.py reports/published/advice.json
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/compatibility_page.py results/published > docs/compatibility.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/plain_casts.py results/published reports/published/studies/plain-casts.md
 
 studies: $(READY)
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) tests/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/gate_error_rates.py reports/published/studies/gate-error-rates.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/verdict_error_rates.py reports/published/studies/loss-verdict-error-rates.md
 
 setup: $(READY)
 

@@ -8,7 +8,7 @@
     torch.Size([16, 64])
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
-Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
+Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, plain_linear, operands,
 microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, flops, audit, convert, schedule, verify, watcher.
 """
 
@@ -38,17 +38,18 @@ from fp8core.flops import Matmul, MatmulCount, MatmulCounter, count_matmuls
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.high_precision import convert_to_high_precision
-from fp8core.history import amax_state_dict, load_amax_state_dict, update_scales
+from fp8core.history import AmaxesMissingWarning, amax_state_dict, load_amax_state_dict, update_scales
 from fp8core.inputs.microbatch import microbatches
 from fp8core.inputs.shared_input import CastInput, cast_input
-from fp8core.linear import Float8Linear
+from fp8core.linear import Float8Linear, scaled_linear
+from fp8core.optimizers import NotTrainedWarning
 from fp8core.other_weights import WeightAudit
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.transposed import Float8Conv1D
-from fp8core.verify import Proof, StepProof, verify
+from fp8core.verify import Census, Proof, StepProof, census, verify
 from fp8core.watcher import Watcher, watch
 
 if TYPE_CHECKING:
@@ -72,11 +73,13 @@ __all__ = [
     "FORMATS",
     "RECIPES",
     "AmaxHistory",
+    "AmaxesMissingWarning",
     "Audit",
     "Cast",
     "CastConfig",
     "CastInput",
     "CastRecord",
+    "Census",
     "ExpertsAudit",
     "FP8Granularity",
     "Float8ColwiseParallel",
@@ -94,6 +97,7 @@ __all__ = [
     "Matmul",
     "MatmulCount",
     "MatmulCounter",
+    "NotTrainedWarning",
     "PaddedGroups",
     "PrecisionSchedule",
     "PrepareFloat8ModuleInput",
@@ -114,6 +118,7 @@ __all__ = [
     "async_tp_reason",
     "audit",
     "cast_input",
+    "census",
     "check_plan",
     "convert_experts_to_float8",
     "convert_to_float8_training",
@@ -126,6 +131,7 @@ __all__ = [
     "pad_groups",
     "precompute_float8_dynamic_scale_for_fsdp",
     "quantize",
+    "scaled_linear",
     "scaled_mm",
     "update_scales",
     "verify",

@@ -8,10 +8,11 @@ A layer is only counted as FP8 if its class, recipe and backend make it so: an e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.optim import Optimizer
 
 from fp8core.distributed.weight_gather import NOT_ASKED, NOT_CONVERTED, weight_gather_precision
 from fp8core.experts.moe import ExpertsAudit, audit_experts
@@ -42,8 +43,9 @@ class LayerAudit:
         converted: it is a Float8Linear.
         recipe: what it runs, as text; "" if not converted.
         reason: why it was not converted; "" if it was.
-        gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient.
-        fp8_gemms: how many of them reach FP8 matrix units (0 if emulated).
+        gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient; where a step was run, those
+            that ran.
+        fp8_gemms: how many of them reach FP8 matrix units (0 if emulated), or did.
         all_gather: how FSDP2 gathers its weight where it shards it: "fp8", or "high precision: " and why.
         casts: "kernels", or "plain PyTorch: " and the reason, of eager mode where the weight lies; "" if not converted.
     """
@@ -80,12 +82,14 @@ class Audit:
         experts: the stacked weights of modules with a `GroupedMatmul`.
         weights: every other parameter that multiplies, or may; none of them is in FP8.
         count: the matrix products of a step; None if none was run.
+        not_trained: parameters of FP8 layers that no optimizer holds; None if none was given.
     """
 
     layers: tuple[LayerAudit, ...]
     experts: tuple[ExpertsAudit, ...] = ()
     weights: tuple[WeightAudit, ...] = ()
     count: MatmulCount | None = None
+    not_trained: tuple[str, ...] | None = None
 
     @property
     def converted(self) -> tuple[LayerAudit, ...]:
@@ -99,7 +103,8 @@ class Audit:
 
     @property
     def fp8_gemms(self) -> int:
-        """FP8 GEMMs (calls of `aten::_scaled_mm`, or `fp8core::matmul`) of the Linear layers in one forward and backward pass.
+        """FP8 GEMMs (calls of `aten::_scaled_mm`, or `fp8core::matmul`) of the Linear layers in one forward and backward pass;
+        where a step was run, those that it ran.
 
         Experts are not counted: how many calls they take can depend on where tokens go, see `GroupedMatmul.fp8_calls`. A layer whose input needs no gradient, such as the first one of a model on raw data, runs one fewer.
         """
@@ -194,23 +199,34 @@ class Audit:
             stacks += f"0 of {len(self.weights) - unknown} other weights in FP8; "
         if unknown:
             stacks += f"{unknown} parameters of unknown use are not counted; "
+        when = "a forward and backward pass" if self.count is None else "in the step"
         start = (
-            f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs a "
-            f"forward and backward pass; {stacks}"
+            f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs {when}; "
+            f"{stacks}"
         )
+        if self.not_trained:
+            shown = ", ".join(self.not_trained[:3]) + ", ..." * (len(self.not_trained) > 3)
+            start += f"{len(self.not_trained)} parameters of FP8 layers that no optimizer trains ({shown}); "
         if self.count is not None:
             return start + self.count.text
         share = "all" if self.fp8_flop_share == 1 else percent(self.fp8_flop_share)
         return f"{start}{share} of their FLOPs in FP8, by size; {_UNKNOWN}"
 
 
-def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal: Causal = "full") -> Audit:
+def audit(
+    model: nn.Module,
+    *,
+    step: Callable[[], object] | None = None,
+    causal: Causal = "full",
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+) -> Audit:
     """Lists every weight of a model that multiplies: in FP8 or not, and why; each shared one once.
 
     Args:
         model: any module, before or after conversion.
         step: runs one forward and backward pass of it; is called once, in eager mode, and its products are counted, so
             that shares are those of the whole step. What it does to weights and gradients stays.
+        optimizer: one, or all that train the model: parameters of FP8 layers that none of them holds are named.
         causal: how fused attention with a causal mask counts: "full", all pairs, or "half" of them.
 
     Returns:
@@ -222,12 +238,34 @@ def audit(model: nn.Module, *, step: Callable[[], object] | None = None, causal:
     """
     count = None if step is None else count_matmuls(step, model, causal=causal)
     linears = ((fqn, m) for fqn, m in model.named_modules() if isinstance(m, nn.Linear))
+    layers = tuple(_audit_layer(fqn, linear) for fqn, linear in linears)
+    experts = audit_experts(model)
+    idle = None if optimizer is None else _not_trained(model, optimizer)
+    if count is None:
+        return Audit(layers, experts, audit_weights(model), not_trained=idle)
+    ran: dict[str, list[Matmul]] = {}
+    for row in count.of_model:
+        ran.setdefault(row.owner, []).append(row)
     return Audit(
-        tuple(_audit_layer(fqn, linear) for fqn, linear in linears),
-        audit_experts(model),
-        audit_weights(model, None if count is None else {row.owner for row in count.of_model}),
+        tuple(_as_it_ran(layer, ran.get(layer.owner, [])) for layer in layers),
+        tuple(row if row.fqn in ran else replace(row, gemms=0, fp8_gemms=0) for row in experts),
+        tuple(row if row.fqn in ran else replace(row, gemms=0) for row in audit_weights(model, ran.keys())),
         count,
+        idle,
     )
+
+
+def _not_trained(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer]) -> tuple[str, ...]:
+    every = [optimizers] if isinstance(optimizers, Optimizer) else optimizers
+    held = {id(p) for optimizer in every for group in optimizer.param_groups for p in group["params"]}
+    layers = [(fqn, m) for fqn, m in model.named_modules() if isinstance(m, Float8Linear)]
+    own = [(f"{fqn}.{name}", p) for fqn, m in layers for name, p in m.named_parameters(recurse=False)]
+    return tuple(name.lstrip(".") for name, p in own if p.requires_grad and id(p) not in held)
+
+
+def _as_it_ran(layer: LayerAudit, rows: list[Matmul]) -> LayerAudit:
+    fp8 = sum(row.calls for row in rows if row.is_fp8)
+    return replace(layer, gemms=sum(row.calls for row in rows), fp8_gemms=fp8)
 
 
 def _rows_without_weight(count: MatmulCount) -> list[tuple[str, ...]]:

@@ -43,8 +43,8 @@ def cast_saturating(
     Args:
         x: float32, bfloat16 or float16, any shape and layout.
         fmt: the target format.
-        overwrite: x is a temporary whose memory may be taken. In eager mode each temporary of this size costs as
-            much as the arithmetic on it.
+        overwrite: x is a float32 temporary whose memory may be taken. In eager mode each temporary of this size costs
+            as much as the arithmetic on it.
 
     Returns:
         Codes: the format's dtype, x's shape and strides. |x| > fp8_max and Inf give fp8_max with x's sign,
@@ -55,13 +55,13 @@ def cast_saturating(
         ValueError: fmt is no element format.
     """
     fmt = as_element_format(fmt)
-    check_hp(x)
-    wide = without_grad(x).float()
-    if overwrite or x.dtype != torch.float32:
-        wide.clamp_(-fmt.largest, fmt.largest)
-    else:
-        wide = wide.clamp(-fmt.largest, fmt.largest)
-    return wide.to(fmt.dtype)
+    largest = fmt.largest
+    if not overwrite:
+        check_hp(x)
+        overwrite = x.dtype != torch.float32
+        x = without_grad(x).float()
+    x = x.clamp_(-largest, largest) if overwrite else x.clamp(-largest, largest)
+    return x.to(fmt.dtype)
 
 
 def scaled_f32(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

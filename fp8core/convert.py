@@ -24,7 +24,7 @@ from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fp8core.recipe import Recipe
+    from fp8core.recipe import Ragged, Recipe
 
 __all__ = ["Audit", "LayerAudit", "ModuleFilter", "audit", "convert_to_float8_training"]
 
@@ -42,6 +42,7 @@ def convert_to_float8_training(
     module_filter_fn: ModuleFilter | None = None,
     allow_no_conversion: bool = False,
     convert_subclasses: Iterable[type[nn.Linear]] = (),
+    ragged: Ragged | None = None,
 ) -> nn.Module:
     """Replaces the nn.Linear layers of a model by Float8Linear ones that share their parameters.
 
@@ -58,6 +59,8 @@ def convert_to_float8_training(
         allow_no_conversion: True: a model in which nothing can be converted is returned as it is.
         convert_subclasses: subclasses of nn.Linear with a forward of their own that computes what nn.Linear's does, such
             as `F.linear(x, self.weight.to(x.dtype))`: converted too, and their forward is replaced.
+        ragged: "refuse", "bf16" or "pad": what becomes of batches whose number of tokens is no multiple of 16, such as a last
+            one (`Recipe.for_ragged_batches`); None: what config says, else they are refused in mid-training.
 
     Returns:
         The model; the new Float8Linear if `module` is an nn.Linear.
@@ -69,6 +72,8 @@ def convert_to_float8_training(
         TypeError: config is of another type.
     """
     recipe = as_recipe(config)
+    if ragged is not None:
+        recipe = recipe.for_ragged_batches(ragged)
     subclasses = tuple(convert_subclasses)
     chosen: dict[Any, str] = {}
     already_sharded = is_sharded_by_fsdp(module)
@@ -115,7 +120,7 @@ def convert_to_float8_training(
             f"no layer was converted to FP8; pass allow_no_conversion=True if that is intended\n{report}"
         )
     _log_conversion(
-        str(recipe),
+        recipe,
         [layer.fqn for layer in report.converted],
         {layer.fqn: layer.reason for layer in report.not_converted},
     )
@@ -165,7 +170,7 @@ def _reason_against(linear: Any, recipe: Recipe, convert_subclasses: tuple[type[
     return ""
 
 
-def _log_conversion(recipe: str, converted: list[str], skipped: Mapping[str, str]) -> None:
+def _log_conversion(recipe: Recipe, converted: list[str], skipped: Mapping[str, str]) -> None:
     """Logs at level INFO, once in each process that converts.
 
     Args:
@@ -184,6 +189,11 @@ def _log_conversion(recipe: str, converted: list[str], skipped: Mapping[str, str
     ]
     rank = f"rank {dist.get_rank()}: " if dist.is_available() and dist.is_initialized() else ""
     total = len(converted) + len(skipped)
+    refused = recipe.grad_weight.is_fp8 and recipe.min_tokens == "refuse" and not recipe.pad_inner_dim
+    if refused and backend_named(recipe.backend).is_fp8:
+        parts.append(
+            "training refuses batches whose number of tokens is no multiple of 16: ragged='bf16' or 'pad' takes them"
+        )
     _LOG.info(
         "%s%d of %d Linear layers converted to FP8, recipe %s%s; not yet proven: call verify",
         rank,

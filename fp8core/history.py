@@ -20,6 +20,7 @@ the plain model and back. `amax_state_dict` and `load_amax_state_dict` save and 
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +40,10 @@ _SAVED = ("history", "in_use")  # between two steps the other buffers hold nothi
 _COMPILED = "_orig_mod."  # torch.compile(module) puts it into the names of what it wraps
 
 
+class AmaxesMissingWarning(UserWarning):
+    """A state dict was loaded without the amaxes of delayed or static scaling."""
+
+
 class AmaxMemory(nn.Module):
     """The buffers of one layer; they move with it and stay float32. `amax_state_dict` saves them.
 
@@ -51,6 +56,7 @@ class AmaxMemory(nn.Module):
         ready: roles for which `in_use` holds. Known to Python, so that no cast waits for the device.
         updates: calls of `advance` that changed what is in use.
         compared: it was found that all ranks hold the same layers.
+        lacking: a state dict was loaded since, and no amaxes were.
     """
 
     history: torch.Tensor
@@ -66,6 +72,7 @@ class AmaxMemory(nn.Module):
         self.ready: frozenset[str] = frozenset()
         self.updates = 0
         self.compared = False
+        self.lacking = False
         length = self.settings.length if self.delayed else 0
         with torch.inference_mode(False):  # else no later pass could write to them
             for name, shape in (("history", (3, length)), ("in_use", (3,)), ("gathered", ())):
@@ -86,6 +93,7 @@ class AmaxMemory(nn.Module):
             else:
                 buffer.zero_()
         self.ready = frozenset()
+        self.lacking = False
 
     def of(self, role: str) -> torch.Tensor | None:
         """float32, 0-dimensional: the amax to scale `role` by; None while there is none."""
@@ -134,6 +142,7 @@ class AmaxMemory(nn.Module):
     ) -> None:
         """Takes `amaxes.*` of a checkpoint where it has them, as float32 whatever their dtype and `assign`."""
         found = {name: state_dict[prefix + name] for name in _SAVED if prefix + name in state_dict}
+        self.lacking = not found and not self.ready
         if not found:
             return
         for name in _SAVED:
@@ -259,6 +268,18 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     """
     named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
     memories = list(named.values())
+    lacking = [name for name, memory in named.items() if memory.lacking]
+    if lacking:
+        warnings.warn(
+            f"a state dict was loaded without the amaxes of {len(lacking)} layers, the first is {lacking[0]!r}: their scales "
+            "start anew, as dynamic ones. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of "
+            "fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none are "
+            "meant",
+            AmaxesMissingWarning,
+            stacklevel=2,
+        )
+        for memory in memories:
+            memory.lacking = False
     if memories and dist.is_available() and dist.is_initialized():
         if not memories[0].compared:
             _compare_names(named, group)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from fp8core.gemm import backend_named
+from fp8core.gemm.layout import MULTIPLE
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
 
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
     from fp8core.tensor import Float8Tensor
 
 
-def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: str = "") -> tuple[str, bool]:
+def gemms_reason(
+    recipe: Recipe,
+    flat: torch.Tensor,
+    weight: torch.Tensor,
+    fqn: str = "",
+    shape: torch.Size | None = None,
+) -> tuple[str, bool]:
     """Why the hardware cannot do the GEMMs that a call leads to; "" if it can. And whether it is for the number of tokens alone.
 
     Args:
@@ -23,6 +31,7 @@ def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: 
         flat: the input [M, K]; grad_input runs if it requires a gradient.
         weight: [N, K]; grad_weight runs if it requires a gradient.
         fqn: the layer's name, if it has one.
+        shape: of the input before its leading dimensions became tokens.
 
     Returns:
         The GEMM, the layer, the size at fault and the ways out.
@@ -54,8 +63,14 @@ def gemms_reason(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor, fqn: 
                 reason += f"; or leave the layer out, module_filter_fn=lambda module, fqn: fqn != {fqn!r}"
             if is_for_tokens:
                 reason += (
-                    "; or dataclasses.replace(recipe, min_tokens='bf16') runs such calls in high precision"
+                    "; or convert_to_float8_training(..., ragged='bf16') runs such calls in high precision, ragged='pad' fills "
+                    "them up"
                 )
+                if shape is not None and len(shape) > 2:
+                    length, step = int(shape[-2]), math.lcm(int(shape[-2]), MULTIPLE) // int(shape[-2])
+                    sizes = " x ".join(map(str, shape[:-1]))
+                    tokens += f" ({sizes})"
+                    reason += f"; or sequences of {-(-length // MULTIPLE) * MULTIPLE} for {length}, or a multiple of {step} of them"
             layer = f"{fqn!r} " if fqn else ""
             return f"GEMM {name} of {layer}Float8Linear({K}, {N}){tokens}: {reason}", is_for_tokens
     return "", False
@@ -80,19 +95,22 @@ def check_weight(weight: torch.Tensor, trains: bool, layer: str) -> None:
         )
 
 
-def check_cast_input(recipe: Recipe, flat: Float8Tensor, weight: torch.Tensor) -> None:
-    """Refuse a Float8Tensor as input unless it is what the recipe would have made, for each GEMM that will read it.
+def check_codes(recipe: Recipe, codes: Float8Tensor, role: str, again: bool) -> None:
+    """Refuse a Float8Tensor as input or weight unless it is what the recipe would have made, for each GEMM that will read it.
 
     Raises:
         ValueError: names the cast that came and the one that the recipe wants.
     """
-    for_output, for_grad_weight = input_casts(recipe)
-    received = f"{flat.format.short}_{flat.granularity}"
-    if for_output is None or (flat.format, flat.granularity) != (for_output.format, for_output.granularity):
-        raise ValueError(f"input is a Float8Tensor {received}; recipe {recipe} wants {for_output}")
-    trains = torch.is_grad_enabled() and weight.requires_grad
-    if trains and not serves_both(for_output, for_grad_weight):
+    later, axis, first, second = (
+        ("grad_weight", "the tokens", *input_casts(recipe))
+        if role == "input"
+        else ("grad_input", "out_features", recipe.output.b, recipe.grad_input.b)
+    )
+    received = f"{codes.format.short}_{codes.granularity}"
+    if first is None or (codes.format, codes.granularity) != (first.format, first.granularity):
+        raise ValueError(f"{role} is a Float8Tensor {received}; recipe {recipe} wants {first}")
+    if again and not serves_both(first, second):
         raise ValueError(
-            f"input is a Float8Tensor {received}, but grad_weight wants {for_grad_weight} along the tokens, which "
-            "codes can't give; pass the tensor itself, or fp8core.cast_input(x, layer)"
+            f"{role} is a Float8Tensor {received}, but {later} wants {second} along {axis}, which codes can't "
+            "give; pass the tensor itself, or of an input fp8core.cast_input(x, layer)"
         )

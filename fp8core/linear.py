@@ -6,7 +6,8 @@
 
 M counts tokens: all leading dimensions of the input, flattened. Each tensor is cast as the recipe says, once where
 the codes don't depend on the axis (tensorwise, 128x128), else once for each axis; parameters and gradients stay in
-high precision. `fp8core.scaled_linear` runs the GEMMs and says what is saved for the backward pass.
+high precision. `fp8core.plain_linear` is the layer itself, on one page; this module holds parameters, checks and remembers
+calls, and attaches what a call has beside its tensors. `scaled_linear` is the layer as a function.
 
 Layers that read the same tensor (q, k, v; gate, up) can share its casts, see `cast_input`. Casts of weights can
 be kept across microbatches, see `fp8core.microbatches`. A weight that is a DTensor is a part of a layer that tensor
@@ -24,20 +25,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from fp8core.arguments import PLAIN_TENSORS, any_autocast, is_dtensor
+from fp8core.arguments import PLAIN_TENSORS, any_autocast, check_type, is_dtensor
 from fp8core.cast_stats import WATCHED
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.history import AmaxMemory, amaxes_of_pass
+from fp8core.inputs.attached import AttachedPlan, CastingPlan, plan_for
 from fp8core.inputs.sharded import check_layer, tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.inputs.two_casts import TwoCasts
-from fp8core.layer_rules import check_cast_input, check_weight, gemms_reason
+from fp8core.layer_rules import check_codes, check_weight, gemms_reason
+from fp8core.plain_linear import Plan, as_matrix, multiply
 from fp8core.replace import take_over
-from fp8core.scaled_linear import Plan, _ScaledLinear
 from fp8core.scaling import check_hp
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
+    from fp8core.config import Float8LinearRecipeName
     from fp8core.inputs.microbatch import WeightCache
     from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Recipe
@@ -213,8 +216,7 @@ class Float8Linear(nn.Linear):
     ) -> torch.Tensor:
         """The layer, or this rank's part of it: all three are plain tensors."""
         compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
-        for_output: torch.Tensor | None = None
-        for_grad_weight: torch.Tensor | None = None
+        given: tuple[torch.Tensor | None, ...] = ()
         plan: Plan | None = None
         codes_only = False
         # A plain tensor for which there is a plan has passed all that follows
@@ -225,26 +227,23 @@ class Float8Linear(nn.Linear):
                 return self._forward_hp(input, weight, bias)
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
-            given = input
+            whole = input
             if isinstance(input, CastInput):
-                for_output, for_grad_weight = self._given(input, weight)
-                codes_only = input.codes_only
-                input = input.hp
+                given, codes_only, input = self._given(input, weight), input.codes_only, input.hp
             else:
                 input = after_autocast(input)
             plan = None if compiling else self._known_plan(input, weight, gradients)
             plan = self._new_plan(input, weight, gradients) if plan is None else plan
             if plan is None:
-                return self._forward_hp(given, weight, bias)
+                return self._forward_hp(whole, weight, bias)
         assert not isinstance(input, CastInput)
-        dims = input.dim()
-        # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
-        # another grad_weight (12 dB, torch 2.13, casts along the open dimension); test_open_sizes_are_one_graph_for_all
-        flat = input if dims == 2 and not compiling else _as_matrix(input, weight.shape[1])
-        if isinstance(flat, Float8Tensor):
-            check_cast_input(self.recipe, flat, self.weight)
+        if isinstance(input, Float8Tensor):
+            check_codes(self.recipe, input, "input", gradients and weight.requires_grad)
         cache, memory = self.weight_cache, self.amaxes
-        if cache is not None or memory is not None or tp is not None:
+        stats = (
+            WATCHED[self](weight, self.recipe) if not compiling and gradients and self in WATCHED else None
+        )
+        if given or not (cache is None and memory is None and tp is None and stats is None):
             # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
             # A transposed parameter is another tensor in each call, which the cache doesn't know again
             # What is kept in a pass without gradients would not be recorded by the next pass with gradients, and autograd
@@ -256,19 +255,18 @@ class Float8Linear(nn.Linear):
                 or not (gradients or (memory is None and not torch.is_inference_mode_enabled()))
             ):
                 cache = None
-            plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, tp=tp)
-        if not compiling and WATCHED and gradients and self in WATCHED:
-            plan = plan._replace(stats=WATCHED[self](weight, self.recipe), codes_only=codes_only)
-        output = _ScaledLinear.apply(flat, weight, for_output, for_grad_weight, plan)
-        if (
-            dims != 2
-        ):  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
-            output = output.reshape(*input.shape[:-1], weight.shape[0])
+            kernels = plan.kernels if isinstance(plan, CastingPlan) else {}
+            amaxes = amaxes_of_pass(memory, gradients)
+            if given or not (cache is None and tp is None and stats is None):
+                plan = AttachedPlan(
+                    self.recipe, gradients, kernels, amaxes, None, cache, tp, stats, codes_only
+                )
+            else:
+                plan = CastingPlan(self.recipe, gradients, kernels, amaxes)
+        output = multiply(input, weight, plan, *given)
         return output if bias is None else output + bias.to(output.dtype)
 
-    def _given(
-        self, input: CastInput, weight: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _given(self, input: CastInput, weight: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the casts of a shared input, for the output and for grad_weight, if they are this layer's."""
         if input.casts != input_casts(self.recipe):
             raise ValueError(f"input was cast for another recipe than {self.recipe}; cast it for this layer")
@@ -284,17 +282,14 @@ class Float8Linear(nn.Linear):
     def _forward_hp(
         self, input: torch.Tensor | CastInput, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """With all GEMMs in high precision, see `fp8core.schedule`: nn.Linear, bit for bit where that takes the input."""
+        """With all GEMMs in high precision, see `fp8core.schedule`."""
         if isinstance(input, CastInput):
             if input.codes_only:
                 raise ValueError(
                     f"input consists of codes alone, and recipe {self.recipe} multiplies none; make it anew"
                 )
             input = input.hp
-        if input.dtype == weight.dtype or torch.is_autocast_enabled(input.device.type):
-            return nn.functional.linear(input, weight, bias)
-        bias = None if bias is None else bias.to(input.dtype)
-        return nn.functional.linear(input, weight.to(input.dtype), bias)
+        return _in_high_precision(input, weight, bias)
 
     def _known_plan(self, input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> Plan | None:
         """Return the plan of an earlier call with tensors like these; None where there was none. In eager mode only."""
@@ -311,20 +306,10 @@ class Float8Linear(nn.Linear):
         Raises:
             TypeError, ValueError: see `forward`.
         """
-        check_hp(input, "input")
-        if not torch.compiler.is_compiling():
-            check_weight(weight, gradients, f"{type(self).__name__} {self.fqn!r}")
-        K = weight.shape[1]
-        if input.dim() == 0 or input.shape[-1] != K:
-            raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
-        flat = _as_matrix(input, K)
-        reason, is_for_tokens = gemms_reason(self.recipe, flat, weight, self.fqn)
-        if is_for_tokens and self.recipe.min_tokens == "bf16":
-            return None
-        if reason:
-            raise ValueError(reason)
-        plan = Plan.resolve(self.recipe, flat, weight, gradients)
-        if torch.compiler.is_compiling():
+        plan = _checked_plan(
+            input, weight, self.recipe, gradients, f"{type(self).__name__} {self.fqn!r}", self.fqn
+        )
+        if plan is None or torch.compiler.is_compiling():
             return plan
         recipe, plans = self._plans
         if recipe is not self.recipe or len(plans) >= _SHAPES_REMEMBERED:
@@ -357,6 +342,97 @@ def _plan_key(input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> tup
     )
 
 
-def _as_matrix(input: torch.Tensor, in_features: int) -> torch.Tensor:
-    """View the input [..., in_features] as tokens [M, in_features]."""
-    return input.reshape(-1 if in_features else input.shape[:-1].numel(), in_features)
+def _in_high_precision(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """nn.Linear, bit for bit where that takes the input."""
+    if input.dtype == weight.dtype or torch.is_autocast_enabled(input.device.type):
+        return nn.functional.linear(input, weight, bias)
+    bias = None if bias is None else bias.to(input.dtype)
+    return nn.functional.linear(input, weight.to(input.dtype), bias)
+
+
+def _checked_plan(
+    x: torch.Tensor, weight: torch.Tensor, recipe: Recipe, gradients: bool, what: str, fqn: str = ""
+) -> Plan | None:
+    """Check a call's tensors and resolve what its products need.
+
+    None: the tokens are too few for FP8, and the recipe wants high precision then.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: see `Float8Linear.forward` and `check_weight`.
+    """
+    check_hp(x, "input")
+    if not torch.compiler.is_compiling():
+        check_weight(weight, gradients, what)
+    K = weight.shape[1]
+    if x.dim() == 0 or x.shape[-1] != K:
+        raise ValueError(f"input has shape {list(x.shape)}; expected [..., {K}]")
+    flat = as_matrix(x, K)
+    reason, is_for_tokens = gemms_reason(recipe, flat, weight, fqn, x.shape)
+    if is_for_tokens and recipe.min_tokens == "bf16":
+        return None
+    if reason:
+        raise ValueError(reason)
+    return plan_for(recipe, flat, weight, gradients)
+
+
+def scaled_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    recipe: Float8LinearConfig | Recipe | Float8LinearRecipeName | str = "tensorwise",
+) -> torch.Tensor:
+    """`x @ weight.T` as a Float8Linear computes it, bit for bit, without a module: the three products of a recipe in FP8.
+
+    >>> import torch
+    >>> x, weight = torch.ones(16, 32, requires_grad=True), torch.ones(48, 32, requires_grad=True)
+    >>> y = scaled_linear(x, weight, "rowwise")
+    >>> y.sum().backward()
+    >>> y.shape, x.grad[0, 0].item(), weight.grad[0, 0].item()
+    (torch.Size([16, 48]), 48.0, 16.0)
+
+    It keeps nothing between calls, so each call checks its arguments anew: a Float8Linear, which remembers that, takes less
+    host time. For products of your own, in an autograd function or over gathered codes, see `quantize` and `scaled_mm`.
+    `torch.compile` keeps it whole in one graph, as it keeps a Float8Linear; the recipe is a constant of the graph.
+
+    Args:
+        x: float32, bfloat16 or float16, [..., K], any layout; converted first under autocast. K, N and, to train the weight,
+            the number of tokens are multiples of 16.
+        weight: float32, bfloat16 or float16, [N, K], any layout, not converted by autocast. Or a Float8Tensor whose cast is
+            the recipe's: codes that were gathered, whose gradient arrives in the dtype that they advertise.
+        recipe: a recipe that scales dynamically, its name, or torchao's configuration. What it does is `Recipe.doc`.
+
+    Returns:
+        [..., N] in x's dtype, after autocast. Differentiable once, in x and weight. A group of elements that share a scale and
+        hold Inf or NaN is NaN throughout. Without tokens: an empty tensor, and zeros as the weight's gradient.
+
+    Raises:
+        TypeError: dtype of x; a DTensor, of which `to_local()` is what one rank multiplies; or what is no recipe.
+        ValueError: shapes that don't fit, or that the hardware refuses; an unknown recipe; or one that remembers amaxes
+            ("delayed", "static"), which a function has no place for.
+
+    Source: the products and formats of Micikevicius et al., "FP8 formats for deep learning" (arXiv 2209.05433); the recipes
+    are torchao.float8's.
+    """
+    recipe = as_recipe(recipe)
+    for name, tensor in (("x", x), ("weight", weight)):
+        check_type(name, tensor, torch.Tensor, "scaled_linear(x, weight, recipe)")
+        if is_dtensor(tensor):
+            raise TypeError(
+                f"{name} is a DTensor; pass {name}.to_local(), or convert the layer, which knows its layout"
+            )
+    if weight.dim() != 2:
+        raise ValueError(f"weight has shape {list(weight.shape)}; expected [N, K]")
+    if recipe.scaling != "dynamic":
+        raise ValueError(
+            f"recipe {recipe} remembers amaxes, which a function has no place for; take a Float8Linear, or recipe "
+            f"{recipe.nearest or 'tensorwise'!r}"
+        )
+    if not recipe.fp8_gemms:
+        return _in_high_precision(x, weight, None)
+    x, gradients = after_autocast(x), torch.is_grad_enabled()
+    for role, tensor, other in (("input", x, weight), ("weight", weight, x)):
+        if isinstance(tensor, Float8Tensor):
+            check_codes(recipe, tensor, role, gradients and other.requires_grad)
+    plan = _checked_plan(x, weight, recipe, gradients, "scaled_linear")
+    if plan is None:
+        return _in_high_precision(x, weight, None)
+    return multiply(x, weight, plan)

@@ -40,6 +40,8 @@ Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
 Kernels = Literal["auto", "always", "never"]
 KERNELS: tuple[str, ...] = get_args(Kernels)
+Ragged = Literal["refuse", "bf16", "pad"]
+RAGGED: tuple[str, ...] = get_args(Ragged)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
 
 # The granularities that one multiplication may mix: one scale can be repeated, a block can't
@@ -236,6 +238,20 @@ class Recipe:
     def with_fp8_all_gather(self, wanted: bool = True) -> Recipe:
         """The same recipe with its weights gathered as FP8 codes by FSDP2, or not."""
         return replace(self, fp8_all_gather=wanted)
+
+    def for_ragged_batches(self, how: Ragged) -> Recipe:
+        """The same recipe for batches whose number of tokens is no multiple of 16, which grad_weight contracts.
+
+        Args:
+            how: "refuse": an error that names the layer and the size; "bf16": such calls run in high precision, and count as
+                that; "pad": they are filled up with zeros, which changes no result; so are layers of such sizes, which are
+                then converted too.
+
+        Raises:
+            ValueError: another word.
+        """
+        check_known("ragged", how, RAGGED)
+        return replace(self, min_tokens="bf16" if how == "bf16" else "refuse", pad_inner_dim=how == "pad")
 
     def in_high_precision(self, *gemms: str) -> Recipe:
         """The same recipe with the named GEMMs left uncast.

@@ -144,13 +144,13 @@ def compute_scale(
     Raises:
         ValueError: fmt is no element format.
     """
-    fp8_max, floor = as_element_format(fmt).largest, _amax_floor()
+    fp8_max = as_element_format(fmt).largest
     amax = without_grad(amax)
     compiled = torch.compiler.is_compiling() or type(amax) is not torch.Tensor  # or traced by other means
     if compiled:
-        scale = (fp8_max / amax.double().clamp(min=floor)).float()
-    else:  # the same bits in fewer operators
-        scale = torch.full_like(amax, fp8_max).div_(amax).clamp_(max=fp8_max / floor)
+        scale = (fp8_max / amax.double().clamp(min=_amax_floor())).float()
+    else:  # the same bits in fewer operators; a zero of either sign is below the floor
+        scale = torch.full_like(amax, fp8_max).div_(amax.clamp(min=AMAX_FLOOR))
     if power_of_two:
         # The mask alone would turn NaN into Inf; the minimum is NaN where either is
         scale = torch.minimum(scale, (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32))

@@ -20,14 +20,13 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness sweep=NAME shard=I/N run_id=NAME  one share of the cases, on this machine or another; report NAME has all
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness runs                          runs of a results folder, newest first, and reports/index.html
-       python -m harness watch RUN                     progress of a running sweep, from another terminal
        python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate --against GIT_REV --command 'CMD {{out}}'  the same for the benchmarks of your own repository
        python -m harness verdict base=GLOB candidate=GLOB  do loss curves that you have say that FP8 trains the same?
        python -m harness import FILE.json              store the results of a pytest-benchmark file
-       python -m harness export RUN -o FILE.csv        every metric of a run, curves too; .parquet; FILE.json: times as pytest-benchmark JSON
+       python -m harness export RUN -o FILE.csv        every metric of a run, curves too; .parquet; to=tensorboard|wandb|mlflow
        python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
@@ -42,7 +41,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       results_dir=DIR   reports_dir=DIR
       processes  isolate=true|false   devices=all|0,1   case_timeout_s=SECONDS   case_wall_s=SECONDS   case_memory_gib=GIB
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
-                train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
+                train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
       sweeps of your own  sweep=./FILE.yaml, --config-dir DIR   ~axes.NAME leaves an axis out   --cfg job
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out; 7 internal error
@@ -73,7 +72,7 @@ def _main(argv: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last handler: an interpreter that exits waits for its processes
         missing = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in ("", "harness", "fp8core"):
-            message = f"{command} needs {missing}: pip install {missing}; report, diff, fleet, gate and watch read stored runs without torch"
+            message = f"{command} needs {missing}: pip install {missing}; report, diff, fleet, gate and runs read stored runs without torch"
         elif type(error).__name__ == "ExtensionError":  # by name: what measures nothing needs no torch
             message = str(error)
         elif refused(error):
@@ -94,12 +93,11 @@ def _main(argv: Sequence[str]) -> int:
 
 COMMANDS = {
     "runs": "harness.cli.runs",
-    "watch": "harness.engine.watch",
     "report": "harness.report",
     "gate": "harness.gate",
     "verdict": "harness.cli.verdict",
     "import": "harness.cli.import_benchmark",
-    "export": "harness.cli.export_benchmark",
+    "export": "harness.cli.export",
     "doctor": "harness.cli.doctor",
     "advise": "harness.advise.command",
     "diff": "harness.cli.diff",
@@ -108,9 +106,9 @@ COMMANDS = {
 }  # word -> module whose `main` takes the words after it
 
 FORMER_COMMANDS = {
-    "gpu": "sweep=gpu [budget_s=SECONDS] [data_path=FILE]",
-    "gate-selftest": "python tests/studies/gate_error_rates.py, in a checkout",
-    "verdict-selftest": "python tests/studies/verdict_error_rates.py, in a checkout",
+    "gpu": "`make gpu`, in a checkout",
+    "gate-selftest": "python reports/studies/gate_error_rates.py, in a checkout",
+    "verdict-selftest": "python reports/studies/verdict_error_rates.py, in a checkout",
     "kernel": "`make aot` for fp8core's kernels (docs/kernels.md); for any other cuobjdump -res-usage and nvdisasm, of Triton's wheel",
 }  # word -> what does it now
 

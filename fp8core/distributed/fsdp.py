@@ -31,6 +31,7 @@ from fp8core.distributed.weight_gather import NOTE, recipe_reason, weight_gather
 from fp8core.distributed.weight_scales import known_of, share_weight_scales
 from fp8core.distributed.weight_shard import WeightShard
 from fp8core.linear import Float8Linear
+from fp8core.optimizers import replaced
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def gather_in_fp8(root: nn.Module) -> None:
             continue
         if id(weight) not in made:
             made[id(weight)] = nn.Parameter(WeightShard(weight.detach()), requires_grad=weight.requires_grad)
+            replaced(weight, layer.fqn)
         layer.weight = made[id(weight)]
         layer.register_state_dict_post_hook(_plain_state)
         layer.register_load_state_dict_post_hook(wrapped_again)

@@ -92,11 +92,17 @@ def gathered_parts(model: nn.Module) -> dict[nn.Module, tuple[int, int, int, tup
 
 def replicas(layer: nn.Module) -> tuple[int, ...]:
     """The ranks on which DDP, whose forward pass runs, keeps the weight of a layer the same; () outside of any."""
+    return next((ranks for ranks, p in replicated().values() if p is layer.weight), ())
+
+
+def replicated() -> dict[str, tuple[tuple[int, ...], torch.Tensor]]:
+    """The parameters that DDP, whose forward pass runs, keeps the same: name -> (ranks, parameter); none outside of any."""
     ddp = DistributedDataParallel._get_active_ddp_module()
-    named = {} if ddp is None else {id(p): name for name, p in ddp.module.named_parameters()}
-    if ddp is None or named.get(id(layer.weight), "") in {"", *ddp.parameters_to_ignore}:
-        return ()
-    return tuple(dist.get_process_group_ranks(ddp.process_group))
+    if ddp is None:
+        return {}
+    ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
+    named = ddp.module.named_parameters()
+    return {name: (ranks, p) for name, p in named if name not in ddp.parameters_to_ignore}
 
 
 def end_pass(model: nn.Module) -> None:

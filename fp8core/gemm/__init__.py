@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 _TORCH, _TRITON = torch_mm.Torch(), triton_mm.Triton()
-_BY_NAME: dict[str, Backend] = {  # a plain dict, which the compiler can read
+KNOWN: dict[
+    str, Backend
+] = {  # those of `BACKENDS` that are loaded; a plain dict, which the compiler can read
     backend.name: backend
     for backend in (
         _TORCH,
@@ -36,7 +38,7 @@ _BY_NAME: dict[str, Backend] = {  # a plain dict, which the compiler can read
         reference.Reference("reference_bf16", _TORCH.bf16_only),
     )
 }
-BACKENDS = Table("backends", _BY_NAME, of_type(Backend))
+BACKENDS = Table("backends", KNOWN, of_type(Backend))
 
 
 def backend_named(name: str) -> Backend:
@@ -45,10 +47,10 @@ def backend_named(name: str) -> Backend:
     Raises:
         ValueError: unknown; the message lists the known names. Or an extension's that cannot be used; it says why.
     """
-    if name not in _BY_NAME:
+    if name not in KNOWN:
         check_known("GEMM backend", name, BACKENDS)
         return BACKENDS[name]
-    return _BY_NAME[name]
+    return KNOWN[name]
 
 
 def scaled_mm(
@@ -92,7 +94,7 @@ def scaled_mm(
         # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
         with torch.autocast(a_codes.device.type, enabled=False):
             return scaled_mm(a, b, out_dtype, use_fast_accum, backend, accumulation)
-    library = backend_named(backend)
+    library = KNOWN.get(backend) or backend_named(backend)
     facts = (
         library,
         a_codes.shape,

@@ -24,6 +24,8 @@ from fp8core.arguments import PLAIN_TENSORS
 from fp8core.gemm.layout import Operand, transposed
 from fp8core.gemm.reference import shapes_alone
 from fp8core.kernels import ops
+from fp8core.plain_linear import Lines, cast_both_ways, cast_lines
+from fp8core.plain_linear import serves_both as serves_both
 from fp8core.scaling import amax as plain_amax
 from fp8core.tensor import Float8Tensor
 
@@ -108,8 +110,7 @@ def cast_operand(
     if kernels == "always" or why_unfused(x, kernels, cast) is None:
         lines, lines_0 = _by_kernel(x, cast, memory, role, amax, both=dim == 0)
         return lines if lines_0 is None or dim == 1 else lines_0
-    codes = _plain(x, cast, dim, memory, role, amax)
-    return codes if dim == 1 else transposed(codes)
+    return _plain(x, cast, dim, memory, role, amax)
 
 
 def cast_operand_pair(
@@ -137,11 +138,15 @@ def cast_operand_pair(
             assert lines_0 is not None
             return lines, lines_0
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
-            return rows_and_columns(x, along_1, role)
-    first = cast_operand(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
-    if same and along_1 is not None and along_1.axis_free and isinstance(first, Operand):
-        return first, first if once else transposed(first)
-    return first, cast_operand(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
+            return cast_both_ways(x, along_1, along_0)
+        if along_1.axis_free:
+            plain = _plain(x, along_1, 1, memory, role, amax)
+            assert isinstance(plain, Operand)
+            return plain, plain if once else transposed(plain)
+    return (
+        cast_operand(x, along_1, 1, memory, role, kernels=kernels, amax=amax),
+        cast_operand(x, along_0, 0, memory, role, kernels=kernels, amax=amax),
+    )
 
 
 def cast_one(
@@ -208,11 +213,6 @@ def cast_both(
     return first, second
 
 
-def serves_both(first: Cast | None, second: Cast | None) -> bool:
-    """Whether the same codes serve two GEMMs that contract a tensor over different axes."""
-    return first is not None and (first is second or first == second) and first.axis_free
-
-
 def fused_for_both(x: torch.Tensor, first: Cast | None, second: Cast | None, kernels: Kernels) -> bool:
     """Whether casting x for two GEMMs at once takes fewer reads than casting it for one, and later for the other."""
     if first is None or not (first is second or first == second):
@@ -233,41 +233,22 @@ def _wrapped(operand: Operand, hp_dtype: torch.dtype, granularity: Granularity) 
 
 def _plain(
     x: torch.Tensor, cast: Cast, dim: int, memory: Amaxes | None, role: str, amax: torch.Tensor | None
-) -> Operand:
-    """Cast by PyTorch operators: dozens of reads and writes in eager mode. Codes [M, K] lie in memory as x does."""
+) -> Lines:
+    """Cast by PyTorch operators: dozens of reads and writes in eager mode. Codes lie in memory as x does."""
     remembers = memory if cast.scaling != "dynamic" else None
-    expected = None if remembers is None else remembers.of(role)
-    if expected is not None and remembers is not None:
+    if remembers is None:
+        return cast_lines(x, cast, dim, role, amax)
+    expected = remembers.of(role)
+    if expected is None:
+        amax = plain_amax(x) if amax is None else amax
+        lines = cast_lines(x, cast, dim, role, amax)
+    else:
         codes, scale_inv, amax = casts.cast_with_amax(
             x, cast.format, expected, margin=remembers.settings.margin, power_of_two=cast.power_of_two
         )
-    else:
-        if cast.granularity != "tensorwise":
-            amax = None
-        elif remembers is not None and amax is None:
-            amax = plain_amax(x)
-        codes, scale_inv = casts.scale_and_cast(
-            x,
-            cast.format,
-            cast.granularity,
-            dim=dim,
-            power_of_two=cast.power_of_two,
-            mx_mode=cast.mx_mode,
-            known_amax=amax,
-        )
-    if remembers is not None:
-        assert amax is not None
-        remembers.record(role, amax)
-    return Operand(codes, scale_inv)
-
-
-def rows_and_columns(x: torch.Tensor, cast: Cast, role: str) -> tuple[Operand, Operand]:
-    """Cast x [M, K] along both dimensions by PyTorch operators: what two calls of `cast_operand` return, in fewer operators.
-
-    `role` changes nothing; it says to whoever watches which tensor is cast.
-    """
-    rows, columns = casts.cast_rows_and_columns(x, cast.format, power_of_two=cast.power_of_two)
-    return Operand(*rows), transposed(Operand(*columns))
+        lines = Operand(codes, scale_inv) if dim == 1 else Operand(codes.t(), scale_inv)
+    remembers.record(role, amax)
+    return lines
 
 
 _GROUPED = {"rowwise": "cast_rowwise", "1x128": "cast_1x128", "1x32": "cast_mx"}

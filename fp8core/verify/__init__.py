@@ -36,6 +36,7 @@ from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
+from fp8core.verify.census import Census, census
 from fp8core.verify.passes import Passes, conclude
 from fp8core.verify.proof import Proof
 from fp8core.verify.ranks import RANK_TIMEOUT_S, Ranks
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from fp8core.config import Float8LinearConfig
     from fp8core.recipe import Recipe
 
-__all__ = ["GemmProof", "LayerProof", "Proof", "StepProof", "verify"]
+__all__ = ["Census", "GemmProof", "LayerProof", "Proof", "StepProof", "census", "verify"]
 
 
 def verify(

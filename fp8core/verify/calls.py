@@ -27,6 +27,7 @@ from fp8core.arguments import PLAIN_TENSORS, is_dtensor
 from fp8core.audit import audit
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
+from fp8core.gemm.accumulate import registers_of
 from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.layer_rules import gemms_reason
@@ -42,10 +43,11 @@ from fp8core.verify.shared_weights import SharedWeights
 from fp8core.verify.sums import BiasSum, Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
+    from fp8core.gemm.accumulate import Register
     from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Recipe
 
@@ -161,12 +163,15 @@ class Call:
                 )
         return self.operands[key]
 
-    def check_gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """An FP8 GEMM is about to run: codes and scales of a and of b, each [lines, along]."""
+    def check_gemm(self, operands: Sequence[tuple[torch.Tensor, torch.Tensor]], *how: str) -> None:
+        """An FP8 GEMM is about to run: codes and scales of a and of b, each [lines, along]; how it adds up, and by what."""
         if not self.expected:
             self.proof.fault("an FP8 GEMM ran that the recipe does not have")
             return
         name = self.expected.pop(0)
+        for (role, _), (codes, scale) in zip(READS[name], operands, strict=True):
+            dtype = str(codes.dtype).removeprefix("torch.")
+            self.proof.gemms[name].receive(role, dtype, granularity_seen(codes, scale), *how)
         for (expert, rows), (place, (codes, scale)) in itertools.product(self.groups, enumerate(operands)):
             wanted = self.operand(name, place, expert, rows).digest
             if wanted is None:
@@ -194,10 +199,13 @@ class Call:
     def compare(self, name: str, result: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """A result against the product of its operands."""
         gemm, result = self.recipe.gemms[name], plain(result)
-        # Of what rounds it, last where the layer hands it out
-        dtypes = [result.dtype if self.grad is None else self.grad.dtype]
-        dtypes += [result.dtype] * (name == "grad_input" and result.dtype != dtypes[0])
-        dtypes += [torch.bfloat16] * (gemm.is_fp8 and gemm.granularity in self.backend.bf16_only)
+        # In the order in which they round it, last where the layer hands it out
+        dtypes = [torch.bfloat16] * (gemm.is_fp8 and gemm.granularity in self.backend.bf16_only)
+        dtypes += [result.dtype if self.grad is None else self.grad.dtype]
+        dtypes += [result.dtype] * (name == "grad_input" and result.dtype != dtypes[-1])
+        registers: tuple[Register, ...] | None = None
+        if gemm.is_fp8 and (self.backend.is_fp8 or result.device.type == "cpu"):
+            registers = registers_of(result.device, gemm.fast_accum)
         if name != "grad_weight":
             result = matrix(result)
         for expert, rows in self.groups:
@@ -205,10 +213,9 @@ class Call:
                 self.operand(name, 0, expert, rows),
                 self.operand(name, 1, expert, rows),
                 result[rows] if result.dim() == 2 else result[expert],
-                sum(torch.finfo(dtype).eps / 2 for dtype in dtypes),
+                dtypes,
                 bias,
-                exact=result.device.type == "cpu" and gemm.is_fp8,
-                fast=gemm.fast_accum,
+                registers=registers,
             )
             self.proof.compared(name, found)
 
@@ -249,6 +256,11 @@ class Call:
         self.watch.stack.append(self)
         with quietly():
             self.grad = matrix(plain(grads[0]) if self.grad is None else self.grad)
+            values = self.grad.qdata.float() if isinstance(self.grad, Float8Tensor) else self.grad
+            self.proof.gradient |= bool(values.any())
+            led_to, reached = self.proof.backward
+            follow = sum(map(self.gemms_of, itertools.compress(GEMMS[1:], self.needs)))
+            self.proof.backward = led_to, reached + follow
             if isinstance(self.grad, Float8Tensor) and self.grad not in self.watch.gathered:
                 self.proof.unchecked("cast of grad_output: it came in codes")
             if self.bias is not None:
@@ -294,6 +306,18 @@ class Call:
                 known[role] = max(share, known.get(role, 0.0))
 
 
+def granularity_seen(codes: torch.Tensor, scale: torch.Tensor) -> str:
+    """What a scale [lines, blocks] of codes [lines, along] covers, by its shape; of stacked matrices each."""
+    if scale.numel() == 1 or scale.dim() < 2:
+        return "tensorwise"
+    if scale.dtype == torch.float8_e8m0fnu:
+        return "1x32"
+    lines, along = scale.shape[-2:]
+    if along == 1 and lines == codes.shape[-2]:
+        return "rowwise"
+    return "1x128" if lines == codes.shape[-2] else "128x128"
+
+
 def values_of(given: Any) -> torch.Tensor:
     """An input in high precision, or what stands for it."""
     return given.hp if isinstance(given, CastInput) else given
@@ -325,7 +349,10 @@ class Watch(TorchDispatchMode):
         ]
         for fqn, module in self.modules:
             proof = self.found.setdefault(fqn, LayerProof(fqn, str(module.recipe), "", of_experts=True))
-            proof.gemms = {name: GemmProof(module.recipe.gemms[name].is_fp8) for name in GEMMS}
+            for name, gemm in module.recipe.gemms.items():
+                proof.gemms[name] = GemmProof(gemm.is_fp8)
+                if gemm.is_fp8:
+                    proof.gemms[name].asked = str(gemm.a), str(gemm.b)
         self.on_write = on_write
         self.stray = 0
         self.stack: list[Call] = []
@@ -358,14 +385,21 @@ class Watch(TorchDispatchMode):
         name = op.name().partition(".")[0]
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]
+            given = {spec.name: value for spec, value in zip(op._schema.arguments, args, strict=False)} | (
+                kwargs or {}
+            )
+            fast = given.get("use_fast_accum", not given.get("promote_every", 128))
+            sums = ("fast" if fast else "promoted") if registers_of(a.device, bool(fast)) else "float32"
             if name == "fp8core::matmul":  # b lies as [N, K]
-                self._gemm((a, scale_a), (b, scale_b))
+                self._gemm(((a, scale_a), (b, scale_b)), sums, "triton")
             else:
-                self._gemm((a, scale_a), (b.mT, scale_b.mT if scale_b.dim() > 1 else scale_b))
+                b, scale_b = b.mT, scale_b.mT if scale_b.dim() > 1 else scale_b
+                self._gemm(((a, scale_a), (b, scale_b)), sums, given.get("backend", "torch"))
         return op(*args, **(kwargs or {}))
 
     def __enter__(self) -> Watch:
         self._end.enter_context(self.gathered.watched())
+        self._end.enter_context(self.shared.watched())
         for fqn, module in self.modules:
             # Before the call, since a recomputation stops inside of it once it has what it needs; after a Linear before
             # hooks of tensor parallelism, which lay the output out anew
@@ -384,24 +418,29 @@ class Watch(TorchDispatchMode):
         for each in sums:
             each.finish()
 
-    def _gemm(self, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _gemm(self, operands: Sequence[tuple[torch.Tensor, torch.Tensor]], *how: str) -> None:
         if self.stack:
             with quietly():
-                self.stack[-1].check_gemm(*operands)
+                self.stack[-1].check_gemm(operands, *how)
         else:
             self.stray += 1
 
     def _before(self, fqn: str, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         proof = self.found[fqn]
         call = Call(self, proof, module, args)
-        self.stack.append(call)
+        if self._is_seen():
+            self.stack.append(call)
+        elif call.recipe.fp8_gemms:
+            proof.in_threads += 1
+            proof.unchecked("it was called in a thread whose operators cannot be seen")
         proof.calls += 1
         proof.recomputed += call.in_backward
         proof.predicted += call.gemms_of("output")
         for name in itertools.compress(GEMMS[1:], call.needs):
             self.trains[fqn][call.in_backward] += call.gemms_of(name)
-        if not call.recipe.fp8_gemms:
+        if not (call.recipe.fp8_gemms and self._is_seen()):
             return None
+        self.shared.look_at_rest()
         given, weight = args[0], call.weight
         hp = values_of(given)
         with quietly():
@@ -419,7 +458,13 @@ class Watch(TorchDispatchMode):
         alias.register_hook(call.input_gradient)
         return (given._replace(hp=alias) if isinstance(given, CastInput) else alias, *args[1:])
 
+    def _is_seen(self) -> bool:
+        """Whether this thread hands its operators to this mode."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._is_seen():
+            return
         call = self.stack.pop()
         if output is None or call.x is None:
             return  # it raised, runs nothing in FP8, or is a recomputation that had what it needs
@@ -433,6 +478,10 @@ class Watch(TorchDispatchMode):
         """With the prediction. A checkpointed call trains either outside of the backward pass, and is then
         recomputed inside (non-reentrant), or inside only (reentrant); it leads to gradients once."""
         for fqn, follow in self.trains.items():
-            self.found[fqn].predicted += max(follow)
+            proof = self.found[fqn]
+            proof.backward = max(follow), proof.backward[1]
+            proof.predicted += proof.backward[
+                1
+            ]  # a call that the loss does not depend on is followed by none
             follow[:] = 0, 0
         return list(self.found.values())

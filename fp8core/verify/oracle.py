@@ -140,6 +140,31 @@ class TiledOperand:
         assert self.scale_inv is not None
         return TiledOperand(self.x[lines], scale_inv=self._along(self.scale_inv, 0, lines))
 
+    def picked(self, lines: torch.Tensor) -> TiledOperand | None:
+        """Some of its lines, by index, as codes; None of what has no codes or no elements."""
+        if self.scale_inv is None or not self.x.numel():
+            return None
+        every, inverse = slice(None), self.scale_inv
+        if inverse.shape[0] > 1:
+            inverse = inverse.index_select(0, self.blocks(inverse, 0, every).index_select(0, lines))
+        whole = self.x.index_select(0, lines)
+        if self.cast is None:
+            return TiledOperand(whole, scale_inv=inverse)
+        scale = self.scale
+        assert scale is not None
+        if scale.shape[0] > 1:
+            scale = scale.index_select(0, self.blocks(scale, 0, every).index_select(0, lines))
+        codes = TiledOperand(whole, self.cast, scale, inverse).codes(every, every)
+        return TiledOperand(codes.float().to(self.dtype), scale_inv=inverse)
+
+    def block_along(self, K: int, other: TiledOperand) -> int:
+        """Elements along the contraction for which both operands have one scale each."""
+        scales = [side.scale_inv for side in (self, other) if side.scale_inv is not None]
+        if all(scale.shape[1] == 1 for scale in scales):
+            return max(K, 1)
+        mx = any(scale.dtype == torch.float8_e8m0fnu for scale in scales)
+        return 32 if mx or max(scale.shape[1] for scale in scales) > -(-K // 128) else 128
+
     def blocks(self, scale: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
         """int64: which of the scales along a dimension is that of each element."""
         size, count = self.x.shape[dim], scale.shape[dim]

@@ -120,10 +120,16 @@ def conclude(
     ranks.answer("; ".join(problems or unchecked))
     problems += ranks.problems(rank_timeout_s)
     device = seen.device
+    warnings = list(_warnings(seen, proofs))
+    if ranks.gradients:
+        some = ", ".join(sorted(ranks.gradients)[:3])
+        warnings.append(
+            f"{len(ranks.gradients)} gradients differ between ranks, as if they were not reduced: {some}"
+        )
     return Proof(
         ok=not problems and not unchecked,
         problems=tuple(problems),
-        warnings=tuple(_warnings(seen, proofs)),
+        warnings=tuple(warnings),
         layers=tuple(proof for proof in proofs if not proof.of_experts),
         predicted=predicted,
         counted=seen.profiled.counted,
@@ -137,7 +143,8 @@ def conclude(
         probed=probed,
         matmuls=seen.matmuls,
         compiled=seen.profiled.compiled,
-        shared_weights=len(ranks.alike),
+        shared_weights=len(ranks.alike & seen.watch.shared.layers),
+        unjudged=tuple(proof.fqn for proof in proofs if proof.unjudged),
     )
 
 
@@ -146,10 +153,12 @@ def _problems(
 ) -> list[str]:
     """What is wrong, as lines; first what explains the others."""
     counted, stray, layers = seen.profiled.counted, seen.watch.stray, [layer for _, layer in seen.layers]
+    all_seen = not any(proof.in_threads for proof in proofs)
     counts = {
         "no FP8 GEMM ran": counted == 0,
-        f"{counted} FP8 GEMMs ran in a step where {predicted} were predicted": counted != predicted,
-        f"{stray} FP8 GEMMs ran outside of all converted layers": stray,
+        f"{counted} FP8 GEMMs ran in a step where {predicted} were predicted": all_seen
+        and counted != predicted,
+        f"{stray} FP8 GEMMs ran outside of all converted layers": all_seen and stray,
         "no GEMM kernel on the device has an FP8 type in its name": seen.profiled.fp8_share == 0,
     }
     found: list[str] = []
@@ -194,6 +203,9 @@ def _warnings(seen: Passes, proofs: list[LayerProof]) -> Iterator[str]:
     for proof in proofs:
         if proof.few_tokens:
             yield f"{proof.fqn}: {proof.few_tokens} of {proof.calls} calls have too few tokens and ran in high precision"
+        led_to, reached = proof.backward
+        if 0 < reached < led_to:
+            yield f"{proof.fqn}: the loss does not depend on all of its {proof.calls} calls; of the others no gradient was judged"
         for role, share in proof.saturated.items():
             if share > 0:
                 yield f"{proof.fqn}: {100 * share:.3g} % of {role} saturates"

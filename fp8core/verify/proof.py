@@ -10,7 +10,18 @@ from fp8core.flops import MatmulCount, not_in_fp8
 from fp8core.recipe import GEMMS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fp8core.verify.records import LayerProof
+
+
+SHOWN = 3  # of a list in the line
+
+
+def _few(texts: Sequence[str], between: str = ", ") -> str:
+    """The first ones, and how many more."""
+    more = len(texts) - SHOWN
+    return between.join(texts[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,8 @@ class Proof:
         not_checked: what could not be compared, and why; empty if ok.
         probed: recipes that were tested with operands of our own, see `fp8core.verify.probe`.
         compiled: of the counted GEMMs those that ran in compiled code; what was compared is the same step in eager mode.
+        unjudged: converted layers whose gradients cannot be judged, as the loss does not depend on them; no proof where
+            they are half of all, or more.
         shared_weights: layers whose weight was found the same on all ranks of their DDP or FSDP2 group.
         matmuls: every matrix product of the step by owner, which of them ran in FP8, and their shares of its FLOPs.
     """
@@ -51,6 +64,7 @@ class Proof:
     not_checked: tuple[str, ...] = ()
     probed: tuple[str, ...] = ()
     compiled: int = 0
+    unjudged: tuple[str, ...] = ()
     shared_weights: int = 0
     matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
 
@@ -71,7 +85,14 @@ class Proof:
             if self.all_gathers.get("uint8")
             else 0
         )
-        line = f"FP8 verified{' in eager mode' if self.compiled else ''}: {self._what_ran}"
+        line = f"FP8 verified{' in eager mode' if self.compiled else ''}"
+        if self.unjudged:
+            of = len(self._converted) + len(self.experts)
+            line += (
+                f", but for gradients of {len(self.unjudged)} of {of} layers, which cannot be judged, since the loss does not "
+                f"depend on them ({_few(self.unjudged)})"
+            )
+        line += f": {self._what_ran}"
         if gathered:
             line += f", {gathered} weights gathered in FP8"
         counts = ", ".join(f"{name} {count}" for name, count in self.compared.items() if count)
@@ -83,6 +104,14 @@ class Proof:
                 f", whose arithmetic is emulated: it multiplies FP8 codes in {self.emulated_in}. Casts and calls are "
                 "FP8's, speed is not"
             )
+        left: dict[str, list[str]] = {}
+        for layer in self.layers:
+            if layer.reason:
+                left.setdefault(layer.reason.partition("; ")[0], []).append(layer.fqn)
+        if left:
+            line += "; not converted: " + ", ".join(f"{_few(names)}: {why}" for why, names in left.items())
+        if self.warnings:
+            line += f"; {len(self.warnings)} warnings: {_few(self.warnings, '; ')}"
         return line
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 RANK_TIMEOUT_S = 300.0
+GRADIENT = "gradient of "  # before a parameter's name
 _CALLS = itertools.count()
 
 
@@ -27,6 +28,7 @@ class Ranks:
         self.verdict = ""
         self.weights: dict[str, tuple[tuple[int, ...], int]] = {}
         self.alike: set[str] = set()
+        self.gradients: set[str] = set()  # that differ
         self.rank, self.size = 0, 1
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.store = dist.distributed_c10d._get_default_store()
@@ -63,8 +65,12 @@ class Ranks:
                 if rank in sharers and weights.get(name) != [[*sharers], value]
             ]
             self.alike.difference_update(unlike)
-            if other := [name for name in unlike if name in weights]:
-                found.append(f"rank {rank} computed with another weight of {len(other)} layers: {other[0]}")
+            other = [name for name in unlike if name in weights]
+            self.gradients.update(name for name in other if name.startswith(GRADIENT))
+            if other := [name for name in other if not name.startswith(GRADIENT)]:
+                found.append(
+                    f"rank {rank} computed with another weight, bias or norm: {len(other)}, the first is {other[0]}"
+                )
         if silent:
             missing = ", ".join(map(str, silent))
             late = f"ended this call without rank {missing}; all ranks must call verify equally often"

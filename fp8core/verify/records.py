@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fp8core.verify.products import Difference
 
 MOST_FAULTS = 3  # of one layer in the message
+UNJUDGED = "its gradients cannot be judged: the loss does not depend on it"
 
 
 @dataclass
@@ -20,6 +21,8 @@ class GemmProof:
 
     Attributes:
         fp8: the recipe casts its operands.
+        asked: the casts of the recipe, as text.
+        received: role -> (format, granularity, accumulation, backend) of the codes that came to it, of calls that differ each.
         calls: how often its result was compared.
         telling: in how many of these calls the product had a finite element other than 0; without any, wrong code agrees too.
         operands: how many operands were compared, code by code, with an independent cast.
@@ -30,6 +33,8 @@ class GemmProof:
     """
 
     fp8: bool
+    asked: tuple[str, str] = ("high precision", "high precision")
+    received: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
     calls: int = 0
     telling: int = 0
     operands: int = 0
@@ -37,6 +42,12 @@ class GemmProof:
     expected_db: float = math.inf
     row_db: float = math.inf
     agreement_db: float = math.inf
+
+    def receive(self, role: str, *seen: str) -> None:
+        """Notes what came, what was alike in several calls once."""
+        known = self.received.setdefault(role, [])
+        if seen not in known:
+            known.append(seen)
 
     def add(self, found: Difference) -> None:
         """Takes in a call."""
@@ -65,7 +76,10 @@ class LayerProof:
         gemms: by name; empty if it is not converted.
         faults: what differs from the recipe.
         not_checked: what could not be compared, and why.
+        in_threads: calls in threads whose operators cannot be seen.
         grad_bias: the gradient of its bias was compared.
+        gradient: its output had one in some call that was not all 0.
+        backward: GEMMs of its backward passes that a call led to, and that a backward pass reached.
     """
 
     fqn: str
@@ -83,7 +97,21 @@ class LayerProof:
     gemms: dict[str, GemmProof] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
+    in_threads: int = 0
     grad_bias: bool = False
+    gradient: bool = False
+    backward: tuple[int, int] = (0, 0)
+
+    @property
+    def unjudged(self) -> bool:
+        """The loss does not depend on it: no gradient came, or nothing but zeros, so that its gradients show nothing."""
+        led_to, reached = self.backward
+        right = (
+            not (self.faults or self.not_checked) and self.gemms["output"].telling > 0
+            if self.gemms
+            else False
+        )
+        return right and led_to > 0 and not (reached and self.gradient)
 
     def compared(self, gemm: str, found: Difference) -> None:
         """Takes in what a GEMM's result came to."""
@@ -116,7 +144,10 @@ class LayerProof:
 def inconclusive(proofs: Iterable[LayerProof]) -> Iterator[str]:
     """GEMMs of which a layer's step showed nothing: all products were 0 or NaN; or no layer ran one in a backward pass."""
     converted = [proof for proof in proofs if proof.gemms]
+    few = 2 * sum(proof.unjudged for proof in converted) < len(converted)
     for proof in converted:
+        if proof.in_threads or (few and proof.unjudged):
+            continue
         idle = [name for name, gemm in proof.gemms.items() if gemm.calls and not gemm.telling]
         if (
             proof.calls > proof.few_tokens
@@ -124,7 +155,9 @@ def inconclusive(proofs: Iterable[LayerProof]) -> Iterator[str]:
             and any(g.fp8 for g in proof.gemms.values())
         ):
             idle.append("output")  # experts without tokens: nothing to compare
-        if idle:
+        if proof.unjudged and not idle:
+            yield f"{proof.fqn}: {UNJUDGED}"
+        elif idle:
             yield (
                 f"{proof.fqn}: {', '.join(idle)}: every product of the step is 0, NaN or empty, so that wrong code agrees with "
                 "it too; verify a step whose loss is finite, with tokens, and after a first update where weights begin at 0"

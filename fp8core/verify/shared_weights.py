@@ -3,22 +3,28 @@
 DDP     each rank holds the weight
 FSDP2   each holds a part, which must lie in its place in what was gathered (of codes: `.gathered_codes`)
 
-A checksum of what the first forward pass of a layer read goes to the other ranks with the verdict (`.ranks`). Of ranks that share
-in other ways nothing is known.
+A checksum of what the first forward pass of a layer read goes to the other ranks with the verdict (`.ranks`); under DDP
+also those of all other parameters, such as biases and norms, and of each gradient as the optimizer, or the end of the
+step, finds it. Of ranks that share in other ways nothing is known.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import optimizer as optimizers
 
-from fp8core.distributed.fsdp_state import gathered_parts, replicas
+from fp8core.distributed.fsdp_state import gathered_parts, replicas, replicated
 from fp8core.tensor import Float8Tensor
-from fp8core.verify.operands import plain
+from fp8core.verify.operands import plain, quietly
 from fp8core.verify.oracle import mixers, tiles
+from fp8core.verify.ranks import GRADIENT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from fp8core.verify.records import LayerProof
@@ -30,11 +36,14 @@ class SharedWeights:
     """What the layers of a model read.
 
     Attributes:
-        sums: layer -> (the ranks that must have read the same, the checksum).
+        sums: layer, or parameter beside a layer's weight, or gradient -> (the ranks that must have the same, the checksum).
+        layers: of the keys those of layers.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.sums: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.layers: set[str] = set()
+        self._params: dict[str, tuple[tuple[int, ...], torch.Tensor]] | None = None
         self._parts = {layer: (plain(layer.weight), *where) for layer, where in gathered_parts(model).items()}
 
     def look(self, fqn: str, layer: nn.Module, weight: torch.Tensor, proof: LayerProof) -> None:
@@ -43,6 +52,7 @@ class SharedWeights:
         ranks = replicas(layer) if part is None else part[-1]
         if len(ranks) < 2 or fqn in self.sums:
             return
+        self.layers.add(fqn)
         if isinstance(weight, Float8Tensor):
             self.sums[fqn] = ranks, checksum(weight.qdata) ^ checksum(weight.scale_inv.reshape(-1, 1))
             return
@@ -53,6 +63,39 @@ class SharedWeights:
             local = local.to(own.dtype)
             if own.shape != local.shape or not torch.allclose(own, local, 0, 0, equal_nan=True):
                 proof.fault("gathered weight: the part of this rank does not lie in its place")
+
+    def look_at_rest(self) -> None:
+        """All parameters that DDP, whose forward pass runs, keeps the same; once."""
+        if self._params is not None:
+            return
+        self._params = replicated()
+        with quietly():
+            for name, (ranks, p) in self._params.items():
+                self.sums[name] = ranks, checksum(_as_matrix(plain(p)))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Looks at gradients when an optimizer reads them, else at the end of the block."""
+        handle = optimizers.register_optimizer_step_pre_hook(lambda *_: self._look_at_gradients())
+        # Before whatever hides gradients from optimizers
+        hooks: Any = optimizers._global_optimizer_pre_hooks
+        hooks.move_to_end(handle.id, last=False)
+        try:
+            yield
+            self._look_at_gradients()
+        finally:
+            handle.remove()
+
+    def _look_at_gradients(self) -> None:
+        with quietly():
+            for name, (ranks, p) in (self._params or {}).items():
+                if p.grad is not None and p.grad.layout == torch.strided and GRADIENT + name not in self.sums:
+                    self.sums[GRADIENT + name] = ranks, checksum(_as_matrix(plain(p.grad)))
+
+
+def _as_matrix(x: Any) -> torch.Tensor:
+    found: torch.Tensor = x.reshape(len(x), -1) if x.dim() > 1 else x.reshape(1, -1)
+    return found
 
 
 def checksum(x: torch.Tensor) -> int:

@@ -106,7 +106,7 @@ class Advice:
 
     @property
     def decision(self) -> str:
-        """ "on", "only these layers", "off" or "can't tell": of the step's time alone."""
+        """One of `decide.POSITIVE`, "off" or "can't tell": of the step's time, and of what is known of the loss."""
         return self.chosen.verdict
 
     @property
@@ -178,7 +178,7 @@ class Advice:
             "dense or MoE": self.flops[0] > 0.5 if self.model.whole else None,
             "TP": narrow.ratio.value > 1 if narrow is not None and self.plan.tp > 1 else None,
             "communication": coded if not one_gpu and (coded or self.exposed > decide.EXPOSED) else None,
-            "eval loss": False if self.careful and self.chosen.is_coarse else None,
+            "eval loss": False if self.careful and self.chosen.recipe.one_scale else None,
         }
         words = {True: "on", False: "off", None: ""}
         return tuple(Reason(name, sentence(name, self), words[side]) for name, side in speaks.items())

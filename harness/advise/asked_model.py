@@ -62,7 +62,8 @@ def model_of(
         return _of_config(described, batch, seq), left_out if described.left_out else ""
     spec = resolve(asked)
     if isinstance(spec, ModelSpec):
-        return trace(spec, *sizes(asked, spec.max_seq, tokens, batch, seq)), ""
+        found = trace(spec, *sizes(asked, spec.max_seq, tokens, batch, seq))
+        return replace(found, example=True), ""
     if seq:
         raise UsageError(f"seq={seq}: a model of your own brings its lengths with model.batch; leave seq out")
     return _traced(spec, tokens, batch), made_up
@@ -174,6 +175,8 @@ def _of_config(described: HfModel, batch: int, seq: int) -> Model:
         blocks=described.blocks,
         experts=bool(experts),
         whole=False,
+        active=described.parameters
+        - sum(part.K * part.N * max(0, part.count - described.top_k) for part in experts),
         outside=Outside(described.parameters - inside),
     )
 

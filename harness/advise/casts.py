@@ -57,6 +57,8 @@ class RecipeCost:
         rescaled: bytes for an element of the input's gradient, where a kernel of its own applies the scales to it.
         fuses_gathers: asynchronous tensor parallelism finds its products behind what is gathered.
         product_share: rate of its products over those of `kind`.
+        one_scale: every tensor has one scale, the coarsest there is.
+        scaling: where a scale is from: "dynamic", or of earlier steps, so that each step must update it.
         gathered_weight: the weight's cast where FSDP sends it in FP8: in order what the shard alone is charged, across what
             the whole is; None where FSDP can't send it so.
     """
@@ -68,6 +70,8 @@ class RecipeCost:
     kind: str = TENSORWISE
     shares_input: bool = True
     product_share: float = 1.0
+    one_scale: bool = False
+    scaling: str = "dynamic"
     rescaled: float = 0.0
     fuses_gathers: bool = True
     gathered_weight: CastCost | None = None
@@ -83,12 +87,12 @@ class RecipeCost:
         return sum(self.cast_bytes.values()) / len(TENSORS)
 
 
-def not_by_default(library: str, name: str) -> str:
+def not_by_default(library: str, recipe: RecipeCost) -> str:
     """Why a recipe is not advised unless it is asked for by name; "" if it may be.
 
-    One is enough to rule it out: `delayed` of fp8core gains by cast kernels that no GPU has timed, and needs a call in each step.
+    Scales of earlier steps gain by cast kernels of fp8core that no GPU has timed, and need a call in each step.
     """
-    if library == FP8CORE and name == "delayed":
+    if library == FP8CORE and recipe.scaling != "dynamic":
         return "not the default: it rests on cast kernels that no GPU has timed"
     return ""
 

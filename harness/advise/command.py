@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.advise import libraries, measured
+from harness.advise import libraries, losses, measured
 from harness.advise.advice import Advice
 from harness.advise.asked_model import model_of, sizes
 from harness.advise.casts import ENGINE, LIBRARIES, not_by_default
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 
     from harness.advise.advice import Check
     from harness.advise.casts import RecipeCost
+    from harness.advise.decide import RecipeAdvice
     from harness.advise.model import Model
     from harness.advise.plan import Plan
     from harness.advise.rates import Rates
+    from harness.machine.hardware import Device
 
 USAGE = """\
 usage: python -m harness advise model=NAME [gpu=NAME] [KEY=VALUE ...] [--full]
@@ -56,6 +59,7 @@ gpus=N              all GPUs; how they are split is printed, or named:
 fp8_all_gather=auto|true|false      weights (FSDP), inputs (TP) gathered in
                     FP8; auto: if it gains
 head=bf16|fp8       the output head; its loss in FP8 was not judged
+train_tokens=N      of the whole training: which verdicts on losses count
 bf16_tokens_per_s=X measured in bf16, of one GPU
 runs=RUN,RUN        stored runs of that GPU: measured rates for assumed ones
 full=true, --full   the tables behind the answer
@@ -92,6 +96,7 @@ class Question:
     fp8_all_gather: str = key(default="auto", choices=GATHERS)
     head: str = key(default="bf16", choices=("bf16", "fp8"))
     bf16_tokens_per_s: float | None = key(span=(1e-9, LIMIT), unit="tokens/s of one GPU")
+    train_tokens: int | None = key(span=(1, 2**50))
     network_gb_s: float | None = key(span=(1e-9, LIMIT), unit="GB/s of one GPU")
     runs: str = key(default="")
     json: str = key(default="")
@@ -169,7 +174,11 @@ def answer(question: Question) -> Advice:
     whole, made_up = model_of(q.model, q.tokens, q.batch, q.seq, q.tp or 1)
     if q.head == "fp8":
         whole = head_in_fp8(whole)
-    split, said = layout(whole, q.gpus, q.dp, q.tp, q.pp, q.accumulation, q.schedule, q.node)
+    active = whole.active or whole.parameters
+    # How experts are split by tensor parallelism is not known, so that it is not planned either
+    tp = 1 if whole.experts and q.tp is None and q.gpus is not None else q.tp
+    sized = replace(whole, parameters=active)
+    split, said = layout(sized, q.gpus, q.dp, tp, q.pp, q.accumulation, q.schedule, q.node)
     batch, seq = 1, max(1, whole.tokens)  # all of a forward pass, however many sequences they are
     if isinstance(q.model, str) and q.model in MODELS:
         batch, seq = sizes(q.model, MODELS[q.model].max_seq, q.tokens, q.batch, q.seq)
@@ -186,6 +195,7 @@ def answer(question: Question) -> Advice:
     )
     model, plan = job.on_a_gpu(whole)
     if q.bf16_tokens_per_s is not None:
+        _check_rate(q.bf16_tokens_per_s, whole, device)
         tokens = whole.tokens * job.accumulation / (job.tp * job.pp)
         plan = replace(plan, bf16_step_s=tokens / q.bf16_tokens_per_s)
     recipes = libraries.candidates(q.library, plan.compiled)
@@ -203,13 +213,14 @@ def answer(question: Question) -> Advice:
     for name, recipe in recipes.items():
         why = libraries.unavailable(q.library, name, device.capability, plan.compiled)
         why = why or _cannot_send(recipe, q)
-        options.append(advise(model, rates, plan, recipe, why, GATHERS[q.fp8_all_gather]))
+        option = advise(model, rates, plan, recipe, why, GATHERS[q.fp8_all_gather])
+        options.append(replace(option, loss=losses.of(name, active, q.train_tokens)))
     checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
     careful = q.priority == "loss"
-    usual = [o for o in options if len(options) == 1 or not not_by_default(q.library, o.recipe.name)]
+    usual = [o for o in options if len(options) == 1 or not not_by_default(q.library, o.recipe)]
     chosen = best(usual, careful)
     head = {la.fqn for la in model.layers if la.is_head and not chosen.unavailable}
-    if head:
+    if head and not chosen.lossy:
         more = advise(
             head_in_fp8(model), rates, plan, chosen.recipe, fp8_all_gather=GATHERS[q.fp8_all_gather]
         )
@@ -221,12 +232,12 @@ def answer(question: Question) -> Advice:
         tuple(options),
         chosen,
         both_steps(model, rates, chosen.plan, chosen.recipe, chosen.converted),
-        None if chosen.unavailable else pays_from(model, rates, plan, chosen.recipe),
+        None if chosen.unavailable else pays_from(model, rates, _in_bf16(plan), chosen.recipe),
         gather_matters_from(model, rates, replace(plan, accumulation=1)),
         careful,
         tuple(checks),
         q.library,
-        more.step if head and head <= more.converted and more.verdict != OFF else None,
+        more.step if head and not chosen.lossy and _pays(head, more, chosen) else None,
         made_up=made_up,
         warnings=(said,) if said else (),
     )
@@ -236,6 +247,27 @@ def answer(question: Question) -> Advice:
     )
     memory = memory_of(model, int(device.memory_gib * 2**30), asked, q.gpus is not None, q.reduce)
     return replace(found, memory=memory)
+
+
+def _pays(head: set[str], more: RecipeAdvice, chosen: RecipeAdvice) -> bool:
+    """The head in FP8 as well brings something that can be seen."""
+    return head <= more.converted and more.verdict != OFF and more.step.value >= chosen.step.value + 0.005
+
+
+def _in_bf16(plan: Plan) -> Plan:
+    """Nothing goes around in FP8, so that what is left is gained by products."""
+    return replace(plan, gather_fp8=False, tp_gather_fp8=False)
+
+
+def _check_rate(tokens_per_s: float, model: Model, device: Device) -> None:
+    """A throughput that no such card reaches is refused: of another card, or of all GPUs together."""
+    flops = sum(layer.flops for layer in model.layers) + 3 * (model.other + model.attention)
+    peak = device.tflops.get("bf16", math.inf) * 1e12
+    if model.tokens and (most := peak * model.tokens / flops) < tokens_per_s:
+        raise UsageError(
+            f"bf16_tokens_per_s={tokens_per_s:g}: at the bf16 peak of the {device.key} one GPU reaches {most:.0f} tokens/s of "
+            f"{model.name}; expected the throughput of one GPU"
+        )
 
 
 def _cannot_send(recipe: RecipeCost, question: Question) -> str:

@@ -3,12 +3,11 @@
 A layer is converted if FP8 is predicted to be at least `LAYER_GAIN` times as fast, its casts counted; layers that read
 one cast of their input are judged together for it. So the filter can never make a model slower than bf16 by the same
 prediction. The advice is "on" only where the whole interval of the step's ratio lies above 1, and it gains `STEP_GAIN` or more; it is
-"off" where nothing is predicted to gain, or at most less than that; in between nobody can tell before something is measured.
+"off" where nothing is predicted to gain, or at most less than that, or the loss is known to be worse; in between nobody can tell before something is measured.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,20 +28,24 @@ if TYPE_CHECKING:
 
     from harness.advise.casts import RecipeCost
     from harness.advise.layer import LayerCost
+    from harness.advise.losses import Loss
     from harness.advise.model import Linear, Model
     from harness.advise.plan import Plan
     from harness.advise.rates import Rates
 
 # Of the steps that the advice is "on" for at least 95 % stay at 0.98 of bf16 or above where the rates err as they say, drawn
-# ones and those of each named model: `python tests/studies/margins.py`; docs/advise-accuracy.md has what it found.
+# ones and those of each named model: `python reports/studies/margins.py`; docs/advise-accuracy.md has what it found.
 LAYER_GAIN = 1.03
 STEP_GAIN = 1.02
 ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"
-POSITIVE = (ON, SOME)
+GATHER = "gather in FP8"  # the layers are converted for what is sent, and gain nothing by themselves
+POSITIVE = (ON, SOME, GATHER)
+# Rowwise steps under tensor parallelism: published ones span 0.847 to 1.10, and the model has missed them by as much
+# (reports/published/studies/speedups.md): what torch.compile makes of what is gathered there is not modelled.
+_ROWS_SPLIT = 0.84
 EXPOSED = 0.05  # of the step: communication that matters
 # docs/advise.md has why, with its sources
 HEAD = "the output head, whose loss in FP8 was not judged"
-_COARSE = ("tensorwise", "delayed")
 _SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
 _MOST_GPUS = 2**16
@@ -84,6 +87,8 @@ class RecipeAdvice:
         step: bf16 step over FP8 step with the chosen layers; 1 where there are none.
         everything: the same with every layer that can be converted.
         unavailable: why this GPU cannot run it; "" if it can.
+        by_gather: the chosen layers and their casts take longer than in bf16: what is gained is what goes around in FP8.
+        loss: what is known of its loss; None: nothing, or nobody asked.
     """
 
     recipe: RecipeCost
@@ -92,6 +97,8 @@ class RecipeAdvice:
     step: Ratio
     everything: Ratio
     unavailable: str = ""
+    by_gather: bool = False
+    loss: Loss | None = None
 
     @property
     def fp8_all_gather(self) -> bool:
@@ -110,16 +117,23 @@ class RecipeAdvice:
 
     @property
     def verdict(self) -> str:
-        """ "on", "only these layers", "off" or "can't tell": never positive where the interval of the step contains 1."""
+        """The same as `by_time`, and "off" where that is positive and the loss is known to be worse."""
+        return OFF if self.lossy else self.by_time
+
+    @property
+    def lossy(self) -> bool:
+        """It would be taken for its time, and its loss is known to be worse."""
+        return self.by_time in POSITIVE and self.loss is not None and self.loss.fails
+
+    @property
+    def by_time(self) -> str:
+        """One of `POSITIVE`, "off" or "can't tell": never positive where the interval of the step contains 1."""
         found = OFF if self.unavailable or not self.converted else verdict(self.step)
         if found != ON:
             return found
+        if self.by_gather:
+            return GATHER
         return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
-
-    @property
-    def is_coarse(self) -> bool:
-        """One scale a tensor."""
-        return self.recipe.name in _COARSE
 
     @property
     def narrowest(self) -> LayerAdvice | None:
@@ -141,6 +155,8 @@ class RecipeAdvice:
         """Why the recipe is not on although this GPU runs it; "" otherwise."""
         if self.verdict in POSITIVE or self.unavailable or not self.gains:
             return ""
+        if self.lossy and self.loss:
+            return f"{OFF}: its loss is worse ({self.loss.gap}, {self.loss.source})"
         slow = self.recipe.product_share
         slower = f", as they run at {slow:.0%} of tensorwise's rate" if slow < _SLOW else ""
         return f"{self.verdict}: {self.gains}{slower}"
@@ -196,16 +212,20 @@ def advise(
         ratio, converted = ratios[size], layer.fqn in chosen
         why = "" if converted else _why_not(layer, recipe, ratio, waits)
         layers.append(LayerAdvice(layer, layer_cost(layer, sent, rates), ratio, converted, why))
+    costs = [layer_cost(layer, recipe, rates) for layer in model.layers if layer.fqn in chosen]
+    bf16 = sum(sum(cost.bf16.values()) for cost in costs)
+    fp8 = sum(sum(part.values()) for cost in costs for part in (cost.fp8, cost.casts))
     step, everything = (
         speedup(model, rates, plan, recipe, names) if names else _NOTHING for names in (chosen, every)
     )
     if not model.whole:
-        # What is left out takes as long in both: the step gains at most this, and as good as nothing at least.
-        least = math.nextafter(1.0, 2.0)
-        step, everything = (
-            Ratio(each.value, min(least, each.low), each.value) for each in (step, everything)
-        )
-    return RecipeAdvice(recipe, tuple(layers), plan, step, everything, unavailable)
+        # What is left out takes as long in both: the step gains at most this, and perhaps nothing.
+        step, everything = (Ratio(each.value, min(1.0, each.low), each.value) for each in (step, everything))
+    elif plan.tp > 1 and not recipe.fuses_gathers:
+        step, everything = (replace(each, low=min(each.low, _ROWS_SPLIT)) for each in (step, everything))
+    return RecipeAdvice(
+        recipe, tuple(layers), plan, step, everything, unavailable, plan == coded and bf16 <= fp8
+    )
 
 
 def able(model: Model, recipe: RecipeCost) -> frozenset[str]:
@@ -288,7 +308,7 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
     """
     usable = [o for o in options if not o.unavailable] or list(options)
     if careful:
-        usable = [o for o in usable if not o.is_coarse and o.verdict != OFF] or usable
+        usable = [o for o in usable if not o.recipe.one_scale and o.verdict != OFF] or usable
     for words in (POSITIVE, (UNDECIDED,)):
         if found := [o for o in usable if o.verdict in words]:
             usable = found

@@ -70,7 +70,7 @@ def here() -> tuple[str, Device | None]:
 
 def rows_of_runs(runs: Sequence[str]) -> pd.DataFrame:
     """The rows of stored runs, of any machines."""
-    frame, _ = store.read_quietly([store.find_run(run) for run in runs])
+    frame = store.open_run([store.find_run(run) for run in runs])
     if frame.attrs["problems"]:
         raise UsageError(f"cannot read {frame.attrs['problems'][0]}; measure it again")
     return frame

@@ -25,6 +25,7 @@ TENSORWISE_AO = RecipeCost(
     "tensorwise",
     "compiler",
     {"input": CastCost(3, 3, forward=3), "weight": CastCost(5, 3, forward=5), "grad_output": CastCost(2, 4)},
+    one_scale=True,
     # A shard's amax and cast, by the gather, which recomputation does not repeat; codes transposed backward
     gathered_weight=CastCost(5, 2),
 )
@@ -57,11 +58,14 @@ DELAYED_TE = RecipeCost(
     "delayed",
     "kernels",
     {tensor: CastCost(4, kernels=1, forward=FORWARD[tensor] * 3) for tensor in TENSORS},
+    one_scale=True,
+    scaling="delayed",
 )
 CURRENT_TE = RecipeCost(
     "current",
     "kernels",
     {tensor: CastCost(6, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
+    one_scale=True,
 )
 BLOCK_TE = RecipeCost(
     "block",

@@ -104,6 +104,6 @@ def _fp8_rows(frame: pd.DataFrame, suite: str) -> Iterator[tuple[dict[str, Any],
 def alone(recipe: RecipeCost) -> RecipeCost:
     """The recipe of a layer that stands alone: the amax of its input takes a read of its own."""
     cast = recipe.casts["input"]
-    if recipe.by != "compiler" or recipe.name != "tensorwise":
+    if recipe.by != "compiler" or not recipe.one_scale or recipe.scaling != "dynamic":
         return recipe
     return replace(recipe, casts={**recipe.casts, "input": replace(cast, streamed=cast.streamed + 2.0)})

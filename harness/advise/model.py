@@ -113,6 +113,8 @@ class Model:
         blocks: repeated blocks, by the longest numbered list of modules.
         experts: it has grouped experts.
         whole: False where only the Linear layers are known, and neither attention nor what runs between.
+        example: its layers are called as in this project's model, and not as in the reader's.
+        active: parameters that a token meets, of experts only those it uses; 0: all of them.
         outside: what of all that lies outside of the blocks; None where that is not known.
     """
 
@@ -128,6 +130,8 @@ class Model:
     experts: bool = False
     whole: bool = True
     outside: Outside | None = None
+    example: bool = False
+    active: int = 0
 
     @property
     def width(self) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # figures are means over them.
 CASES = {"Linear": 4096, "RMSNorm -> Linear": 2 * 4096, "SwiGLU -> Linear": 14336}
 # recipe -> in each of the cases bytes an element beyond bf16 of input, weight, output gradient, counted by
-# `python tests/studies/compiled_casts.py`; a test holds them to its page.
+# `python reports/studies/compiled_casts.py`; a test holds them to its page.
 COUNTED = {
     "tensorwise": ((6.0, 8.0, 6.0), (2.0, 8.0, 6.0), (4.0, 8.0, 6.0)),
     "rowwise": ((6.0, 8.0, 6.0), (4.0, 8.0, 6.0), (0.0, 6.0, 6.0)),
@@ -39,36 +39,36 @@ COUNTED = {
 # (tritonbench pull request 1149). Blocks: 870 TFLOP/s, Triton on H100 (FBGEMM pull request 2546; 1126 for one scale by
 # Triton), over cuBLAS's 1403 on H100 (ml-engineering, MAMF table): fp8core multiplies blocks by Triton, one scale by cuBLAS.
 _BLOCKS = 870 / 1403
-_PRODUCT_SHARE = {"tensorwise": 1.0, "rowwise": 0.99, "1x128": _BLOCKS, "1x32": _BLOCKS}
-# recipe -> architectures that run it; why not elsewhere
-_ROWS = (("9.0", "10.0", "gfx942", "gfx950"), "rowwise kernels are known to work on these alone")
+_PRODUCT_SHARE = {"tensorwise": 1.0, "rowwise": 0.99, "1x128": _BLOCKS, "128x128": _BLOCKS, "1x32": _BLOCKS}
+# Granularity of products -> architectures that run them; why not elsewhere. None run the others in FP8.
+_NVIDIA = (("8.9", "9.0", "10.0", "12.0"), "fp8core's own kernel is for NVIDIA GPUs")
 _NEEDS = {
-    "rowwise": _ROWS,
-    "rowwise_with_gw_hp": _ROWS,
-    "blockwise": (("8.9", "9.0", "10.0", "12.0"), "fp8core's own kernel is for NVIDIA GPUs"),
+    "rowwise": (("9.0", "10.0", "gfx942", "gfx950"), "rowwise kernels are known to work on these alone"),
+    "1x128": _NVIDIA,
+    "128x128": _NVIDIA,
 }
-_AT_RISK = ("static",)  # a scale that is measured once is no general advice
 
 
 def candidates(compiled: bool) -> dict[str, RecipeCost]:
     """Every recipe of fp8core as it runs in that mode; of one from outside no rate is known that it could be predicted by."""
-    return {name: described(recipe, compiled) for name, recipe in RECIPES.own.items() if name not in _AT_RISK}
+    # A scale that is measured once is no general advice
+    return {n: described(recipe, compiled) for n, recipe in RECIPES.own.items() if recipe.scaling != "static"}
 
 
 def unavailable(name: str, capability: str, compiled: bool) -> str:
     """Why a GPU of that architecture cannot run a recipe in FP8, or not as `candidates` says; "" if it can."""
     if not compiled and capability.startswith("gfx"):
         return "fp8core's cast kernels are for NVIDIA GPUs: eager casts would be plain operators; take mode=compile"
-    if name == "mxfp8":
+    granularity = _granularity(RECIPES[name])
+    if granularity == "1x32":
         return "no backend of fp8core multiplies it in FP8 yet: it would be emulated"
-    needed, why = _NEEDS.get(name, ((capability,), ""))
+    needed, why = _NEEDS.get(granularity, ((capability,), ""))
     return "" if capability in needed else f"needs {', '.join(needed)}, this GPU is {capability}: {why}"
 
 
 def described(recipe: CoreRecipe, compiled: bool) -> RecipeCost:
     """One recipe; eager casts by kernels, compiled ones by generated code."""
-    # One scale a tensor needs no second product kernel; the finest granularity decides
-    granularity = next((g.granularity for g in recipe.gemms.values() if g.is_fp8), "tensorwise")
+    granularity = _granularity(recipe)
     # Codes are gathered where one scale a tensor lets FSDP do it, under tensor parallelism too. A shard is read, for its
     # amax too if the scale is new, and written as codes; gathered codes are transposed once, backward.
     first = recipe.gemms["output"].b
@@ -80,9 +80,23 @@ def described(recipe: CoreRecipe, compiled: bool) -> RecipeCost:
         fp8_gemms=tuple(name for name in GEMMS if recipe.gemms[name].is_fp8),
         kind=ROWWISE if granularity == "rowwise" else TENSORWISE,
         product_share=_PRODUCT_SHARE[granularity],
+        one_scale=all(gemm.granularity == "tensorwise" for gemm in recipe.gemms.values() if gemm.is_fp8),
+        scaling=recipe.scaling,
         fuses_gathers=granularity == "tensorwise",  # pytorch issue 149990
         gathered_weight=CastCost(3.0 + 2.0 * _whole(first), 2.0) if gathers else None,
     )
+
+
+def _granularity(recipe: CoreRecipe) -> str:
+    """One scale a tensor needs no second product kernel; the finest granularity of the first FP8 product decides."""
+    return next((gemm.granularity for gemm in recipe.gemms.values() if gemm.is_fp8), "tensorwise")
+
+
+def _layout(recipe: CoreRecipe) -> object:
+    """What the bytes of casts follow from: granularity and origin of each scale, and which tensors are cast once."""
+    pairs = [casts_of(recipe, tensor) for tensor in TENSORS]
+    each = [[cast and (cast.granularity, cast.scaling) for cast in pair] for pair in pairs]
+    return each, [first == second for first, second in pairs]
 
 
 def _fused(recipe: CoreRecipe, tensor: str) -> CastCost:
@@ -105,9 +119,10 @@ def _compiled(recipe: CoreRecipe, tensor: str) -> CastCost:
         strided = 3.0 + 2.0 * (along_0.granularity == "rowwise")
         streamed += 2.0 * _whole(along_0)
     kernels = (along_1 is not None) + _whole(along_1) + (along_0 is not None)
-    if recipe.name not in COUNTED or not streamed + strided:
+    counts = next((COUNTED[name] for name in COUNTED if _layout(RECIPES[name]) == _layout(recipe)), None)
+    if counts is None or not streamed + strided:
         return CastCost(streamed, strided, kernels, forward)
-    counted = (bytes_each[TENSORS.index(tensor)] for bytes_each in COUNTED[recipe.name])
+    counted = (bytes_each[TENSORS.index(tensor)] for bytes_each in counts)
     total = sum(map(operator.mul, CASES.values(), counted)) / sum(CASES.values())
     part = total / (streamed + strided)
     return CastCost(streamed * part, strided * part, kernels, min(forward, total))

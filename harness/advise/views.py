@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 WIDTH = 80
 _CODE_WIDTH = 78
 _NAME = 16  # columns
+# The output head in torchtitan, transformers and nanoGPT, Megatron, GPT-NeoX, and here
+HEADS = ("head", "lm_head", "output", "output_layer", "embed_out")
 _COLOURS = {decide.ON: "green", decide.OFF: "red", TOO_LARGE: "red"}
 
 
@@ -76,6 +78,8 @@ def code_of(found: Advice) -> str:
         return ""
     plan, gathers = found.plan, _picked(found, "library fp8_all_gather tp_fp8_all_gather schedule")
     gathers |= {"compiled": plan.compiled, "sharded": plan.dp > 1, "split": plan.tp > 1}
+    gathers["update_scales"] = found.chosen.recipe.scaling != "dynamic"
+    gathers["heads"] = HEADS if found.model.example else ()
     return as_code(found.chosen.recipe.name, found.left_out, **gathers)
 
 
@@ -88,11 +92,13 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) ->
         recipe: its name.
         left_out: what stays in bf16: last words of names under "words", whole ones under "names".
         setup: what else it must do: library (default fp8core), compiled, sharded (FSDP), fp8_all_gather (of its weights),
-            split (tensor parallelism), tp_fp8_all_gather (of its inputs), schedule (of precisions).
+            split (tensor parallelism), tp_fp8_all_gather (of its inputs), schedule (of precisions), update_scales (in
+            each step), heads (what an output head may be called, if the names are not those of the reader's model).
 
-    >>> print(as_code("delayed", {"words": ["k"], "names": []}, compiled=True))
+    >>> print(as_code("delayed", {"words": ["k"], "names": []}, compiled=True, update_scales=True))
     import fp8core
     LEFT_OUT = {'k'}  # last words of names
+    assert LEFT_OUT <= {n.rsplit(".", 1)[-1] for n, _ in model.named_modules()}
     takes = lambda module, fqn: fqn.rsplit(".", 1)[-1] not in LEFT_OUT
     fp8core.convert_to_float8_training(
         model, config='delayed', module_filter_fn=takes)
@@ -103,10 +109,14 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) ->
         fp8core.update_scales(model)
         optimizer.zero_grad()
     """
-    known = ["compiled", "sharded", "fp8_all_gather", "split", "tp_fp8_all_gather", "schedule"]
+    known = ["compiled", "sharded", "fp8_all_gather", "split", "tp_fp8_all_gather"]
+    known += ["schedule", "update_scales", "heads"]
     asked = {"library": "fp8core", **dict.fromkeys(known), **setup}
     template = _templates().overlay(finalize=None).get_template("code.py.j2")
-    code = template.render(recipe=recipe, s=asked, words=left_out["words"], names=left_out["names"])
+    heads = asked["heads"] or ()
+    words = [word for word in left_out["words"] if word not in heads]
+    asked["heads"] = heads if len(words) < len(left_out["words"]) else ()
+    code = template.render(recipe=recipe, s=asked, words=words, names=left_out["names"])
     return "\n".join(line for line in code.splitlines() if line.strip())
 
 
@@ -120,7 +130,8 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "gpu": found.device.key,
             "tokens": found.model.tokens,
             "decision": found.answer,
-            "decision_by_time": found.decision,
+            "decision_by_time": chosen.by_time,
+            "loss": chosen.loss,
             "recipe": chosen.recipe.name,
             **_picked(found, about),
             "not_measured": "; ".join(found.not_measured),
@@ -244,9 +255,9 @@ def _fit(inner: str, head: str, bare: bool = False) -> str:
 
 
 def _scaled(value: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "G")):
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size / 2:
+            return f"{value / size:.3g} {unit}"
     return f"{value * 1e6:.3g} us" if value < 1e-3 else f"{value:.2f}"
 
 

@@ -74,21 +74,12 @@ def _refuse(axes: Any, known: Collection[str] | None) -> None:
 
 @dataclass
 class PartConfig:
-    """One part of a sweep: a suite with its axes and arms, or another sweep, which is a run of its own."""
+    """One part of a sweep: a suite with its axes and arms."""
 
     suite: str = MISSING
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)  # names of shape sets, or "from_model"
     arms: list[str] = field(default_factory=list)  # empty: all arms of the suite
-    # Of a part that is a sweep (`harness.cli.parts`):
-    sweep: str | None = None
-    about: str = ""
-    overrides: dict[str, Any] = field(default_factory=dict)  # of its command line
-    small: dict[str, Any] = field(default_factory=dict)  # more of them in a rehearsal on a CPU
-    priority: int = 0  # the lowest is started first; then by the order of the file
-    estimate_s: float | None = (
-        None  # started only where the slot has so much left, cut off after 1.4 times as much
-    )
 
 
 @dataclass
@@ -125,15 +116,12 @@ class SweepConfig:
     peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
     cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)  # of every part that is a sweep
-    small: dict[str, Any] = field(default_factory=dict)  # likewise, where the device is a CPU: a rehearsal
     model: Any = None  # a name of harness.training.models, the path of a config.json, or `model._target_=my.module.build` with its arguments
     data: str | None = None  # a name of harness.training.data
     data_path: str | None = None
     ceilings: str | None = None  # id or folder of a run of sweep=ceilings, for axes.convert=advised
     schedule: str | None = None  # of the precision, see fp8core.schedule
     train: TrainConfig = field(default_factory=TrainConfig)
-    bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
     ranks: int | None = None  # processes of the suites that run in several: short for axes.ranks
     workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
     timing: Timing = field(default_factory=Timing)
@@ -344,21 +332,20 @@ def _register(chosen: str, known: dict[str, Path]) -> None:
         node["name"] = name
         node["question"] = question(known[name])
         given: Any = OmegaConf.to_container(node, resolve=False)
-        _refuse_reading([v for k, v in given.items() if str(k).partition(".")[0] not in _PLACES], known[name])
+        _refuse_reading([v for k, v in given.items() if str(k).partition(".")[0] != "hydra"], known[name])
         store.store(group="sweep", name=name, node=node, package="_global_")
 
 
 # What a sweep's file may fill in: another key, or a value by the device. A resolver such as oc.env reads the machine of
-# whoever runs the file, and what it reads would be stored and published.
+# whoever runs the file; what it reads would be stored and published, wherever another key takes it over.
 _FILLED_IN = re.compile(r"\$\{(?!on_device:|[\w.\[\]]+\})")
-_PLACES = ("results_dir", "reports_dir", "data_path", "hydra")
 
 
 def _refuse_reading(value: Any, path: Path) -> None:
-    """Refuses a text of a sweep's file that reads what is not in the file; names of folders alone may."""
+    """Refuses a text of a sweep's file that reads what is not in the file."""
     if isinstance(value, str) and (found := _FILLED_IN.search(value)):
         raise UsageError(
-            f"{path}: {value[found.start() :][:60]!r} stands in {', '.join(_PLACES)} alone; write the value"
+            f"{path}: {value[found.start() :][:60]!r} reads the machine, which the command line alone may; write the value"
         )
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _refuse_reading(each, path)
@@ -392,12 +379,7 @@ def _normalise(word: str) -> str:
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     inside = rest[1:] if root == "parts" else [root, *rest]
-    opens = (
-        root == "model"
-        or inside[:1] == ["axes"]
-        or (inside[:1] in (["overrides"], ["small"]) and len(inside) > 1)
-    )
-    return "++" + word.lstrip("+") if opens else word
+    return "++" + word.lstrip("+") if root == "model" or inside[:1] == ["axes"] else word
 
 
 def _refuse_unknown(key: str) -> None:

@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
         )
     frames = []
     for run in runs:
-        frame, _ = store.read_quietly(store.find_run(run, options.results_dir))
+        frame = store.open_run(store.find_run(run, options.results_dir))
         if frame.attrs["problems"]:
             raise UsageError(f"cannot read {frame.attrs['problems'][0]}; measure it again")
         if not len(frame):

@@ -172,6 +172,4 @@ def _plan(line: list[str]) -> None:
     from harness.machine import environment
     from harness.suites import SUITES
 
-    config = load(line, environment.device_kind).config
-    if not any(part["sweep"] for part in config["parts"].values()):
-        make_plan(config, SUITES)
+    make_plan(load(line, environment.device_kind).config, SUITES)

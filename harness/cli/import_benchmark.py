@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.benchmark_files import SUITE, environment_of, read_document, write_run
+from harness.gate.benchmark_files import environment_of, read_document, write_run
+from harness.gate.figures import SUITE
 from harness.store.errors import UsageError
 from harness.store.words import key, options_of, word
 

@@ -102,7 +102,7 @@ def _prepare(to_hydra: Sequence[str], folder: Path) -> None:
             compose("shards", list(to_hydra), return_hydra_config=True)
     except HydraException as error:
         raise UsageError(
-            f"{' '.join(to_hydra)}: {one_line(error)}; pip install 'fp8-harness[joblib]', [slurm] or [ray] brings launchers"
+            f"{' '.join(to_hydra)}: {one_line(error)}; in a checkout pip install -e '.[joblib]', [slurm] or [ray] brings launchers"
         ) from error
 
 
@@ -149,7 +149,7 @@ def _outcome(folder: Path, before: dict[shards.Shard, object], reports_dir: Path
         )
     else:  # what the launcher wrote names folders and hosts
         shutil.rmtree(folder / run_files.LAUNCH, ignore_errors=True)
-    rows = store.read_quietly(folder)[0]
+    rows = store.open_run(folder)
     if len(rows):
         sys.stdout.write(f"report   {write_report([folder], reports_dir / f'{folder.name}.html').html}\n")
     return 2 if missing else int((rows["status"] == "failed").any())

@@ -51,12 +51,6 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
     """
     config, console = request.config, Console(file=raw_output.stream())
     with device_lock.held([gpu.uuid for gpu in gpus], waits=shard is not None):
-        if config["bisect"] is not None:
-            from harness.cli import bisection  # it trains: not needed by any other command
-
-            for line in bisection.run(plan, config["bisect"], config["device"], console.print):
-                sys.stdout.write(line + "\n")
-            return 0
         fetch(c.case for c in plan.cases if c.runnable)
         if config["isolate"]:
             modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
@@ -289,9 +283,9 @@ def _tell(folder: Path, judged: bool = True) -> int:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong; returns how
     many rows of the run have failed.
     """
-    frame, others = store.read_quietly(folder)
+    frame = store.open_run(folder)
     problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
-    sys.stdout.write("".join(f"warning: {problem}\n" for problem in (*problems, *others)))
+    sys.stdout.write("".join(f"warning: {problem}\n" for problem in problems))
     verdicts = verdict.judge(frame)
     said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
     found = diagnosis.lines(diagnosis.findings(frame, verdicts))

@@ -101,7 +101,7 @@ def _folder(name: str, results_dir: Path) -> Path:
     if name == "last":
         from harness.engine.run_folder import newest_first
 
-        return (newest_first(results_dir) or [results_dir / "last"])[0]
+        return (newest_first(results_dir)[0] or [results_dir / "last"])[0]
     if Path(name).is_dir():
         return Path(name)
     found = sorted(path for path in results_dir.glob(f"**/{glob.escape(name)}") if _files(path))

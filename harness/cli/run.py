@@ -43,10 +43,6 @@ def run_request(request: Request) -> int:
         from harness.judge.fleet.judge import refuse_shares
 
         refuse_shares(config, shares)
-    if config["bisect"] is not None:
-        from harness.cli import bisection  # it trains: not needed by any other command
-
-        bisection.check(plan, config["bisect"], config["resume"])
     made_up = list(_made_up_batches(plan))
     if not config["dry_run"] or config["resume"]:
         from harness.cli import measure  # pandas, a pool, a report

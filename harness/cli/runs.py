@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from harness.engine import watch
 from harness.engine.run_folder import newest_first
+from harness.engine.runlog import notes, progress
 from harness.machine import terminal
 from harness.report import standings, verdicts
 from harness.report.render import render_sections
@@ -54,18 +55,17 @@ def main(argv: Sequence[str]) -> int:
     if (options := options_of(Words, argv)) is None:
         return 0
     reports = Path(options.reports_dir)
-    folders = newest_first(Path(options.results_dir), "**")
+    folders, older = newest_first(Path(options.results_dir), "**", options.last)
     if not folders:
         raise UsageError(f"no run in {options.results_dir}; measure first: python -m harness sweep=quick")
-    runs = [seen(folder, reports) for folder in folders[: options.last]]
-    older = len(folders) - len(runs)
+    runs = [seen(folder, reports) for folder in folders]
     out, index = terminal.console(), reports / "index.html"
     for run in runs:
         terminal.say(out, f"{run.run_id}  {run.state}  {run.began}  {run.subject}")
         for line in filter(None, (run.says, run.page)):
             terminal.say(out, f"    {line}")
     if older:
-        terminal.say(out, f"{older} older: last={len(folders)} shows them")
+        terminal.say(out, f"{older} older: last={len(runs) + older} shows them")
     columns = (
         Column("run", lambda r: Cell(r.subject, href=f"{quote(r.run_id)}.html" if r.page else "")),
         *(Column(name, name) for name in ("says", "state", "began", "run_id")),
@@ -85,8 +85,7 @@ def main(argv: Sequence[str]) -> int:
 def seen(folder: Path, reports: Path) -> Seen:
     """What is to be said of one run."""
     about = run_state.about(folder)
-    gone = any(part.state == "gone" for part in watch.look(folder))
-    state = "gone: its process ended without a word" if gone else str(about.get("state", run_state.UNKNOWN))
+    state = progress(notes(folder), time.time()) or str(about.get("state", run_state.UNKNOWN))
     began = str(about.get("started_at", ""))[:16].replace("T", " ")
     page = reports / f"{folder.name}.html"
     shown = os.fspath(page) if page.exists() else ""

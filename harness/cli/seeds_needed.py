@@ -27,7 +27,6 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     training = [c for c in (*plan.cases, *plan.elsewhere) if hasattr(c.suite, "check_request")]
     if not training or config["train"].get("judge") is False:
         return
-    from harness.engine.watch import duration
     from harness.judge.verdict import rows, stored_noise
 
     request: dict[str, tuple[dict[str, Any], Counter[str]]] = {}
@@ -37,11 +36,13 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, Counter()))
         arms.update(planned.runnable)
     folders = _runs(rows.SUITE, Path(config["results_dir"]), PUBLISHED)
+    from harness.engine.runlog import duration  # Parquet
+
     stored = []
     if folders:
         from harness import store  # pandas
 
-        stored = rows.setups(store.read_quietly(folders)[0])
+        stored = rows.setups(store.open_run(folders))
     runs = [(axes, arm, n) for axes, arms in request.values() for arm, n in arms.items()]
     took = [(n, stored_noise.seconds(stored, axes, arm)) for axes, arm, n in runs]
     known, total = sum(n for n, each in took if each), sum(n for n, _ in took)
@@ -62,10 +63,10 @@ def _runs(suite: str, *places: Path) -> list[Path]:
             file.resolve(): file for place in places for file in run_files.below(place, run_files.ABOUT)
         }.values()
     ):
+        config = run_files.read_about(file.parent).get("config", {})
         try:
-            config = json.loads(file.read_text())["config"]
             suites = {config["suite"], *(part["suite"] for part in config["parts"].values())}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (TypeError, KeyError, AttributeError):
             continue  # another program's, or a shard's whole
         if suite in suites:
             found[file.parent.resolve()] = file.parent

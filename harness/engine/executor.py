@@ -311,7 +311,7 @@ class _Run:
                 raise _StoppedError
             self._partial.pop(planned.case.case_id, None)
             try:
-                self.writer.append(rows, _env_of(place))
+                rows = self.writer.append(rows, _env_of(place))
             except OSError as error:
                 raise _DiskError(error.strerror) from error
             self.outcome.statuses.update(r.status for r in rows)

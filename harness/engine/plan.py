@@ -184,16 +184,11 @@ def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> 
     """Let each suite see all that is asked of it; `train.judge=false` asks for no verdict."""
     from harness.timing.workload import check_request
 
-    judge, bisected = (config.get("train") or {}).get("judge"), config.get("bisect")
-    if judge is False and bisected is not None:
-        raise UsageError(f"bisect={bisected} asks the verdict: leave train.judge=false out")
+    judge = (config.get("train") or {}).get("judge")
     runs: dict[str, dict[Case, set[str]]] = {}  # by suite: parts may share out the seeds of one set-up
     suites = {planned.case.suite: planned.suite for planned in cases}
     for planned in cases:
-        arms = runs.setdefault(planned.case.suite, {}).setdefault(planned.case, set())
-        arms.update(planned.runnable)
-        if bisected is not None:  # a bisection trains the baselines of its own accord
-            arms.update(planned.suite.ARMS[arm].baseline or arm for arm in planned.runnable)
+        runs.setdefault(planned.case.suite, {}).setdefault(planned.case, set()).update(planned.runnable)
     checked = []
     for name, own in runs.items():
         with refusing(name, suites[name], "check_request"):
@@ -224,11 +219,6 @@ def _parts(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> list[_
         named = {config["suite"]: config}
     parts = []
     for name, part in named.items():
-        if part.get("sweep"):
-            raise UsageError(
-                f"sweep {config['name']!r} is made of sweeps, run one after the other on one machine; here name one of "
-                f"them: sweep={part['sweep']}"
-            )
         suite, shapes = part["suite"], part["shapes"]
         if suite in ("???", None):
             raise unknown("part", name, (n for n, p in named.items() if p["suite"] not in ("???", None)))

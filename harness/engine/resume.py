@@ -29,7 +29,7 @@ def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -
         folder: of the run.
         conditions: (env_id, environment) of every device that would continue the run.
     """
-    rows, _ = store.read_quietly(folder)
+    rows = store.open_run(folder)
     ids, (_, now) = {env_id for env_id, _ in conditions}, conditions[0]
     found: list[str] = []
     for env_id, text in rows[["env_id", "env"]].drop_duplicates().itertuples(index=False):
@@ -43,12 +43,18 @@ def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -
 
 
 def _code_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The code is its content where both know it (a commit may change no code, and code without a commit), else the commit."""
+    """The code is its content where both know it (a commit may change no code, and code without a commit), else the commit.
+
+    That of extensions is their content alone; rows from before it was stored do not tell.
+    """
     if then.get("code") and now.get("code"):
         same = then["code"] == now["code"]
     else:
         same = then.get("git_commit") == now.get("git_commit")
-    return [] if same else [f"code of {_version(then)} -> {_version(now)}"]
+    found = [] if same else [f"code of {_version(then)} -> {_version(now)}"]
+    if "extensions" in then and then["extensions"] != now.get("extensions"):
+        found.append(f"code of extensions {then['extensions']} -> {now.get('extensions')}")
+    return found
 
 
 def _version(env: Mapping[str, Any]) -> str:
@@ -75,7 +81,7 @@ def stored_cases(folder: Path, plan: Plan) -> set[str]:
     Raises:
         UsageError: the run read another text; its numbers would not be comparable.
     """
-    rows, _ = store.read_quietly(folder)
+    rows = store.open_run(folder)
     _refuse_other_inputs(folder.name, rows, plan)
     waiting = rows["retryable"]
     stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
@@ -115,7 +121,7 @@ def _refuse_other_inputs(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
 
 def stored_arms(folder: Path, plan: Plan, done: set[str]) -> set[tuple[str, str]]:
     """(case id, arm) of the runs of trial suites that a run holds of unfinished cases already, for resume=."""
-    rows, _ = store.read_quietly(folder)
+    rows = store.open_run(folder)
     rows = rows[~rows["retryable"]]
     ours = {c.case.case_id for c in plan.cases if is_trial(c)} - done
     return {(i, arm) for i, arm in zip(rows["case_id"], rows["arm"], strict=True) if i in ours}

@@ -8,6 +8,7 @@ import re
 import socket
 import tempfile
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,15 +133,31 @@ def chosen(
     return whole.name, folder, whole if goes_on else again
 
 
-def newest_first(folder: Path, pattern: str = "*/*") -> list[Path]:
-    """The runs among some folders of a results folder, by when they began; parts and shards belong to theirs."""
-    every = {store.run_folder(file) for file in run_files.below(folder, run_files.ABOUT, pattern)}
-    began = {
-        run: str(about["started_at"])
-        for run in every
-        if not every.intersection(run.parents) and (about := run_state.about(run)).keys() >= _OF_A_RUN
-    }
-    return sorted(began, key=began.__getitem__, reverse=True)
+def newest_first(folder: Path, pattern: str = "*/*", most: int = 1) -> tuple[list[Path], int]:
+    """The newest runs among some folders of a results folder, by when they began; parts and shards belong to theirs.
+
+    A file is no older than the run that it tells of, so that no more of them are read than may be among the newest.
+
+    Returns:
+        The runs, at most `most`, and how many folders are left that hold a run or look like one.
+    """
+    written: dict[Path, float] = {}
+    for file in run_files.below(folder, run_files.ABOUT, pattern):
+        run = store.run_folder(file)
+        written[run] = max(written.get(run, 0.0), file.stat().st_mtime)
+    began: dict[Path, str] = {}
+    left = sorted((run for run in written if not written.keys() & set(run.parents)), key=written.__getitem__)
+    while left and (len(began) < most or sorted(began.values())[-most] <= _at(written[left[-1]])):
+        run = left.pop()
+        if (about := run_state.about(run)).keys() >= _OF_A_RUN:
+            began[run] = str(about["started_at"])
+    newest = sorted(began, key=began.__getitem__, reverse=True)
+    return newest[:most], len(newest[most:]) + len(left)
+
+
+def _at(seconds: float) -> str:
+    """Seconds since 1970 as `started_at` has them, a second later: file systems round."""
+    return datetime.fromtimestamp(seconds + 1, UTC).isoformat()
 
 
 def of_run(config: dict[str, Any], env: Mapping[str, Any]) -> Path:
@@ -152,7 +169,7 @@ def of_run(config: dict[str, Any], env: Mapping[str, Any]) -> Path:
     if config["resume"] and config["run_id"]:
         raise UsageError("resume= names the run already: leave run_id= out")
     if config["resume"] == LAST:
-        if runs := newest_first(Path(config["results_dir"]) / config["name"], "*"):
+        if runs := newest_first(Path(config["results_dir"]) / config["name"], "*")[0]:
             return runs[0]
     elif config["resume"]:
         folder = store.find_run(config["resume"], config["results_dir"])
@@ -226,7 +243,6 @@ _SETTINGS = (
     "arms",
     "cases",
     "parts",
-    "overrides",
     "model",
     "data",
     "schedule",
@@ -236,8 +252,7 @@ _SETTINGS = (
 )
 
 
-# Of each part; its title, order and time may change between slots.
-_SETTINGS_OF_A_PART = ("sweep", "overrides", "small", "suite", "axes", "shapes", "arms")
+_SETTINGS_OF_A_PART = ("suite", "axes", "shapes", "arms")
 
 
 def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:

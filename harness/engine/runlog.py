@@ -1,4 +1,4 @@
-"""What a run tells those who wait for it: `_run.log` in its folder, and `_progress.json`, which `watch` reads.
+"""What a run tells those who wait for it: `_run.log` in its folder, and `_progress.json`, which `runs` reads.
 
 Both are for people. Neither is read to decide anything, and a disk that refuses them costs no row: the store says so.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from harness.machine import raw_output
@@ -20,15 +22,18 @@ from harness.machine.terminal import printable
 from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
 from harness.store.private import public
+from harness.store.text import done
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from harness.engine.stages import Frame
     from harness.store.measurement import Measurement
 
 EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
+SILENT_S = 120.0  # without a sign of life it is said how long ago the last one was
+GONE = "gone"  # of a process of this host that ended without a word
 
 _log = logging.getLogger("harness.cli.run")
 
@@ -42,10 +47,9 @@ class LoggingWriter(RunWriter):
 
     def append(
         self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
-    ) -> None:
+    ) -> list[Measurement]:
         """Append rows like `RunWriter.append`; report them once they are durable."""
-        rows = list(measurements)
-        super().append(rows, env)
+        rows = super().append(measurements, env)
         self.statuses.update(row.status for row in rows)
         for row in rows:
             about = f"{row.case_id} {row.suite} {row.arm} {row.metric}"
@@ -55,6 +59,7 @@ class LoggingWriter(RunWriter):
                 _log.warning("%s skipped: %s", about, row.reason)
             else:
                 _log.debug("%s = %s", about, row.value)
+        return rows
 
 
 class ProgressFile:
@@ -87,11 +92,77 @@ class ProgressFile:
             "written": self._last,
             "statuses": dict(self._writer.statuses),
         }
-        target = self._writer.folder / run_files.PROGRESS
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        with suppress(OSError):
-            temporary.write_text(json.dumps(public(about | self._state)) + "\n")
-            temporary.replace(target)
+        with suppress(OSError), run_files.written(self._writer.folder / run_files.PROGRESS) as file:
+            file.write(json.dumps(public(about | self._state)).encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a run or one shard of it last said: `share` of `total` cases is done; `written` in seconds since 1970."""
+
+    state: str
+    total: int
+    share: float
+    text: str
+    written: float
+
+
+def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Note]:
+    """What a run said last; of one that is spread, what the shards of its latest spread said.
+
+    Nothing is asked of the processes, which may be on other machines, but of one on this machine whether it lives.
+
+    Args:
+        folder: of the run.
+        asked: when a process of this host began, None where it is gone.
+    """
+    spreads: dict[str, list[Note]] = {}
+    for path in (folder, *sorted(folder.glob("shard-*-of-*"))):
+        spread = re.fullmatch(r"shard-\d+-of-(\d+)", path.name) if path != folder else None
+        if (note := _note(path / run_files.PROGRESS, asked)) is not None:
+            spreads.setdefault(spread[1] if spread else "", []).append(note)
+    return max(spreads.values(), key=lambda every: max(note.written for note in every), default=[])
+
+
+def _note(file: Path, asked: Callable[[int], int | None]) -> Note | None:
+    try:
+        said = run_files.read_object(file)
+        state, here = str(said["state"]), said["host"] == this_host() != ""
+        if state == "running" and here and asked(int(said["pid"])) != said["began"]:
+            state = GONE
+        share, text = float(said["share"]), str(said.get("message") or said.get("text", ""))
+        return (
+            Note(state, int(said["total"]), share, text, float(said["written"])) if 0 <= share <= 1 else None
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None  # not there yet, or not ours
+
+
+def progress(every: Iterable[Note], now: float) -> str:
+    """How far a run is, in words; "" where none of its processes runs, or should."""
+    every = list(every)
+    if any(note.state == GONE for note in every):
+        return f"{GONE}: its process ended without a word"
+    if not (running := [note for note in every if note.state == "running"]):
+        return ""
+    total = sum(note.total for note in every)
+    share = sum(note.total * note.share for note in every) / total if total else 0.0
+    silent = max(now - note.written for note in running)
+    said = [f"running, {done(share)} of {total} done" if total else "running", running[-1].text]
+    said += [f"last sign of life {duration(silent)} ago"] if silent > SILENT_S else []
+    return "; ".join(filter(None, said))
+
+
+LONGEST_S = 1e12  # a note may say any number
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(3725), duration(65.4)
+    ('1:02:05', '0:01:05')
+    """
+    return str(timedelta(seconds=round(max(-LONGEST_S, min(seconds, LONGEST_S)))))
 
 
 class RawOutput:
@@ -140,9 +211,11 @@ class _File(logging.FileHandler):
 @contextmanager
 def log_to(folder: Path, lowest: int) -> Iterator[None]:
     """Adds what happens within to the run's log, a line each: time (UTC), process, level, what."""
-    whole = logging.getLogger("harness")
+    whole, path = logging.getLogger("harness"), folder / run_files.LOG
     try:
-        handler = _File(folder / run_files.LOG, encoding="utf-8")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError("a pipe would be waited for, and a link may lead to another's file")
+        handler = _File(path, encoding="utf-8")
     except OSError:
         yield
         return

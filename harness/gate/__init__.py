@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from harness.gate.options import SWEEP, Exit, GateError, Options
 from harness.machine import raw_output
 from harness.store.errors import UsageError
-from harness.store.text import some
 from harness.store.words import options_of
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ def _measure_one(options: Options, policy: Policy) -> Answer | None:
 def _measure_two(options: Options) -> Answer | None:
     """Measures this work tree and another commit by a sweep or a command, and judges."""
     from harness.gate import trees
-    from harness.gate.command import contained
+    from harness.gate.command import NothingElseError, contained
     from harness.gate.policy import DEFAULT, as_given
     from harness.gate.render import Answer
     from harness.gate.sweeping import Sweeping
@@ -188,23 +187,30 @@ def _measure_two(options: Options) -> Answer | None:
     # What the gate itself writes below the user's root is part of neither side.
     files = (options.results_dir / "gate", options.json, options.markdown, options.junit, options.comment)
     written = [place for file in files if by_command and file and (place := trees.below(root, file))]
-    measured = (".",) if by_command else trees.MEASURED
-    if not options.even_if_equal and trees.same_code(root, commit, measured, written):
-        return _same(f"{'all files' if by_command else ', '.join(measured)} are the same in {commit[:10]}")
     with ExitStack() as stack:
         if by_command:
             stack.enter_context(contained())
         baseline = stack.enter_context(trees.work_tree(root, commit))
+        if not (by_command or options.even_if_equal):
+            there, here = (trees.walk(tree, trees.MEASURED) for tree in (baseline, root))
+            if not trees.differing(there, here):
+                return _same(f"{', '.join(trees.MEASURED)} are the same in {commit[:10]}")
         judges = (DEFAULT, ()) if by_command else (root / trees.POLICY, trees.JUDGES)
         base = trees.base_of(root, baseline, options.policy, *judges)
         policy = as_given(base.policy, options)
         sides = {"baseline": baseline, "candidate": root}
         instrument: Instrument = Sweeping(sides, _words(options), policy.blocks, options.alone, base.clock)
         if by_command:
-            commanded = instrument = _commanded(options, stack, root, baseline, written)
-            if not (commanded.proof.changed or options.accept_changed_benchmark or options.even_if_equal):
-                return _same(f"only documents, tests and benchmarks differ between {commit[:10]}")
-        return Answer.of(_session(options, policy, instrument, notes=base.notes).run())
+            commanded = _commanded(options, stack, root, baseline, commit, written)
+            if commanded is None:
+                return _same(f"all files are the same in {commit[:10]}")
+            instrument = commanded
+        try:
+            return Answer.of(_session(options, policy, instrument, notes=base.notes).run())
+        except NothingElseError as error:
+            return _same(
+                f"but for {error}, new files of the benchmark, all files are the same in {commit[:10]}"
+            )
 
 
 def _same(what: str) -> Answer:
@@ -214,45 +220,47 @@ def _same(what: str) -> Answer:
 
 
 def _commanded(
-    options: Options, stack: ExitStack, root: Path, baseline: Path, written: Sequence[str]
-) -> Commanded:
-    """A command, with work trees of its own for both sides: HEAD with what is not committed copied in is the candidate."""
+    options: Options, stack: ExitStack, root: Path, baseline: Path, commit: str, written: Sequence[str]
+) -> Commanded | None:
+    """A command, with work trees of its own for both sides: HEAD with what is not committed copied in is the candidate.
+
+    None where both hold the same, and so does the checkout.
+    """
     from harness.gate import trees
-    from harness.gate.command import OUT, SHELL, Commanded, named_paths
-    from harness.gate.tree_proof import Trees, is_code, is_test, may_be_code
+    from harness.gate.command import SHELL, Commanded, named_paths
+    from harness.gate.ran import Ran, Side
 
     if shutil.which(SHELL[0]) is None:
         raise GateError(Exit.USAGE, "--command runs in bash, for its pipefail, and there is none: install it")
     head = trees.commit_to_compare(root, "HEAD", tip=True)
     candidate = stack.enter_context(trees.work_tree(root, head))
-    trees.copy_changes(root, candidate, written)
+    for tree, of in ((baseline, commit), (candidate, head)):
+        trees.add_submodules(root, tree, of)
+    copied = trees.copy_changes(root, candidate, written)
     sides = {"baseline": baseline, "candidate": candidate}
-    files = {name: trees.files_of(tree, written) for name, tree in {**sides, "original": root}.items()}
+    walks = {name: Side(tree, trees.walk(tree, left_out=written)) for name, tree in sides.items()}
     inside = str(Path.cwd().resolve().relative_to(root))
     command = str(options.command)
-    named = named_paths(command, inside) if OUT in command else ()
-    changed = trees.differing(baseline, candidate, files["baseline"] | files["candidate"])
-    benchmark = [name for name in changed if is_test(name) or name in named]
-    code = frozenset(name for name in changed if is_code(name)).difference(benchmark)
-    if options.accept_changed_benchmark:
-        benchmark = []
-    elif either := [n for n in benchmark if any(may_be_code(n, files[side]) for side in sides)]:
-        raise GateError(
-            Exit.INCONCLUSIVE,
-            f"{some(either, 5)} may be the benchmark, which the base commit's has to judge, or the code; "
-            "--accept-changed-benchmark judges each side by its own",
-        )
-    trees.replace_files(baseline, candidate, benchmark)
+    ran = Ran(
+        walks,
+        root,
+        frozenset(n for n in named_paths(command, inside) if any(s.is_text(n) for s in walks.values())),
+    )
+    if not (ran.sources or options.even_if_equal or trees.ignored(root)):
+        return None
     return Commanded(
         sides,
         ("--command", command),
         1,
         command,
-        Trees(sides, root, files, code),
+        ran,
         inside=inside,
         scratch=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-command-"))).resolve(),
-        commits={side: trees.commit_of(tree) for side, tree in sides.items()},
+        commits={
+            "baseline": {"git_commit": commit, "git_dirty": False},
+            "candidate": {"git_commit": head, "git_dirty": bool(copied)},
+        },
         setup=options.setup,
         unproven_ok=options.unproven_tree == "ok",
-        benchmark=benchmark,
+        own_benchmark=options.accept_changed_benchmark,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.gate.figures import SUITE
 from harness.gate.sides import load_side
 from harness.machine.environment import env_id
 from harness.store.case import Arm, Case
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
 
     from harness.gate.sides import Side
 
-SUITE = "pytest-benchmark"
+MILLISECONDS = {
+    "s": 1e3,
+    "seconds": 1e3,
+    "ms": 1.0,
+    "us": 1e-3,
+    "ns": 1e-6,
+}  # of the units of time that a file may state
 # Files of others by the keys that theirs have: google-benchmark 1.9, nvbench's JSON, asv's results, pyperf 2, hyperfine 1.
 _OTHERS = {
     "google-benchmark": {"context", "benchmarks"},
@@ -39,6 +46,7 @@ _OTHERS = {
     "hyperfine": {"results"},
 }
 ARM = "test"
+STATED = ("unit", "higher_is_better")
 
 
 def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"]) -> Side:
@@ -85,7 +93,7 @@ def write_run(
     writer = store.RunWriter(
         folder, run_id=run_id, sweep=SUITE, env_id=env_id(env), env=env, about=about, made_at=made_at
     )
-    writer.append(rows)
+    rows = writer.append(rows)
     writer.close("finished")
     return rows
 
@@ -124,7 +132,9 @@ def _require(value: Any, kind: type, what: str, path: Path) -> Any:
 
 
 def row_of(test: Any, path: Path) -> Measurement:
-    """One test's times, a single round.
+    """One test's figures, a single round, as times in ms: those of which higher is better as time a unit, and others as if seconds.
+
+    `unit` and `higher_is_better` may stand in the entry or in its extra_info; without them a figure is in seconds.
 
     Raises:
         UsageError: it lacks a name or times, or holds a time that is none.
@@ -132,7 +142,7 @@ def row_of(test: Any, path: Path) -> Measurement:
     _require(test, dict, "a benchmark", path)
     name = _require(test.get("fullname"), str, "'fullname' of a benchmark", path)
     stats = _require(test.get("stats"), dict, f"'stats' of {name}", path)
-    extra = _require(test.get("extra_info") or {}, dict, f"extra_info of {name}", path)
+    extra = dict(_require(test.get("extra_info") or {}, dict, f"extra_info of {name}", path))
     if not stats.get("data") and "median" not in stats:
         raise UsageError(f"{path}: a benchmark without 'median' and without 'data': {name}")
     data = _require(stats.get("data") or [stats["median"]], list, f"stats.data of {name}", path)
@@ -142,6 +152,20 @@ def row_of(test: Any, path: Path) -> Measurement:
         raise UsageError(
             f"{path}: {name} holds a time that is not a positive number: {min(data):g} s among {len(data)}"
         )
+    about = {
+        **{key: extra.pop(key) for key in STATED if key in extra},
+        **{key: test[key] for key in STATED if key in test},
+    }
+    unit, higher = about.get("unit"), about.get("higher_is_better", False)
+    if not (unit is None or isinstance(unit, str)) or not isinstance(higher, bool):
+        raise UsageError(
+            f"{path}: {name} has unit {unit!r} and higher_is_better {higher!r}; expected a text, and true or false"
+        )
+    said = {"better": "higher" if higher else "lower", **({"unit": unit} if unit else {})}
+    if not higher and unit in MILLISECONDS:
+        data, said["unit"] = [s * MILLISECONDS[unit] for s in data], "s"
+    else:
+        data = [1e3 / s if higher else 1e3 * s for s in data]
     case = Case.of(SUITE, {"test": name, "group": str(test.get("group") or "")})
     return Measurement(
         suite=SUITE,
@@ -154,9 +178,11 @@ def row_of(test: Any, path: Path) -> Measurement:
         regime="isolated",
         resolved={
             "timed": "one call of the test's function, by pytest-benchmark",
+            "iterations": stats.get("iterations"),
+            **(said if about else {}),
             **({"extra_info": extra} if extra else {}),
         },
-        samples=tuple(1e3 * s for s in data),
+        samples=tuple(data),
         rounds=(0,) * len(data),
         timing={
             "method": "pytest-benchmark",

@@ -1,9 +1,9 @@
 """Command: rounds of a user's benchmark command in two work trees, one fresh process after the other.
 
 The command is a shell line. Where it holds `{out}`, it writes pytest-benchmark JSON there and each benchmark is a unit by
-its fullname; without `{out}` its wall time is the only unit. A round runs the command once a side, in random order. Each
-run has to prove which tree it ran (`harness.gate.tree_proof`), that the change was in what ran, and that it left both trees
-as they were. Neither tree is the user's checkout itself, so that an import from the checkout shows.
+its fullname; without `{out}` its wall time is the only unit. A round runs the command once a side, in random order. What
+its processes read says which files are the benchmark and which the code, and that a change ran (`harness.gate.ran`); each
+run has to leave both trees as they were. Neither tree is the user's checkout itself, so that a file of the checkout shows.
 
 The benchmark is part of the judge: where a change touches it, the base commit's stands in both trees, unless the user
 accepts that each side is judged by its own.
@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import psutil
 
-from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_document, row_of
+from harness.gate.benchmark_files import ARM, environment_of, read_document, row_of
+from harness.gate.figures import SUITE, WHOLE
 from harness.gate.options import Exit, GateError
+from harness.gate.ran import RECORDER, Ran
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
-from harness.gate.tree_proof import RECORDER, Proof, Trees, read_modules, unproven
-from harness.gate.trees import content, replace_files
+from harness.gate.trees import digest
 from harness.machine.environment import env_id
 from harness.machine.processes import MARK, interruptible, marked
 from harness.store.case import Arm, Case
@@ -47,25 +48,34 @@ if TYPE_CHECKING:
 
 
 KILLER = "import sys\nfrom harness.machine.processes import kill_marked\nsys.stdin.read()\nkill_marked(sys.argv[1])\n"
-VARIABLE, OPENED = "HARNESS_GATE_RECORD", "HARNESS_GATE_OPENED"  # of the recorder
+VARIABLE, TREE = "HARNESS_GATE_RECORD", "HARNESS_GATE_TREE"  # of the recorder
 SHELL = ("bash", "-o", "pipefail", "-c")
+TICK_S = 0.01  # between two looks at what runs
 ENDING_S = 1.0  # for helpers, as multiprocessing's tracker, to see that their parent has ended
 # Exit codes of a program's own; beyond: not executable, not found, ended by a signal
 ORDINARY = range(1, 126)
 
 
 class Fault(NamedTuple):
-    """Why a run did not work: by an exit code of its own, or without a benchmark, which says that its code is broken; or, where
-    `ended`, by a signal, as it could not be started, or as what it started had not ended."""
+    """Why a run did not work: by an exit code of its own, which says that its code is broken; or, where `ended`, by a signal, as
+    it could not be started, as what it started had not ended, or as it ended well and had written no benchmark."""
 
     reason: str
     ended: bool = False
 
 
 def run_shell(
-    line: str, folder: Path, timeout_s: float | None, output: Path, env: dict[str, str]
-) -> tuple[float, Fault | None]:
+    line: str, folder: Path, timeout_s: float | None, output: Path, env: dict[str, str], programs: dict[int, Path] | None = None
+) -> tuple[float, Fault | None]:  # fmt: skip
     """Runs a shell line in a group of its own; returns its seconds and its fault, None where it worked.
+
+    Args:
+        line: for bash.
+        folder: where it runs.
+        timeout_s: after which it is ended.
+        output: file for what it writes to standard output; that of standard error is beside it.
+        env: its environment.
+        programs: takes the programs of its processes, by their numbers.
 
     Raises:
         subprocess.TimeoutExpired: it was ended as the time was over.
@@ -75,14 +85,19 @@ def run_shell(
     if timeout_s is not None and timeout_s <= 0:
         raise subprocess.TimeoutExpired(line, timeout_s)
     waited, left = 0.0, ""
-    with output.open("wb") as file:
+    with output.open("wb") as file, errors_of(output).open("wb") as errors:
         begun = time.perf_counter()
         process = subprocess.Popen(
-            [*SHELL, line], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            [*SHELL, line], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=errors,
             start_new_session=True,
         )  # fmt: skip
         try:
-            code = process.wait(None if timeout_s is None or math.isinf(timeout_s) else timeout_s)
+            code = _wait(
+                process,
+                line,
+                math.inf if timeout_s is None else timeout_s,
+                {} if programs is None else programs,
+            )
             seconds = time.perf_counter() - begun
             if VARIABLE in env:
                 waited, left = _left_behind(env[VARIABLE])
@@ -95,6 +110,40 @@ def run_shell(
     if code == 0:
         return seconds + waited, None
     return seconds, Fault(f"exit code {code}; {last_line(output)}", code not in ORDINARY)
+
+
+def errors_of(output: Path) -> Path:
+    """The file of what a line writes to standard error."""
+    return output.with_suffix(".errors")
+
+
+def _wait(process: subprocess.Popen[bytes], line: str, timeout_s: float, programs: dict[int, Path]) -> int:
+    """The exit code of a shell, whose programs are noted until it has ended."""
+    ends = time.monotonic() + timeout_s
+    while True:
+        try:
+            return process.wait(min(TICK_S, max(ends - time.monotonic(), 0.0)))
+        except subprocess.TimeoutExpired:
+            _note(process.pid, b"\0".join([*map(os.fsencode, (*SHELL, line)), b""]), programs)
+            if time.monotonic() >= ends:
+                raise subprocess.TimeoutExpired(line, timeout_s) from None
+
+
+def _note(process: int, before: bytes, programs: dict[int, Path]) -> None:
+    """Notes the programs of a process and of all below it; one with the command line of its parent has not yet become another.
+
+    Linux tells the children of a process; where nothing does, an unknown program ran.
+    """
+    root = Path("/proc")
+    if not (root / "self").exists():
+        programs[0] = Path("unknown")
+    with suppress(OSError, ValueError):
+        said = (root / f"{process}/cmdline").read_bytes()
+        if said not in (before, b""):
+            programs[process] = (root / f"{process}/exe").readlink()
+        for file in root.glob(f"{process}/task/*/children"):
+            for child in map(int, file.read_text().split()):
+                _note(child, said, programs)
 
 
 def _left_behind(mark: str) -> tuple[float, str]:
@@ -136,7 +185,8 @@ def contained() -> Iterator[None]:
 
 def last_line(output: Path) -> str:
     """What a command said last that says something; pytest's own summary line comes after its reason."""
-    lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    texts = (file.read_text(errors="replace") for file in (output, errors_of(output)) if file.exists())
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith("E  ") or "Error" in line]
     return (telling or lines or ["no output"])[-1][:300]
 
@@ -148,11 +198,16 @@ SET_UP, COMMAND = "set-up", "command"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the command on one side. `fault` is None where it worked."""
+    """One run of the command on one side. `fault` is None where it worked; `ended` are exceptions, exits and errors on the way."""
 
     fault: Fault | None
     document: dict[str, Any]
     out: Path
+    ended: frozenset[str]
+
+
+class NothingElseError(Exception):
+    """Only new files of the benchmark differ, which have nothing to be compared with."""
 
 
 @dataclass
@@ -161,30 +216,30 @@ class Commanded(Instrument):
 
     Attributes:
         line: the shell line, with or without `{out}`.
-        proof: the work trees, and what proves that each was run.
+        ran: what each side read.
         inside: folder below a tree that is current while the command runs.
         scratch: temporary folder for what the command writes.
         commits: commit of each tree, as a fingerprint names it.
         setup: another shell line, run once in each tree before.
-        unproven_ok: a side need not prove that it ran its own tree.
+        unproven_ok: no file of the change need have been read.
+        own_benchmark: each side is judged by its own benchmark.
         benchmark: files of the benchmark that the change touches; in both trees they are the base commit's.
-        seen: files of the change that were seen to run.
-        proven: of the run of a side that shows the least.
+        worked: sides on which it has worked.
         written: names of the benchmarks of a side.
         rounds: complete ones.
         step: what is being run, and a `SideError` is about: the set-up, or the command.
     """
 
     line: str
-    proof: Trees
+    ran: Ran
     inside: str
     scratch: Path
     commits: Mapping[str, Mapping[str, Any]]
     setup: str | None = None
     unproven_ok: bool = False
-    benchmark: Sequence[str] = ()
-    seen: set[str] = field(default_factory=set)
-    proven: dict[str, Proof] = field(default_factory=dict)
+    own_benchmark: bool = False
+    benchmark: list[str] = field(default_factory=list)
+    worked: set[str] = field(default_factory=set)
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
     step: str = COMMAND
@@ -209,6 +264,8 @@ class Commanded(Instrument):
             tell(f"set up the {side} in {seconds:.0f} s" + (f": {fault.reason}" if fault else ""))
             if fault:
                 faults[side] = fault
+            side_of = self.ran.sides[side]  # it may write files of its own tree
+            side_of.sources = {name: digest(side_of.tree / name) for name in side_of.sources}
         if faults:
             self._refuse(faults, command)
         self.step = COMMAND
@@ -216,7 +273,7 @@ class Commanded(Instrument):
     def warm(self, left: Callable[[], float]) -> None:
         """Where the wall time is judged, runs each tree once: it writes its byte code then."""
         if OUT not in self.line:
-            self._check({side: self._run(side, left) for side in sorted(self.trees)}, left)
+            self._checked(sorted(self.trees), left)
 
     def measure(self, this: Round) -> None:
         """Runs the command once on each side.
@@ -226,8 +283,7 @@ class Commanded(Instrument):
             GateError: it fails on both, or on one that had worked; or a side did not run its own tree.
             OutOfTimeError: the time is over.
         """
-        runs = {side: self._run(side, this.left) for side in this.sides}
-        self._check(runs, this.left)
+        runs = self._checked(this.sides, this.left)
         rows = {side: self._rows(run) for side, run in runs.items()}
         before, after = rows["baseline"], rows["candidate"]
         if not before.keys() & after.keys():
@@ -255,29 +311,21 @@ class Commanded(Instrument):
 
     def notes(self) -> list[str]:
         """What the verdict has to say about how the command was run; nothing where it worked on neither side, or was not run."""
-        if not self.proven:
+        if not self.worked:
             return []
+        what = (
+            "the figures that the command wrote, the median of each,"
+            if OUT in self.line
+            else "the wall times of the command"
+        )
         lines = [
+            f"OK means: {what} are within the tolerance of the base's in {self.rounds} rounds in turn, whatever else it does",
             "the command, in fresh processes, one side after the other, caches outside of the trees are shared "
-            f"(HOME=$(mktemp -d) parts them): {self.line}"
+            f"(HOME=$(mktemp -d) parts them): {self.line}",
         ]
         if self.benchmark:
             lines.append(f"the base commit's benchmark judged both sides; changed: {some(self.benchmark, 5)}")
-        if self.proof.changed:
-            unseen = sorted(self.proof.changed - self.seen)
-            lines.append(
-                f"of the change these files were seen to run: {some(sorted(self.seen), 5) or 'none'}"
-            )
-            if unseen:
-                lines.append(f"not seen to run: {some(unseen, 5)}")
-        if self.proven and all(proof.count for proof in self.proven.values()):
-            counted = "; ".join(f"{s} {p.count}: {some(p.names)}" for s, p in sorted(self.proven.items()))
-            sides = "each side" if len(self.proven) > 1 else f"the {next(iter(self.proven))}"
-            lines.append(f"{sides} imported modules of its own work tree ({counted}) and none of another")
-        else:
-            tests = any(proof.tests for proof in self.proven.values())
-            seen = "; of its tree only tests were seen" if tests else ""
-            lines.append(f"not proven that each side ran its own tree (--unproven-tree ok){seen}")
+        lines += self.ran.notes(allowed=self.unproven_ok)
         before, after = (self.written.get(side, frozenset()) for side in ("baseline", "candidate"))
         for side, judged, names in (
             ("baseline", "lost", before - after),
@@ -292,16 +340,20 @@ class Commanded(Instrument):
         folder = self.scratch / f"{side}-{time.monotonic_ns()}"
         (folder / "modules").mkdir(parents=True)
         out, output = folder / "benchmarks.json", folder / "output"
-        line = self.line.replace(OUT, shlex.quote(str(out)))
-        env = recording(self.scratch, folder / "modules", opened=not all(map(_is_module, self.proof.changed)))
+        line, programs = self.line.replace(OUT, shlex.quote(str(out))), dict[int, Path]()
+        env = recording(self.scratch, folder / "modules", self.trees[side])
         try:
             with self._left_alone("command", side, list(self.trees)):
-                seconds, fault = run_shell(line, self.trees[side] / self.inside, left(), output, env)
+                seconds, fault = run_shell(
+                    line, self.trees[side] / self.inside, left(), output, env, programs
+                )
         except subprocess.TimeoutExpired as error:
             raise OutOfTimeError from error
-        proven = self.proof.check(side, read_modules(folder / "modules"))
-        self.seen |= proven.changed
+        self.ran.hear(side, folder / "modules", programs)
         shutil.rmtree(folder / "modules")
+        ended = {*self.ran.sides[side].ended}
+        if (errors := errors_of(output)).exists() and errors.read_bytes().strip():
+            ended.add("words on standard error")
         machine = {
             "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
             "node": platform.node(), "cpu": {"count": os.cpu_count()},
@@ -313,52 +365,79 @@ class Commanded(Instrument):
                 document = read_document(out)
             except UsageError as error:
                 what = str(error) if out.exists() else "it wrote no benchmark to {out}"
-                fault = fault or Fault(f"{what}; {last_line(output)}")
-        if fault is None:
-            self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
-        return Run(fault, document, out)
+                fault = fault or Fault(f"{what}; {last_line(output)}", ended=True)
+        return Run(fault, document, out, frozenset(ended))
 
     @contextmanager
     def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
         """Refuses what changes a file of these trees that git knows: later runs would measure something else."""
-        before = {name: content(self.trees[name], self.proof.files[name]) for name in trees}
+        before = {name: self.ran.sides[name].sources for name in trees}
         yield
         for name in trees:
-            after = content(self.trees[name], self.proof.files[name])
-            if changed := [file for file, digest in before[name].items() if after[file] != digest]:
+            if changed := [
+                file for file, was in before[name].items() if digest(self.trees[name] / file) != was
+            ]:
                 raise GateError(
                     Exit.INVALID,
                     f"the {what} of the {side} changed files in the work tree of the {name}: {some(changed, 5)}; let it write "
                     "to files that git ignores",
                 )
 
-    def _check(self, runs: Mapping[str, Run], left: Callable[[], float]) -> None:
-        """Refuses a round in which the command failed, or a side did not run its tree."""
+    def _checked(self, sides: Sequence[str], left: Callable[[], float]) -> dict[str, Run]:
+        """Runs the command once on each side, with one benchmark; refuses a round in which it failed, or did not read its tree."""
+        runs = {side: self._run(side, left) for side in sides}
+        if not self.own_benchmark and (names := self.ran.changed_benchmark()):
+            runs = self._judged_by_base(names, runs, left)
         bad = {side: run.fault for side, run in sorted(runs.items()) if run.fault is not None}
-        if len(bad) < len(runs):
-            self._require_proof([side for side in runs if side not in bad])
-        if not bad and self.proof.changed and not self.seen and not self.unproven_ok:
-            raise GateError(
-                Exit.INCONCLUSIVE,
-                f"the change was not seen to run: no Python process of the command imported or opened any of "
-                f"{some(sorted(self.proof.changed), 5)}; benchmark what changed, or --unproven-tree ok",
-            )
-        if worked := bad.keys() & self.proven.keys():  # in a round, or when it was run to fill the caches
+        self.ran.check()
+        if worked := bad.keys() & self.worked:  # in a round, or when it was run to fill the caches
             raise GateError(
                 Exit.INCONCLUSIVE,
                 f"the command failed after it had worked ({self.rounds} rounds): {bad[min(worked)].reason}",
             )
-        if list(bad) == ["candidate"] and self.benchmark:
-            replace_files(self.proof.original, self.trees["candidate"], self.benchmark)
-            if self._run("candidate", left).fault is None:
-                raise GateError(
-                    Exit.INCONCLUSIVE,
-                    f"the base commit's benchmark does not run on the candidate, and the candidate's does "
-                    f"({some(self.benchmark, 5)}): {bad['candidate'].reason}; --accept-changed-benchmark judges each side "
-                    "by its own",
-                )
         if bad:
             self._refuse(bad, self.line)
+        self.worked |= runs.keys()
+        before, after = runs["baseline"].ended, runs["candidate"].ended
+        if odd := before ^ after:
+            raise GateError(
+                Exit.INCONCLUSIVE,
+                f"on the {'candidate' if odd & after else 'baseline'} alone: {some(sorted(odd), 4)}; so it is not shown that both "
+                "sides did the same work",
+            )
+        if self.ran.changed and not self.ran.seen and not self.ran.unseen and not self.unproven_ok:
+            raise GateError(
+                Exit.INCONCLUSIVE,
+                f"no file of the change was read by any process of the command: {some(sorted(self.ran.changed), 5)}; benchmark "
+                "what changed, or --unproven-tree ok judges all the same",
+            )
+        return runs
+
+    def _judged_by_base(
+        self, names: Sequence[str], own: dict[str, Run], left: Callable[[], float]
+    ) -> dict[str, Run]:
+        """The runs of both sides anew, with the base commit's files of the benchmark."""
+        base = self.ran.sides["baseline"].sources
+        is_new = base.keys().isdisjoint(names)
+        self.ran.take_over(names)
+        self.benchmark = sorted({*self.benchmark, *names})
+        if not self.ran.sources:
+            if is_new and not any(run.fault for run in own.values()):
+                raise NothingElseError(some(names, 5))
+            raise GateError(
+                Exit.INCONCLUSIVE,
+                f"only {some(names, 5)} differs, which is the benchmark, and the base commit's has to judge it; "
+                "--accept-changed-benchmark judges each side by its own",
+            )
+        runs = {side: self._run(side, left) for side in own}
+        fault = runs["candidate"].fault
+        if fault and not own["candidate"].fault and not runs["baseline"].fault:
+            raise GateError(
+                Exit.INCONCLUSIVE,
+                f"the base commit's benchmark does not run on the candidate, and the candidate's does ({some(self.benchmark, 5)}): "
+                f"{fault.reason}; --accept-changed-benchmark judges each side by its own",
+            )
+        return runs
 
     def _refuse(self, faults: Mapping[str, Fault], line: str) -> NoReturn:
         """Refuses a line that fails.
@@ -374,19 +453,14 @@ class Commanded(Instrument):
         if fault.ended:
             raise GateError(
                 Exit.INCONCLUSIVE,
-                f"the {self.step} on the {said}; ended by a signal or not started (126, 127 and above), which need not be its "
-                "code's doing",
+                f"the {self.step} on the {said}; ended by a signal, not started (126, 127 and above) or without a figure, which "
+                "need not be its code's doing",
             )
         if side == "baseline":
             raise GateError(
                 Exit.NO_BASELINE, f"the {self.step} fails on the {said}; name a base commit on which it works"
             )
         raise SideError(side, fault.reason)
-
-    def _require_proof(self, sides: Sequence[str]) -> None:
-        idle = {s: proof for s in sides if not (proof := self.proven.get(s, Proof())).count}
-        if idle and not self.unproven_ok:
-            raise unproven(sorted(idle), sorted({test for proof in idle.values() for test in proof.tests}))
 
     def _rows(self, run: Run) -> dict[str, dict[str, Any]]:
         """Rows by benchmark, as `Collected.take` reads them."""
@@ -403,7 +477,7 @@ class Commanded(Instrument):
                 "suite": SUITE, "case_id": case.case_id, "axes": case.axes_json, "seed": case.seed, "arm": ARM,
                 "arm_fields": Arm(variant=ARM).as_json, "baseline": "", "metric": "time_ms", "status": "ok",
                 "samples": measured.samples,
-                "resolved": measured.resolved if OUT in self.line else {"timed": "the whole command"},
+                "resolved": measured.resolved if OUT in self.line else {"timed": WHOLE, "unit": "s"},
             }  # fmt: skip
         return rows
 
@@ -422,16 +496,11 @@ def named_paths(line: str, inside: str) -> dict[str, str]:
     return {posixpath.normpath(posixpath.join(inside, name)): name for name in names}
 
 
-def _is_module(name: str) -> bool:
-    return name.endswith((".py", ".so", ".pyd"))
-
-
-def recording(scratch: Path, folder: Path, *, opened: bool = False) -> dict[str, str]:
-    """The environment in which Python processes record into `folder` what they imported, and the files that they opened."""
+def recording(scratch: Path, folder: Path, tree: Path) -> dict[str, str]:
+    """The environment in which Python processes record into `folder` what they read, and who of `tree` did."""
     site = scratch / "site"
     if not site.exists():
         site.mkdir()
         shutil.copy(RECORDER, site / "sitecustomize.py")
     path = filter(None, (str(site), os.environ.get("PYTHONPATH")))
-    env = {**os.environ, VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
-    return {**env, OPENED: "1"} if opened else env
+    return {**os.environ, VARIABLE: str(folder), TREE: str(tree), "PYTHONPATH": os.pathsep.join(path)}

@@ -125,7 +125,7 @@ def decide(
 
     def p_values(stage: Sequence[Vector]) -> Vector:
         each = zip(leans, stage, limits, steps, strict=True)
-        return np.array([_p(lean * r - limit - step, quiet, apart) for lean, r, limit, step in each])
+        return np.array([p_above(lean * r - limit - step, quiet, apart) for lean, r, limit, step in each])
 
     p = p_values(first)
     flagged = p <= alpha
@@ -196,7 +196,7 @@ def scatter_of(units: Sequence[Vector]) -> float | None:
     return math.sqrt(max(0.0, apart**2 - own))
 
 
-def _p(excess: Vector, quiet: float, apart: float) -> float:
+def p_above(excess: Vector, quiet: float, apart: float = 0.0) -> float:
     """One-sided p-value of "the mean is above 0", 1 where it is not or a guard speaks against it."""
     rounds = len(excess)
     if rounds < FEWEST_TO_FLAG or np.count_nonzero(excess <= 0) > rounds // 3 or excess.mean() <= 0:

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
+from harness.gate.figures import SUITE as FIGURES
+from harness.gate.figures import doubted
 from harness.gate.matching import LOSS, OPERATORS, clocks_of, match, number
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
@@ -146,6 +148,11 @@ def judge(
     mode = mode_of(baseline, candidate, machine_free=machine_free)
     matched = match(baseline, candidate, mode, policy)
     notes = matched.notes
+    if any(
+        u.key.suite == FIGURES and u.rows[1] and "unit" not in parse(u.rows[1][0].resolved)
+        for u in matched.units
+    ):
+        notes.append("figures without a unit are taken as seconds, lower is better")
     if not matched.control.size and mode == "stored":
         notes.append("no control case in both runs: a slow machine cannot be distinguished from slow code")
     control = _judge_control(matched.control, policy)
@@ -167,6 +174,7 @@ def judge(
         floors=[max((f[i] for f in floors if (i := u.key.case_id) in f), default=math.nan) for u in timed],
     )
     findings = [_timed(*one, control) for one in zip(timed, decisions, limits, strict=True)]
+    findings = doubted(findings, policy, date, paired=mode == "paired")
     findings += [_exact(u) for u in matched.units if not u.is_sound_time]
     findings += _trained(baseline.first, candidate.first, policy)
     if all(f.unit.state is State.FAILED_TWICE for f in findings):
@@ -291,7 +299,7 @@ def _held(finding: Finding, policy: Policy, date: datetime.date) -> Finding:
     unit = finding.unit
     told_only = policy.on_slower == "warn" and unit.is_time
     allowed = None
-    if finding.verdict is Verdict.REGRESSED or finding.looks_slower:
+    if finding.verdict is Verdict.REGRESSED or finding.looks_slower or finding.in_doubt:
         allowed = policy.allowance(unit.fields)
     expired = allowed is not None and allowed.until < date
     return replace(finding, told_only=told_only, allowed=allowed, expired=expired)

@@ -23,7 +23,6 @@ from harness.gate.options import Exit, GateError, Loud
 from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
 from harness.gate.unit import RATIO, Key, Pair, State, Unit
-from harness.store import stats
 from harness.store.case import controls
 from harness.store.errors import REFUTED
 from harness.store.measurement import METRICS
@@ -31,7 +30,7 @@ from harness.store.outside import parse
 from harness.store.text import axes_of, case_label, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pandas as pd
 
@@ -347,23 +346,24 @@ def _tick(sides: Sequence[Sequence[Any]]) -> float:
     return math.log1p(float(steps[steps > 1e-9 * samples].min() / np.median(samples)))
 
 
-def log_ratios(before: Sequence[Any], after: Sequence[Any], *, by_number: bool) -> Vector:
-    """log(median after / median before) of each round: of rounds of one number, or of the n-th of each side."""
-    a, b = _log_medians(before), _log_medians(after)
+def log_ratios(
+    before: Sequence[Any], after: Sequence[Any], *, by_number: bool, of: Callable[[Vector], Any] = np.median
+) -> Vector:
+    """log(median after / median before) of each round, or of another statistic: of rounds of one number, or of the n-th of each side."""
+    a, b = ({round_: math.log(of(x)) for round_, x in rounds_of(rows).items()} for rows in (before, after))
     if by_number:
         return np.array([b[place] - a[place] for place in a if place in b])
     return np.array([y - x for x, y in zip(a.values(), b.values(), strict=False)])
 
 
-def _log_medians(rows: Sequence[Any]) -> dict[tuple[int, int], float]:
-    """By run and round; samples without rounds are one."""
-    return {
-        (run, number): math.log(median)
-        for run, row in enumerate(rows)
-        for number, median in stats.round_medians(
-            row.samples, row.rounds if len(row.rounds) else np.zeros(len(row.samples))
-        ).items()
-    }
+def rounds_of(rows: Sequence[Any]) -> dict[tuple[int, int], Vector]:
+    """Samples by run and round, each round's in the order in which they were taken; samples without rounds are one."""
+    found: dict[tuple[int, int], Vector] = {}
+    for run, row in enumerate(rows):
+        samples = np.asarray(row.samples, dtype=np.float64)
+        rounds = np.asarray(row.rounds) if len(row.rounds) else np.zeros(len(samples), dtype=int)
+        found |= {(run, int(number)): samples[rounds == number] for number in np.unique(rounds)}
+    return found
 
 
 def _ratios(timed: Sequence[Unit]) -> list[Unit]:

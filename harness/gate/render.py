@@ -109,7 +109,11 @@ def _open(judgement: Judgement) -> str:
     count = sum(f.verdict is Verdict.INCONCLUSIVE for f in times)
     words = f"COULD NOT JUDGE {count} of {len(times)}"
     if suspects := judgement.suspects:
-        words += f", {len(suspects)} of them look{'s' * (len(suspects) == 1)} slower: "
+        one = len(suspects) == 1
+        how = (
+            ("is" if one else "are") + " in doubt" if suspects[0].in_doubt else "look" + "s" * one + " slower"
+        )
+        words += f", {len(suspects)} of them {how}: "
         words += " ".join(filter(None, _row(suspects[0])[1:5]))
         words += f" and {len(suspects) - 1} more" if len(suspects) > 1 else ""
     return words

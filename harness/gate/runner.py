@@ -160,7 +160,8 @@ class Session:
             pairs: rounds.
             only: ids of the cases to measure; all where empty.
             ends: by the clock, when it has to be over. No round is begun that would last longer, and one that does is
-                broken off and forgotten. What rounds gave ends a stage early only where they leave everything open.
+                broken off and forgotten. What rounds gave ends a stage early only where they leave everything open, and
+                makes it longer, once, where more rounds settle what is open and the time holds them.
             least: rounds without which nothing can be decided.
             reserve: rounds of a later stage for which time is kept, once there are `least`.
 
@@ -183,7 +184,7 @@ class Session:
                 self.instrument.warm(left)
         except OutOfTimeError:
             return 0
-        started, longest, done = self.clock(), 0.0, 0
+        started, longest, done, planned = self.clock(), 0.0, 0, pairs
         while done < pairs:
             begun = self.clock()
             if begun + longest * (1 + (reserve if done >= least else 0)) > ends:
@@ -210,7 +211,15 @@ class Session:
                 if longest:
                     more = max(0, min(more, math.floor((ends - now) / longest - reserve)))
                 if self._is_hopeless(more, longest):
-                    pairs = done
+                    pairs = planned = done
+                    break
+            if (
+                done == pairs == planned
+                and reserve
+                and (room := min(WIDE * pairs, (ends - now) / (longest or math.inf) - reserve)) >= 1
+            ):
+                self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
+                pairs += self._missing(math.floor(room))
         if done < pairs:
             self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
         if done:
@@ -265,6 +274,14 @@ class Session:
         self.tell(said)
         self.notes = (said + "; nothing else was open, so measuring ended" * hopeless, *self.notes)
         return hopeless
+
+    def _missing(self, room: int) -> int:
+        """Rounds beyond those planned that settle what is open, of those that the time allowed holds."""
+        judgement = self.judge()
+        needed = (
+            f.decision.more or 0 for f in judgement.undecided if not f.flagged and not judgement.control.moved
+        )
+        return max((more for more in needed if more <= room), default=0)
 
     def judge(self) -> Judgement:
         """Judges what is stored so far."""

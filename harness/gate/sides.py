@@ -71,7 +71,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         path = store.find_run(name, results_dir)
     except UsageError as error:
         raise GateError(absent, f"{role}: {error}") from error
-    frame, notes = store.read_quietly(path)
+    frame, notes = store.open_run(path), list[str]()
     if frame.attrs["problems"]:
         raise GateError(Exit.USAGE, f"{role}: cannot read {frame.attrs['problems'][0]}; measure it again")
     if frame.empty:

@@ -10,13 +10,14 @@ rest of the gate is this tree's, as it runs; where a change touches it, the verd
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from harness.gate.policy import Policy
 
+Walk = dict[str, "bytes | None"]
 PREFIX, LOCK = "harness-gate-", "lock"
 NEW = ("--others", "--exclude-standard")  # of git ls-files: untracked and not ignored
 MEASURED = ("fp8core", "harness", "sweeps")  # a change elsewhere cannot change a measurement
@@ -110,64 +112,113 @@ def commit_to_compare(root: Path, revision: str, *, tip: bool) -> str:
     return done.stdout.strip()
 
 
-def same_code(root: Path, commit: str, paths: Sequence[str] = MEASURED, left_out: Sequence[str] = ()) -> bool:
-    """Whether nothing below some paths differs between a commit and the work tree as it lies there; "." is all.
+def walk(root: Path, paths: Sequence[str] = (".",), left_out: Sequence[str] = ()) -> Walk:
+    """Every file below some paths of a folder by what it holds, and every link by where it leads; git is not asked.
 
-    Args:
-        root: the work tree.
-        commit: what it is compared with.
-        paths: files or folders below `root`.
-        left_out: likewise, and not compared: what the gate itself writes.
-
-    Raises:
-        GateError: git fails.
+    Left out are its own folders and compiled Python, which counts by its source.
     """
-    where = ["--", *paths, *_but(left_out)]
-    return not (
-        _listed(root, "diff", "--name-only", commit, *where)
-        or _listed(root, "ls-files", *NEW, *where)
-        or any(
-            _git(root, "hash-object", "--", name).stdout != _git(root, "rev-parse", f"{commit}:{name}").stdout
-            for name in _hidden(root, where)
-        )
+    found: Walk = {}
+    for path in paths:
+        top = root / path
+        if top.is_file() or top.is_symlink():
+            found[path] = digest(top)
+        for folder, folders, files in os.walk(top):
+            here = Path(folder)
+            files += [name for name in folders if (here / name).is_symlink()]
+            folders[:] = [name for name in folders if name not in (".git", "__pycache__")]
+            names = ((here / name).relative_to(root).as_posix() for name in files if name != ".git")
+            found |= {name: digest(root / name) for name in names if name not in left_out}
+    outside = tuple(f"{name}/" for name in left_out)
+    return (
+        {name: value for name, value in found.items() if not name.startswith(outside)} if outside else found
     )
 
 
-def files_of(root: Path, left_out: Sequence[str] = (), paths: Sequence[str] = (".",)) -> frozenset[str]:
-    """Files of a work tree, as paths below it: those that git tracks and new ones that it does not ignore."""
-    return frozenset(_listed(root, "ls-files", "--cached", *NEW, "--", *paths, *_but(left_out)))
+def digest(path: Path, tree: Path | None = None) -> bytes | None:
+    """SHA-256 of what a file holds, or of where a link leads; None where there is nothing.
+
+    Args:
+        path: of the file.
+        tree: its work tree, whose own path within what was built there makes no difference.
+    """
+    try:
+        if path.is_symlink():
+            return hashlib.sha256(b"link " + os.fsencode(path.readlink())).digest()
+        data = path.read_bytes()
+    except OSError:  # it is not there, or is no file
+        return None
+    return hashlib.sha256(data.replace(os.fsencode(tree), b"") if tree else data).digest()
 
 
-def copy_changes(root: Path, tree: Path, left_out: Sequence[str] = ()) -> None:
-    """Brings what is not committed in `root` into `tree`, a work tree of the same commit; ignored files stay behind.
+def differing(one: Walk, other: Walk) -> list[str]:
+    """Files that differ between two walks, or that one alone has."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def files_of(root: Path, left_out: Sequence[str] = ()) -> set[str]:
+    """Files of a work tree, as paths below it: all but those that git ignores; of the repositories within it, likewise.
+
+    What a sparse checkout leaves out is listed too.
+    """
+    found = set()
+    for name in _listed(root, "ls-files", "--cached", *NEW, "--", ".", *_but(left_out)):
+        if (root / name).is_dir() and not (
+            root / name
+        ).is_symlink():  # a submodule, or a repository within this one
+            inner = files_of(root / name) if (root / name / ".git").exists() else ()
+            found |= {f"{name.rstrip('/')}/{inside}" for inside in inner}
+        else:
+            found.add(name)
+    return found
+
+
+def ignored(root: Path) -> list[str]:
+    """Files that git ignores, among files that it does not; folders that it ignores as a whole are not looked into."""
+    found = _listed(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory")
+    return [name for name in found if not name.endswith(("/", ".pyc"))]
+
+
+def copy_changes(root: Path, tree: Path, left_out: Sequence[str] = ()) -> list[str]:
+    """Makes `tree`, a work tree of the same commit, hold what lies in `root`, ignored files aside; returns what it changed.
 
     Raises:
-        GateError: git fails, so that it is not known what is not committed.
+        GateError: git fails, so that it is not known what it ignores.
     """
-    where = ["--", ".", *_but(left_out)]
-    diff = ["diff", "--name-only", "--no-renames", "HEAD", *where]
-    deleted, there = (_listed(root, *diff[:3], f"--diff-filter={kind}", *diff[3:]) for kind in "Dd")
-    for name in deleted:
-        _remove(tree / name)
-    replace_files(root, tree, there + _listed(root, "ls-files", *NEW, *where) + _hidden(root, where))
+    tagged = (line.partition(" ") for line in _listed(root, "ls-files", "-t", "--cached"))
+    sparse = {name for tag, _, name in tagged if tag == "S" and not (root / name).exists()}
+    there = {name: digest(root / name) for name in files_of(root, left_out) - sparse}
+    mine = {name: value for name, value in walk(tree, left_out=left_out).items() if name not in sparse}
+    names = differing(there, mine)
+    replace_files(root, tree, names)
+    return names
 
 
 def replace_files(root: Path, tree: Path, names: Iterable[str]) -> None:
     """Makes files of a tree what they are below `root`; those that are not there are removed."""
     for name in names:
         source, target = root / name, tree / name
-        if source.is_dir() and not source.is_symlink():  # a submodule, or a repository within this one
-            continue
+        above = [tree / parent for parent in Path(name).parents]
+        is_there = (source.is_symlink() or source.is_file()) and not any(
+            (root / p).is_symlink() for p in Path(name).parents
+        )
+        if blocked := [parent for parent in above if parent.is_symlink() or parent.is_file()]:
+            if not is_there:  # nothing behind a link is touched
+                continue
+            blocked[-1].unlink()  # the outermost: a folder now
         _remove(target)
-        if source.exists() or source.is_symlink():
+        if is_there:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _hidden(root: Path, where: Sequence[str]) -> list[str]:
-    """Files whose changes git was told not to see (skip-worktree, assume-unchanged) and that are there; the index is not asked."""
-    flagged = (line.partition(" ") for line in _listed(root, "ls-files", "-v", *where))
-    return [name for flag, _, name in flagged if (flag == "S" or flag.islower()) and (root / name).is_file()]
+def add_submodules(root: Path, tree: Path, commit: str) -> None:
+    """Fills the submodules of a work tree from those that lie in `root`, each at the commit that is recorded for it."""
+    for line in _listed(root, "ls-tree", "-r", commit):
+        about, _, name = line.partition("\t")
+        mode, _, recorded = about.split()
+        if mode == "160000" and (root / name / ".git").exists():
+            _git(root, "clone", "--quiet", "--no-checkout", str(root / name), str(tree / name))
+            _git(tree / name, "checkout", "--quiet", "--detach", recorded)
 
 
 def _remove(path: Path) -> None:
@@ -181,12 +232,6 @@ def _remove(path: Path) -> None:
 def _but(left_out: Sequence[str]) -> list[str]:
     """What excludes paths from a list of git's."""
     return [f":(exclude,top,literal){name}" for name in left_out]
-
-
-def commit_of(tree: Path) -> dict[str, Any]:
-    """Commit of a work tree and whether tracked files differ from it, as a fingerprint names them."""
-    changes = _git(tree, "status", "--porcelain", "--untracked-files=no").stdout.strip()
-    return {"git_commit": _git(tree, "rev-parse", "HEAD").stdout.strip(), "git_dirty": bool(changes)}
 
 
 @contextmanager
@@ -274,8 +319,7 @@ def base_of(
     own = below(root, default)
     relative = named and (below(root, named) or below(root, named.resolve()))
     paths = [path for path in (*judges, own, relative) if path]
-    here, there = (files_of(side, paths=paths) if paths else frozenset() for side in (root, tree))
-    changed = differing(root, tree, here | there)
+    changed = differing(walk(root, paths), walk(tree, paths))
     notes = []
     if relative:
         named = tree / relative
@@ -303,22 +347,11 @@ def base_of(
     return Base(policy, lent, tuple(Loud(f"JUDGE CHANGED: {note}") for note in notes))
 
 
-def differing(one: Path, other: Path, names: Iterable[str]) -> list[str]:
-    """Files whose bytes differ between two folders, or that one alone has."""
-    return sorted(name for name in names if _content(one / name) != _content(other / name))
-
-
-def content(tree: Path, names: Iterable[str]) -> dict[str, bytes | None]:
-    """SHA-256 of files below a folder; None of those that are not there."""
-    found = {name: _content(tree / name) for name in names}
-    return {name: None if data is None else hashlib.sha256(data).digest() for name, data in found.items()}
+def inside(root: Path, path: Path) -> str:
+    """A path below a root, as both are written; "" where it is not."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
 
 
 def below(root: Path, path: Path) -> str:
     """A path below a root, its own links not followed; "" where it is not."""
-    whole, root = path.parent.resolve() / path.name, root.resolve()
-    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else ""
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    return inside(root.resolve(), path.parent.resolve() / path.name)

@@ -133,6 +133,7 @@ class Finding:
     expired: bool = False
     told_only: bool = False  # the policy has on_slower: warn
     looks_slower: bool = False  # undecided, and what was measured speaks against it
+    in_doubt: bool = False  # open, as the figures themselves are odd or a median hides something
 
     @property
     def change(self) -> float:
@@ -220,6 +221,6 @@ class Judgement:
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
-        """Findings whose silence would be approval: undecided, and they look slower; the slowest first."""
-        found = (f for f in self.findings if f.looks_slower and not f.held)
+        """Findings whose silence would be approval: undecided, and they look slower or are in doubt; the slowest first."""
+        found = (f for f in self.findings if (f.looks_slower or f.in_doubt) and not f.held)
         return tuple(sorted(found, key=lambda f: -f.change))

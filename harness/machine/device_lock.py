@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "FP8_HARNESS_LOCKS"
 FOLDER = "/tmp/fp8-harness-locks"  # not TMPDIR: batch systems give each job one of its own
-_held: set[str] = set()  # by this process: a sweep of sweeps holds the GPUs for its parts
 
 
 @contextmanager
 def held(uuids: Sequence[str], waits: bool = False) -> Iterator[None]:
-    """Holds the lock of each GPU; one that this process holds already stays held.
+    """Holds the lock of each GPU.
 
     Args:
         uuids: of the GPUs.
@@ -38,7 +37,7 @@ def held(uuids: Sequence[str], waits: bool = False) -> Iterator[None]:
         UsageError: another process holds one of them.
     """
     with ExitStack() as stack:
-        for uuid in sorted(set(uuids) - _held):
+        for uuid in sorted(set(uuids)):
             file = _opened(uuid)
             stack.callback(os.close, file)
             try:
@@ -49,8 +48,6 @@ def held(uuids: Sequence[str], waits: bool = False) -> Iterator[None]:
                     f"GPU {uuid} is in use by another sweep{f' (process {by})' if by else ''}; wait for it, or choose "
                     "another one with devices=N or CUDA_VISIBLE_DEVICES"
                 ) from None
-            _held.add(uuid)
-            stack.callback(_held.discard, uuid)
         yield
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -23,10 +24,11 @@ import psutil
 from harness.machine.gpu_monitor import GpuMonitor, Monitor, monitor_for
 from harness.store.differences import ENV_ID_FIELDS, LATER
 from harness.store.errors import UsageError
+from harness.store.extensions import TABLES
 from harness.store.private import hashed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "ENV_ID_FIELDS",
@@ -68,8 +70,7 @@ def device_kind(device: str) -> Literal["cpu", "cuda"]:
         return "cpu"
     build = "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
     raise UsageError(
-        f"device='cuda': torch {torch.__version__} ({build}) sees no GPU; use device=cpu or device=auto "
-        "(sweep=gpu: device=cpu rehearses it in tiny sizes)"
+        f"device='cuda': torch {torch.__version__} ({build}) sees no GPU; use device=cpu or device=auto"
     )
 
 
@@ -92,6 +93,7 @@ def fingerprint(
     """
     facts: dict[str, Any] = {"device": device, **_versions(), **_host(), **_git(root or _project())}
     facts["code"] = code_hash(root or Path(__file__).resolve().parents[2])
+    facts["extensions"] = extensions_hash()
     if device == "cpu":
         return facts
     if monitor is not None:
@@ -114,11 +116,35 @@ def code_hash(root: Path) -> str | None:
 
     It says what a commit can't: whether a tree with uncommitted changes, or without git, is the same code.
     """
-    files = sorted(file for package in ("fp8core", "harness") for file in root.glob(f"{package}/**/*.py"))
-    whole = hashlib.sha256()
-    for file in files:
+    return _hash_of((root, file) for name in ("fp8core", "harness") for file in root.glob(f"{name}/**/*.py"))
+
+
+@functools.cache
+def extensions_hash() -> str | None:
+    """The same over the sources of installed packages that bring suites, peers, recipes, models or backends; none is imported."""
+    names = {
+        entry.module.partition(".")[0]
+        for table in TABLES
+        for entry in metadata.entry_points(group=f"fp8_harness.{table}")
+    }
+    places = [
+        Path(place)
+        for name in sorted(names)
+        if (spec := importlib.util.find_spec(name))
+        for place in spec.submodule_search_locations or [spec.origin or ""]
+    ]
+    return _hash_of(
+        (place.parent, file)
+        for place in places
+        for file in (place.rglob("*.py") if place.is_dir() else [place])
+    )
+
+
+def _hash_of(files: Iterable[tuple[Path, Path]]) -> str | None:
+    whole, found = hashlib.sha256(), sorted(files)
+    for root, file in found:
         whole.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
-    return whole.hexdigest()[:12] if files else None
+    return whole.hexdigest()[:12] if found else None
 
 
 def snapshot(monitor: Monitor | None = None) -> dict[str, Any]:

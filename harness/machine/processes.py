@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,16 +39,8 @@ class Interrupts:
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         self.heard = True
         if time.monotonic() - self._last >= ONE_INTERRUPT_S:
-            self.interrupt()
-
-    def interrupt(self) -> NoReturn:
-        """Raise KeyboardInterrupt; a signal that follows closely does not raise another one."""
-        self._last = time.monotonic()
-        raise KeyboardInterrupt
-
-    def rearm(self) -> None:
-        """Let the next signal raise, however soon it comes."""
-        self._last = -math.inf
+            self._last = time.monotonic()
+            raise KeyboardInterrupt
 
 
 @contextmanager

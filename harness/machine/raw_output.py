@@ -170,11 +170,6 @@ def forgive() -> None:
     sys.stderr = _forgiving(sys.stderr, OSError)
 
 
-def reader_left() -> bool:
-    """Whether the reader of standard output has left."""
-    return STDOUT in _left
-
-
 def _descriptor(stream: TextIO | None) -> int | None:
     try:
         return None if stream is None else stream.fileno()

@@ -14,13 +14,11 @@ from harness.report.drawing import (
     LEAST_DB,
     MUTED,
     PLACES,
-    SERIES,
     Chart,
     bands,
     bytes_axis,
     evenly,
     forest,
-    log_axis,
     look,
     ratio_axis,
     ratio_limits,
@@ -34,8 +32,7 @@ from harness.report.table import known
 from harness.report.verdicts import fp8_pairs
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
-from harness.store.compare import FP8_DTYPES, MODES
-from harness.store.outside import parse as parse_json
+from harness.store.compare import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,10 +41,8 @@ if TYPE_CHECKING:
     from harness.report.table import Record
 
 LINES: tuple[Any, ...] = (":", "--", "-.", (0, (1, 3)))
-KINDS = {"bf16": (INK, "p"), "fp8": (SERIES[7], "*")}  # of GEMMs in a roofline: no recipe's colour
 MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
 MOST_MARKS = 60  # of an arm in a row
-MOST_POINTS = 200  # of a kind of GEMM
 SIZES = ("randn", "outliers_1e2", "outliers_1e3", "outliers_1e4", "outliers_1e5")
 
 
@@ -145,58 +140,6 @@ def rates(machine: Machine) -> list[Chart]:
     drawn.axes.set_xlim(left=0)
     drawn.axes.set_xlabel("TFLOP/s (2MNK / median time)")
     return [drawn.say("rates", **_count(cases, records))]
-
-
-@styled
-def roofline(machine: Machine) -> list[Chart]:
-    """Rate of each GEMM by its arithmetic intensity; a kind (bf16, fp8) has its own marks and its own ceilings."""
-    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-    for r in isolated(machine, "gemm"):
-        if r["regime"] and known(r["tflops"]) and known(r["bytes_moved"]) and r["bytes_moved"]:
-            work = parse_json(r["flops"])
-            kind = "fp8" if any(str(d).startswith(FP8_DTYPES) for d in work) else "bf16"
-            points[kind].append((sum(work.values()) / r["bytes_moved"], r["tflops"]))
-    xs = [x for own in points.values() for x, _ in own]
-    if not xs:
-        return []
-    drawn = sheet(f"roofline-{machine.env_id}", 3.9)
-    axes, low, high = drawn.axes, min(xs) / 2, max(xs) * 3
-    measured, nominal = _ceilings(machine)
-    intensity = np.geomspace(low, high, 60)
-    for roofs, style, word in ((measured, "-", "measured"), (nominal, "--", "published peak")):
-        copy = intensity * roofs.get("copy", math.inf)
-        limits = {k: (np.minimum(roofs[k], copy), colour) for k, (colour, _) in KINDS.items() if k in roofs}
-        if not limits and "copy" in roofs:
-            limits["copy"] = (copy, MUTED)
-        for kind, (limit, colour) in limits.items():
-            axes.plot(intensity, limit, style, color=colour, linewidth=1.0, label=f"{kind}, {word}")
-    for kind, (colour, shape) in KINDS.items():
-        own = sorted(points[kind])
-        if own:
-            own = [own[i] for i in evenly(len(own), MOST_POINTS)]
-            axes.plot(*zip(*own, strict=True), shape, color=colour, fillstyle="none", label=f"{kind} GEMMs")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=(low, high),
-        xlabel="FLOP per byte read and written",
-        ylabel="TFLOP/s",
-    )
-    for axis in (axes.xaxis, axes.yaxis):
-        log_axis(axis)
-    facts = {"copy": "copy" in measured, "nominal": nominal, "cut": len(xs) > MOST_POINTS * len(KINDS)}
-    return [drawn.say("roofline", machine=machine, most=MOST_POINTS, **facts)]
-
-
-def _ceilings(machine: Machine) -> tuple[dict[str, float], dict[str, float]]:
-    """TFLOP/s by kind and TB/s as "copy": the best of this machine, and what is published; what is not known is left out."""
-    copies = [rate / 1e12 for _, rate in machine.copies]
-    measured = machine.achieved | ({"copy": max(copies)} if copies else {})
-    if machine.device is None:
-        return measured, {}
-    peaks = {kind: machine.device.peak_tflops(dtype) for kind, dtype in (("bf16", "bf16"), ("fp8", "e4m3"))}
-    nominal = {kind: peak for kind, peak in peaks.items() if peak is not None}
-    return measured, nominal | {"copy": machine.device.bandwidth_tb_s}
 
 
 @styled

@@ -232,13 +232,6 @@ def ticks(axis: Axis, most: int, signed: bool = False, **more: Any) -> None:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
 
 
-def log_axis(axis: Axis) -> None:
-    """Labels of a logarithmic axis of plain numbers: 1, 2 and 5 of each power of ten."""
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def bytes_axis(axes: Axes) -> None:
     """A horizontal axis of bytes, by powers of two."""
     axes.set_xscale("log", base=2)

@@ -51,7 +51,6 @@ def rows_html(table: Table, start: int = 0, stop: int | None = None) -> Markup:
 def _cell_html(cell: Cell, column: Column, is_named: bool, tag: str) -> str:
     style = f"n {cell.style}".rstrip() if column.numeric else cell.style
     name = f' class="{style}"' if style else ""
-    name += f' id="{escape(cell.anchor)}"' if cell.anchor else ""
     name += f' data-name="{escape(column.title)}"' if is_named else ""
     key = ""
     if cell.order is not None and str(cell.order) != cell.text:

@@ -1,5 +1,5 @@
-"""Parallel: which ways of training in parallel run with which recipes, what FSDP2 sends when weights are gathered in FP8, and what a
-step is predicted to send, hold and take on GPUs that are not here.
+"""Parallel: which ways of training in parallel run with which recipes, and what FSDP2 sends when weights
+are gathered in FP8.
 
 Nothing here is asserted: a cell without a row is empty. Where several runs have the same cell, the newest one counts.
 """
@@ -115,7 +115,8 @@ def gathers_table(machine: Machine) -> Table:
     for key, own in arms.items():
         axes: Any = text.axes_of(own[0]["axes"])
         record = {"ranks": axes["ranks"], "weights as": str(axes["param_dtype"]), "arm": own[0]["arm"]}
-        if all(r["status"] == "ok" for r in own):
+        measured = {r["metric"] for r in own if not r["part"]}
+        if all(r["status"] == "ok" for r in own) and measured >= _FIGURES:
             base = arms.get((*key[:2], own[0]["baseline"] or key[2]))
             record |= _gathered(own, _sum(base, "wire_bytes", "all_gather") if base else 0, machine)
         else:
@@ -124,6 +125,9 @@ def gathers_table(machine: Machine) -> Table:
     every = (resolved_of(r).get("weights") for own in arms.values() for r in own)
     caption = say("caption_gathers", weights=next(filter(None, every), {})) if records else ""
     return table_of(machine, "gathers", records, caption, sortable=False)
+
+
+_FIGURES = {"loss", "exposed_ms", "step_ms"}
 
 
 def _gathered(own: Sequence[Record], base: float, machine: Machine) -> Row:
@@ -145,48 +149,3 @@ def _gathered(own: Sequence[Record], base: float, machine: Machine) -> Row:
 
 def _sum(rows: Sequence[Record], metric: str, collective: str) -> float:
     return sum(r["value"] for r in rows if r["metric"] == metric and r["part"].startswith(collective))
-
-
-# Beyond this machine
-
-
-def scale_table(machine: Machine) -> Table:
-    """A row for each predicted step: what a GPU sends for what, its memory, its tokens/s and MFU.
-
-    One for each case and arm of the newest run that has it, by job and then by size: runs at once end in any order.
-    """
-    without = machine.constant_axes("scale")
-    records = []
-    for every in gathered(
-        ((r["case_id"], r["arm"]), r) for r in machine.pick(suite="scale", status="ok")
-    ).values():
-        last = max(every, key=lambda r: str(r["run_id"]))
-        own = {(r["metric"], r["part"]): r["value"] for r in every if r["run_id"] == last["run_id"]}
-        resolved, axes = resolved_of(last), dict(text.axes_of(last["axes"]))
-        record = {"world": axes.pop("world", None), "arm": last["arm"], "axes": last["axes"]}
-        record |= {name: resolved.get(name) for name in ("tokens_per_s", "mfu_mixed")}
-        record |= {"job": text.case_label(axes, without), "speedup": _speedup(resolved)}
-        record |= {metric: value for (metric, part), value in own.items() if not part}
-        record |= {
-            part: value / GB for (metric, part), value in own.items() if metric == "sent_bytes" and part
-        }
-        if size := own.get(("predicted_memory_bytes", "")):
-            record["memory"] = _memory(size, resolved.get("fits", True))
-        records.append(record | {"exposed": own.get(("predicted_step_ms", "communication"))})
-    records.sort(key=lambda r: (r["job"], r["world"] or 0, r["arm"]))
-    shared = text.axes_said(text.axes_of(records[0]["axes"]), sorted(without)) if records else ""
-    return table_of(
-        machine, "scale", records, f"Predictions, all with {shared}." if shared else "Predictions."
-    )
-
-
-def _memory(size: float, fits: bool) -> Cell:
-    return Cell(text.number(size / GB, 3), size, "" if fits else "bad", "" if fits else "more than it has")
-
-
-def _speedup(resolved: Record) -> Cell | None:
-    found = resolved.get("predicted_speedup")
-    if not isinstance(found, dict):
-        return None
-    said = f"{found['value']:.2f}x ({found['low']:.2f}-{found['high']:.2f})"
-    return Cell(said, found["value"], note=str(found["decision"]))

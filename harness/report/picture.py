@@ -66,7 +66,7 @@ def _gains(machine: Machine) -> Chart | None:
         ends += _gain_row(axes, y, s, look(machine, s.fields, fillstyle="none" if why else "full"))
         verdicts = [p["verdict"] for p in s.pairs]
         told = tally(verdicts) if len(set(verdicts)) > 1 else verdicts[0]
-        words.append((s.arm, f"{text.ratio(s.gain)} {told}", why))
+        words.append((s.arm, told, why))
     ratio_axis(axes.xaxis, log=axes.set_xscale)
     axes.set(xlim=ratio_limits(ends), xlabel="speedup over bf16, same mode (log scale)")
     for y in range(len(found), len(found) + len(shown)):  # at the edge: a mark at 1 would read as a tie

@@ -95,6 +95,15 @@ def has_time(record: Row) -> bool:
     return bool(record["status"] == "ok")
 
 
+def tokens_per_s(record: Record) -> float | None:
+    """Tokens of a training step, of all ranks, over its time; None where the step's time or tokens are not known."""
+    resolved = resolved_of(record)
+    tokens = resolved.get("tokens_per_step")
+    if record["status"] != "ok" or not known(tokens) or not tokens:
+        return None
+    return float(tokens * (resolved.get("ranks") or 1) / (record["value"] * SECONDS[record["unit"]]))
+
+
 def isolated(machine: Machine, suite: str) -> list[Row]:
     """The newest records of a suite that have a time, measured alone."""
     records = newest(timed_records(machine, suite), has_time)

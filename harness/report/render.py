@@ -19,7 +19,7 @@ from harness.report import markup, verdicts
 from harness.report.compared import shared
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
-from harness.report.headline import Ledger, headline, headline_rows, overview
+from harness.report.headline import headline, headline_rows, overview
 from harness.report.picture import picture
 from harness.report.runs import dates
 from harness.report.section import sections
@@ -59,8 +59,8 @@ def render(
         figures: folder from which the markdown twin shows the figures; "": it shows none.
         others: sections about what others measured.
     """
-    ledger, machines = Ledger(), material.machines
-    rows = {m: headline_rows(m, described(m), ledger) for m in machines}
+    machines = material.machines
+    rows = {m: headline_rows(m) for m in machines}
     views = [_view(machine, own, focus) for machine, own in rows.items()]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
     title, missing, definitions = machines[0].subject if len(views) == 1 else f"{len(views)} machines", "", []
@@ -86,7 +86,6 @@ def render(
         "overview": overview(rows) if len(rows) > 1 else None,
         "shared": together,
         "figures": figures,
-        "ledger": ledger.tables(),
         "runs": material.runs,
         "problems": material.problems,
     }
@@ -101,7 +100,7 @@ def render_sections(
     title: str, kicker: str, subtitle: str, shown: Sequence[Section], words: Markup = NO_WORDS
 ) -> str:
     """A page of sections alone, then some words, about no machine, in HTML without JavaScript."""
-    empty = dict.fromkeys(("machines", "notices", "definitions", "shared", "ledger", "runs", "problems"), ())
+    empty = dict.fromkeys(("machines", "notices", "definitions", "shared", "runs", "problems"), ())
     about = {
         "title": title,
         "kicker": kicker,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import warnings
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
@@ -31,10 +30,11 @@ from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
 from harness.report.words import say
 from harness.store import run_state, stats, text
-from harness.store.compare import TIMES, pairs_of, rows_of, with_rates
+from harness.store.compare import DISAGREE, TIE, TIMES, pairs_of, rows_of, with_rates
 from harness.store.errors import Cause, UsageError
 from harness.store.outside import parse
 from harness.store.private import public
+from harness.store.reading import Limits
 from harness.store.rows import Rows
 
 if TYPE_CHECKING:
@@ -128,8 +128,34 @@ class Machine:
 
     @cached_property
     def pairs(self) -> list[Row]:
-        """The newest of them for each case, arm and regime; one that could be formed before one that could not."""
-        return newest(self.every_pair, lambda pair: pair["speedup"] == pair["speedup"])
+        """The newest of them for each case, arm and regime; one that could be formed before one that could not.
+
+        Where another run of the same code shows another ratio, it decides nothing.
+        """
+        found = newest(self.every_pair, lambda pair: pair["speedup"] == pair["speedup"])
+        if len(self.runs) < 2:
+            return found
+        others: dict[tuple[str, ...], list[Row]] = {}
+        for pair in self.every_pair:
+            others.setdefault(_measured(pair), []).append(pair)
+        return [self._beside(pair, others[_measured(pair)]) for pair in found]
+
+    def _beside(self, pair: Row, others: Sequence[Row]) -> Row:
+        codes = self._codes
+        apart = [o for o in others if codes[o["run_id"]] == codes[pair["run_id"]] and _apart(pair, o)]
+        if not apart:
+            return pair
+        said = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
+        return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {said}"}
+
+    @cached_property
+    def _codes(self) -> dict[str, set[str]]:
+        """What was run, by run: the hash over the sources, else the commit."""
+        found: dict[str, set[str]] = {}
+        for run, env in self.frame[["run_id", "env"]].drop_duplicates().itertuples(index=False):
+            about = parse(env)
+            found.setdefault(run, set()).add(str(about.get("code") or about.get("git_commit")))
+        return found
 
     @cached_property
     def trainings(self) -> list[Setup]:
@@ -226,10 +252,24 @@ def newest(records: Iterable[Row], is_whole: Callable[[Row], bool]) -> list[Row]
     """Record of the newest run for each case, arm, regime and metric; prefer whole ones."""
     found: dict[tuple[str, ...], Row] = {}
     for r in records:
-        key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])
+        key = _measured(r)
         if key not in found or is_whole(r) or not is_whole(found[key]):
             found[key] = r
     return list(found.values())
+
+
+def _measured(record: Row) -> tuple[str, ...]:
+    """What a record measured, whichever run it is of."""
+    return record["suite"], record["case_id"], record["arm"], record["regime"], record["metric"]
+
+
+def _apart(one: Row, other: Row) -> bool:
+    """Whether two ratios lie further apart than their intervals, their noise floors and a tie allow."""
+    low, high = sorted((one, other), key=lambda pair: pair["speedup"])
+    between = high["low"] / low["high"]
+    return between > 1 and high["speedup"] / low["speedup"] > max(
+        TIE, *(pair["floor"] for pair in (one, other) if pair["floor"] > 1), 1.0
+    )
 
 
 def computed_in(axes: str) -> str:
@@ -285,11 +325,10 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
             folders.setdefault(store.run_folder(file), []).append(file)
         problems: list[str] = []
         parts: list[tuple[Run, pd.DataFrame]] = []
+        limits = Limits.of(None)
         for folder, own in folders.items():
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                frame = store.read(own)
-            problems += [str(w.message) for w in caught]
+            frame = store.open_run(own, limits)
+            problems += frame.attrs["problems"]
             if len(frame):
                 parts.append((_run(folder, frame, out_folder), _sound(frame)))
         if all(map(os.path.lexists, files.values())):

@@ -18,21 +18,20 @@ if TYPE_CHECKING:
 
     from harness.report.drawing import Chart
     from harness.report.runs import Machine
-    from harness.report.table import Grid, Table
+    from harness.report.table import Table
 
-PARTS = ("first", "charts", "grids", "tables")
+PARTS = ("first", "charts", "tables")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a report: a short table, then figures, small grids (squares, heat maps) and the long tables."""
+    """One part of a report: a short table, then figures and the long tables."""
 
     key: str
     title: str
     intro: str = ""
     first: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
-    grids: Sequence[Grid] = ()
     tables: Sequence[Table] = ()
     folded: bool = False
     in_markdown: bool = True
@@ -48,7 +47,7 @@ class Section:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not (self.charts or self.grids or self.all_tables)
+        return not (self.charts or self.all_tables)
 
 
 @cache
@@ -90,7 +89,7 @@ def _section(machine: Machine, key: str, plan: Mapping[str, Any]) -> Section:
 
 
 def _made(machine: Machine, key: str, names: Sequence[str | list[str]]) -> Iterator[Any]:
-    """What functions make, each a table, or several tables, figures or grids."""
+    """What functions make, each a table, or several tables or figures."""
     for name in names:
         called, *more = [name] if isinstance(name, str) else name
         module, _, function = called.partition(".")

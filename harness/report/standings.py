@@ -4,6 +4,7 @@ which rests on the answers and on these arms.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_a
 from harness.report.runs import once
 from harness.report.table import Cell, known
 from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
-from harness.report.words import titled
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
@@ -232,34 +232,89 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
     gained = any(p["verdict"] == "faster" for s in clean for p in s.pairs)
     # A gain in doubt is called no gain; else the best arm that nothing stands against is named.
     shown = gained or speed.verdict not in ("yes", "partly")
-    best = found[:1] if refuted or not shown else (clean or found)[:1]
-    named = best[0] if best else None
-    seen = checks(machine, named) if named else None
-    return titled(
-        "lead",
-        machine=machine,
-        running=any(run.state == "running" for run in machine.runs),
-        speed=speed,
-        others=others,
-        refuted=refuted,
-        open=[a for a in others if a.verdict in ("partly", "can't tell")],
-        shown=shown,
-        words=_words(named) if named else "",
-        doubts=doubts(machine, named.arm) if named else [],
-        seen=seen,
-        unshown=unshown(machine.verdicts),
-        unjudged=seen and seen.loss == NO_LOSS and named and NO_LOSS not in doubts(machine, named.arm),
-        in_doubt=_in_doubt(machine),
-        absent=_absent(machine),
-        lower=_lower,
-    )
+    named = next(iter(found[:1] if refuted or not shown else clean or found), None)
+    words, against = (_words(named), doubts(machine, named.arm)) if named else ("", [])
+    if refuted:
+        verdict = f"Do not switch FP8 on from these runs: {_lower(refuted[0].sentence)}"
+    elif not machine.is_gpu:
+        verdict = f"A CPU says nothing about speed. {_stated(others[0])}"
+    elif not words:
+        verdict = _stated(speed)
+    elif not shown:
+        verdict = f"Not shown that FP8 pays here: {words}, but {', '.join(against) or 'it is no gain beyond the noise'}."
+    else:
+        verdict = f"{STATED['speed'][speed.verdict]}: {words}{', but ' * bool(against)}{', '.join(against)}."
+    if any(run.state == "running" for run in machine.runs):
+        verdict = f"So far: {_lower(verdict)}"
+    rest = [_stated(a) for a in refuted[1:]]
+    rest += [f"Times alone: {words}."] * bool(refuted and words)
+    is_open = [a for a in others if a.verdict in ("partly", "can't tell")]
+    rest += map(_stated, is_open if refuted or (words and machine.is_gpu) else others[not machine.is_gpu :])
+    if named:
+        seen = checks(machine, named)
+        held = {
+            "its recipe passed its checks": not seen.results,
+            "its GEMMs ran in FP8": not seen.gemms,
+            "its recipe trains the same": not (seen.loss or unshown(machine.verdicts)),
+        }
+        if told := text.some([words for words, holds in held.items() if holds]):
+            rest.append(f"{told[0].upper()}{told[1:]}.")
+        if seen.loss == NO_LOSS and NO_LOSS not in against:
+            rest.append("Whether it trains the same was not judged.")
+    if machine.is_gpu:
+        rest += [f"In doubt: {told}." for told in [_in_doubt(machine)] if told]
+    rest += [f"Not judged: {told}." for told in [_absent(machine)] if told]
+    return verdict, " ".join(rest)
+
+
+STATED = {
+    "sound": {
+        "yes": "Numerically sound",
+        "partly": "Numerically sound in part",
+        "no": "Not numerically sound",
+        "can't tell": "Not settled whether it is numerically sound",
+    },
+    "ran": {
+        "yes": "FP8 really ran",
+        "partly": "FP8 is proved to have run in part",
+        "no": "FP8 did not run as asked",
+        "can't tell": "Not settled whether FP8 really ran",
+    },
+    "same": {
+        "yes": "It trains the same",
+        "partly": "It trains the same in part",
+        "no": "It does not train the same",
+        "can't tell": "Not settled whether it trains the same",
+    },
+    "speed": {
+        "yes": "FP8 is faster here",
+        "partly": "FP8 is faster here in part",
+        "no": "FP8 is not faster here",
+        "can't tell": "Can't tell whether FP8 is faster here",
+    },
+}
+
+
+def _stated(found: Answer) -> str:
+    return f"{STATED[found.about][found.verdict]}: {_lower(found.sentence)}"
 
 
 def _words(best: Standing) -> str:
     shown, both = best.shown, _under(BOTH_SIDES, best.pairs)
-    within = ", ".join(filter(None, (shown.interval, shown.note, both))) or text.NONE
+    within = ", ".join(filter(None, (shown.interval, shown.note, both, _clocks(best.pairs)))) or text.NONE
     against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
     return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
+
+
+def _clocks(pairs: list[dict[str, Any]]) -> str:
+    """Both sides' clocks of the case in which they lie furthest apart; "" where none differ by over 1 %."""
+    found = [
+        (p["clock_mhz"], p["baseline_clock_mhz"])
+        for p in pairs
+        if p["clock_mhz"] > 0 < p["baseline_clock_mhz"]
+    ]
+    mine, theirs = max(found, key=lambda each: abs(math.log(each[0] / each[1])), default=(1.0, 1.0))
+    return f"at {mine:,.0f} MHz against {theirs:,.0f}" if max(mine / theirs, theirs / mine) > 1.01 else ""
 
 
 def _in_doubt(machine: Machine) -> str:

@@ -18,7 +18,7 @@ from harness.judge.model_title import title_of
 from harness.machine import mfu
 from harness.machine.kernels_by_name import CLASSES
 from harness.report.drawing import HATCHES, INK, SERIES, Chart, sheet, styled
-from harness.report.records import arm_records, compilations, key_of
+from harness.report.records import arm_records, compilations, key_of, tokens_per_s
 from harness.report.table import (
     NA,
     STYLES,
@@ -53,10 +53,8 @@ def steps_tables(machine: Machine) -> list[Table]:
     compiling = compilations(machine)
     records = [compiling.get(key_of(r), {}) | r for r in arm_records(machine, SUITE)]
     for r in records:
-        resolved = resolved_of(r)
-        tokens, expected = resolved.get("tokens_per_step"), resolved.get("prediction")
-        if r["status"] == "ok" and known(tokens) and tokens:
-            r["tokens_per_s"] = tokens * (resolved.get("ranks") or 1) / (r["value"] * 1e-3)
+        expected = resolved_of(r).get("prediction")
+        r["tokens_per_s"] = tokens_per_s(r)
         speedup = expected.get("speedup") if isinstance(expected, dict) else None
         r["predicted_speedup"] = speedup[0] if speedup else None
         r["predicted"] = estimate(*speedup) if speedup else Cell(text.NONE)
@@ -160,7 +158,8 @@ def definitions() -> list[tuple[str, str]]:
 @styled
 def breakdown(machine: Machine) -> list[Chart]:
     """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
-    rows = [r for r in machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok") if r["part"]]
+    timed = machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok")
+    rows = [r for r in timed if r["part"] and math.isfinite(r["value"])]
     cases = list(gathered((key_of(r)[:2], r) for r in rows).values())
     if not cases:
         return []

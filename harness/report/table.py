@@ -43,7 +43,6 @@ class Cell(NamedTuple):
     note: str = ""  # a second, smaller line
     interval: str = ""  # of the text, "1.30 to 1.34": stands before the note, in markdown in parentheses
     href: str = ""  # where the text leads, within the page
-    anchor: str = ""  # the id under which others lead here
 
 
 NA = Cell(text.NONE, None, "muted")  # asked for, and not known
@@ -225,15 +224,6 @@ class Table:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A small table that stands beside others; those of one group follow each other under its name."""
-
-    name: str
-    table: Table
-    group: str = ""
 
 
 def table_of(

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import Counter
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.judge import gathered
-from harness.report.drawing import EDGES, evenly
-from harness.report.records import SQNR, arm_records, compilations, key_of, numerics_by_arm, timed_records
+from harness.report.records import SQNR, arm_records, compilations, numerics_by_arm, timed_records
 from harness.report.table import (
     COMPUTED,
     MOST,
-    NA,
     Cell,
     Column,
-    Grid,
     Record,
     Table,
     axis_columns,
     columns,
-    estimate,
     filled,
-    known,
-    make_table,
-    number,
-    status_cell,
     table_of,
 )
-from harness.report.verdicts import extremes, fp8_pairs, geometric_mean, rank, tally
-from harness.store import stats, text
-from harness.store.case import baseline_of
-from harness.store.compare import MODES, PRECISIONS
+from harness.store import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +27,6 @@ if TYPE_CHECKING:
     from harness.report.records import Worst
     from harness.report.runs import Machine
     from harness.report.table import Row
-
-MOST_SQUARES = 40
-MOST_ARMS, MOST_M, MOST_SIDE = 3, 4, 12  # of the maps
 
 
 def findings(machine: Machine) -> Table:
@@ -56,117 +40,6 @@ def run_column(records: Sequence[Record]) -> list[Column]:
     several = len({r["run_id"] for r in records}) > 1
     seen = Counter(tuple(r[name] for name in names) for r in records if several)
     return [Column("run", COMPUTED["run"])] if any(count > 1 for count in seen.values()) else []
-
-
-# FP8 against bf16
-
-
-def gains(machine: Machine) -> Table:
-    """FP8 against bf16 by suite, arm and regime: geometric mean, extremes with their intervals, verdict counts."""
-    keys = ("suite", "arm", "baseline", "regime")
-    groups = gathered((tuple(p[k] for k in keys), p) for p in fp8_pairs(machine))
-    records = []
-    for key, own in sorted(groups.items(), key=lambda each: (rank(each[0][0])[0], each[0][3])):
-        ends = [
-            Cell(
-                text.ratio(p["speedup"]),
-                float(p["speedup"]),
-                p["verdict"],
-                p["where"],
-                text.interval(p["low"], p["high"]),
-            )
-            for p in extremes(machine, own)
-        ] or [NA]
-        mean = geometric_mean(own)
-        more = {
-            "geometric mean": Cell(text.ratio(mean), mean),
-            "slowest pair": ends[0],
-            "fastest pair": ends[-1],
-        }
-        records.append(
-            dict(zip(keys, key, strict=True)) | more | {"verdicts": tally(p["verdict"] for p in own)}
-        )
-    return table_of(machine, "gains", records, sortable=False)
-
-
-def heat_maps(machine: Machine, suite: str) -> list[Grid]:
-    """The speedup over bf16 by M, K and N of a suite: a table for each arm and M, a row for each K, a column for each N.
-
-    Of the isolated regime; none where a single shape was measured. The arms with the largest gain are drawn, compiled
-    ones where there are any, since that is how models are trained, and sizes spread evenly where there are too many to draw.
-    """
-    pairs = [p for p in fp8_pairs(machine) if (p["suite"], p["regime"]) == (suite, "isolated")]
-    found = [p for p in pairs if known(p["speedup"])]
-    found = [r for r in found if baseline_of(r).mode == "compile"] or found
-    sizes_of = [tuple(text.axes_of(r["axes"]).get(name) for name in text.SIZES) for r in found]
-    cells = gathered(
-        ((r["arm"], sizes), r)
-        for r, sizes in zip(found, sizes_of, strict=True)
-        if all(isinstance(size, int) for size in sizes)
-    )
-    if len({sizes for _, sizes in cells}) < 2:
-        return []
-    gain: dict[str, dict[tuple[Any, ...], float]] = {}
-    for (arm, sizes), own in cells.items():
-        gain.setdefault(arm, {})[sizes] = own[0]["speedup"] if len(own) == 1 else geometric_mean(own)
-    arms = sorted(gain, key=lambda arm: -stats.geometric_mean(list(gain[arm].values())).value)[:MOST_ARMS]
-    every = [sorted({sizes[i] for arm in arms for sizes in gain[arm]}) for i in range(3)]
-    most = (MOST_M, MOST_SIDE, MOST_SIDE)
-    ms, ks, ns = ([own[i] for i in evenly(len(own), n)] for own, n in zip(every, most, strict=True))
-    maps = []
-    for arm in arms:
-        for m in ms:
-            rows = [k for k in ks if any((m, k, n) in gain[arm] for n in every[2])]
-            across = [n for n in ns if any((m, k, n) in gain[arm] for k in every[1])]
-            records = [
-                {"K": str(k)} | {str(n): _map_cell(gain[arm].get((m, k, n))) for n in across} for k in rows
-            ]
-            if rows and across:
-                titles = [Column("K \\ N", "K"), *(number(str(n), str(n)) for n in across)]
-                key = f"map-{suite}-{arm}-{m}-{machine.env_id}"
-                maps.append(Grid(f"M = {m}", make_table(key, titles, records, sortable=False), arm))
-    return maps
-
-
-def _map_cell(speedup: float | None) -> Cell | None:
-    if speedup is None:
-        return None
-    return Cell(text.number(speedup), speedup, f"h{bisect.bisect(EDGES, speedup)}")
-
-
-def square_grids(machine: Machine) -> list[Grid]:
-    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name.
-
-    The first `MOST_SQUARES` of them: the table of the suite has all.
-    """
-    times = [r for r in timed_records(machine, "linear") if r["metric"] == "time_ms"]
-    across = [number(f"{mode} (ms)", partial(_square_cell, mode)) for mode in MODES]
-    out = []
-    for own in list(gathered((key_of(r)[:2], r) for r in times).values())[:MOST_SQUARES]:
-        regimes = gathered((r["regime"], r) for r in own)
-        absent = regimes.pop("", [])  # an arm that never ran has no regime: it is missing from all of them
-        for regime, measured in (regimes or {"": []}).items():
-            arms = {r["arm"]: r for r in (*absent, *measured)}
-            load = ", sustained" if regime == "sustained" else ""
-            key = "-".join(("square", *key_of(own[0])[:2], regime))
-            records = [{"precision": name, "arms": arms} for name in PRECISIONS]
-            made = make_table(key, [Column("precision"), *across], records, sortable=False)
-            out.append(Grid(machine.label(own[0]) + load, made))
-    return out
-
-
-def _square_cell(mode: str, record: Record) -> Cell:
-    r = record["arms"].get(f"{record['precision']}_{mode}")
-    if r is None:
-        return Cell("not measured in this run", None, "muted")
-    if r["status"] != "ok":
-        return status_cell(r)._replace(note=r["reason"])
-    shown = Cell(text.number(r["value"], 4), r["value"])
-    if not known(r["speedup"]) or r["baseline"] != f"bf16_{mode}":
-        return shown
-    ratio = estimate(r["speedup"], r["low"], r["high"])
-    interval = f" ({ratio.interval})" if ratio.interval else ""
-    return shown._replace(style=r["verdict"], note=f"{ratio.text}{interval} {r['verdict']}")
 
 
 # Numerics

@@ -93,16 +93,14 @@ def trains_the_same(machine: Machine) -> Answer:
     evidence += dict.fromkeys(v.verdict.limits for v in candidates)
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
     found, missing = answer_over(machine.verdicts), unshown(machine.verdicts)
-    facts = {
-        "arms": len(candidates),
-        "outcomes": ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o]),
-        "limit": LIMIT,
-        "control": CONTROL,
-        "negative": NEGATIVE,
-        "unshown": missing and found in ("yes", "partly"),
-        "lowered": missing and set(count) == {"PASS"},
-    }
-    return answer("same", found, evidence[:8], **facts)
+    if not candidates:
+        return answer("same", found, evidence, "no FP8 arm was trained in these runs")
+    outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
+    unseen = missing and (found in ("yes", "partly") or set(count) == {"PASS"})
+    lacking = f", no {NEGATIVE} to compare" if unseen else ""
+    return answer(
+        "same", found, evidence[:8], f"{text.plural(len(candidates), 'FP8 arm')}: {outcomes}{lacking}"
+    )
 
 
 # Tables

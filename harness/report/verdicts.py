@@ -13,21 +13,19 @@ from harness.judge.diagnosis import few
 from harness.report.records import SQNR, first_steps, fp8_rows, gemms, numerics_by_arm, unchecked
 from harness.report.runs import computed_in, once
 from harness.report.table import known, resolved_of
-from harness.report.words import paragraphs
 from harness.store import stats, text
 from harness.store.case import baseline_of
 from harness.store.compare import MODES, TIMES
 from harness.store.errors import REFUTED, Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from harness.report.records import FirstStep, Worst
     from harness.report.runs import Machine
     from harness.report.table import Row
 
 Verdict = Literal["yes", "partly", "no", "can't tell"]
-MOST_BRIEF = 90  # two lines of a third of the page
 WHAT = {  # suites that answer for speed: what they time, in two words, and what that includes
     "train": ("training steps", "forward, backward, update"),
     "linear": ("whole layers", "forward and backward, casts included"),
@@ -44,25 +42,34 @@ class Answer:
 
     Attributes:
         about: what is asked: "speed", "sound", "ran" or "same".
-        question: what a reader asks.
         verdict: one of `Verdict`.
         sentence: the verdict with its figures.
-        brief: the sentence in at most `MOST_BRIEF` characters, for the first screen.
         evidence: what the sentence rests on, a line each.
     """
 
     about: str
-    question: str
     verdict: Verdict
     sentence: str
-    brief: str
     evidence: tuple[str, ...]
 
+    @property
+    def question(self) -> str:
+        """What a reader asks."""
+        return QUESTIONS[self.about]
 
-def answer(about: str, verdict: Verdict, evidence: Iterable[str], **facts: Any) -> Answer:
-    """An answer in the words of the block `answer_ABOUT`: the question, the sentence and, where it is long, its brief."""
-    question, *said = paragraphs(f"answer_{about}", verdict=verdict, **facts)
-    return Answer(about, question, verdict, said[0], text.short(said[-1], MOST_BRIEF), tuple(evidence))
+
+QUESTIONS = {
+    "speed": "Is FP8 faster here?",
+    "sound": "Is it numerically sound?",
+    "ran": "Did FP8 really run?",
+    "same": "Does it train the same?",
+}
+
+
+def answer(about: str, verdict: Verdict, evidence: Iterable[str], *said: str) -> Answer:
+    """An answer; its sentence is made of what is said and not empty."""
+    sentence = "; ".join(filter(None, said))
+    return Answer(about, verdict, f"{sentence[:1].upper()}{sentence[1:]}.", tuple(evidence))
 
 
 def answers(machine: Machine) -> tuple[Answer, ...]:
@@ -133,39 +140,42 @@ def is_faster(machine: Machine) -> Answer:
     """
     pairs = fp8_pairs(machine)
     parts = _by_part(pairs) if machine.is_gpu else []
+    if not machine.is_gpu:
+        return answer(
+            "speed", "can't tell", (), "CPU timings are no evidence about a GPU: run the same sweep there"
+        )
     if not parts:
-        told = "Run the same sweep on the GPU in question; the report then answers here."
-        ran = bool(fp8_rows(machine))
-        evidence = reasons(machine) if machine.is_gpu else [told]
-        return answer("speed", "can't tell", evidence, machine=machine, ran=ran, arms=[])
+        ran = fp8_rows(machine)
+        said = (
+            "FP8 ran, but no arm could be paired with its bf16 baseline"
+            if ran
+            else "no FP8 arm was timed in these runs"
+        )
+        return answer("speed", "can't tell", reasons(machine), said)
     evidence = [line for part in parts for line in _spreads(machine, part)]
-    missing = sum(p["verdict"] == "missing" for p in pairs)
-    if missing:
+    if missing := sum(p["verdict"] == "missing" for p in pairs):
         evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
-    suite, mode, how, first = parts[0]
-    arms, slow = by_arm(first), _slower_under_load(p for p in pairs if p["suite"] == suite)
-    slower = [arm for arm, *_ in arms if arm in slow]
-    judged = [_speed_verdict(own, arm in slower) for arm, _, own in arms]
-    told_arms = []
-    for arm, mean, own in arms:
-        formed = [p for p in own if known(p["speedup"])]
-        interval = text.interval(formed[0]["low"], formed[0]["high"]) if len(formed) == 1 else ""
-        told_arms.append((arm, mean, interval, tally(p["verdict"] for p in own)))
+    suite, mode, _, first = parts[0]
+    slow = _slower_under_load(p for p in pairs if p["suite"] == suite)
+    judged = Counter(_speed_verdict(own, arm in slow) for arm, _, own in by_arm(first))
+    kinds = ", ".join(f"{judged[verdict]} {word}" for verdict, word in KINDS.items() if judged[verdict])
+    arms = text.plural(judged.total(), "compiled FP8 arm" if mode == "compile" else "FP8 arm")
+    loaded = sum(arm in slow for arm, *_ in by_arm(first))
     return answer(
         "speed",
-        _together(judged),
+        _together(list(judged.elements())),
         evidence,
-        machine=machine,
-        arms=told_arms,
-        what=what_of(suite),
-        includes=WHAT[suite][1] if suite in WHAT else "",
-        how=how,
-        compiled=mode == "compile",
-        over=counted(arms[0][2]),
-        slower=slower,
-        judged=judged,
-        most=MOST_BRIEF,
+        f"{what_of(suite)}, {arms}: {kinds}",
+        f"{loaded} slower under load" if loaded else "",
     )
+
+
+KINDS: Mapping[Verdict, str] = {
+    "yes": "faster",
+    "partly": "partly faster",
+    "no": "not faster",
+    "can't tell": "unclear",
+}
 
 
 class Part(NamedTuple):
@@ -205,7 +215,7 @@ def _speed_verdict(pairs: Sequence[Mapping[str, Any]], lost_under_load: bool) ->
         return "can't tell"
     if not count["faster"]:
         return "no"
-    whole = not count["slower"] and 2 * count["faster"] >= decided and not lost_under_load
+    whole = 2 * count["faster"] >= decided and not (count["slower"] or count["missing"] or lost_under_load)
     return "yes" if whole else "partly"
 
 
@@ -248,7 +258,7 @@ def _spreads(machine: Machine, part: Part) -> Iterable[str]:
             for p in extremes(machine, own)
         ]
         name = ", ".join(filter(None, (part.suite, part.how, arm)))
-        yield f"{name}: {text.ratio(mean)}; from {' to '.join(ends)}"
+        yield f"{name}: {text.ratio(mean)}; from {' to '.join(ends)}; {tally(p['verdict'] for p in own)}"
 
 
 # Soundness
@@ -265,7 +275,11 @@ def is_sound(machine: Machine) -> Answer:
     passed = [s for s in steps if not s.fault]
     suites = gathered((w.suite, w) for w in fp8)
     codes = gathered((w.suite, w) for w in worst if w.checked_codes and not w.mismatches)
-    evidence = paragraphs("evidence_sound", suites=suites, codes=codes, results=SQNR, least=_least)
+    evidence = [_worst_of(suite, own) for suite, own in suites.items()]
+    evidence += [
+        f"{suite}: {', '.join(w.arm for w in own)} agree code for code in {text.plural(sum(w.checked_codes for w in own), 'check')}"
+        for suite, own in codes.items()
+    ]
     evidence += few(_first_steps_said(passed), 5) if passed else []
     bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _refuted(machine)]
     bad += [f"{w.suite} {w.arm}: {text.count(w.mismatches)} codes differ" for w in worst if w.mismatches]
@@ -273,41 +287,57 @@ def is_sound(machine: Machine) -> Answer:
     bad += [f"train {s.arm}: {s.fault}" for s in steps if s.fault]
     judged = [w for w in fp8 if w.suite not in STUDIES]
     exact = sum(w.checked_codes for w in worst if w.suite not in STUDIES)
-    studied = list(
+    studied = " and ".join(
         dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
     )
     bare = [r for suite in WHAT for r in unchecked(machine, suite)]
-    verdict: Verdict = "partly" if studied or bare else "yes"
     if bad:
-        verdict, evidence = "no", [*few(bad, 6), *evidence]
-    elif not judged and not exact and not steps:
-        verdict, evidence = "can't tell", [*evidence, *paragraphs("how_to_check"), *reasons(machine)]
+        return answer(
+            "sound",
+            "no",
+            [*few(bad, 6), *evidence],
+            f"{text.plural(len(bad), 'result')} outside of what the format allows",
+        )
+    if not judged and not exact and not steps:
+        how = "python -m harness sweep=linear checks each layer's output and gradients against a high-precision reference."
+        said = (
+            f"only {studied}, which break recipes on purpose"
+            if studied
+            else "no SQNR, no codes and no first training step in these runs"
+        )
+        return answer("sound", "can't tell", [*evidence, how, *reasons(machine)], said)
+    warnings = {warning for step in passed for warning in step.warnings}
+    arms = len({w.arm for w in judged})
     return answer(
         "sound",
-        verdict,
+        "partly" if studied or bare else "yes",
         evidence,
-        bad=len(bad),
-        studied=" and ".join(studied),
-        bare=len(bare),
-        suites=machine.suites,
-        judged=_named(w.arm for w in judged),
-        arms=len({w.arm for w in judged}),
-        low=_least(judged) if judged else None,
-        exact=exact,
-        stepped=_named(s.arm for s in steps),
-        steps=len({s.arm for s in steps}),
-        gap=max((s.loss_gap for s in steps), default=0.0),
+        f"{text.plural(arms, 'arm')} passed every check, worst {text.number(_least(judged).worst[1])} dB"
+        if judged
+        else "",
+        f"casts agree code for code in {text.plural(exact, 'check')}" if exact and not judged else "",
+        f"first training steps of {text.plural(len({s.arm for s in steps}), 'arm')} agree"
+        if steps and not judged
+        else "",
+        f"{text.plural(len(warnings), 'warning')} of fp8core.verify" if warnings else "",
+        f"{studied} not judged" if studied else "",
+        f"{len(bare)} unchecked" if bare else "",
+    )
+
+
+def _worst_of(suite: str, own: Sequence[Worst]) -> str:
+    low = _least(own)
+    metric, value = low.worst
+    bound = f", bound {text.number(low.bounds[metric], 4)} dB" if metric in low.bounds else ""
+    arms = ", ".join(dict.fromkeys(w.arm for w in own))
+    return (
+        f"{suite}: worst SQNR {text.number(value)} dB, of {low.arm}, {SQNR[metric]}{bound}; "
+        f"{text.plural(sum(w.cases for w in own), 'check')} of {arms}"
     )
 
 
 def _least(worst: Sequence[Worst]) -> Worst:
     return min(worst, key=lambda w: w.worst[1])
-
-
-def _named(arms: Iterable[str], most: int = 6) -> str:
-    """Arms by name; how many where they are too many for a sentence and the evidence below has the names."""
-    distinct = list(dict.fromkeys(arms))
-    return ", ".join(distinct) if len(distinct) <= most else f"{len(distinct)} arms, named below,"
 
 
 def _first_steps_said(steps: Sequence[FirstStep]) -> list[str]:
@@ -316,18 +346,17 @@ def _first_steps_said(steps: Sequence[FirstStep]) -> list[str]:
     for step in steps:
         for warning in step.warnings:
             warned.setdefault(warning, {})[step.arm] = None
-    ratios = [s for s in steps if known(s.norm_ratio)]
-    return paragraphs(
-        "evidence_first_steps",
-        far=max(steps, key=lambda s: s.loss_gap),
-        worst=max(
-            ratios,
-            key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf,
-            default=None,
-        ),
-        proved=list(dict.fromkeys(s.arm for s in steps if s.proof)),
-        warned=warned,
-    )
+    far = max(steps, key=lambda s: s.loss_gap)
+    said = f"train: largest gap of a first loss {text.number(far.loss_gap, 2)} nats, of {far.arm}"
+    if ratios := [s for s in steps if known(s.norm_ratio)]:
+        worst = max(ratios, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf)
+        said += f"; norm of the first gradients at worst {text.number(worst.norm_ratio, 4)} of the control's, of {worst.arm}"
+    proved = ", ".join(dict.fromkeys(s.arm for s in steps if s.proof))
+    return [
+        said,
+        *([f"train: fp8core.verify proves {proved}, each layer by its output"] if proved else []),
+        *(f"warning: {warning} ({', '.join(arms)})" for warning, arms in warned.items()),
+    ]
 
 
 def _refuted(machine: Machine) -> list[tuple[str, str, str]]:
@@ -361,18 +390,41 @@ def did_fp8_run(machine: Machine) -> Answer:
             short.append(_said(row, f"{ran.seen} of {ran.due} GEMMs in FP8"))
     tally["divergence"], disproved, unproven = _trained_in_fp8(machine)
     unproven += [_said(r, r["reason"]) for r in machine.pick(cause=Cause.UNPROVEN, metric=TIMES)]
-    evidence = [*paragraphs("evidence_ran", tally=tally, arms=arms, **_what_ran(machine)), *reasons(machine)]
+    evidence = [*_counts_said(tally, arms), *_what_ran(machine), *reasons(machine)]
     total = sum(tally.values(), Counter[str]())
     uncounted = sum(tally[suite]["unproven"] for suite in WHAT if suite in tally)
-    verdict: Verdict = "partly" if uncounted else "yes"
     if short or disproved:
-        verdict, evidence = "no", [*few(short + disproved, 6), *evidence]
-    elif unproven:
-        verdict, evidence = "can't tell", [*few(unproven, 6), *evidence]
-    elif not total["arms"] and not total["direct"]:
-        verdict = "can't tell"
-    facts = {"short": len(short), "disproved": len(disproved), "unproven": len(unproven)}
-    return answer("ran", verdict, evidence, total=total, uncounted=uncounted, **facts)
+        lines = [*few(short + disproved, 6), *evidence]
+        why = f"{text.plural(len(disproved), 'training run')} did not run in FP8 as asked"
+        if short:
+            why = f"{text.plural(len(short), 'measured arm')} ran fewer FP8 GEMMs than the recipe has"
+        return answer("ran", "no", lines, why)
+    if unproven:
+        why = f"{text.plural(len(unproven), 'measured arm')} could not be proved to run in FP8"
+        return answer("ran", "can't tell", [*few(unproven, 6), *evidence], why)
+    if not total["arms"] and not total["direct"]:
+        why = "FP8 arms ran, but nothing counted their GEMMs" if total["unproven"] else "no FP8 GEMM ran"
+        return answer("ran", "can't tell", evidence, why)
+    return answer(
+        "ran",
+        "partly" if uncounted else "yes",
+        evidence,
+        f"{total['counted']} of {total['expected']} expected FP8 GEMMs seen" if total["arms"] else "",
+        f"{text.plural(total['direct'], 'arm')} on float8 operands" if total["direct"] else "",
+        f"{uncounted} without a count" if uncounted else "",
+    )
+
+
+def _counts_said(tally: Mapping[str, Counter[str]], arms: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for suite, count in tally.items():
+        if count["arms"]:
+            yield f"{suite}: {count['counted']} of {count['expected']} FP8 GEMMs seen in {text.plural(count['arms'], 'measured arm')}"
+        if count["direct"]:
+            yield f"{suite}: {text.plural(count['direct'], 'measured arm')} on float8 operands"
+        if count["unproven"]:
+            yield f"{suite}: {text.plural(count['unproven'], 'measured arm')} without a count"
+    for suite, own in arms.items():
+        yield f"{suite}, arms that ran in FP8: {', '.join(dict.fromkeys(own))}"
 
 
 def _said(row: Mapping[str, Any], why: str) -> str:
@@ -406,13 +458,12 @@ def _trained_in_fp8(machine: Machine) -> tuple[Counter[str], list[str], list[str
     return count, disproved, unproven
 
 
-def _what_ran(machine: Machine) -> Row:
+def _what_ran(machine: Machine) -> Iterator[str]:
     """Backends and kernels that the FP8 arms report; of the kernels those whose name says FP8, if any does."""
     resolved = [resolved_of(r) for r in fp8_rows(machine)]
     kernels = list(dict.fromkeys(str(k) for r in resolved for k in r.get("kernels") or ()))
     named = [k for k in kernels if re.search("e4m3|e5m2|fp8|f8", k, re.IGNORECASE)]
-    return {
-        "backends": list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend"))),
-        "kind": "FP8 kernels" if named else "kernels",
-        "kernels": few([k[:72] for k in named or kernels], 3),
-    }
+    if backends := dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend")):
+        yield f"backend: {', '.join(backends)}"
+    if kernels:
+        yield f"{'FP8 kernels' if named else 'kernels'}: {', '.join(few([k[:72] for k in named or kernels], 3))}"

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
         RunWriter,
         find_run,
         new_run_id,
+        open_run,
         read,
         read_about,
-        read_quietly,
         run_folder,
     )
 
@@ -21,9 +21,9 @@ __all__ = [
     "RunWriter",
     "find_run",
     "new_run_id",
+    "open_run",
     "read",
     "read_about",
-    "read_quietly",
     "run_folder",
 ]
 

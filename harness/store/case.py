@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ class Arm:
     @property
     def as_json(self) -> str:
         """Canonical JSON, as rows store it in `arm_fields`."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return _canonical({f.name: getattr(self, f.name) for f in fields(self)})
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ pandas is imported on use: it starts a thread, and suites import this page in th
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from harness.store import measurement, stats
@@ -34,11 +35,16 @@ SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 LOUD_FLOOR = 1.10
 # What may be said of the conditions of a ratio. Throttling of both sides is what products limited by power do.
 BESIDE, ONE_SIDE, BOTH_SIDES = "beside another process", "one side throttled", "both sides throttled"
-DISTURBED = (BESIDE, ONE_SIDE)  # such a ratio decides nothing
+OTHER_CLOCKS, ONE_TICK, DISAGREE = (
+    "clocks differ",
+    "the clock is too coarse",
+    "runs of the same code disagree",
+)
+DISTURBED = (BESIDE, ONE_SIDE, OTHER_CLOCKS, ONE_TICK, DISAGREE)  # such a ratio decides nothing
+CLOCKS_APART = 1.05  # medians of two sides, beyond which an unthrottled clock alone may make the difference
 # A tie is claimed only where the whole interval lies this close to 1, or within the floor if that is wider.
 TIE = 1.03
 
-PRECISIONS = ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 MODES = ("eager", "compile")
 FP8_DTYPES = ("e4m3", "e5m2")
 
@@ -60,7 +66,7 @@ _COLUMNS = [
         "unit",
     ),
     *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
-    *("status", "why_not", "cut_off", "condition"),
+    *("status", "why_not", "cut_off", "condition", "clock_mhz", "baseline_clock_mhz"),
 ]
 
 
@@ -87,7 +93,8 @@ def pairs_of(times: Sequence[dict[str, Any]], partial: bool = False) -> list[dic
         - `verdict`: faster, slower, same, unclear or missing, and `reason` in words;
         - `status`: of the arm's own row, and `why_not` in its words, "" where it has a time;
         - `cut_off`: the case came to no end, and what is paired are its finished rounds;
-        - `condition`: of `DISTURBED` ("unclear", but for what is slower all the more), `BOTH_SIDES` or "".
+        - `condition`: of `DISTURBED` ("unclear", but for what is slower all the more), `BOTH_SIDES` or "";
+        - `clock_mhz`, `baseline_clock_mhz`: medians of the SM clock over the samples.
 
         Figures are NaN where there is nothing to compare.
     """
@@ -216,6 +223,18 @@ class _Row:
         return ", ".join(str(self.timing[key]) for key in ("method", "l2") if self.timing.get(key))
 
     @property
+    def is_one_tick(self) -> bool:
+        """Whether all samples are one and the same number: the clock cannot tell them apart."""
+        samples = self.record["samples"]
+        return len(samples) >= MIN_ROUNDS and min(samples) == max(samples)
+
+    @property
+    def clock_mhz(self) -> float:
+        """Median SM clock over the samples; NaN where none was read."""
+        clocks = [clock for clock in self.record.get("sample_clock_mhz", ()) if clock > 0]
+        return statistics.median(clocks) if clocks else math.nan
+
+    @property
     def ran_fp8(self) -> bool:
         return any(str(dtype).startswith(FP8_DTYPES) for dtype in parse(self.record["flops"]))
 
@@ -300,14 +319,24 @@ def _compare(arm: _Row, base: _Row | None, regime: str, found_effect: Effect) ->
         "why_not": arm.why_not,
         "cut_off": arm.partial or (base is not None and base.partial),
         "condition": condition,
+        "clock_mhz": arm.clock_mhz,
+        "baseline_clock_mhz": base.clock_mhz if base is not None else math.nan,
     }
 
 
-def _condition(*sides: _Row | None) -> str:
-    timings = [side.timing for side in sides if side is not None]
-    if any(timing.get("contended") for timing in timings):
+def _condition(arm: _Row, base: _Row | None) -> str:
+    sides = [arm] if base is None else [arm, base]
+    if any(side.timing.get("contended") for side in sides):
         return BESIDE
-    return ("", ONE_SIDE, BOTH_SIDES)[sum(bool(timing.get("throttled")) for timing in timings)]
+    throttled = sum(bool(side.timing.get("throttled")) for side in sides)
+    if throttled:
+        return (ONE_SIDE, BOTH_SIDES)[throttled - 1]
+    if base is None:
+        return ""
+    clocks = sorted(side.clock_mhz for side in sides)
+    if clocks[-1] > CLOCKS_APART * clocks[0]:
+        return OTHER_CLOCKS
+    return ONE_TICK if all(side.is_one_tick for side in sides) else ""
 
 
 def _judge(found: Effect) -> tuple[str, str]:

@@ -59,6 +59,7 @@ SCHEMA_VERSION = 4  # the one that is read and written
 Status = Literal["ok", "partial", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
 
+REASON = 2**14  # characters that are stored of a reason
 TIMES = ("time_ms", "launch_us")  # metrics that the arms of a case are sampled for in the same rounds
 
 
@@ -180,7 +181,7 @@ class Measurement:
             "sample_clock_mhz": list(self.sample_clock_mhz),
             "value": self.value,
             "status": self.status,
-            "reason": public(self.reason),
+            "reason": public(self.reason)[:REASON],
             "cause": str(self.cause or DEFAULT[self.status]),
             "retryable": self.retryable,
             "flops": to_json(self.flops),

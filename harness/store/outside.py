@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
+import stat
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,24 @@ if TYPE_CHECKING:
 
 LARGEST = 2**28  # bytes of a file of text
 NODES = 100_000  # of a YAML file, each alias written out
-DIGITS = 40  # of an integer: more than any that is written here
+DIGITS = 300  # of an integer: it is then a float too
 DEPTH = 100  # of lists and objects
+
+
+def read_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """The content of a file that others may have put there: a pipe or a device would be waited for.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, or larger than `most` bytes.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no file but a folder, a pipe, a socket or a device")
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most >> 20} MiB")
+    return content
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
@@ -30,29 +48,39 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is too large, or not UTF-8 where `errors` is "strict".
+        ValueError: see `read_bytes`; it is not UTF-8 where `errors` is "strict".
     """
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST >> 20} MiB; expected a file of text")
+    content = read_bytes(path)
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if is_utf16 else "utf-8-sig", errors)
 
 
-def from_json(text: str | bytes) -> Any:
+def from_json(text: str | bytes, *, finite: bool = False) -> Any:
     """What a JSON text says.
 
+    Args:
+        text: the text.
+        finite: as what a run stores is read: no infinity, no NaN, and no text that cannot be written.
+
     Raises:
-        ValueError: it is no JSON, nested too deeply, or holds an integer of too many digits.
+        ValueError: it is no JSON, nested too deeply, holds an integer of too many digits, or what `finite` excludes.
     """
+    strict: Any = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
     try:
-        value = json.loads(text, parse_int=_integer)
+        value = json.loads(text, parse_int=_integer, **strict)
         if not _is_deeper(value, DEPTH):
+            if finite:
+                json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError: half of a surrogate pair
             return value
     except RecursionError:
         pass
     raise ValueError(f"it is nested more than {DEPTH} levels deep")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text:.40} is no finite number")
+    return number
 
 
 def _integer(digits: str) -> int:
@@ -126,7 +154,7 @@ def parse(text: object) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1 << 14)  # the rows of a case repeat their axes, environment and FLOPs
 def _object(text: str) -> Mapping[str, Any]:
-    value = from_json(text)
+    value = from_json(text, finite=True)
     if not isinstance(value, dict):
         raise ValueError(f"a stored text is no JSON object: {text[:60]!r}")  # bad data, not a bad call
     return MappingProxyType(value)

@@ -21,7 +21,6 @@ with the most rounds counts; rounds of two attempts are never mixed.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import time
@@ -37,15 +36,16 @@ import pyarrow.parquet as pq
 from harness.store import run_files
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement, to_json
-from harness.store.outside import from_json, read_text
 from harness.store.private import of_run, public
 from harness.store.reading import REPLACES, next_attempt, read_parts
-from harness.store.reading import SCHEMA as SCHEMA
+from harness.store.reading import open_run as open_run
 from harness.store.reading import read as read  # its public place
-from harness.store.reading import read_quietly as read_quietly
+from harness.store.run_files import read_about as read_about
+from harness.store.schema import SCHEMA as SCHEMA
+from harness.store.schema import fault_of_text, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 
 GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
@@ -126,34 +126,37 @@ class RunWriter:
 
     def append(
         self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
-    ) -> None:
+    ) -> list[Measurement]:
         """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over).
 
         Args:
             measurements: the rows.
             env: env_id and environment of these rows where they are not the writer's own (another GPU).
+
+        Returns:
+            The rows as `read` will return them: one that cannot be stored has failed for that reason.
         """
-        self._append(list(measurements), env)
+        return self._append(measurements, env)[0]
 
     def checkpoint(
         self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
     ) -> None:
         """Append the rows so far of one case; its next snapshot or its final rows take their place."""
-        rows = list(measurements)
-        name = self._append(rows, env)
+        rows, name = self._append(measurements, env)
         self._snapshots |= dict.fromkeys((m.case_id for m in rows), name)
 
     def _append(
-        self, measurements: Sequence[Measurement], env: tuple[str, Mapping[str, object]] | None
-    ) -> str:
-        """Writes a part in the place of the snapshots of its cases; its name, "" where there are no rows."""
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None
+    ) -> tuple[list[Measurement], str]:
+        """Writes a part in the place of the snapshots of its cases; the rows and its name, "" where there are none."""
         own = {**self._constant, "attempt": self._attempt, "created_at": self._made_at or _now()}
         if env is not None:
             own |= self._env(*env)
-        if not measurements:
-            return ""
-        table = pa.Table.from_pylist([{**m.as_row(), **own} for m in measurements], schema=SCHEMA)
-        cases = {m.case_id for m in measurements} & self._snapshots.keys()
+        given = list(measurements)
+        if not given:
+            return [], ""
+        rows, table = rows_of(given, own)
+        cases = {m.case_id for m in rows} & self._snapshots.keys()
         outdated = sorted({self._snapshots[case] for case in cases})
         if outdated:
             table = table.replace_schema_metadata({REPLACES: json.dumps(outdated).encode()})
@@ -169,10 +172,13 @@ class RunWriter:
                 self._replaced.append(old)
         if len(self._parts) >= GATHERED:
             self._compact()
-        return name
+        return rows, name
 
     def _env(self, env_id: str, env: Mapping[str, object]) -> dict[str, str]:
-        return {"env_id": env_id, "env": to_json(of_run(env, run_folder(self.folder / run_files.ABOUT)))}
+        text = to_json(of_run(env, run_folder(self.folder / run_files.ABOUT)))
+        if fault := fault_of_text("env", text):
+            raise UsageError(f"the environment cannot be stored: {fault}")
+        return {"env_id": env_id, "env": text}
 
     def record(self, **about: object) -> None:
         """Adds to what `_run.json` says; OSError where the disk refuses."""
@@ -190,6 +196,7 @@ class RunWriter:
             self._write_about()
             self._snapshots.clear()  # of cases that were cut off: they are all that there will be
             self._compact()
+            run_files.remove_abandoned(self.folder)
         except OSError as error:
             # The parts stay as they are and read the same; only the tidying is lost.
             warnings.warn(f"{self.folder}: closed without compacting ({error})", RuntimeWarning, stacklevel=2)
@@ -211,23 +218,8 @@ class RunWriter:
         self._replaced = []
 
     def _write_about(self) -> None:
-        target = self.folder / run_files.ABOUT
-        # Not by the process's number: two containers on one folder may have the same.
-        temporary = target.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        try:
-            temporary.write_text(json.dumps(public(self._about), indent=1, default=str) + "\n")
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """The contents of a run's `_run.json`; empty where it is missing or damaged (the rows stand without it)."""
-    try:
-        about = from_json(read_text(folder / run_files.ABOUT))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
+        with run_files.written(self.folder / run_files.ABOUT) as file:
+            file.write(json.dumps(public(self._about), indent=1, default=str).encode() + b"\n")
 
 
 def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
@@ -258,16 +250,11 @@ def run_folder(file: Path) -> Path:
 
 def _write_durably(table: pa.Table, target: Path) -> pa.Table:
     plain = table.cast(SCHEMA.with_metadata(table.schema.metadata))
-    temporary = target.with_name(f"_{target.stem}.tmp")  # `_`: readers of the folder leave it out
-    try:
-        with temporary.open("wb") as file:
-            # Of strings that repeat zstd makes less than dictionaries do, in less time; nobody asks for statistics
-            pq.write_table(plain, file, compression="zstd", use_dictionary=False, write_statistics=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    # Of strings that repeat zstd makes less than dictionaries do, in less time; nobody asks for statistics. To compress the
+    # few rows of a part that will be gathered takes longer than all else.
+    compression = "snappy" if target.name.startswith("part-") else "zstd"
+    with run_files.written(target, durable=True) as file:
+        pq.write_table(plain, file, compression=compression, use_dictionary=False, write_statistics=False)
     return plain
 
 

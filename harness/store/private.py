@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.store import run_files
+from harness.store.outside import read_bytes
 
 CUT = "..."
 _ELSEWHERE = re.compile(
@@ -51,8 +52,6 @@ def found_again(path: str) -> str:
 
 def salt_file(results_dir: Path) -> Path:
     """Where a results folder keeps its salt."""
-    if (results_dir / run_files.ABOUT).exists():  # of a sweep of sweeps, whose parts are made within it
-        results_dir = results_dir.parent.parent
     return results_dir / run_files.SALT
 
 
@@ -63,7 +62,7 @@ def salt(results_dir: Path) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb", buffering=0) as file:
             file.write(secrets.token_bytes(32))
-    return path.read_bytes()
+    return read_bytes(path)
 
 
 def hashed(text: str) -> str:
@@ -82,6 +81,10 @@ def of_run(env: Mapping[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
+    if (
+        not text.isascii()
+    ):  # half of a surrogate pair, as in names of files that are no UTF-8, cannot be written
+        text = text.encode("utf-8", "backslashreplace").decode()
     if "/" in text:
         places, user = _places(_folder(), str(Path.home()), _temporary())
         text = user.sub("~", places[0].sub(lambda m: places[1][m[1]], text))

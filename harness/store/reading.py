@@ -7,124 +7,37 @@ share, are held once each.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
-import stat
 import time
 import warnings
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
-import pyarrow.dataset as dataset
-from pyarrow.fs import LocalFileSystem
+from pyarrow import parquet
 
-from harness.store import case
 from harness.store.errors import UsageError, unknown
-from harness.store.measurement import SCHEMA_VERSION, TIMES, Better, Status
-from harness.store.outside import from_json, parse
+from harness.store.measurement import SCHEMA_VERSION, TIMES
+from harness.store.outside import from_json, parse, read_bytes
+from harness.store.schema import JSON_COLUMNS, SCHEMA, TEXTS, encoded, faults, in_memory, is_in
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Mapping, Sequence
 
     import pandas as pd
     from numpy.typing import NDArray
 
 
-_NULLABLE = {"value", "bytes_moved"}  # where there is no number
-# None: not known
-_NUMBER, _OBJECT = (int, float, type(None)), (dict, type(None))
-_RESOLVED = {
-    **dict.fromkeys(("tokens_per_step", "parameters"), _NUMBER),
-    **dict.fromkeys(("fp8_gemms", "fp8_gemms_expected"), (int,)),
-    **dict.fromkeys(("flops_causal", "flops_recomputed", "memory", "lr_schedule", "advice"), _OBJECT),
-}  # what is computed with
-_LONGEST = 2**16  # characters of the axes of a case
-_WORDS = {"status": get_args(Status), "better": get_args(Better)}
-
-
-def refuse_unsound(table: pa.Table) -> None:
-    """Checks rows, in the columns that they have.
-
-    Raises:
-        ValueError: rows that no harness writes; the first fault is named.
-    """
-    for fault in _faults(table):
-        raise ValueError(f"holds rows that no harness writes: {fault}")
-
-
-def _faults(table: pa.Table) -> Iterator[str]:
-    for name in {*table.column_names} - _NULLABLE:
-        if table[name].null_count:
-            yield f"{name!r} is missing"
-    for name, words in _WORDS.items():
-        if name in table.column_names:
-            yield from (f"{name} {w!r}" for w in table[name].unique().to_pylist() if w not in words)
-    for name in JSON_COLUMNS:
-        if name in table.column_names:
-            texts = {text for chunk in table[name].chunks for text in chunk.dictionary.to_pylist()}
-            yield from (
-                f"{name!r}: {fault}" for text in sorted(texts) if (fault := _fault_of_text(name, text))
-            )
-    yield from _faults_of_samples(table)
-
-
-def _fault_of_text(name: str, text: str) -> str:
-    """What is wrong with a text of a JSON column; "" for nothing."""
-    if name == "axes" and len(text) > _LONGEST:
-        return f"a case in {len(text)} characters"
-    try:
-        given = parse(text)
-        if name == "arm_fields":
-            case.from_json(text)
-    except ValueError as error:
-        return str(error)
-    for key, value in given.items():
-        if (
-            (name in ("axes", "env") and key != "isa" and isinstance(value, dict | list))
-            or (name == "flops" and type(value) not in (int, float))
-            or (name == "resolved" and not isinstance(value, _RESOLVED.get(key, object)))
-        ):
-            return f"{key} is {value!r:.60}"
-    return ""
-
-
-def _faults_of_samples(table: pa.Table) -> Iterator[str]:
-    if "samples" not in table.column_names:
-        return
-    samples = table["samples"].combine_chunks()
-    counts, drawn = compute.list_value_length(samples), samples.flatten()
-    if drawn.null_count or compute.any(compute.is_nan(drawn)).as_py():
-        yield "samples that are no number"
-    for name in {"rounds", "sample_clock_mhz"} & {*table.column_names}:
-        sizes = compute.list_value_length(table[name])
-        if not compute.all(
-            compute.or_(compute.equal(sizes, 0), compute.equal(sizes, counts)), min_count=0
-        ).as_py():
-            yield f"another number of {name} than of samples"
-    if "status" in table.column_names:
-        measured = compute.is_in(table["status"], pa.array(["ok", "partial"]))
-        if not compute.all(compute.equal(measured, compute.greater(counts, 0)), min_count=0).as_py():
-            yield "a status that contradicts its samples"
-    if "value" in table.column_names:
-        sizes, drawn = counts.to_numpy(), drawn.to_numpy()
-        held = sizes > 0
-        starts, values = (np.cumsum(sizes) - sizes)[held], table["value"].to_numpy()[held]
-        inside = [
-            least.reduceat(drawn, starts) if held.any() else values for least in (np.minimum, np.maximum)
-        ]
-        if not ((inside[0] <= values) & (values <= inside[1])).all():
-            yield "a value that its samples do not have between them"
-
-
-_DRAWN = (
-    20  # low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
-)
+# Low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
+_DRAWN = 20
 
 
 DECIDED_BY = ("run_id", "case_id", "arm", "metric", "rounds", "status", "retryable", "attempt")
@@ -170,94 +83,74 @@ def next_attempt(last: int) -> int:
     return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)
 
 
-JSON_COLUMNS = ("axes", "resolved", "flops", "timing", "env", "arm_fields")  # objects, as text
-LONG_TEXTS = JSON_COLUMNS  # few distinct ones: read as dictionaries
-_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
-
-SCHEMA = pa.schema(
-    [
-        ("schema_version", pa.int32()),
-        ("run_id", pa.string()),
-        ("sweep", pa.string()),
-        ("suite", pa.string()),
-        ("case_id", pa.string()),
-        ("arm", pa.string()),
-        ("arm_fields", pa.string()),  # JSON of harness.store.case.Arm
-        ("baseline", pa.string()),
-        ("axes", pa.string()),
-        ("seed", pa.int64()),
-        ("resolved", pa.string()),
-        ("metric", pa.string()),
-        ("unit", pa.string()),
-        ("better", pa.string()),
-        ("regime", pa.string()),
-        ("part", pa.string()),
-        ("samples", pa.list_(pa.float64())),
-        ("rounds", pa.list_(pa.int32())),
-        ("sample_clock_mhz", pa.list_(pa.float64())),
-        ("value", pa.float64()),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-        ("cause", pa.string()),  # one of harness.store.errors.Cause; "" where the row has its number
-        (
-            "retryable",
-            pa.bool_(),
-        ),  # what kept it from being measured may have passed: resume= measures it again
-        ("flops", pa.string()),
-        ("bytes_moved", pa.float64()),
-        ("timing", pa.string()),
-        ("tries", pa.int32()),
-        ("attempt", pa.int64()),  # of what was run again, the largest wins; see harness.store
-        ("env_id", pa.string()),
-        ("env", pa.string()),
-        ("created_at", pa.string()),
-    ]
-)
-
-
-def conform(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> pa.Table:
-    """Rows of one file as the store holds them in memory.
-
-    Args:
-        table: rows, with at least these columns.
-        columns: the columns to return, in the order of `SCHEMA`.
-
-    Returns:
-        The rows; the columns of `LONG_TEXTS` are dictionaries.
-    """
-    return pa.table(
-        {
-            field.name: _encoded(table[field.name])
-            if field.name in LONG_TEXTS
-            else table[field.name].cast(field.type)
-            for field in SCHEMA
-            if field.name in columns
-        }
-    )
-
-
-def _encoded(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    if not pa.types.is_dictionary(column.type):
-        column = column.cast(pa.string()).dictionary_encode()
-    return column.cast(_DICTIONARY)
-
-
 REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 _UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
 _OF_A_CASE = {"run_id", "sweep", "suite", "case_id", "seed"}  # equal in all rows of a case
+_PUSHED = {*_OF_A_CASE, "metric"}  # by which rows are left out before they are checked
 _ATTEMPTS_OF_A_CASE = ("run_id", "case_id", "attempt")
-_FORMAT = dataset.ParquetFileFormat(
-    read_options=dataset.ParquetReadOptions(dictionary_columns=set(LONG_TEXTS))
-)
+# Encodings whose texts take, as a dictionary, no more than the file says that they do
+_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+LIMIT = "HARNESS_READ_GIB"  # environment variable
+LIMIT_GIB = 1.0  # a million rows take 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a run."""
+    """One file of a run.
+
+    Attributes:
+        path: the file.
+        rows: the sound ones.
+        replaces: names of the parts whose rows it holds as well.
+        problem: how many rows are left out, and why; "" for none.
+    """
 
     path: Path
     rows: pa.Table
-    replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
+    replaces: tuple[str, ...]
+    problem: str
+
+
+@dataclass(slots=True)
+class Limits:
+    """Memory that the rows of one command may take.
+
+    Attributes:
+        most: bytes.
+        taken: bytes of it that rows take which were read.
+    """
+
+    most: int
+    taken: int = 0
+
+    @classmethod
+    def of(cls, gib: float | None) -> Limits:
+        """So many GiB; None: by default, or as the environment says.
+
+        Raises:
+            UsageError: the environment says no number above 0.
+        """
+        given = gib if gib is not None else os.environ.get(LIMIT, LIMIT_GIB)
+        try:
+            most = float(given) * 2**30
+        except ValueError:
+            most = math.nan
+        if not 0 < most < math.inf:
+            raise UsageError(f"{LIMIT}={given}: expected a number above 0, such as {LIMIT}=4")
+        return cls(int(most))
+
+    def check(self, size: int) -> None:
+        """Refuses what does not fit.
+
+        Raises:
+            ValueError: names the limit and how to raise it.
+        """
+        if self.taken + size > self.most:
+            raise ValueError(
+                f"its rows take {size / 2**30:.2g} GiB in memory, and {self.taken / 2**30:.2g} of the "
+                f"{self.most / 2**30:g} GiB that one command may read are taken: {LIMIT}="
+                f"{math.ceil((self.taken + size) / 2**30 + 0.5)} allows more"
+            )
 
 
 def read(
@@ -267,6 +160,7 @@ def read(
     where: Mapping[str, object] | None = None,
     all_attempts: bool = False,
     expand: bool = False,
+    limit_gib: float | None = None,
 ) -> pd.DataFrame:
     """Reads runs into one frame, one row a (case, arm, metric).
 
@@ -279,16 +173,38 @@ def read(
         all_attempts: keep all rows of what was measured again; by default the last attempt wins.
         expand: add a column for each axis of the cases, under its own name (`frame.M`), or as `axes.NAME` where the
             store has a column of that name (`axes.seed`); None in the rows of cases without that axis.
+        limit_gib: memory that the decoded rows may take; by default 1, or the environment variable HARNESS_READ_GIB. A
+            file beyond it is left out.
 
     Returns:
         The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
-        (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
-        warning says it too; columns that were not asked for are not looked at. `frame.attrs["files"]` are the files that
-        were read.
+        (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why, rows
+        that no harness writes among it; a warning says it too; columns that were not asked for are not looked at.
+        `frame.attrs["files"]` are the files that were read.
 
     Raises:
-        UsageError: a path does not exist, rows are of another schema_version than ours, a name is neither a column nor
-            an axis of these runs, or `where` names a column of lists.
+        UsageError: a path does not exist, a name is neither a column nor an axis of these runs, or `where` names a column
+            of lists.
+    """
+    limits = Limits.of(limit_gib)
+    frame = open_run(paths, limits, columns=columns, where=where, all_attempts=all_attempts, expand=expand)
+    for problem in frame.attrs["problems"]:
+        warnings.warn(f"skipped: {problem}", RuntimeWarning, stacklevel=2)
+    return frame
+
+
+def open_run(
+    paths: str | Path | Sequence[str | Path],
+    limits: Limits | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: Mapping[str, object] | None = None,
+    all_attempts: bool = False,
+    expand: bool = False,
+) -> pd.DataFrame:
+    """`read` for a command, which reports `attrs["problems"]` in its own words and not as a warning of Python's.
+
+    One that reads several times and keeps all of it gives the same `limits` each time.
     """
     returned = _returned(columns)
     fitting = {name: _alternatives(name, value) for name, value in (where or {}).items()}
@@ -297,9 +213,7 @@ def read(
     if expand or "case_axes" in returned or fitting.keys() - of_rows:
         needed.add("axes")
     named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-    kept, table, problems = _rows(named, needed, fitting, all_attempts)
-    for problem in problems:
-        warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
+    kept, table, problems = _rows(named, needed, fitting, all_attempts, limits or Limits.of(None))
     frame = _frame(_matching(table, fitting).select([name for name in SCHEMA.names if name in needed]))
     axes = _axes(frame) if expand else {}
     if "case_axes" in returned:
@@ -312,23 +226,25 @@ def read(
 
 
 def _rows(
-    named: Sequence[Path], needed: Collection[str], where: Mapping[str, list[Any]], all_attempts: bool
+    named: Sequence[Path],
+    needed: Collection[str],
+    where: Mapping[str, list[Any]],
+    all_attempts: bool,
+    limits: Limits,
 ) -> tuple[list[Part], pa.Table, list[str]]:
     """The files that count, their rows that may be asked for, and what could not be read."""
     of_cases = {name: where[name] for name in where.keys() & _OF_A_CASE}
     # Cases with several attempts: all their rows are read, to decide which counts
     contested: set[str | None] = set()
     if not all_attempts and len(of_cases) < len(where):
-        kept = each_once(read_parts(named, _ATTEMPTS_OF_A_CASE, _pushed(of_cases))[0])
+        kept = each_once(read_parts(named, _ATTEMPTS_OF_A_CASE, of_cases)[0])
         contested = _contested(_together(kept, _ATTEMPTS_OF_A_CASE))
+    taken = limits.taken
     for attempt in range(4):
+        limits.taken = taken
         decided_by = () if all_attempts else DECIDED_BY if contested or attempt else _ATTEMPTS_OF_A_CASE
         columns = {*needed, *decided_by}
-        wanted = _pushed(where)
-        if wanted is not None and contested:
-            some = pa.array(sorted(filter(None, contested)), pa.string())
-            wanted |= dataset.field("case_id").isin(some)
-        parts, problems, vanished = read_parts(named, columns, wanted)
+        parts, problems, vanished = read_parts(named, columns, where, contested, limits)
         kept = each_once(parts)
         table = _together(kept, columns)
         more = set() if all_attempts else _contested(table) - contested
@@ -371,16 +287,6 @@ def _alternatives(name: str, value: object) -> list[Any]:
     return values
 
 
-def _pushed(where: Mapping[str, Sequence[Any]]) -> dataset.Expression | None:
-    """What Parquet itself can leave out: rows by columns that are equal in all attempts of a case, and by metric."""
-    conditions = [
-        dataset.field(name).isin(pa.array(values, SCHEMA.field(name).type))
-        for name, values in where.items()
-        if name in {*_OF_A_CASE, "metric"} and None not in values
-    ]
-    return reduce(lambda a, b: a & b, conditions) if conditions else None
-
-
 def each_once(parts: Sequence[Part]) -> list[Part]:
     """The files without those whose rows another one holds: copies of it, and what it was compacted from."""
     replaced = {name for part in parts for name in part.replaces}
@@ -393,56 +299,116 @@ def each_once(parts: Sequence[Part]) -> list[Part]:
 
 
 def read_parts(
-    named: Sequence[Path], columns: Collection[str] = SCHEMA.names, wanted: dataset.Expression | None = None
+    named: Sequence[Path],
+    columns: Collection[str] = SCHEMA.names,
+    where: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    cases: Collection[str | None] = (),
+    limits: Limits | None = None,
 ) -> tuple[list[Part], list[str], bool]:
-    """All parts below some paths, what could not be read, and whether a file was gone when its turn came."""
-    parts, problems, vanished = [], [], False
+    """All parts below some paths, what could not be read, and whether a file was gone when its turn came.
+
+    Args:
+        named: files and folders.
+        columns: to decode.
+        where: rows that may be left out, see `_may_fit`.
+        cases: ids of cases whose rows are kept all the same.
+        limits: what all of them may take.
+    """
+    parts, problems, vanished, limits = [], [], False, limits or Limits.of(None)
     for path in {os.path.realpath(file): file for p in named for file in _files(p)}.values():
         try:
-            parts.append(read_part(path, columns, wanted))
-        except UsageError:
-            raise
+            part = read_part(path, columns, where, cases, limits)
         except (OSError, pa.ArrowException, ValueError) as error:
             vanished |= isinstance(error, FileNotFoundError)
             problems.append(f"{path}: {' '.join(str(error).split()) or type(error).__name__}")
+        else:
+            parts.append(part)
+            problems += [f"{path}: {part.problem}"] * bool(part.problem)
     return parts, problems, vanished
 
 
 def read_part(
-    path: Path, columns: Collection[str] = SCHEMA.names, wanted: dataset.Expression | None = None
+    path: Path,
+    columns: Collection[str] = SCHEMA.names,
+    where: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    cases: Collection[str | None] = (),
+    limits: Limits | None = None,
 ) -> Part:
     """The rows of one file, with the given columns.
 
     Raises:
-        ValueError: the file holds no rows of this store, or rows that no harness writes (`harness.store.reading`).
-        UsageError: its rows are of another schema_version.
+        ValueError: the file holds no rows of this store, those of another schema_version, or more than there is room for.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("is no file")
-    # A fragment, no dataset: of a folder, one bad file would fail all.
-    file = _FORMAT.make_fragment(str(path), LocalFileSystem())
-    present = file.physical_schema
+    limits = limits or Limits.of(None)
+    content = pa.BufferReader(read_bytes(path, limits.most))
+    metadata = parquet.read_metadata(content)
+    present = metadata.schema.to_arrow_schema()
     if "schema_version" not in present.names:
         raise ValueError(f"has no rows of this store (columns:  {', '.join(present.names[:5])})")
-    needed = {*columns, "schema_version"}
-    stored = [name for name in present.names if name in needed]
-    table = file.to_table(columns=stored, filter=wanted, use_threads=False)
-    for version in table["schema_version"].unique().to_pylist():
-        if version is None:
-            raise ValueError("holds rows without their schema_version")
-        if version != SCHEMA_VERSION:
-            raise UsageError(
-                f"{path} holds rows of schema_version {version}, this harness reads {SCHEMA_VERSION}: measure again, or read "
-                "it with the commit that wrote it (git_commit in the rows' env)"
-            )
-    if absent := sorted(needed - {*stored}):
-        raise ValueError(f"lacks columns of this store: {', '.join(absent)}")
+    pushed = {name: values for name, values in where.items() if name in _PUSHED and None not in values}
+    needed = {*columns, "schema_version", *pushed, *(["case_id"] if pushed and cases else [])}
+    if absent := sorted(name for name in needed if present.names.count(name) != 1):
+        raise ValueError(f"lacks columns of this store, or has them twice: {', '.join(absent)}")
+    limits.check(_decoded(metadata, needed))
     replaces = from_json((present.metadata or {}).get(REPLACES, b"[]"))
     if not (isinstance(replaces, list) and all(isinstance(name, str) for name in replaces)):
         raise ValueError("its metadata does not list the parts that it replaces")
-    rows = conform(table, columns)
-    refuse_unsound(rows)
-    return Part(path, rows, tuple(replaces))
+    texts = [name for name in TEXTS if name in needed]
+    file = parquet.ParquetFile(content, metadata=metadata, read_dictionary=texts)
+    rows = encoded(file.read(columns=sorted(needed), use_threads=False), needed)
+    for version in rows["schema_version"].unique().to_pylist():
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"holds rows of schema_version {version}, this harness reads {SCHEMA_VERSION}: measure again, or read it with "
+                "the commit that wrote it (git_commit in the rows' env)"
+            )
+    rows = _may_fit(rows, pushed, cases).select([name for name in SCHEMA.names if name in columns])
+    problem = ""
+    if wrong := faults(rows):
+        first = wrong[min(wrong)]
+        problem = f"left out {len(wrong)} of {len(rows)} rows, which no harness writes: {first}"
+        rows = rows.filter(pa.array(np.isin(np.arange(len(rows)), [*wrong], invert=True)))
+    limits.check(sum(_size(rows[name]) for name in rows.column_names if name in TEXTS))
+    rows = in_memory(rows)
+    limits.taken += rows.nbytes
+    return Part(path, rows, tuple(replaces), problem)
+
+
+def _decoded(metadata: parquet.FileMetaData, columns: Collection[str]) -> int:
+    """Bytes that some columns of a file take when they are decoded, texts as dictionaries.
+
+    Raises:
+        ValueError: a column of a type or an encoding that the store has not, whose size is not known.
+    """
+    size = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            name = chunk.path_in_schema.partition(".")[0]
+            if name not in columns:
+                continue
+            is_text = name in TEXTS and chunk.path_in_schema == name
+            if (chunk.physical_type == "BYTE_ARRAY") != is_text or chunk.physical_type.startswith("FIXED"):
+                raise ValueError(f"its column {name} is no {SCHEMA.field(name).type}")
+            if is_text and not {*chunk.encodings} <= _ENCODINGS:
+                raise ValueError(f"its column {name} has an encoding that is not read: {chunk.encodings}")
+            size += chunk.num_values * 8 + chunk.total_uncompressed_size * is_text
+    return size
+
+
+def _size(column: pa.ChunkedArray) -> int:
+    """Bytes of the texts of a column once each row has its own."""
+    lengths = (compute.binary_length(each.dictionary).take(each.indices) for each in column.chunks)
+    return sum(int(compute.sum(each).as_py() or 0) for each in lengths)
+
+
+def _may_fit(table: pa.Table, pushed: Mapping[str, Sequence[Any]], cases: Collection[str | None]) -> pa.Table:
+    """The rows that may be asked for, by columns that are equal in all attempts of a case, and by metric."""
+    if not pushed:
+        return table
+    mask = reduce(compute.and_, (is_in(table, name, values) for name, values in pushed.items()))
+    if cases:
+        mask = compute.or_(mask, is_in(table, "case_id", cases))
+    return table.filter(mask)
 
 
 def _files(path: Path) -> list[Path]:
@@ -454,7 +420,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _together(parts: Sequence[Part], columns: Collection[str]) -> pa.Table:
-    none = conform(SCHEMA.empty_table(), columns)
+    none = in_memory(encoded(SCHEMA.empty_table(), columns))
     return pa.concat_tables([none, *(part.rows for part in parts)]).unify_dictionaries()
 
 
@@ -467,7 +433,7 @@ def _contested(table: pa.Table) -> set[str | None]:
 
 def _last_attempts(table: pa.Table, contested: Collection[str | None]) -> pa.Table:
     """The rows of attempts that count, of the cases that have several; all rows of the others."""
-    several = compute.is_in(table["case_id"], pa.array(list(contested), pa.string())).to_numpy()
+    several = is_in(table, "case_id", contested).to_numpy(zero_copy_only=False)
     stands = np.ones(len(table), bool)
     stands[several] = that_count(table.filter(several).select(DECIDED_BY).to_pandas()).to_numpy()
     return table.filter(stands)
@@ -477,7 +443,7 @@ def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
     """The rows that have one of the values in each of the columns and axes."""
     for name, values in where.items():
         if name in SCHEMA.names:
-            mask = compute.is_in(table[name], pa.array(values, SCHEMA.field(name).type))
+            mask = is_in(table, name, values)
         else:
             texts = _dictionary(table["axes"])
             cases = [parse(text) for text in texts]
@@ -487,7 +453,7 @@ def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
                     "column or axis", name, {*SCHEMA.names, *(key for axes in cases for key in axes)}
                 )
             fit = [text for text, axes in zip(texts, cases, strict=True) if _has(axes.get(axis), values)]
-            mask = compute.is_in(table["axes"].cast(pa.string()), pa.array(fit, pa.string()))
+            mask = is_in(table, "axes", fit)
         table = table.filter(mask)
     return table
 
@@ -501,7 +467,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     """The rows in pandas. Long texts are objects of which equal ones are one object: 8 bytes a row."""
     import pandas as pd
 
-    long = [name for name in table.column_names if name in LONG_TEXTS]
+    long = [name for name in table.column_names if name in JSON_COLUMNS]
     texts = {name: _texts(table[name]) for name in long}
     frame = table.drop_columns(long).to_pandas()
     # As they are: pandas would copy a text for each row.
@@ -510,7 +476,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 
 
 def _dictionary(column: pa.ChunkedArray) -> list[str]:
-    """The distinct texts of a column of `LONG_TEXTS`."""
+    """The distinct texts of a column of `JSON_COLUMNS`."""
     return list(dict.fromkeys(text for chunk in column.chunks for text in chunk.dictionary.to_pylist()))
 
 
@@ -528,22 +494,3 @@ def _axes(frame: pd.DataFrame) -> dict[str, Any]:
     names = dict.fromkeys(name for axes in cases for name in axes)
     taken = {*SCHEMA.names, "case_axes"}
     return {f"axes.{name}" if name in taken else name: [axes.get(name) for axes in cases] for name in names}
-
-
-def read_quietly(
-    source: str | Path | Sequence[str | Path],
-    *,
-    where: Mapping[str, object] | None = None,
-    all_attempts: bool = False,
-    expand: bool = False,
-) -> tuple[pd.DataFrame, list[str]]:
-    """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
-
-    Returns:
-        The rows, `attrs["problems"]` included, and what else would have been warned of.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        frame = read(source, where=where, all_attempts=all_attempts, expand=expand)
-    said = [str(w.message) for w in caught]
-    return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.store import run_files
-from harness.store.parquet import read_about, run_folder
+from harness.store.parquet import run_folder
+from harness.store.run_files import read_about
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

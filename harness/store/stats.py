@@ -1,7 +1,7 @@
 """Statistics of repeated timings, without torch, so that a laptop can judge runs made elsewhere.
 
 The unit is the round. Samples of one round share clock, temperature and neighbours; a rank test at 5 % that
-counts them as independent alarms on 5 to 36 % of unchanged pairs, by kind of noise (tests/studies/gate_error_rates.py).
+counts them as independent alarms on 5 to 36 % of unchanged pairs, by kind of noise (reports/studies/gate_error_rates.py).
 So samples are reduced to one median per round, two arms are paired by round, and intervals and tests run
 on the logarithms of the paired ratios: Student's t for intervals and tests. A percentile
 bootstrap over eight rounds covers 85 to 90 % where 95 % is claimed, so there is none here.

@@ -94,7 +94,13 @@ class Agreement:
         said = [
             f"log-probability of the {self.judged}; floor: each model with itself, run again and in halves"
         ]
-        if not self.above_floor:
+        if not math.isfinite(self.gap.kl_mean + self.floor.kl_mean):
+            said.append("the predictions are not finite: nothing can be said of them")
+        elif self.gap.kl_max == self.gap.logprob_max == 0:
+            said.append(
+                "the predictions are equal: one model twice, or no layer of b is in another precision"
+            )
+        elif not self.above_floor:
             said.append("by the mean KL divergence not further apart than a model from itself")
         for cause in self.causes[:5]:
             part = 1 - cause.kl_left / self.kl_first
@@ -205,7 +211,7 @@ def _tokens(p: Tensor, q: Tensor, targets: Tensor | None, kept: Tensor) -> Tenso
         log_p, log_q = (x.double().log_softmax(-1) for x in (ours, others))
         difference = log_p - log_q
         # 0 x inf of a token that cannot come is 0
-        kl = (log_p.exp() * difference).where(log_p > -math.inf, 0.0).sum(-1)
+        kl = (log_p.exp() * difference).where(log_p != -math.inf, 0.0).sum(-1)
         gap = difference.gather(-1, ids[:, None])[:, 0].abs()
         found.append(torch.stack([kl, gap, (log_p.argmax(-1) != log_q.argmax(-1)).double()], -1).cpu())
     return torch.cat(found)

@@ -1,6 +1,6 @@
 """The ledger: public FP8 and NVFP4 runs, judged by one rule; `python reports/studies/ledger.py` writes it.
 
-It makes reports/published/ledger.html with its markdown twin and ledger.csv, the tables of docs/evidence.md and docs/evidence.csv,
+It makes reports/published/ledger.html with its markdown twin and ledger.csv, harness/advise/losses.csv, the tables of docs/evidence.md and docs/evidence.csv,
 from results/published/curves and reports/studies/evidence.csv. A word on a loss is that of `harness.judge.verdict.rule.judge`.
 """
 
@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import advised_losses
 import evidence
 import mlperf
 import numpy as np
+from documented_table import fill
 
+from harness.advise import losses
 from harness.judge.verdict.result import MARGIN, percent
 from harness.report.drawing import BAND, INK, MUTED, SERIES, Chart, sheet, styled, ticks
 from harness.report.markup import cell_markdown
@@ -731,16 +734,6 @@ def markdown_table(of: Table) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (*head, *body)]
 
 
-def fill(page: Path, tables: Mapping[str, str]) -> None:
-    """Writes each table between the marks of its name, `<!-- NAME -->` and `<!-- /NAME -->`."""
-    shown = page.read_text(encoding="utf-8")
-    for name, lines in tables.items():
-        before, begin, rest = shown.partition(f"<!-- {name} -->\n")
-        if begin:
-            shown = f"{before}{begin}{lines}\n{''.join(rest.partition(f'<!-- /{name} -->')[1:])}"
-    page.write_text(shown, encoding="utf-8")
-
-
 def documented() -> dict[str, str]:
     """The tables of docs/evidence.md."""
     counted = [
@@ -778,7 +771,9 @@ def main() -> None:
     page = render_sections(title, kicker, NOT_VERIFIED, shown)
     (PUBLISHED / "ledger.html").write_text(page, encoding="utf-8")
     (PUBLISHED / "ledger.md").write_text(markdown(title, shown), encoding="utf-8")
-    write_csv(PUBLISHED / "ledger.csv", [record(row) for row in rows()])
+    records = [record(row) for row in rows()]
+    write_csv(PUBLISHED / "ledger.csv", records)
+    write_csv(losses.FILE, advised_losses.table(records))
     fill(DOCS / "evidence.md", documented())
     write_csv(DOCS / "evidence.csv", others)
 

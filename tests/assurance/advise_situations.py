@@ -25,8 +25,13 @@ import torch
 from torch import nn
 
 
+class Net(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).float().mean()
+
+
 def build(width):
-    return nn.Sequential(*({layer} for _ in range(4)))
+    return Net(*({layer} for _ in range(4)))
 
 
 def batch(step, seed, batch_size, device):
@@ -46,7 +51,7 @@ def own_model(place: Place, layer: str, width: int) -> tuple[str, ...]:
     (place.folder / "planted_model.py").write_text(code)
     place.patch.syspath_prepend(str(place.folder))
     place.patch.delitem(sys.modules, "planted_model", raising=False)
-    return (WIDE[0], f"model.width={width}")
+    return (*WIDE, f"model.width={width}")
 
 
 @of_advise(what="the GPU has no FP8 matrix units")
@@ -91,8 +96,9 @@ def head_alone(place: Place, planted: bool) -> object:
 
 @of_advise(what="the model has no Linear layer")
 def no_linear_layer(place: Place, planted: bool) -> object:
-    words = own_model(place, f"nn.{'LayerNorm(width)' if planted else 'Linear(width, width)'}", 8192)
-    return says_yes(place, *words, "gpu=h200", "recipe=tensorwise", "tokens=16384")
+    layer = f"nn.{'LayerNorm(width)' if planted else 'Linear(width, width)'}"
+    words = *own_model(place, layer, 8192), "gpu=h200", "recipe=tensorwise", "tokens=16384"
+    return main(["advise", *words]) == 0 and says_yes(place, *words)
 
 
 @of_advise(what="the step does not fit, whatever FP8 gains")

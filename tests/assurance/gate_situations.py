@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from command_repo import FAKE, FEW, PROGRAM, commit, fake_repository, gate, git, make_repository, package
+from command_repo import FAKE, FEW, commit, fake_repository, gate, make_repository, package
+from command_situations import SITUATIONS as COMMANDED
 from curves_for_tests import control, rows_of_runs, shifted
 from gate_fixtures import (
     ENV,
@@ -30,12 +31,13 @@ from harness.__main__ import main
 from harness.gate import trees as work_trees
 from harness.gate.command import VARIABLE, run_shell
 from harness.gate.options import GateError
-from harness.gate.tree_proof import Trees
 from harness.machine.environment import env_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from command_situations import Planted
 
     from harness.store.measurement import Measurement
 
@@ -225,20 +227,13 @@ of_command = partial(exit_code, "gate --command")
 
 @of_trees(what="a measured file has an uncommitted change")
 def uncommitted_change(place: Place, planted: bool) -> object:
-    file = make_repository(place.folder / "repo", {"harness/a.py": "a = 1\n"}) / "harness" / "a.py"
-    if planted:
-        file.write_text("a = 2\n")
-    return work_trees.same_code(place.folder / "repo", "HEAD")
-
-
-@of_trees(what="git was told not to look at the file that is changed")
-def hidden_change(place: Place, planted: bool) -> object:
-    root = make_repository(place.folder / "repo", {f"harness/{name}.py": "a = 1\n" for name in "ab"})
-    for name, flag in (("a", "--skip-worktree"), ("b", "--assume-unchanged")):
-        git(root, "update-index", flag, f"harness/{name}.py")
+    root = make_repository(place.folder / "repo", {"harness/a.py": "a = 1\n"})
+    with work_trees.work_tree(root, "main") as tree:
         if planted:
-            (root / "harness" / f"{name}.py").write_text("a = 2\n")
-    return work_trees.same_code(root, "HEAD")
+            (root / "harness" / "a.py").write_text("a = 2\n")
+        return not work_trees.differing(
+            *(work_trees.walk(side, work_trees.MEASURED) for side in (root, tree))
+        )
 
 
 @of_gate(what="each sample is one tick of a clock of 15.6 ms", instead=6)
@@ -283,38 +278,19 @@ def set_up_of_the_other_tree(place: Place, planted: bool) -> object:
     return gated(place, SAME, "--setup", sleep if planted else "true")
 
 
-@of_command(what="the work of both sides is that of a program elsewhere", instead=6)
-def change_that_does_not_run(place: Place, planted: bool) -> object:
-    """Both import a module of their own tree, and not the one that is changed."""
-    other = {"src/pkg/other.py": "A = 1\n"}
-    return gated(place, other if planted else SAME)
+def planted_in(case: Planted, place: Place, planted: bool) -> object:
+    if planted:
+        return case.gate(place.folder)[0]
+    alike = repr(replace(case, what="", code=0, change={}, plant=None))
+    if alike not in TWINS:
+        TWINS[alike] = case.gate(place.folder, planted=False)[0]
+    return TWINS[alike]
 
 
-@of_command(
-    what="the code is 20 % slower, and the benchmark that came with it does 60 % of the work", instead=1
-)
-def benchmark_that_does_less(place: Place, planted: bool) -> object:
-    less = {
-        CODE: package(a=0.012, b=0.024),
-        "bench/program.py": PROGRAM.replace("seconds *", "0.6 * seconds *"),
-    }
-    return gated(place, less if planted else SAME)
+TWINS: dict[str, int] = {}  # exit codes: repositories that are alike have one twin
 
 
-@of_command(
-    "the command imports the project from the checkout, not from its work tree",
-    word="exit code",
-    positive=0,
-    instead=3,
-)
-def module_of_the_checkout(place: Place, planted: bool) -> object:
-    names = frozenset({"src/pkg/__init__.py"})
-    trees = {side: place.folder / side for side in ("baseline", "candidate")}
-    proof = Trees(
-        trees, place.folder / "checkout", dict.fromkeys(("baseline", "candidate", "original"), names)
-    )
-    where = proof.original if planted else trees["candidate"]
-    try:
-        return 0 if proof.check("candidate", [("pkg", where / "src/pkg/__init__.py")]).count else 6
-    except GateError as error:
-        return int(error.code)
+for name, case in COMMANDED.items():
+    run_case = partial(planted_in, case)
+    run_case.__name__ = name  # type: ignore[attr-defined]
+    of_command(what=case.what, instead=case.code)(run_case)

@@ -34,7 +34,8 @@ situation with the planted thing, and an honest twin without it, and compares bo
 
 Exit codes are in [gate.md](gate.md), wrong implementations in [verify.md](verify.md#planted-faults) and
 [loss-verdict-evidence.md](loss-verdict-evidence.md). Not seen: a step that takes another path at every second call (`verify` compares
-the first call and counts the third).
+the first call and counts the third); a user's benchmark that
+measures something else, prints cached figures, or rewrites the clock or its JSON (`gate`).
 """
 
 

@@ -1,4 +1,4 @@
-"""Situations of the report, and of what reads single runs: diff, export, import, the store, MFU, findings."""
+"""Situations of the report, and of what reads single runs: diff, import, the store, MFU, findings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from curves_for_tests import control, rows_of_runs, shifted
 from report_cases import cpu_run, gemm_cases, linear_cases, tiny_run
 from report_fixtures import Invented, absent, write_run
@@ -18,11 +17,10 @@ from harness import store
 from harness.__main__ import main
 from harness.judge import diagnosis, verdict
 from harness.judge.diff import changes
-from harness.judge.smoke import failed_recipes
 from harness.machine.hardware import named
 from harness.machine.mfu import utilization
 from harness.report import verdicts
-from harness.report.headline import Ledger, headline_rows
+from harness.report.headline import COLUMNS, headline_rows
 from harness.report.records import SQNR, arm_records
 from harness.report.render import render
 from harness.report.runs import load
@@ -162,8 +160,8 @@ over_peak = partial(
 
 @over_peak(word="the headline has its MFU")
 def headline_above_the_peak(place: Place, planted: bool) -> object:
-    (row,) = headline_rows(machine(place, step(1.5 if planted else 0.6)), "", Ledger())
-    return row[2].order is not None
+    (row,) = headline_rows(machine(place, step(1.5 if planted else 0.6)))
+    return row[[column.title for column in COLUMNS].index("mixed MFU")].order is not None
 
 
 @over_peak(word="the share of the peak has no flag")
@@ -274,12 +272,6 @@ def diff_of_damaged(place: Place, planted: bool) -> object:
     return main(["diff", "a", "b"])
 
 
-@exit_code("export", "every row has failed: a dashboard would show no slowdown", instead=2)
-def export_of_failures(place: Place, planted: bool) -> object:
-    write_run(place.folder / "run", failed_ones() if planted else products())
-    return main(["export", "run", "-o", "x.json"])
-
-
 @exit_code("import", "the benchmark file holds no benchmark", instead=2)
 def import_of_nothing(place: Place, planted: bool) -> object:
     tests = [] if planted else [{"fullname": "t.py::x", "stats": {"data": [1.0]}}]
@@ -302,21 +294,3 @@ def finding_of_equal_losses(place: Place, planted: bool) -> object:
     rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", base if planted else shifted(base))
     write_run(place.folder / "run", [rows])
     return not diagnosis.findings(store.read(place.folder))
-
-
-@situation(
-    "sweep=smoke",
-    "a recipe's layer ran a kernel that failed its own check",
-    word="recipes left in",
-    positive=True,
-    instead=False,
-)
-def recipe_on_a_broken_kernel(place: Place, planted: bool) -> object:
-    kernel = Case.of("smoke_kernels", {"kernel": "cast", "do": "check"})
-    layer = Case.of("smoke_layers", {"K": 64})
-    status = "failed" if planted else "ok"
-    rows = [
-        {"suite": "smoke_kernels", "axes": kernel.axes_json, "status": status, "reason": "wrong", "arm": "ours", "resolved": ""},
-        {"suite": "smoke_layers", "axes": layer.axes_json, "status": "ok", "reason": "", "arm": "rowwise", "resolved": '{"operators": ["cast"]}'},
-    ]  # fmt: skip
-    return not failed_recipes(pd.DataFrame(rows))

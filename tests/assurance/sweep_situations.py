@@ -7,13 +7,11 @@ import json
 import math
 from functools import partial
 
-import pandas as pd
 from situations import Place, exit_code, situation
 from toy import offered
 
 from harness.__main__ import main
-from harness.cli.parts import Part
-from harness.engine import watch
+from harness.engine import runlog
 from harness.machine.processes import this_host
 from harness.store import parquet
 from harness.store.case import Case
@@ -87,34 +85,21 @@ def one_id_twice(place: Place, planted: bool) -> object:
 
 
 @situation(
-    "watch", "the process of a running sweep is gone", word="Part.state", positive="running", instead="gone"
+    "runs", "the process of a running sweep is gone", word="Note.state", positive="running", instead="gone"
 )
 def gone(place: Place, planted: bool) -> object:
     note = {"pid": 1, "began": 5, "host": this_host(), "started": 1.0, "written": 2.0, "statuses": {}}
     text = json.dumps(note | {"state": "running", "total": 4, "share": 0.5})
     (place.folder / PROGRESS).write_text(text)
-    (part,) = watch.look(place.folder, lambda _: None if planted else 5)
-    return part.state
+    (note,) = runlog.notes(place.folder, lambda _: None if planted else 5)
+    return note.state
 
 
 @situation(
-    "watch", "a finished run had nothing to measure", word='"100 %" is said', positive=True, instead=False
+    "runs", "a running sweep has nothing to measure", word='"100 %" is said', positive=True, instead=False
 )
 def hundred_percent_of_nothing(_: Place, planted: bool) -> object:
-    return "100 %" in watch.summary([watch.Part("", "finished", 0 if planted else 4, 1.0)], 1.0)
-
-
-@situation("sweep of sweeps", "a part skipped all of its cases", word="Part.ok", positive=True, instead=False)
-def skipped_part(_: Place, planted: bool) -> object:
-    row = {
-        "status": "skipped" if planted else "ok",
-        "retryable": False,
-        "cause": "unsupported",
-        "reason": "no GPU",
-    }
-    part = Part("a", "toy", exit=0)
-    part.settle(pd.DataFrame([row]))
-    return part.ok
+    return "100 %" in runlog.progress([runlog.Note("running", 0 if planted else 4, 1.0, "", 1.0)], 1.0)
 
 
 def ran_in_ranks(place: Place, losses: tuple[float, ...], alone: tuple[float, ...]) -> bool:

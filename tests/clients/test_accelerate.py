@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("accelerate", reason="pip install 'fp8-harness[clients]'")
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("accelerate", reason="pip install -e '.[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 pytest.importorskip("torchao", reason="accelerate asks for torchao's distribution: pip install torchao")
 
 from tiny_models import BOUND, largest_difference, report
@@ -62,3 +62,11 @@ def test_two_processes_beside_bf16() -> None:
     assert [result["fp8"] for result in bf16] == [0, 0]
     report("accelerate, two processes", bf16[0]["losses"], fp8[0]["losses"])
     assert largest_difference(fp8[0]["losses"], bf16[0]["losses"]) < BOUND
+
+
+def test_an_optimizer_made_before_prepare_under_the_default_is_named() -> None:
+    """`AORecipeKwargs()` asks for FP8 all-gather, which makes new weights: one warning a process, and audit counts 13."""
+    for result in two_processes("default"):
+        assert (result["warned"], result["not_trained"]) == (1, 13)
+    for result in two_processes("fp8"):
+        assert (result["warned"], result["not_trained"]) == (0, 0)

@@ -19,7 +19,7 @@ from fp8core import (
     verify,
 )
 
-transformers = pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
 WIDTH, HEADS, KV, LAYERS, FFN, BATCH, SEQ = 64, 4, 2, 2, 128, 2, 64  # of tiny_models

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 
 from configs_for_tests import PUBLISHED, written
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-lightning = pytest.importorskip("lightning", reason="pip install 'fp8-harness[clients]'")
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+lightning = pytest.importorskip("lightning", reason="pip install -e '.[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 
 from tiny_models import BOUND, batch, largest_difference, made, report
 
 import fp8core
+from fp8core import callbacks
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
@@ -32,21 +33,6 @@ class Task(lightning.LightningModule):
         self.losses.append(float(loss.detach()))
         return loss
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        fp8core.update_scales(
-            self.model
-        )  # not in on_before_zero_grad, which Lightning calls before the backward pass
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["amaxes"] = fp8core.amax_state_dict(self)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.amaxes = checkpoint["amaxes"]
-
-    def on_train_start(self) -> None:
-        if hasattr(self, "amaxes"):
-            fp8core.load_amax_state_dict(self, self.amaxes)
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
@@ -56,6 +42,7 @@ def trained(recipe: str, steps: int, folder: Path, resume: Path | None = None) -
     trainer = lightning.Trainer(
         accelerator="cpu", precision="bf16-mixed", max_steps=steps, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
+        callbacks=[callbacks.for_lightning()],
     )  # fmt: skip
     trainer.fit(task, torch.utils.data.DataLoader(range(100)), ckpt_path=resume)
     saved = folder / f"{recipe}-{steps}.ckpt"
@@ -73,3 +60,8 @@ def test_losses_beside_bf16_and_a_resumed_run(tmp_path: Path) -> None:
     rest, _ = trained("delayed", 16, tmp_path, resume=half)
     assert rest.losses == whole.losses[8:]
     assert all(map(torch.equal, rest.parameters(), whole.parameters()))
+    state = torch.load(half, weights_only=False)
+    assert any(key.endswith("amaxes.in_use") for key in state.pop(callbacks.KEY))
+    torch.save(state, tmp_path / "without.ckpt")
+    with pytest.warns(fp8core.AmaxesMissingWarning):
+        trained("delayed", 10, tmp_path, resume=tmp_path / "without.ckpt")

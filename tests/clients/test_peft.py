@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
-peft = pytest.importorskip("peft", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
+peft = pytest.importorskip("peft", reason="pip install -e '.[clients]'")
 
 from tiny_models import BOUND, batch, largest_difference, losses, made, report
 from torch import nn

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-pytest.importorskip("torchtitan", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("torchtitan", reason="pip install -e '.[clients]'")
 
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.llama3 import model_registry

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
 
 import tiny_models
 from tiny_models import BOUND, largest_difference, losses, made, report

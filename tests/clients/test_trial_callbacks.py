@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
-accelerate = pytest.importorskip("accelerate", reason="pip install 'fp8-harness[clients]'")
-lightning = pytest.importorskip("lightning", reason="pip install 'fp8-harness[clients]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
+accelerate = pytest.importorskip("accelerate", reason="pip install -e '.[clients]'")
+lightning = pytest.importorskip("lightning", reason="pip install -e '.[clients]'")
 
 from harness import ab
 

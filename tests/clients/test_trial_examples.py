@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
-pytest.importorskip("accelerate", reason="pip install 'fp8-harness[clients]'")
-pytest.importorskip("lightning", reason="pip install 'fp8-harness[clients]'")
+pytest.importorskip("transformers", reason="pip install -e '.[clients]'")
+pytest.importorskip("accelerate", reason="pip install -e '.[clients]'")
+pytest.importorskip("lightning", reason="pip install -e '.[clients]'")
 
 import examples
 

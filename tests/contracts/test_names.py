@@ -28,6 +28,7 @@ BEYOND = (
     "PrecisionSchedule",
     "audit",
     "quantize",
+    "scaled_linear",
     "scaled_mm",
     "verify",
     "update_scales",
@@ -36,6 +37,7 @@ BEYOND = (
 )
 PARAMETERS = {  # names in order, with defaults where users leave them out
     "quantize": ["x", "dtype", "granularity"],
+    "scaled_linear": ["x", "weight", "recipe"],
     "scaled_mm": ["a", "b", "out_dtype", "use_fast_accum", "backend"],
     "verify": ["step_fn", "model"],
     "audit": ["model"],

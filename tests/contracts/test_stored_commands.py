@@ -1,4 +1,4 @@
-"""Commands that read stored runs: report, watch, diff, fleet, import. Oracle: the rows, as the public reader gives them."""
+"""Commands that read stored runs: report, diff, fleet, import. Oracle: the rows, as the public reader gives them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reading_and_judging_need_no_torch(tmp_path: Path, measured: Ended) -> N
     code = (
         "import runpy, sys\n"
         "for words in (['--help'], ['report', sys.argv[1], '-o', 'x.html'], ['diff', sys.argv[1], sys.argv[1]],\n"
-        "              ['gate', '--baseline', sys.argv[1], '--candidate', 'another'], ['watch', sys.argv[1]],\n"
+        "              ['gate', '--baseline', sys.argv[1], '--candidate', 'another'], ['runs', f'results_dir={sys.argv[1]}/..'],\n"
         "              ['fleet', sys.argv[1]], ['no_such_command']):\n"
         "    sys.argv[1:], kept = words, sys.argv[1]\n"
         "    try:\n"
@@ -51,13 +51,7 @@ def test_reading_and_judging_need_no_torch(tmp_path: Path, measured: Ended) -> N
     assert done.returncode == 0, done.stderr
     ended = [line for line in done.stderr.splitlines() if not line.startswith(("error", "warning"))]
     # gate 6: the run has two rounds, which decide no time, and undecided is not OK
-    assert ended == ["--help 0", "report 0", "diff 0", "gate 6", "watch 0", "fleet 0", "no_such_command 2"]
-
-
-def test_watch_says_how_far_a_run_is(tmp_path: Path, measured: Ended) -> None:
-    ended = run(tmp_path, "watch", str(measured.path("results")))
-    assert ended.code == 0
-    assert "100 %" in ended.out[0]
+    assert ended == ["--help 0", "report 0", "diff 0", "gate 6", "runs 0", "fleet 0", "no_such_command 2"]
 
 
 def test_diff_of_two_runs_as_plain_values(tmp_path: Path, measured: Ended) -> None:

@@ -128,7 +128,6 @@ def test_a_dry_run_lists_the_cases_that_are_then_measured_and_writes_nothing(
         ["-m", "sweep=cast", "shard=0/2,1/2", "hydra/launcher=no_such_launcher"],
         ["report"],
         ["report", "no/such/run"],
-        ["watch", "no/such/run"],
         ["diff", "one"],
         ["fleet", "no/such/run"],
         ["import", "no-such-file.json"],

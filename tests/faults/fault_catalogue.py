@@ -35,7 +35,7 @@ import fp8core.cast
 import fp8core.gemm
 import fp8core.inputs.microbatch
 import fp8core.inputs.operands
-import fp8core.scaled_linear
+import fp8core.plain_linear
 import fp8core.scaling
 from fp8core import E4M3FN, E5M2
 from fp8core.config import as_recipe
@@ -201,8 +201,26 @@ def hides_infinity(x: torch.Tensor, fmt: Any, expected: torch.Tensor, **kwargs: 
     return codes, compute_scale(expected, fmt)[1], seen
 
 
-def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.inputs.operands.cast_operand", change), ("fp8core.scaled_linear.cast_operand", change)]
+def operand_of(change: Callable[..., Any]) -> Patches:
+    """In the plain layer and in what attaches to it."""
+
+    def one(x: torch.Tensor, cast: Any, dim: int, role: str) -> Any:
+        return change(x, cast, dim, None, role)
+
+    def both(x: torch.Tensor, first: Any, second: Any, role: str) -> Any:
+        return one(x, first, 1, role), one(x, second, 0, role)
+
+    plain = [("cast", staticmethod(one)), ("cast_twice", staticmethod(both))]
+    attached = [(f"fp8core.inputs.{where}.cast_operand", change) for where in ("operands", "attached")]
+    return [*attached, *((f"fp8core.plain_linear.Plan.{name}", way) for name, way in plain)]
+
+
+def both_operands_of(change: Callable[..., Any]) -> Patches:
+    def both(x: torch.Tensor, first: Any, second: Any, role: str) -> Any:
+        return change(x, first, second, None, role)
+
+    plain = ("fp8core.plain_linear.Plan.cast_twice", staticmethod(both))
+    return [("fp8core.inputs.attached.cast_operand_pair", change), plain]
 
 
 def e5m2_weights(
@@ -262,7 +280,7 @@ def kernels_of(**changes: Callable[..., Any]) -> Patches:
 
 
 def gemm_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.scaled_linear.scaled_mm", change), ("fault_checks.scaled_mm", change)]
+    return [("fp8core.plain_linear.scaled_mm", change), ("fault_checks.scaled_mm", change)]
 
 
 def two_percent(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -351,8 +369,8 @@ FAULTS: dict[str, Fault] = {
         Fault("saturation hides Inf", "non_finite", "numerics", [("fp8core.cast.cast_with_amax", hides_infinity)], "delayed"),
         Fault("e5m2 weights", "layer_band", "refused", operand_of(e5m2_weights)),
         Fault("gradients unscaled", "layer_band", "late loss", operand_of(unscaled_gradients)),
-        Fault("transposed tile off by one", "layer_band", "late loss", [("fp8core.scaled_linear.cast_operand_pair", shifted_tile)]),
-        Fault("one direction's codes for both", "layer_rows", "gradient", [("fp8core.scaled_linear.cast_operand_pair", one_direction)], "rowwise"),
+        Fault("transposed tile off by one", "layer_band", "late loss", both_operands_of(shifted_tile)),
+        Fault("one direction's codes for both", "layer_rows", "gradient", both_operands_of(one_direction), "rowwise"),
         Fault("fused cast: tiles changed places", "kernel_route", "early loss", kernels_of(cast_both=transposed_tile), "tensorwise", "always"),
         Fault("fused cast: rows for columns", "kernel_route", "gradient", kernels_of(cast_rowwise_both=rows_for_columns), "rowwise", "always"),
         Fault("fused amax of half the tensor", "kernel_route", "numerics", kernels_of(amax=half_amax), "tensorwise", "always"),
@@ -375,6 +393,6 @@ FAULTS: dict[str, Fault] = {
         Fault("silently emulated", "proof", "verify", conversion_by(converts_emulated), "rowwise"),
         Fault("recipe dropped", "proof", "verify", conversion_by(drops_the_recipe), "rowwise"),
         Fault("another GEMM in the FP8 one's place", "proof", "verify",
-              [("fp8core.gemm._BY_NAME", {**BACKENDS, "torch": _FAKE_FP8})], "rowwise"),
+              [(f"fp8core.{where}.KNOWN", {**BACKENDS, "torch": _FAKE_FP8}) for where in ("gemm", "plain_linear")], "rowwise"),
     )
 }  # fmt: skip

@@ -26,11 +26,11 @@ from fault_catalogue import (
 import fp8core
 import fp8core.experts.grouped
 import fp8core.linear
-import fp8core.scaled_linear
+import fp8core.plain_linear
 from fp8core import E4M3FN
 from fp8core.gemm.layout import Operand
 
-BACKWARD = fp8core.scaled_linear._ScaledLinear.backward
+BACKWARD = fp8core.plain_linear._ScaledLinear.backward
 FORWARD = fp8core.linear.Float8Linear.forward
 RUN = fp8core.linear.Float8Linear._run
 GROUPED = fp8core.experts.grouped.scaled_grouped_mm
@@ -44,7 +44,7 @@ def backward_times(factor: float, *places: int) -> Patches:
                 grads[place] = factor * grads[place]
         return tuple(grads)
 
-    return [("fp8core.scaled_linear._ScaledLinear.backward", staticmethod(backward))]
+    return [("fp8core.plain_linear._ScaledLinear.backward", staticmethod(backward))]
 
 
 def first_half(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:

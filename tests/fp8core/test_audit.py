@@ -94,6 +94,15 @@ def test_a_step_tells_what_takes_no_part() -> None:
     report = audit(model, step=lambda: model(torch.randn(16, 64)).sum().backward())
     assert [report.share_of(name) for name in ("used.weight", "unused.weight", "scale")] == [1, 0, 0]
     assert report.fp8_flop_share == 1
+    assert {row.fqn: (row.gemms, row.fp8_gemms) for row in report.layers} == {
+        "used": (3, 3),
+        "unused": (0, 0),
+    }
+    assert report.fp8_gemms == 3
+    twice = audit(
+        model, step=lambda: (model(torch.randn(16, 64)) + model(torch.randn(16, 64))).sum().backward()
+    )
+    assert twice.layers[0].fp8_gemms == 6
 
 
 def test_the_page_prints_what_audit_prints(capsys: pytest.CaptureFixture[str]) -> None:

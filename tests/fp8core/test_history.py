@@ -12,6 +12,7 @@ from torch import nn
 
 from fp8core import (
     RECIPES,
+    AmaxesMissingWarning,
     AmaxHistory,
     Float8Linear,
     PrecisionSchedule,
@@ -134,6 +135,27 @@ def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
     with torch.no_grad():
         assert torch.equal(again(3 * x), model(3 * x))
     assert model.bfloat16()[0].amaxes.in_use.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["delayed", "static"])
+def test_a_state_dict_without_amaxes_is_warned_of_once(name: str) -> None:
+    """It comes for weights alone, at the next update; not where amaxes follow, nor where `reset` says that none are meant."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 48)), config=name)
+    step(model, torch.randn(16, 32))
+    update_scales(model)
+    weights, amaxes = copy.deepcopy(model.state_dict()), copy.deepcopy(amax_state_dict(model))
+    for follows in ("nothing", "amaxes", "reset"):
+        again = convert_to_float8_training(nn.Sequential(nn.Linear(32, 48)), config=name)
+        again.load_state_dict(weights)
+        step(again, torch.randn(16, 32))
+        if follows == "amaxes":
+            load_amax_state_dict(again, amaxes)
+        if follows == "reset":
+            again[0].amaxes.reset()
+        if follows == "nothing":
+            with pytest.warns(AmaxesMissingWarning, match="0.amaxes"):
+                update_scales(again)
+        update_scales(again)  # a warning would be an error
 
 
 def test_while_a_cuda_graph_records_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ def test_a_compilers_scales_have_the_same_bits(fmt: Format, pow2: bool) -> None:
 def test_special_amax(fmt: Format, pow2: bool) -> None:
     """Oracle: the written rules (docs/numerics.md, section 3)."""
     scale, scale_inv = compute_scale(torch.tensor([0.0, 1e-30, torch.inf, torch.nan]), fmt, pow2)
+    assert compute_scale(torch.tensor(-0.0), fmt, pow2)[0] == scale[0]
     at_floor = compute_scale(torch.tensor(AMAX_FLOOR), fmt, pow2)
     assert scale[0] == scale[1] == at_floor[0]
     assert scale[0].isfinite()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -269,10 +269,10 @@ def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision(monkeypatch
     x = torch.randn(34, 32).requires_grad_()
     converted = convert_to_float8_training(copy.deepcopy(model), config="tensorwise")
     with pytest.raises(
-        ValueError, match=r"GEMM grad_weight of '0' .*34.*pad_inner_dim.*fqn != '0'.*min_tokens='bf16'"
+        ValueError, match=r"GEMM grad_weight of '0' .*34.*pad_inner_dim.*fqn != '0'.*ragged='bf16'"
     ):
         converted(x)
-    config = dataclasses.replace(RECIPES["tensorwise"], min_tokens="bf16")
+    config = RECIPES["tensorwise"].for_ragged_batches("bf16")
     converted = convert_to_float8_training(copy.deepcopy(model), config=config)
     for run in (converted, torch.compile(converted, fullgraph=True, backend="aot_eager", dynamic=False)):
         assert torch.equal(run(x), model(x))
@@ -284,7 +284,7 @@ def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision(monkeypatch
     assert proof.ok
     assert [layer.few_tokens for layer in proof.layers] == [1, 0]
     assert proof.counted == 3
-    with pytest.raises(ValueError, match=r"GEMM output of Float8Linear\(40, 32\): K=40 (?!.*min_tokens)"):
+    with pytest.raises(ValueError, match=r"GEMM output of Float8Linear\(40, 32\): K=40 (?!.*ragged)"):
         Float8Linear(40, 32, config=config)(torch.randn(34, 40))
     for place in (linear, calls):  # a rule by which 32 are too few
         monkeypatch.setattr(
@@ -293,6 +293,49 @@ def test_too_few_tokens_are_refused_by_name_or_run_in_high_precision(monkeypatch
     one, other = Float8Linear(32, 32, config=config), Float8Linear(32, 32, config="tensorwise")
     proof = verify(lambda: (one(x[:32]).sum() + other(x[:32]).sum()).backward(), nn.ModuleList([one, other]))
     assert not proof.ok
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [((1, 42, 32), "(1 x 42)"), ((2, 1500, 32), "(2 x 1500)"), ((3, 2, 34, 32), "(3 x 2 x 34)")],
+    ids=["a sample of 42 tokens", "whisper's frames", "two leading sizes"],
+)
+def test_a_sequence_length_that_breaks_the_rule_is_named_with_the_way_out(
+    shape: tuple[int, ...], said: str
+) -> None:
+    """By hand: the next multiple of 16 and the number of such sequences that fit, which then both run."""
+    layer = Float8Linear(32, 32)
+    with pytest.raises(ValueError, match="GEMM grad_weight") as refused:
+        layer(torch.randn(shape))
+    assert said in str(refused.value)
+    longer, count = map(
+        int,
+        re.search(r"sequences of (\d+) for \d+, or a multiple of (\d+) of them", str(refused.value)).groups(),
+    )
+    assert (longer, count) == {42: (48, 8), 1500: (1504, 4), 34: (48, 8)}[shape[-2]]
+    layer(torch.randn(*shape[:-2], longer, 32))
+    layer(torch.randn(count, shape[-2], 32))
+
+
+@pytest.mark.parametrize("how", ["refuse", "bf16", "pad"])
+def test_ragged_batches_in_one_word(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Said at conversion where they would be refused; else a last batch of 8 rows trains: in high precision, or in FP8."""
+    with caplog.at_level("INFO", logger="fp8core"):
+        model = convert_to_float8_training(plain(), config="rowwise", ragged=how)
+    assert ("no multiple of 16" in caplog.text) == (how == "refuse")
+    x = torch.randn(8, 32, requires_grad=True)
+    if how == "refuse":
+        with pytest.raises(ValueError, match="with 8 tokens"):
+            model(x)
+        return
+    proof = verify(lambda: model(x).square().mean().backward(), model)
+    assert (proof.counted > 0) == (how == "pad")
+    assert count_matmuls(lambda: model(x).sum().backward(), model).fp8_share == float(how == "pad")
+
+
+def test_an_unknown_word_for_ragged_batches() -> None:
+    with pytest.raises(ValueError, match="'drop' is unknown"):
+        convert_to_float8_training(plain(), ragged="drop")
 
 
 def test_weights_that_torchao_quantized_name_the_way_out() -> None:

@@ -5,6 +5,8 @@ Exceptions, each shown by a test below:
 - A power-of-two scale 1 to 5 ulp below a power of two: torchao's float32 logarithm rounds it up.
 - Rowwise float32 scales without fast accumulation (no published recipe): torchao rounds the unscaled product
   to bfloat16 and scales that; fp8core scales before it rounds.
+- Rowwise without fast accumulation at inputs of 3e37: torch adds scaled products, whose running sums leave float32;
+  torchao scales the sum.
 - `emulate=True` with float32 scales: torchao scales each operand before the sum, fp8core the sum.
 """
 
@@ -160,3 +162,20 @@ def test_exception_rowwise_float32_scales_without_fast_accumulation(sqnr_db: Cal
     assert torch.equal(*output)  # fast accumulation: the same rowwise kernel
     assert not torch.equal(*grad_input)
     assert sqnr_db(*grad_input) > 50  # one bfloat16 rounding is 55 dB
+
+
+def test_exception_rowwise_sums_that_leave_float32() -> None:
+    """Inputs of 3e37. Oracle: sums of magnitudes of the scaled products, which bound every running sum in whatever order:
+    ours overflows more often, only where they leave float32, and is torchao's, bit for bit, elsewhere."""
+    x, grad = 3e37 * torch.randn(64, 64), torch.randn(64, 64)
+    base = nn.Linear(64, 64, bias=False)
+    ours = Float8Linear.from_float(copy.deepcopy(base), Float8LinearConfig.from_recipe_name("rowwise"))
+    theirs = TheirLinear.from_float(base, torchao.Float8LinearConfig.from_recipe_name("rowwise"))
+    got, other = (step(layer, x, grad)[-1] for layer in (ours, theirs))
+    a = quantize(grad.t().contiguous(), E4M3FN, "rowwise", dim=1, power_of_two=True)
+    b = quantize(x, E4M3FN, "rowwise", dim=0, power_of_two=True)
+    magnitudes = a.dequantize(torch.float64).abs() @ b.dequantize(torch.float64).abs()
+    over = ~got.isfinite()
+    assert over.sum() > (~other.isfinite()).sum()
+    assert (magnitudes[over] > torch.finfo(torch.float32).max).all()
+    assert torch.equal(got[~over], other[~over])

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "compil
 
 @pytest.mark.slow
 def test_the_page_holds_every_row_and_one_is_made_anew() -> None:
-    """Oracle: the compiler: `python tests/studies/compiled_casts.py` on one case prints the row that the page holds."""
+    """Oracle: the compiler: `python reports/studies/compiled_casts.py` on one case prints the row that the page holds."""
     page = PAGE.read_text()
     rows = [line for line in page.splitlines() if " | fp8core | " in line or " | torchao | " in line]
     assert len(rows) == 3 * (5 + 3)

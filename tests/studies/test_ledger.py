@@ -8,6 +8,7 @@ import math
 from functools import cache
 from typing import Any
 
+import advised_losses
 import evidence
 import ledger
 import mlperf
@@ -17,6 +18,8 @@ import pytest
 from documented_table import documented
 from scipy.stats import t as student
 from scipy.stats import ttest_ind
+
+from harness.advise.losses import FILE as ADVISED
 
 COMMITTED = ledger.PUBLISHED / "ledger.csv"
 
@@ -244,7 +247,9 @@ def test_the_samples_half_of_the_page_is_what_the_program_makes() -> None:
 @pytest.mark.slow
 def test_the_committed_ledger_is_what_the_program_makes() -> None:
     with COMMITTED.open(newline="") as file:
-        assert list(csv.DictReader(file)) == [ledger.record(row) for row in ledger.rows()]
+        assert list(csv.DictReader(file)) == (records := [ledger.record(row) for row in ledger.rows()])
+    with ADVISED.open(newline="") as file:
+        assert list(csv.DictReader(file)) == advised_losses.table(records)
     for name, lines in ledger.documented().items():
         assert documented(ledger.DOCS / "evidence.md", name) == lines.splitlines()
     calibrated = mlperf.calibration()

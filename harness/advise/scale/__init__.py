@@ -1,1 +1,1 @@
-"""Beyond this machine: what a training step sends, holds and takes on up to thousands of GPUs, without any of them."""
+"""Beyond this machine: a training job on up to thousands of GPUs, and what each of them must hold."""

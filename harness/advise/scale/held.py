@@ -12,6 +12,7 @@ blocks, the libraries' workspaces, the CUDA context. docs/advise-accuracy.md com
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.model import COLUMNS, ROWS
 from harness.advise.plan import BYTES
-from harness.advise.scale.counts import BF16, Weight, Weights, gathered_bytes, reduced_bytes
 from harness.store.errors import UsageError
 from harness.training import meta_estimate
 from harness.training.models import MODELS
@@ -35,6 +35,39 @@ if TYPE_CHECKING:
 
 
 _BLOCKS = "layers."
+BF16, FP32, CODE = BYTES["bf16"], BYTES["fp32"], 1
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter as one rank of tensor parallelism has it; `fp8`: FSDP sends its FP8 codes."""
+
+    shape: tuple[int, ...]
+    fp8: bool = False
+
+    def padded(self, shards: int) -> int:
+        """Elements, the first dimension filled up to a multiple of the shards."""
+        first, *rest = self.shape or (1,)
+        return math.ceil(first / shards) * shards * math.prod(rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The parameters of a model: those of one block, how many blocks there are, and those outside of blocks."""
+
+    block: tuple[Weight, ...]
+    blocks: int
+    rest: tuple[Weight, ...]
+
+
+def gathered_bytes(weights: Sequence[Weight], job: ClusterJob) -> int:
+    """Bytes of a group of parameters that FSDP gathers, each padded along its first dimension."""
+    return sum(w.padded(job.shard) * (CODE if w.fp8 and job.gather_fp8 else BF16) for w in weights)
+
+
+def reduced_bytes(weights: Sequence[Weight], job: ClusterJob) -> int:
+    """Bytes of a group of gradients that FSDP reduces, padded likewise."""
+    return sum(w.padded(job.shard) for w in weights) * BYTES[job.reduce]
 
 
 @functools.cache
@@ -67,7 +100,6 @@ def weights_of(model: str, recipe: str, tp: int, left_out: tuple[str, ...] = ())
     return Weights(tuple(found[True]), spec.layers, tuple(found[False]))
 
 
-CODE, FP32 = 1, 4
 BY_OP = "by_op"
 CODED = ("blockwise",)  # recipes whose codes of inputs and weights are kept
 

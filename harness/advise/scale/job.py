@@ -29,7 +29,7 @@ class ClusterJob:
     copies, then along the stages of a pipeline; `node` neighbours share NVLink.
 
     Attributes:
-        model: what is trained; for `harness.advise.scale.predict` a name of `harness.training.models.MODELS`.
+        model: what is trained; for `harness.advise.scale.held` a name of `harness.training.models.MODELS`.
         gpu: a GPU of the peak table.
         world: GPUs.
         batch, seq: sequences of one forward pass of one data-parallel GPU (with `tp`: of the group), tokens of each.

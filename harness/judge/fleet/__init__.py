@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     if (options := options_of(Words, argv)) is None:
         return 0
     folders = [store.find_run(run, options.results_dir) for run in options.runs]
-    frame, _ = store.read_quietly(folders, all_attempts=True)
+    frame = store.open_run(folders, all_attempts=True)
     unread = frame.attrs["problems"]
     for problem in unread:
         raw_output.say(f"warning: {problem}\n")

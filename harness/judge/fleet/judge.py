@@ -5,7 +5,8 @@ is the card. Cards are alike if model, software and code agree. Power limit, dri
 that are alike are listed: they explain an outlier and do not excuse it. Of a case that a card measured several times the
 newest attempt counts, whole; but a card that was wrong once has been wrong, whatever later attempts give.
 
-**Rule of times.** Compared are cards that are alike, on each measurement that at least three of them have. A card's
+**Rule of times.** Compared are cards that are alike, on each measurement that at least three of them have, or
+both of two. A card's
 deviation there is the logarithm of its time over the median of the cards; its score in a suite and regime is the median
 of its deviations there, and how far a score may lie from the middle one says `limits`. A median over
 measurements keeps one noisy case from condemning a card; a score by suite shows a fault of the memory (copies) beside
@@ -16,19 +17,21 @@ the one that it gave a moment before, computes wrongly whatever the others do. A
 whichever gave bits that most of the others did not is wrong, be it once, and where no value has a majority all are suspect.
 
 **Rule of spread.** Where no card is far from the middle because the cards themselves lie far apart, they are not in line: two
-groups are named as such, else the slowest card with the spread. The limit is passed by 1 % of healthy fleets.
+groups are named as such, else the slowest card with the spread. The limit, of the fastest to the slowest, is passed by 1 % of
+healthy fleets. Of two cards this is all that can be said.
 
 **Rule of levels.** Cards may be alike and slow. Each is held against its model in the peak table by its best large product,
 against its own earlier runs, and against the clock of the published rates.
 
-**Rule of failures.** A card on which something fails is out of line if it runs on at least half of those that tried.
+**Rule of failures.** A card on which something fails is out of line if it runs on at least half of those that tried; one whose
+checksum fails always is.
 
 **The limit of a score.** The tolerance is what cards that are well may differ by: 5 %, taken as 2.44 standard deviations of
 2 %. A judgement compares every card in every score, and what is rare in one comparison is likely in one of hundreds. So the
 tolerance is widened until at most `RATE` of healthy fleets of that many cards and scores have any card out of line, if their
 scores are normal, independent and spread by no more than that. Where the scores at hand spread further, 3.5 robust standard
 deviations of them (1.4826 times the median absolute deviation; Iglewicz and Hoaglin, How to Detect and Handle Outliers, ASQC
-1993) are the limit; no rate is kept then. docs/fleet.md has the table (tests/studies/fleet_rates.py).
+1993) are the limit; no rate is kept then. docs/fleet.md has the table (reports/studies/fleet_rates.py).
 """
 
 from __future__ import annotations
@@ -102,7 +105,7 @@ def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[st
     """
     if not _compares_cards(config):
         return
-    rows, _ = store.read_quietly(folder)
+    rows = store.open_run(folder)
     own = {card_id(env), card_id(of_run(env, folder))}  # the first in older rows
     cards = {card_id(stored): card_name(stored) for stored in map(parse, rows["env"].unique())}
     others = sorted(name for card, name in cards.items() if card not in own)
@@ -126,7 +129,9 @@ if TYPE_CHECKING:
 
     Card = str
 
-ENOUGH = 3  # cards, below which the odd one can't be told from the others
+ENOUGH = (
+    3  # cards, below which the odd one can't be told from the others: two are compared with each other alone
+)
 CLOCK_SHARE = 0.97  # of the others' clock, below which the clock is taken for the cause
 # What decides how fast code is, or which kernel runs: cards that differ here are not compared
 SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "threads", "gpu_sm_count")
@@ -138,7 +143,8 @@ PRODUCTS = ("gemm", "ceilings", CHECKSUM)  # suites whose times are those of one
 LONG_S = 1e-4  # at the peak, above which no launch explains a slow product
 REACHES = 0.7  # of its published peak: a good product on a model of which nobody published one
 LEAST = 0.5  # of what its model reaches; a card limited by power loses less
-LEAST_CLOCK = 0.4  # of the published rates' clock; a card of 72 W runs at about half of it
+LEAST_CLOCK = 0.6  # of the published rates' clock
+LEAST_CLOCK_SMALL, SMALL_W = 0.4, 150  # a card of 72 W runs at about half of it
 TOLERANCE_SDS = 2.44  # standard deviations of healthy cards in a tolerance: log(1.05) / 0.02
 SIGMAS = 3.5
 MAD_TO_SD = 1.4826  # of a normal distribution: 1 / quantile(0.75)
@@ -263,8 +269,8 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
     is_new = timed["attempt"] == newest[timed.index]
     now, times, earlier = timed[is_new], _logs(timed[is_new]), _logs(timed[~is_new])
     levels = _levels(times, envs)
-    by_key = times.groupby(_KEY)["log"]
-    shared = times.assign(off=times["log"] - by_key.transform("median"))[by_key.transform("size") >= ENOUGH]
+    by_key, enough = times.groupby(_KEY)["log"], ENOUGH if len(envs) >= ENOUGH else 2
+    shared = times.assign(off=times["log"] - by_key.transform("median"))[by_key.transform("size") >= enough]
     arms = _by_card(shared, _ARM)
     every = set[tuple[str, ...]]().union(*arms.values())
     lacking = {card: sorted(" ".join(filter(None, arm)) for arm in every - own) for card, own in arms.items()}
@@ -274,9 +280,9 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
         r["card"]: f"product {r['arm']} of case {r['case_id']}: {r['reason']}"
         for r in rows[wrong].iloc[::-1].to_dict("records")
     }
-    not_judged = f"{len(envs)} of this model, software and code: an outlier takes {ENOUGH} to tell"
-    if len(envs) >= ENOUGH:
-        not_judged = "" if len(shared) else f"no measurement that {ENOUGH} of the cards have in common"
+    not_judged = "1 of this model, software and code: a comparison takes 2"
+    if len(envs) > 1:
+        not_judged = "" if len(shared) else f"no measurement that {enough} of the cards have in common"
     return Group(
         model=_model(env),
         software=f"torch {env.get('torch')}, code {str(_code(env) or 'unknown')[:12]}",
@@ -341,7 +347,7 @@ def _out_of_line(
             )
             yield Outlier(card, suite, regime, "slow" if off[card] > 0 else "fast", float(off[card]), why)
         furthest = widening(len(scores), places.ngroups, whole=True) * math.log1p(tolerance)
-        if not is_out.any() and (scores - middle).abs().max() > furthest:
+        if not is_out.any() and scores.max() - scores.min() > furthest:
             yield from _apart(scores.sort_values(), suite, regime)
 
 
@@ -386,7 +392,8 @@ def _low(
             why = f"its best product runs at {level:.0%} of what {device.key if device else ''} cards reach"
             yield Outlier(card, "gemm", "", "low", 1 / level - 1, why)
         clock = clocks.get(card, math.nan)
-        if device and clock < LEAST_CLOCK * device.clock_mhz:
+        small = device is not None and device.max_power_w < SMALL_W
+        if device and clock < (LEAST_CLOCK_SMALL if small else LEAST_CLOCK) * device.clock_mhz:
             why = (
                 f"SM clock {clock:.0f} MHz; the published rates of {device.key} are at {device.clock_mhz:.0f}"
             )
@@ -479,7 +486,8 @@ def _failing(times: pd.DataFrame, failed: pd.DataFrame) -> Iterator[Outlier]:
     runs = Counter(key for card, own in timed.items() for key in own - broken.get(card, set()))
     failed = failed.sort_values(_RUN, kind="stable").drop_duplicates(["card", *_RUN], keep="last")
     for card, own in failed.groupby("card"):
-        alone = own[[runs[key] >= fails[key] for key in own[_RUN].itertuples(index=False, name=None)]]
+        keys = own[_RUN].itertuples(index=False, name=None)
+        alone = own[[key[0] == CHECKSUM or runs[key] >= fails[key] for key in keys]]
         if len(alone):
             first = alone.iloc[0]
             more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
@@ -506,13 +514,13 @@ def widening(cards: int, of: int, whole: bool = False) -> float:
     Args:
         cards: of the fleet, at least 2.
         of: scores that each is judged by, at least 1.
-        whole: however far the other cards spread, at `SPREAD_RATE`.
+        whole: from the fastest to the slowest card, however far they spread, at `SPREAD_RATE`.
     """
     shape = max(FEWEST, DRAWN // cards), cards
     scores = np.random.default_rng([cards, of]).normal(0.0, 1 / TOLERANCE_SDS, shape)
     middle, sd = _robust(scores)
     furthest = np.abs(scores - middle[:, None]).max(axis=1)
-    needed = np.where((furthest > SIGMAS * sd) | whole, furthest, 0.0)
+    needed = np.ptp(scores, axis=1) if whole else np.where(furthest > SIGMAS * sd, furthest, 0.0)
     return max(1.0, float(np.quantile(needed, (1 - (SPREAD_RATE if whole else RATE)) ** (1 / of))))
 
 

@@ -42,6 +42,7 @@ ASKED = 0.0025  # the margin below which a stray end is no evidence, whatever ma
 STRAY_MARGINS, STRAY_SDS = 8.0, 6.0
 ROUGHER = 1.5  # times the other side's wiggle, beyond which one side is smoothed or swings
 UNEVEN_P = 0.0005
+ENDS_P = 0.003  # of so many candidate runs that end in a spike by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -323,16 +324,22 @@ class Course:
             yield Finding("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
 
     def _ends_high(self) -> Iterator[Finding]:
-        """No candidate run ends within a spike of three values, and at most one of them at a spike, or as many as of the base's."""
-        high = [
-            (share - end[:, None] > self.spike_limit)[:, ::-1].cumprod(axis=1).sum(axis=1)
+        """No candidate run ends within a spike of three values, and no more of them at a spike than spikes elsewhere explain."""
+        from scipy.special import bdtrc
+
+        above = [
+            share - end[:, None] > self.spike_limit
             for share, end in zip(self.shares, self.end.figures, strict=True)
         ]
-        theirs, mine = (int((each > 0).sum()) for each in high)
-        if mine > theirs + 1 or high[1].max() >= max(3, high[0].max() + 1):
+        theirs, mine = (each[:, ::-1].cumprod(axis=1).sum(axis=1) for each in above)
+        ended = int((mine > 0).sum())
+        elsewhere = sum(int(each.sum()) for each in above) - int(mine.sum())
+        rate = elsewhere / (sum(each.size for each in above) - np.maximum(mine, 1).sum())
+        by_chance = bdtrc(ended - 1, mine.size, rate)
+        if (ended > 1 and by_chance < ENDS_P) or mine.max() >= max(3, theirs.max() + 1):
             yield Finding(
                 "ends_high",
-                f"{mine} candidate runs end far above their last values, {theirs} of the base's",
+                f"{ended} candidate runs end far above their last values, {int((theirs > 0).sum())} of the base's",
                 is_soft=True,
             )
 

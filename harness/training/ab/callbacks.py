@@ -152,4 +152,4 @@ def _library(trial: object, adapter: str, name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UsageError(f"{name} is not installed; pip install 'fp8-harness[clients]'") from None
+        raise UsageError(f"{name} is not installed; in a checkout: pip install -e '.[clients]'") from None

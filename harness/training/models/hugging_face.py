@@ -104,13 +104,19 @@ def read(text: str) -> HfModel:
         UsageError: no such file, no JSON mapping, transformers is not installed or cannot build it.
     """
     path, values, left_out = _values(text)
+    stored = values.get("quantization_config")
+    if isinstance(stored, dict) and (stored.get("bits") == 4 or stored.get("load_in_4bit")):
+        raise UsageError(
+            f"{path}: its weights are stored in 4 bits (quantization_config), which are no Linear layers to train; take the "
+            f"{FILE} of the model that it was made from"
+        )
     try:
         transformers = importlib.import_module("transformers")  # without types of its own
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
         raise UsageError(
-            f"model={text}: transformers is not installed; pip install 'fp8-harness[hf]'"
+            f"model={text}: transformers is not installed; in a checkout: pip install -e '.[hf]'"
         ) from None
     model_type = str(values.pop("model_type", ""))
     values = {key: value for key, value in values.items() if key not in _STORED}

@@ -130,7 +130,8 @@ def test_no_interval_that_contains_1_is_on(value: float, down: float, up: float)
 
 def test_the_recipe_to_take() -> None:
     def option(name: str, b: float, unavailable: str = "") -> decide.RecipeAdvice:
-        recipe = RecipeCost(name, "kernels", {t: CastCost(b) for t in ("input", "weight", "grad_output")})
+        casts = {t: CastCost(b) for t in ("input", "weight", "grad_output")}
+        recipe = RecipeCost(name, "kernels", casts, one_scale=name != "rowwise")
         return decide.advise(model(("x", 8192, 8192)), RATES, PLAN, recipe, unavailable)
 
     options = [option("tensorwise", 6.0), option("rowwise", 20.0), option("delayed", 4.0)]

@@ -16,6 +16,8 @@ from advice_page import (
     words_of,
 )
 
+from harness.store.errors import UsageError
+
 PUBLISHED = ROOT / "reports" / "published"
 CELLS = from_json((PUBLISHED / "advice.json").read_text())
 NUMBER = re.compile(r"\d[\d,.]*")
@@ -66,3 +68,11 @@ def test_the_committed_picture_is_that_of_the_committed_cells() -> None:
     ]
     assert texts[0] == texts[1]
     assert any("PREDICTED, no GPU measured" in text for text in texts[1])
+
+
+def test_a_refused_command_makes_no_cell() -> None:
+    """A library that is absent says nothing of FP8; the page names no folder of the machine that made it."""
+    with pytest.raises(UsageError, match=r"^unknown model"):
+        answered(["model=no_such_model", "gpu=h200"])
+    assert str(ROOT) not in (PUBLISHED / "advice.json").read_text()
+    assert not [cell for cell in CELLS.values() if "not installed" in cell.reason]

@@ -48,8 +48,6 @@ def lines(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
     "words",
     [
         ["sweep=toy", "resume=no-such-run", "dry_run=true"],
-        ["sweep=toy", "bisect=other"],
-        ["sweep=toy", "bisect=other", "dry_run=true"],
         ["sweep=toy", "budget_s=-1"],
         ["sweep=toy", "shard=0/2,1/2"],
         ["sweep=toy", "run_id=../away"],

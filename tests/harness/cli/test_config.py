@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from harness.cli.config import load
 from harness.store import outside
@@ -134,12 +135,26 @@ def test_a_sweep_file_reads_nothing_of_this_machine_and_ends(
     assert "secret" not in str(refused.value)
 
 
-def test_folders_of_a_sweep_file_may_be_those_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("key", ["results_dir", "reports_dir", "data_path", "hydra.run.dir"])
+@pytest.mark.parametrize(
+    "reader",
+    ["oc.env:HF_TOKEN", "oc.env:HF_TOKEN,none", "oc.select:results_dir", "now:%Y", "hydra:runtime.cwd"],
+)
+def test_what_a_file_reads_of_the_machine_reaches_no_other_key(
+    reader: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SCRATCH", "/scratch")
-    (tmp_path / "own.yaml").write_text("# ?\nsuite: toy\nresults_dir: ${oc.env:SCRATCH}/results\n")
-    assert load(["sweep=own", f"config_dir={tmp_path}"], cpu).config["results_dir"] == "/scratch/results"
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    file = OmegaConf.create({"suite": "toy", "axes": {"kind": [f"${{{key}}}"]}})
+    OmegaConf.update(file, key, f"results/${{{reader}}}")
+    OmegaConf.save(file, tmp_path / "odd.yaml")
+    with pytest.raises(UsageError) as refused:
+        load(["sweep=odd", f"config_dir={tmp_path}"], cpu)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_command_line_may_read_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEED", "7")
+    assert load(["sweep=toy", "seed=${oc.env:SEED}"], cpu).config["seed"] == 7
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,28 @@ def test_a_wrong_product_is_no_capability(monkeypatch: pytest.MonkeyPatch) -> No
     assert outcome.detail.startswith("runs, but its result is wrong: SQNR ")
 
 
+@pytest.mark.parametrize("factor", [1.15, 0.85, 1.03])
+def test_a_product_that_is_too_large_or_too_small_is_no_capability(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong scale: a factor of 1.15 leaves 16.5 dB, which e5m2's own rounding leaves too."""
+    real = doctor.scaled_mm
+    monkeypatch.setattr(doctor, "scaled_mm", lambda a, b, backend: real(a, b, backend=backend) * factor)
+    assert not doctor._outcome("gemm", "torch", lambda: doctor._gemm("torch", "cpu")).works
+
+
+def test_a_layer_whose_gradient_is_too_large_is_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.Float8Linear.from_float
+
+    def scaled(linear: torch.nn.Linear, config: str) -> Any:
+        layer = real(linear, config=config)
+        layer.weight.register_hook(lambda grad: grad * 1.15)
+        return layer
+
+    monkeypatch.setattr(doctor.Float8Linear, "from_float", scaled)
+    assert not doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).works
+
+
 def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -64,14 +64,6 @@ def test_a_sweep_from_outside_runs_and_is_resumed_by_its_id_alone(own, capsys) -
     assert main(["resume=r", f"config_dir={moved}", *words]) == 0, capsys.readouterr().err
 
 
-def test_a_part_that_is_a_sweep_of_ones_own_is_found(own, capsys) -> None:
-    (own / "both.yaml").write_text("# Both?\nparts:\n  one: {sweep: ours, estimate_s: 5, about: mine}\n")
-    assert main([f"sweep={own}/both.yaml", "report=false", "quiet=true", "isolate=false"]) == 0, (
-        capsys.readouterr().err
-    )
-    assert list(Path("results").rglob("ours/*/rows-*.parquet"))
-
-
 def test_cfg_job_prints_what_is_composed(capsys) -> None:
     assert main(["sweep=cast", "axes.M=[7]", "--cfg", "job"]) == 0
     shown = OmegaConf.create(capsys.readouterr().out)

@@ -122,7 +122,7 @@ def test_a_sweep_file_that_has_changed_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "word",
     ["axes.n=[1,2,3,4]", "axes.kind=a", "arms=[base,other]", "seed=8", "rounds=5", "timing.min_rounds=2", "control=false",
-     "device=cuda", "cases=[0123456789ab]", "train.recipe=rowwise", "bisect=base", "model=nano"],
+     "device=cuda", "cases=[0123456789ab]", "train.recipe=rowwise", "model=nano"],
 )  # fmt: skip
 def test_what_would_change_what_was_measured_is_refused_by_name(
     word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -46,7 +46,7 @@ def test_every_package_is_on_the_box_or_among_the_wheels() -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        "import harness.cli.parts, harness.cli.run, harness.cli.doctor; from harness.cli.config import load; "
+        "import harness.cli.run, harness.cli.doctor; from harness.cli.config import load; "
         "load(['sweep=quick'], lambda device: 'cpu')",
         "from harness.report import write_report; from pathlib import Path; "
         "write_report([Path('results/published/cpu/2026-11-21/codes')], Path(sys.argv[1]) / 'r.html')",

@@ -107,7 +107,14 @@ def test_ceilings_of_an_advised_filter_are_known_by_their_content(
 
 
 def conditions(**env: Any) -> list[tuple[str, dict[str, Any]]]:
-    facts = {"device": "cpu", "torch": "2.11", "git_commit": "a" * 40, "git_dirty": False, "code": "c1"} | env
+    facts = {
+        "device": "cpu",
+        "torch": "2.11",
+        "git_commit": "a" * 40,
+        "git_dirty": False,
+        "code": "c1",
+        "extensions": "e1",
+    } | env
     return [(env_id(facts), facts)]
 
 
@@ -122,6 +129,8 @@ def conditions(**env: Any) -> list[tuple[str, dict[str, Any]]]:
         ({"code": "c2", "git_dirty": True}, [f"code of commit {'a' * 12} -> commit {'a' * 12} with uncommitted changes"]),
         ({"code": None, "git_commit": "b" * 40}, [f"code of commit {'a' * 12} -> commit {'b' * 12}"]),
         ({"code": None}, []),
+        ({"extensions": "e2"}, ["code of extensions e1 -> e2"]),
+        ({"extensions": None}, ["code of extensions e1 -> None"]),
         (
             {"code": "c2", "git_commit": "b" * 40, "torch": "2.13"},
             [f"code of commit {'a' * 12} -> commit {'b' * 12}", "torch 2.11 -> 2.13"],

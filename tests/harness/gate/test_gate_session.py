@@ -308,6 +308,7 @@ UNSETTLED = [0.05, -0.05] * 10
         ({"a": QUIET}, 7.0, 10, 0, 0),
         ({"a": UNSETTLED}, 22.0, 5, 1, 6),  # the time holds no more of them
         ({"a": [0.03, -0.03] * 10}, 7.0, 10, 0, 0),  # open after five rounds, decided by ten
+        ({"a": [0.01, -0.01] * 3 + [0.08, -0.08] * 2 + [0.0] * 10}, 2.0, 16, 0, 0),  # ten, and more
     ],
 )
 def test_what_the_budget_cannot_decide_is_told_once_and_early_and_where_that_is_all_measuring_ends(

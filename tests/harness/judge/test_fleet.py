@@ -19,7 +19,7 @@ from harness.__main__ import main
 from harness.cli.config import load
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
-from harness.judge.fleet.judge import RATE, widening
+from harness.judge.fleet.judge import RATE, Group, widening
 from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.suites import SUITES, checksum
@@ -411,3 +411,47 @@ def test_a_card_without_a_measurement_in_common_is_named(
     said = capsys.readouterr().out
     assert "compared bit by bit on 5 cards: the same bits." in said
     assert "times 5 of 6, by results 5; not by times: beefbeef@" in said
+
+
+def kinds(*groups: Group) -> set[tuple[str, str]]:
+    return {(o.suite, o.kind) for group in groups for o in group.outliers}
+
+
+def test_of_two_cards_one_twice_as_slow_is_not_in_line_with_the_other(tmp_path: Path) -> None:
+    """Which of them is at fault nobody can tell; that they are alike is false."""
+    card(tmp_path, "aaaa")
+    card(tmp_path, "bbbb", slow=2.0)
+    (group,) = judged(tmp_path)
+    assert kinds(group) == {("gemm", "spread")}
+    assert {len(group.judged_by_times), *(s.cards for s in group.spreads)} == {2}
+
+
+def test_two_cards_that_are_well_have_nothing_said_of_them(tmp_path: Path) -> None:
+    for name in names(2):
+        card(tmp_path, name)
+    assert kinds(*judged(tmp_path)) == set()
+
+
+def test_a_ramp_of_14_percent_over_eight_cards_is_a_spread(tmp_path: Path) -> None:
+    """None is 5 % of the middle away from it beyond what eight cards are: fastest and slowest are too far apart."""
+    for i, name in enumerate(names(8)):
+        card(tmp_path, name, slow=1 + 0.02 * i)
+    assert ("gemm", "spread") in kinds(*judged(tmp_path))
+
+
+def test_cards_that_all_run_at_half_the_clock_are_low(tmp_path: Path) -> None:
+    for name in names(3):
+        card(tmp_path, name, slow=2.0, slow_casts=2.0, clock=877.0)
+    assert kinds(*judged(tmp_path)) == {("", "low")}
+
+
+def test_a_checksum_that_fails_on_every_card_is_told_of_each(tmp_path: Path) -> None:
+    for name in names(3):
+        planned = PlannedCase("checksum", checksum, CHECK, ("rowwise_eager",))
+        broken = row(
+            planned, "rowwise_eager", "failed", reason="RuntimeError: no kernel image", cause=Cause.RUN
+        )
+        write_run(tmp_path / name, [[broken]], run_id=f"run-{name}", sweep="fleet", env=env(name))
+    (group,) = judged(tmp_path)
+    assert {(o.card, o.kind) for o in group.outliers} == {(card, "fails") for card in group.cards}
+    assert len(group.cards) == 3

@@ -117,6 +117,44 @@ def test_another_version_of_a_peer_is_another_environment(peer: str, monkeypatch
     assert env_id(fingerprint("cpu")) != env_id(before) != env_id({**before, peer: None})
 
 
+def test_the_sources_of_extensions_are_hashed_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package's every file, and a module that is a file alone; what no entry point names does not count."""
+    (tmp_path / "acme_fp8/deep").mkdir(parents=True)
+    files = [
+        tmp_path / "acme_fp8/__init__.py",
+        tmp_path / "acme_fp8/deep/kernel.py",
+        tmp_path / "acme_suite.py",
+    ]
+    for file in (*files, tmp_path / "other.py"):
+        file.write_text("raise ImportError\n")
+    entries = {
+        "peers": metadata.EntryPoint("acme", "acme_fp8.deep.kernel:PEER", "fp8_harness.peers"),
+        "suites": metadata.EntryPoint("acme", "acme_suite", "fp8_harness.suites"),
+        "recipes": metadata.EntryPoint("gone", "acme_gone:RECIPE", "fp8_harness.recipes"),
+    }
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [e for e in entries.values() if e.group == group]
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def hashed() -> str | None:
+        environment.extensions_hash.cache_clear()
+        return environment.extensions_hash()
+
+    seen = [hashed()]
+    (tmp_path / "other.py").write_text("1\n")
+    assert hashed() == seen[0] is not None
+    for file in files:
+        file.write_text("1\n")
+        seen.append(hashed())
+    assert len(set(seen)) == len(files) + 1
+    entries.clear()
+    assert hashed() is None
+    environment.extensions_hash.cache_clear()
+
+
 def test_environments_keep_the_ids_that_are_stored() -> None:
     """Oracle: every row that is committed; runs that were made before a field was added can still be resumed."""
     rows = store.read(Path(environment.__file__).parents[2] / "results")

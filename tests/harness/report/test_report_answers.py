@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
 from report_cases import SHAPES, gemm_cases, linear_cases
-from report_fixtures import Invented, absent, figure
-from report_pages import Page, lead_of, told
+from report_fixtures import H200, Invented, absent, figure, write_run
+from report_pages import Page, lead_of, machine, told
 from report_pages import run_of as stored
 
 from harness.report import facts, verdicts
@@ -21,6 +21,7 @@ from harness.report.records import numerics_by_arm
 from harness.report.table import quantile
 from harness.store.case import Case
 from harness.store.errors import Cause
+from harness.store.outside import parse
 
 NOTICE = "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. CPU timings are no evidence"
 FAST = {"bf16_compile": 1.0, "rowwise_compile": 0.8}
@@ -89,8 +90,8 @@ def sqnr(suite, db, bound, arm="tensorwise_eager", **axes):
 def test_verdict_of_speed(tmp_path, ms, spread, verdict):
     answer = verdicts.is_faster(stored(tmp_path, *layers({"bf16_compile": 1.0} | ms, spread=spread)))
     assert answer.verdict == verdict
-    assert "compile against compile, speed over bf16: " in answer.sentence
-    assert all(arm in answer.sentence for arm in ms)
+    assert answer.sentence.startswith(f"Whole layers, {len(ms)} compiled FP8 arm")
+    assert all(any(f"compile against compile, {arm}: " in line for line in answer.evidence) for arm in ms)
 
 
 def test_what_was_not_measured_decides_nothing(tmp_path):
@@ -99,10 +100,62 @@ def test_what_was_not_measured_decides_nothing(tmp_path):
     eager = verdicts.is_faster(
         stored(tmp_path / "a", *linear_cases(Invented(), 690.0, dict.fromkeys(arms, "no compiler")))
     )
-    assert (eager.verdict, "eager against eager" in eager.sentence) == ("partly", True)
+    assert (eager.verdict, "eager against eager" in eager.evidence[0]) == ("partly", True)
     for answer in verdicts.answers(stored(tmp_path / "b", *gemm_cases(Invented(), 250.0, fp8=False))):
         assert answer.verdict == "can't tell"
         assert any("compute capability 8.0 has no FP8" in line for line in answer.evidence)
+
+
+def test_an_arm_that_failed_in_two_of_three_cases_is_no_yes(tmp_path):
+    """What is said of a mean counts the cases that have a time."""
+    first, *rest = layers(FAST)
+    failed = [
+        [absent(Case.of("linear", dict(parse(rows[0].axes))), r.arm, "failed", "boom", r.baseline) if r.arm.startswith("rowwise") and r.metric == "time_ms" else r
+         for r in rows if not (r.arm.startswith("rowwise") and r.metric == "sqnr_db")]
+        for rows in rest
+    ]  # fmt: skip
+    found = stored(tmp_path, first, *failed)
+    answer = verdicts.is_faster(found)
+    assert answer.verdict == "partly"
+    assert any("1 faster, 2 missing" in line for line in answer.evidence)
+    assert "2 cases without a time" in " ".join(lead_of(found))
+
+
+@pytest.mark.parametrize(
+    ("ms", "code", "verdict"), [(0.8, "c1", "yes"), (0.4, "c1", "can't tell"), (0.4, "c2", "yes")]
+)
+def test_runs_of_the_same_code_that_disagree_are_no_yes(tmp_path, ms, code, verdict):
+    """A run of other code may be faster; of the same code its ratio would be the same."""
+    runs = [
+        write_run(
+            tmp_path / name, layers({"bf16_compile": 1.0, "rowwise_compile": arm}), env=H200 | {"code": of}, env_id="one",
+            run_id=f"20260102T0304{name}Z-0123456-{name}",
+        )
+        for name, arm, of in (("05", 0.8, "c1"), ("06", ms, code))
+    ]  # fmt: skip
+    found = machine(*runs)
+    assert verdicts.is_faster(found).verdict == verdict
+    assert ("runs of the same code disagree" in " ".join(lead_of(found))) == (verdict != "yes")
+
+
+def test_clocks_that_differ_stand_beside_the_speed(tmp_path):
+    """Under a power limit both sides are throttled, each at its own clock: the ratio stands, with both."""
+    timing = {arm: {"throttled": True} for arm in ("bf16_compile", "rowwise_compile")}
+    rows = [
+        [
+            replace(r, sample_clock_mhz=(1500.0,) * len(r.samples))
+            if r.arm == "bf16_compile" and r.samples
+            else r
+            for r in case
+        ]
+        for case in layers(FAST, timing=timing)
+    ]
+    verdict, _ = lead_of(stored(tmp_path, *rows))
+    assert "both sides throttled in 3 cases, at 1,755 MHz against 1,500" in verdict
+    free = [[replace(r, timing={**r.timing, "throttled": False}) for r in case] for case in rows]
+    found = stored(tmp_path / "free", *free)
+    assert verdicts.is_faster(found).verdict == "can't tell"
+    assert "clocks differ in 3 cases" in " ".join(lead_of(found))
 
 
 def test_a_cpu_never_claims_speed(cpu, cpu_machine):
@@ -188,8 +241,7 @@ def test_a_time_that_nobody_saw_run_in_fp8_makes_no_yes(tmp_path):
     case = Case.of("gemm", {"M": 16, "K": 16, "N": 16})
     arms = {"bf16": {"ms": 1.0}, "fp8_tensorwise": {"ms": 0.6, "baseline": "bf16", "flops": {"e4m3": 8192.0}}}
     answer = verdicts.did_fp8_run(stored(tmp_path, *layers(FAST), Invented().times(case, arms)))
-    assert (answer.verdict, "1 without a count" in answer.brief) == ("partly", True)
-    assert "1 measured arm had no count" in answer.sentence
+    assert (answer.verdict, "1 without a count" in answer.sentence) == ("partly", True)
 
 
 def test_a_study_of_breakage_is_never_sound(tmp_path):
@@ -229,9 +281,8 @@ def test_checks_of_a_training_step_answer_whether_it_is_sound(tmp_path, changes,
     answer = verdicts.is_sound(stored(tmp_path, checked("train", about=STEP | changes)[1]))
     assert answer.verdict == verdict
     assert any(said in line for line in answer.evidence)
-    assert verdict != "yes" or answer.sentence.startswith(
-        "The first training step of tensorwise_eager agrees with the control's"
-    )
+    warned = "; 1 warning of fp8core.verify" * ("verify_warnings" in changes)
+    assert verdict != "yes" or answer.sentence == f"First training steps of 1 arm agree{warned}."
 
 
 # The lead
@@ -241,7 +292,7 @@ def test_a_loss_of_one_recipe_is_not_claimed_of_another(tmp_path):
     """tensorwise is the fastest and was never trained; rowwise was, and is named."""
     verdict, rest = lead_of(stored(tmp_path, *linear_cases(Invented(), 690.0), losses(rowwise=0.0003)))
     assert verdict.startswith("FP8 is faster here: rowwise_compile")
-    assert "Its recipe passed its checks, its GEMMs ran in FP8 and its recipe trains the same." in rest
+    assert "Its recipe passed its checks; its GEMMs ran in FP8; its recipe trains the same." in rest
     assert re.search(r"In doubt: tensorwise_compile.*\(no loss judged\)", rest)
 
 
@@ -314,7 +365,7 @@ def test_the_picture_of_a_gpu_marks_what_was_not_judged(tmp_path):
     assert {"mxfp8_compile", "rowwise_compile", "tensorwise_compile", "A/A noise floor"} <= set(words)
     assert any(word.startswith("skipped") for word in words)
     assert sum("results not checked" in word for word in words) == 1
-    assert any(re.match(r"1\.2\dx faster", word) for word in words)
+    assert "faster" in words
 
 
 # Cells

@@ -27,18 +27,16 @@ def test_a_run_in_which_nothing_succeeded(tmp_path, env):
     ]
     source = write_report([write_run(tmp_path, [rows], env=env)], tmp_path / "r.html").html.read_text()
     assert all(row.reason in source for row in rows)
-    for absent_one in ('<div class="answer yes"', 'id="t-headline', "<svg", 'id="claims"'):
+    for absent_one in ("FP8 is faster here", 'id="t-headline', "<svg"):
         assert absent_one not in source
 
 
 def test_a_gpu_with_unknown_peak_reads_not_available(tmp_path):
-    """No share of a peak, no nominal roof, no MFU, and no fallback to another device; rates and ratios stand."""
+    """No share of a peak, no MFU, and no fallback to another device; rates and ratios stand."""
     env = H200 | {"gpu": "NVIDIA H200 Imitation"}
     run = write_run(tmp_path, [*gemm_cases(Invented(), 720.0)[:3], *train_cases(Invented())], env=env)
     source = write_report([run], tmp_path / "r.html").html.read_text()
     assert "This GPU is not in the table of peaks: N/A, no fallback." in source
-    assert "Published peak: N/A, this device is not in the table of peaks." in source
-    assert "bf16, published peak" not in source
     assert re.search(r"1\.\d+x", source)
     rows = table(mfu_table(machine(run)))
     titles = ("mixed MFU", "MFU of bf16 peak", "MFU of FP8 peak", "HFU")

@@ -19,8 +19,8 @@ from harness.store.measurement import Measurement
 CASE = Case.of("gemm", {"M": 16, "K": 32, "N": 48})
 
 
-def timed(arm, samples, baseline="", rounds=None, regime="isolated", case=CASE, **more):
-    """A time row; one sample a round unless `rounds` says otherwise."""
+def timed(arm, samples, baseline="", rounds=None, regime="isolated", case=CASE, fine=1e-8, **more):
+    """A time row; one sample a round unless `rounds` says otherwise. Equal samples differ by one tick of a fine clock."""
     return Measurement(
         case.suite,
         case.case_id,
@@ -30,7 +30,7 @@ def timed(arm, samples, baseline="", rounds=None, regime="isolated", case=CASE, 
         "ok",
         baseline=baseline,
         regime=regime,
-        samples=tuple(samples),
+        samples=tuple(x * (1 + fine * i) for i, x in enumerate(samples)),
         rounds=tuple(range(len(samples)) if rounds is None else rounds),
         timing=more.pop("timing", TIMING),
         **more,
@@ -187,6 +187,39 @@ def test_a_ratio_by_hand(tmp_path, base, arm, more, speedup, rounds, verdict):
     assert math.isnan(got["low"]) == math.isnan(got["high"]) == (rounds < 3)
     if "env_id" in more:
         assert "driver: 570.124.06 != 999.1" in got["reason"]
+
+
+@pytest.mark.parametrize(
+    ("clocks", "timing", "condition", "verdict"),
+    [
+        ((900.0, 1755.0), {}, "clocks differ", "unclear"),
+        ((1755.0, 900.0), {}, "clocks differ", "unclear"),
+        ((1700.0, 1755.0), {}, "", "faster"),
+        ((math.nan, 1755.0), {}, "", "faster"),
+        (
+            (900.0, 1755.0),
+            {"throttled": True},
+            "both sides throttled",
+            "faster",
+        ),  # what a power limit does; the clocks are shown
+    ],
+)
+def test_sides_at_other_clocks_decide_nothing(tmp_path, clocks, timing, condition, verdict):
+    """Unless a power limit sets them; the medians of both stand in the pair."""
+    base, arm = (
+        {"timing": TIMING | timing, "sample_clock_mhz": (clock / 2, clock, clock, clock)} for clock in clocks
+    )
+    rows = [timed("bf16", [2.0] * 4, **base), timed("fp8", [1.0] * 4, "bf16", **arm)]
+    got = only(paired_ratios(frame(tmp_path, rows)))
+    assert (got["condition"], got["verdict"]) == (condition, verdict)
+    if not math.isnan(clocks[0]):
+        assert (got["baseline_clock_mhz"], got["clock_mhz"]) == clocks
+
+
+def test_a_clock_that_gives_every_sample_one_value_decides_nothing(tmp_path):
+    rows = [timed("bf16", [2.0] * 8, fine=0), timed("fp8", [1.0] * 8, "bf16", fine=0)]
+    got = only(paired_ratios(frame(tmp_path, rows)))
+    assert (got["speedup"], got["condition"], got["verdict"]) == (2.0, "the clock is too coarse", "unclear")
 
 
 @pytest.mark.parametrize("partial", [False, True])

@@ -74,8 +74,8 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
 def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
     done: list[str] = []
-    sync, rename = parquet.os.fsync, Path.replace
-    monkeypatch.setattr(parquet.os, "fsync", lambda file: (done.append("content"), sync(file)))
+    sync, rename = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("content"), sync(file)))
     monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("name"), rename(old, new))[1])
     writer(tmp_path).append(rows("c"))
     assert done[-2:] == ["content", "name"]
@@ -224,7 +224,7 @@ def test_a_part_with_rows_that_no_harness_writes_is_left_out_and_named(
     ("code", "words"),
     [
         (0, "report r1 -o out.html"), (2, "diff r1 r1"), (2, "fleet r1"), (2, "gate --baseline r1 --candidate r1"),
-        (2, "export r1 -o out.json"), (2, "watch r1 once=true"), (2, "advise model=nano gpu=h100_sxm runs=r1"),
+        (2, "export r1 -o out.csv"), (2, "advise model=nano gpu=h100_sxm runs=r1"),
     ],
 )  # fmt: skip
 def test_no_command_has_a_traceback_over_a_part_that_no_harness_wrote(

@@ -39,7 +39,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "parallel": {"cell": "ddp", "steps": 3},
     "train": SMALL,
     "divergence": {"steps": 10, "batch": 4, "seq": 16, "eval_every": 5, "eval_batches": 1, "diagnose_every": 5},
-    "scale": {"model": "llama_tiny", "gpu": "h100", "world": 8, "batch": 2, "seq": 64},
 }  # fmt: skip
 
 
@@ -69,9 +68,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("parallel", {}, "tensorwise", "", ""),
         ("recipes", {"M": 33}, "rowwise_eager", "shape", ""),
         ("recipes", {"M": 33}, "bf16_eager", "", ""),
-        ("scale", {"gpu": "a100"}, "bf16", "", ""),
-        ("scale", {"gpu": "a100"}, "tensorwise", "device", "A100"),
-        ("scale", {"gpu": "rtx_4090"}, "rowwise", "device", ""),
         ("train", {"batch": 1, "seq": 17}, "tensorwise_eager", "shape", "17 tokens; GEMM grad_weight"),
         ("train", {"batch": 1, "seq": 17}, "rowwise_with_gw_hp_eager", "", ""),
         ("train", {}, "mxfp8_eager", "device", "no kernel for 1x32"),
@@ -92,7 +88,7 @@ def test_an_arm_that_a_case_has_none_of_says_why(
     suite: str, changes: dict[str, Any], arm: str, kind: str, words: str
 ) -> None:
     axes = {**DEFAULTS[suite], **changes}
-    if suite in ("train", "divergence", "scale"):
+    if suite in ("train", "divergence"):
         axes = SUITES[suite].points([], {name: [value] for name, value in axes.items()}, None)[0] | axes
     why = SUITES[suite].unsupported(Case.of(suite, axes), arm, "cpu")
     assert (why.kind if why else "") in kind.split("|")
@@ -169,20 +165,16 @@ def test_what_could_be_installed_is_missing_and_not_unsupported(
         ("divergence", [], ON_RANKS | {"eval_batches": 3}, "eval_batches=3"),
         ("divergence", [], ON_RANKS | {"diagnose_every": 5}, "diagnose_every=5"),
         ("divergence", [], ON_RANKS | {"ranks": 1}, "fp8_all_gather=True"),
-        ("scale", ["llama3_8b"], {}, "whole models"),
-        ("scale", [], {"world": 12, "tp": 8}, "no multiple"),
-        ("scale", [], {"gpu": "abacus"}, "unknown gpu"),
-        ("scale", [], {"runs": "20200101T000000Z-none"}, "no run"),
     ],
 )  # fmt: skip
 def test_what_makes_no_case_is_refused_in_one_line(
     suite: str, shapes: list[str], axes: dict[str, Any], words: str
 ) -> None:
-    base = DEFAULTS[suite] if suite in ("train", "divergence", "scale") else {}
+    base = DEFAULTS[suite] if suite in ("train", "divergence") else {}
     with pytest.raises(ValueError, match=words) as caught:
         SUITES[suite].points(shapes, {name: [value] for name, value in {**base, **axes}.items()}, None)
     assert "\n" not in str(caught.value)
-    assert suite not in ("divergence", "scale") or shapes or isinstance(caught.value, UsageError)
+    assert suite != "divergence" or shapes or isinstance(caught.value, UsageError)
 
 
 # Training runs whose verdict is known before they start. Oracle: the verdict's own limits
@@ -202,7 +194,6 @@ def _no_pass_on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "told"),
     [
         (["axes.seed=[0,1]"], [f"at least {MIN_SEEDS}", "2 seeds", "train.judge=false"]),
-        (["axes.seed=[0,1]", "bisect=tensorwise"], ["2 seeds"]),
         (["axes.seed=[0,0,0,0,0]"], ["0 stands 5 times"]),
         ([f"axes.steps={MIN_POINTS - 1}"], [f"at least {MIN_POINTS}"]),
         (["axes.steps=[100,20]"], ["axes.steps=20"]),
@@ -221,7 +212,6 @@ def _no_pass_on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["axes.steps=2", "train.judge=false", "arms=[base,base_to_tensorwise]"], ["warmup_bf16:0.2"]),
         (["schedule=warmup_bf16:10@layer.*"], ["'layer.*'; there are layers.0.attention.q"]),
-        (["bisect=tensorwise", "train.judge=false"], ["bisect=tensorwise"]),
         (["axes.cell=[dpp]"], ["cell"]),
     ],
 )
@@ -249,7 +239,6 @@ def test_a_plan_that_can_show_nothing_is_refused(
         ["schedule=warmup_bf16:300@*.0.*"],  # the second block runs in FP8
         ["schedule=warmup_bf16:300@output,cooldown_bf16:300@grad_input"],  # grad_weight does
         ["schedule=warmup_bf16:300", "arms=[base,base_eps]"],  # to which it does not apply
-        ["arms=[tensorwise]", "bisect=tensorwise", ENOUGH],  # it trains the control itself
     ],
 )
 def test_a_plan_that_can_show_something_is_planned(words: list[str]) -> None:
@@ -264,8 +253,6 @@ def test_a_plan_that_can_show_something_is_planned(words: list[str]) -> None:
         ("allgather", ["ranks=0"], "axes.ranks=0"),
         ("quick", ["ranks=2"], "means nothing"),
         ("cast", ["train.judge=false"], "means nothing"),
-        ("cast", ["bisect=tensorwise"], "bisect"),
-        ("divergence", ["bisect=base"], "bisect"),
     ],
 )
 def test_what_a_sweep_has_no_use_for_is_refused(

@@ -1,9 +1,7 @@
-"""Suite `divergence` and bisection. Oracles: the arms' own weights, batches and codes, bitwise; planted faults."""
+"""Suite `divergence`. Oracles: the arms' own weights, batches and codes, bitwise."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,11 @@ import pytest
 import torch
 from train_cases import divergence_case
 
-from fp8core import Float8Linear, GroupedMatmul, PrecisionSchedule
+from fp8core import GroupedMatmul
 from harness.store.case import ABLATIONS
 from harness.suites import divergence
 from harness.timing.workload import Trial
-from harness.training.bisect import Finding, bisect, locate, schedule_with
-from harness.training.loop import TrainingJob, train
+from harness.training.loop import TrainingJob
 from harness.training.setup import prepare
 
 
@@ -136,72 +133,3 @@ def test_the_first_loss_tells_which_parts_the_forward_pass_has(tmp_path: Path) -
     one_operand = {first["tensorwise_only_input"], first["tensorwise_only_weight"]}
     assert len(one_operand | {first["base"], first["tensorwise_golden"]}) == 4
     assert len({tuple(values) for values in losses.values()}) == len(losses)  # no two arms train alike
-
-
-def planted(*culprits: set[str]) -> tuple[Any, list[frozenset[str]]]:
-    """A run that fails if all members of one of the sets are in FP8; and what was asked."""
-    asked: list[frozenset[str]] = []
-
-    def fails(chosen: frozenset[str]) -> bool:
-        asked.append(chosen)
-        return any(culprit <= chosen for culprit in culprits)
-
-    return fails, asked
-
-
-UNITS = [f"layers.{i}" for i in range(32)]
-
-
-@pytest.mark.parametrize("index", range(32))
-def test_one_culprit_is_found_wherever_it_is_in_logarithmic_time(index: int) -> None:
-    fails, asked = planted({UNITS[index]})
-    assert bisect(UNITS, fails) == Finding(((UNITS[index],),), True, len(asked))
-    assert len(asked) <= 2 * 5 + 3  # 2 log2(32), and all, none and the rest
-    assert len(set(asked)) == len(asked)
-
-
-def test_several_culprits_are_found_one_after_the_other_up_to_a_number() -> None:
-    fails, _ = planted({"layers.1"}, {"layers.9"}, {"layers.30"})
-    found = bisect(UNITS, fails)
-    assert {units[0] for units in found.culprits} == {"layers.1", "layers.9", "layers.30"}
-    assert found.rest_passes
-    few = bisect(UNITS, fails, most=1)
-    assert len(few.culprits) == 1
-    assert str(few).count("what is left fails too: there are more") == 1
-
-
-def test_a_run_that_passes_or_that_fails_without_fp8_is_not_searched() -> None:
-    assert bisect(UNITS, lambda chosen: False) == Finding((), True, 1)
-    with pytest.raises(ValueError, match="FP8 is not the cause"):
-        bisect(UNITS, lambda chosen: True)
-
-
-@pytest.mark.slow
-def test_a_fault_in_one_gemm_of_one_layer_of_a_real_run_is_located() -> None:
-    """Planted: an amax of infinity in one layer, for the gradient of its weight alone, which therefore is NaN."""
-    sick = "layers.1.mlp.up"
-
-    def plant(trainee: Any) -> None:
-        layer = trainee.model.get_submodule(sick)
-        assert isinstance(layer, Float8Linear)
-        layer.recipe = dataclasses.replace(layer.recipe, grad_weight=divergence.UNSCALED.grad_weight)
-        layer.amaxes = Float8Linear(16, 16, config=divergence.UNSCALED).amaxes
-        divergence.scale_by_one(trainee)
-        assert layer.amaxes is not None
-        layer.amaxes.in_use.fill_(math.inf)
-
-    short = divergence_case(steps=1, diagnose_every=0, eval_batches=0)
-    layers = [
-        m.fqn for m in prepare(divergence.job_of(short, "tensorwise", "cpu").setup, "cpu").audit.converted
-    ]
-
-    def fails(in_fp8: frozenset[str]) -> bool:
-        job = divergence.job_of(short, "tensorwise", "cpu")
-        job.schedule, job.alter = PrecisionSchedule.parse(schedule_with(layers, in_fp8)), plant
-        return bool(train(job, "cpu").stopped)
-
-    by_layer, by_gemm = locate(layers, fails)
-    assert by_layer.culprits == ((sick,),)
-    assert by_gemm is not None
-    assert by_gemm.culprits == ((f"{sick}:grad_weight",),)
-    assert by_gemm.rest_passes

@@ -218,7 +218,7 @@ def faults() -> Iterator[Fault]:
         named = ".*".join(gemm for gemm, casts in recipe.gemms.items() if casts.is_fp8)
         for fault in IN_LAYERS:  # an E8M0 scale has no arithmetic to double it by
             if not (recipe.output.granularity == "1x32" and fault == "scale doubled"):
-                where = "fp8core.scaled_linear.scaled_mm"
+                where = "fp8core.plain_linear.scaled_mm"
                 yield case("recipes", LINEAR), f"{name}_eager", where, ANY_SCALING[fault], named
         for suite in ("recipes", "linear") if recipe.scaling != "dynamic" else ():
             where = "harness.suites.linear.update_scales"
@@ -289,7 +289,7 @@ def test_a_layer_with_one_nan_fails_the_smoke_test(
         return smoke_layers.trial(which, "rowwise", "cpu", tmp_path, lambda done, of: None).failure
 
     assert failure() == ""
-    monkeypatch.setattr("fp8core.scaled_linear.scaled_mm", broken)
+    monkeypatch.setattr("fp8core.plain_linear.scaled_mm", broken)
     assert "nan dB from the layer without FP8" in failure()
 
 

@@ -44,6 +44,8 @@ def test_the_same_model_is_at_zero_and_no_layer_is_blamed(model: nn.Module) -> N
     assert found.gap.tokens == 2 * 4 * 31
     assert not found.above_floor
     assert found.causes == ()
+    assert "equal: one model twice" in str(found)
+    assert "not further apart" not in str(found)
 
 
 def test_the_figures_are_those_of_their_definition(model: nn.Module) -> None:
@@ -112,12 +114,15 @@ def test_padding_and_last_tokens_do_not_count(model: nn.Module) -> None:
     assert (found.gap.tokens, found.judged) == (3 * 31 + 9, "next token")
 
 
-def test_nan_is_never_below_the_floor(model: nn.Module, tmp_path: Path) -> None:
+@pytest.mark.parametrize("both", [False, True])
+def test_nan_is_never_below_the_floor(both: bool, model: nn.Module, tmp_path: Path) -> None:
     broken = copy.deepcopy(model)
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)
-    found = harness.agree(model, broken, batches(1), passes=2)
+    found = harness.agree(copy.deepcopy(broken) if both else model, broken, batches(1), passes=2)
     assert found.above_floor
+    assert "not finite" in str(found)
+    assert "not further apart" not in str(found)
     frame = store.read(found.save("nano", tmp_path))
     assert (frame[(frame.arm == "b") & (frame.metric == "kl_nats")].status == "failed").all()
 

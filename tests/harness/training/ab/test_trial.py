@@ -532,5 +532,5 @@ def test_bad_input_of_an_adapter_is_one_line(
     with pytest.raises(TypeError, match=rf"^trial is a Linear.*ab\.{name}\(ab\.Trial\(model\)\)$"):
         callback(nn.Linear(2, 2))
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(UsageError, match=f"^{library} is not installed; pip install.*$"):
+    with pytest.raises(UsageError, match=f"^{library} is not installed; in a checkout: pip install.*$"):
         callback(ab.Trial(Loop().model))

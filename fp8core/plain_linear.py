@@ -1,0 +1,281 @@
+"""A linear layer in FP8: what is cast, how, and what the three products read. Everything else attaches to this page.
+
+A layer multiplies three times. M counts tokens (all leading dimensions of the input, flattened), K input features, N outputs:
+
+    product        [shape]  = left operand  [shape]  @ right operand [shape]    contracts
+    output         [M, N]   = input         [M, K]   @ weight.T      [K, N]     K
+    grad_input     [M, K]   = grad_output   [M, N]   @ weight        [N, K]     N
+    grad_weight    [N, K]   = grad_output.T [N, M]   @ input         [M, K]     M
+
+Parameters, outputs, gradients and the bias stay in high precision. Operands alone are FP8, and each of the three tensors is an
+operand twice, contracted along another of its dimensions each time.
+
+Formats. e4m3 has 3 bits of mantissa and reaches 448; e5m2 has 2 and reaches 57,344. Input and weight are e4m3, for precision.
+A grad_output with a single scale is e5m2, for range; with a scale for each row e4m3 reaches far enough. The matrix units have
+no product of e5m2 by e5m2, and none arises: a gradient is always the left operand.
+
+Casts. `amax` is the largest magnitude of the elements that share a scale:
+
+    scale     = fp8_max / amax                         float32; "rowwise" rounds it down to a power of two
+    codes     = round(clamp(x * scale))                one byte an element; the product is formed in float32
+    scale_inv = 1 / scale                              kept beside the codes: codes * scale_inv is about x
+
+A product takes its scales out of the sum, so elements along the contracted dimension share one. "tensorwise": one scale for
+all, and the same codes serve both products. "rowwise": one scale for each line along the contracted dimension, so a tensor is
+cast twice, once for each of its products. Exact zeros stay; a group that holds Inf or NaN becomes NaN.
+
+Layout. Hopper's FP8 units read both operands along the contracted dimension, so here an operand is a matrix of *lines*, each of
+which is contracted as a whole: left [M, K], right [N, K]. `product` turns the right one into [K, N] by a view, which then is
+column-major, as the units want it. Codes that were cast as the tensor lies and are contracted over its other dimension are
+copied, byte by byte; kernels that cast for both products write both orientations from one read instead.
+
+Saved from the forward pass for the backward pass:
+
+    input     as operand of grad_weight: codes, a byte an element, where nn.Linear keeps two or four. Cast now, since keeping the
+              input until then is what FP8 saves; the tensor itself only if grad_weight is in high precision
+    weight    its codes if one cast serves output and grad_input, a byte an element more than nn.Linear, for a cast less.
+              Otherwise the parameter, which lives anyway, and is cast along its other dimension in the backward pass
+
+torchao 0.18 has the same results, bit for bit, but for rare scales just below a power of two (see `fp8core.scaling`). It saves
+input and weight in high precision and casts each operand of each product anew, six times a step; tensorwise this layer casts
+three times. Its operands are tensor subclasses, whose every view passes through the dispatcher; here they are plain pairs.
+
+What attaches from outside: `fp8core.linear` holds parameters, checks a call, and remembers its plan for calls of that shape;
+subclasses of `Plan` in `fp8core.inputs.attached` go other ways to the same operands: kernels, remembered amaxes, amaxes shared by
+ranks, casts kept over microbatches or shared by layers, codes that FSDP2 gathered, and a look at each cast for `fp8core.watch`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8core import cast as casts
+from fp8core.gemm import KNOWN, backend_named, layout, scaled_mm
+from fp8core.gemm.layout import Operand, transposed
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Cast, Gemm, Recipe
+
+Lines = (
+    Operand | torch.Tensor
+)  # codes and scales; the tensor itself where a recipe leaves a product in high precision
+Saved = tuple[
+    torch.Tensor | None, ...
+]  # an operand's codes and scales; or a tensor that is no operand yet, and None
+NOT_SAVED: Saved = (None, None)
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+def cast_lines(
+    x: torch.Tensor, cast: Cast | None, dim: int, role: str = "", amax: torch.Tensor | None = None
+) -> Lines:
+    """Cast a matrix for one product.
+
+    Args:
+        x: [M, K] in high precision, any layout.
+        cast: its format, granularity and rounding of scales; None leaves it in high precision.
+        dim: of x, which the product contracts.
+        role: "input", "weight" or "grad_output"; for casts that depend on it, which attach in this one's place.
+        amax: of all that shares a single scale, where x is a part of it; None: x's own.
+
+    Returns:
+        Lines along `dim`: codes [M, K] for 1 and [K, M] for 0, in memory as x is; scales in the same orientation.
+    """
+    if cast is None:
+        return x if dim == 1 else x.t()
+    codes, scale_inv = casts.scale_and_cast(
+        x,
+        cast.format,
+        cast.granularity,
+        dim=dim,
+        power_of_two=cast.power_of_two,
+        mx_mode=cast.mx_mode,
+        known_amax=amax if cast.granularity == "tensorwise" else None,
+    )
+    operand = Operand(codes, scale_inv)
+    return operand if dim == 1 else transposed(operand)
+
+
+def serves_both(first: Cast | None, second: Cast | None) -> bool:
+    """Whether the same codes serve two products that contract a tensor over different dimensions."""
+    return first is not None and (first is second or first == second) and first.axis_free
+
+
+def cast_both_ways(
+    x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, role: str = ""
+) -> tuple[Lines, Lines]:
+    """Cast a matrix for its two products: (lines [M, K], lines [K, M]), each as of `cast_lines`.
+
+    Casts that are alike share work: one that does not depend on the dimension is viewed twice, and in eager mode scales of rows
+    and of columns are computed together, which takes fewer operators.
+    """
+    if along_1 is not None and (along_1 is along_0 or along_1 == along_0):
+        if along_1.axis_free:
+            lines = cast_lines(x, along_1, 1)
+            assert isinstance(lines, Operand)
+            return lines, transposed(lines)
+        if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
+            rows, columns = casts.cast_rows_and_columns(x, along_1.format, power_of_two=along_1.power_of_two)
+            return Operand(*rows), transposed(Operand(*columns))
+    return cast_lines(x, along_1, 1), cast_lines(x, along_0, 0)
+
+
+def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: torch.dtype) -> torch.Tensor:
+    """left [m, k] @ right [n, k].T -> [m, n] of out_dtype, both being lines; in high precision if they are no codes.
+
+    Only the forward product may accumulate fast, in about 14 bits on Hopper; gradients are promoted to float32. Scales are
+    applied to the sum. The kernel for scales of rows writes bfloat16 alone, so other dtypes are rounded to it, once a product.
+    """
+    if not isinstance(left, Operand) or not isinstance(right, Operand):
+        if isinstance(left, Operand) or isinstance(right, Operand):
+            raise TypeError(
+                f"recipe {recipe} multiplies in high precision, but one operand consists of FP8 codes; pass .dequantize()"
+            )
+        return left @ right.t().to(left.dtype)
+    backend = KNOWN.get(recipe.backend) or backend_named(recipe.backend)
+    codes, scale_inv = right
+    if scale_inv.dim():  # of one column .t() would leave strides that the rowwise kernel must repair
+        lines, groups = scale_inv.shape
+        scale_inv = scale_inv.reshape(1, lines) if groups == 1 else scale_inv.t()
+    right = Operand(codes.t(), scale_inv)
+    if backend.is_fp8:  # copies what does not lie along the contracted dimension
+        left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
+    dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
+    result = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
+    if recipe.pad_inner_dim:
+        result = result[:, : codes.shape[0]]
+    return result if result.dtype == out_dtype else result.to(out_dtype)
+
+
+@dataclass(eq=False)
+class Plan:
+    """What the products of one call need besides tensors, and how its tensors become operands; holds nothing of the call.
+
+    Attributes:
+        recipe: what is cast and how.
+        trains: a backward pass can follow.
+        cast, cast_twice: make a tensor the operand of one product, and of both that read it.
+    """
+
+    recipe: Recipe
+    trains: bool
+
+    cast = staticmethod(cast_lines)
+    cast_twice = staticmethod(cast_both_ways)
+
+    def of_input(self, x: torch.Tensor, again: bool, *given: torch.Tensor | None) -> tuple[Lines, Saved]:
+        """Return the left operand of the output; and what to save, if the right one of grad_weight will be wanted again."""
+        first, second = self.recipe.output.a, self.recipe.grad_weight.b
+        if not again:
+            return self.cast(x, first, 1, "input"), NOT_SAVED
+        lines, turned = self.cast_twice(x, first, second, "input")
+        return lines, turned if isinstance(turned, Operand) else (x, None)
+
+    def of_weight(self, weight: torch.Tensor, again: bool) -> tuple[Lines, Saved]:
+        """Return the right operand of the output; and what to save, if that of grad_input will be wanted again."""
+        first, second = self.recipe.output.b, self.recipe.grad_input.b
+        if again and serves_both(first, second):
+            lines, turned = self.cast_twice(weight, first, second, "weight")
+            return lines, turned if isinstance(turned, Operand) else (weight, None)
+        return self.cast(weight, first, 1, "weight"), (weight, None) if again else NOT_SAVED
+
+    def for_output(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        needs_x: bool,
+        needs_weight: bool,
+        *given: torch.Tensor | None,
+    ) -> tuple[Lines, Lines, Saved]:
+        """Return the operands of the output, and what to save for those gradients that are needed."""
+        x_lines, saved_x = self.of_input(x, needs_weight, *given)
+        weight_lines, saved_weight = self.of_weight(weight, needs_x)
+        return x_lines, weight_lines, (*saved_x, *saved_weight)
+
+    def for_gradients(
+        self, grad: torch.Tensor, needs_x: bool, needs_weight: bool, saved: Saved
+    ) -> tuple[Lines | None, Lines | None, Lines | None, Lines | None]:
+        """Return the operands of grad_input, then those of grad_weight; None for a gradient that no one needs."""
+        x, x_scale_inv, weight, weight_scale_inv = saved
+        recipe = self.recipe
+        grad_lines = grad_turned = x_turned = weight_turned = None
+        if needs_x and needs_weight:
+            grad_lines, grad_turned = self.cast_twice(
+                grad, recipe.grad_input.a, recipe.grad_weight.a, "grad_output"
+            )
+        elif needs_x:
+            grad_lines = self.cast(grad, recipe.grad_input.a, 1, "grad_output")
+        else:
+            grad_turned = self.cast(grad, recipe.grad_weight.a, 0, "grad_output")
+        if needs_x:
+            assert weight is not None
+            weight_turned = (
+                self.cast(weight, recipe.grad_input.b, 0, "weight")
+                if weight_scale_inv is None
+                else Operand(weight, weight_scale_inv)
+            )
+        if needs_weight:
+            assert x is not None
+            x_turned = self.cast(x, None, 0, "input") if x_scale_inv is None else Operand(x, x_scale_inv)
+        return grad_lines, weight_turned, grad_turned, x_turned
+
+
+class _ScaledLinear(torch.autograd.Function):
+    """The three products as one node: autograd sees a high-precision input, weight and output, and no codes.
+
+    Codes that crossed that border would give their gradients their own dtype, FP8. A cast's derivative is taken as 1.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, plan: Plan, *given: torch.Tensor | None
+    ) -> torch.Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad[:2] if plan.trains else (False, False)
+        x_lines, weight_lines, saved = plan.for_output(x, weight, needs_x, needs_weight, *given)
+        ctx.save_for_backward(*saved)
+        ctx.plan, ctx.given = plan, len(given)
+        return product(x_lines, weight_lines, plan.recipe.output, plan.recipe, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Gradients:
+        # Only where a graph of this pass is recorded can anyone differentiate it again, which is refused
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _gradients_once(ctx, grad_output)
+        return _ScaledLinear.gradients(ctx, grad_output)
+
+    @staticmethod
+    def gradients(ctx: Any, grad_output: torch.Tensor) -> Gradients:
+        """Return the gradients of x and of the weight, where needed; autograd converts the latter to the weight's dtype."""
+        plan: Plan = ctx.plan
+        recipe, dtype = plan.recipe, grad_output.dtype
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        lines, weight, lines_0, x = plan.for_gradients(grad_output, needs_x, needs_weight, ctx.saved_tensors)
+        grad_x = grad_weight = None
+        if lines is not None and weight is not None:
+            grad_x = product(lines, weight, recipe.grad_input, recipe, dtype)
+        if lines_0 is not None and x is not None:
+            grad_weight = product(lines_0, x, recipe.grad_weight, recipe, dtype)
+        return grad_x, grad_weight, *(None,) * (1 + ctx.given)
+
+
+_gradients_once = torch.autograd.function.once_differentiable(_ScaledLinear.gradients)
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, plan: Plan, *given: torch.Tensor | None) -> torch.Tensor:
+    """x [..., K] by weight [N, K] -> [..., N], as the plan says; no checks. `given` are casts of x that are there already."""
+    dims = x.dim()
+    # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
+    # another grad_weight (12 dB, torch 2.13, casts along the open dimension); test_open_sizes_are_one_graph_for_all
+    flat = x if dims == 2 and not torch.compiler.is_compiling() else as_matrix(x, weight.shape[1])
+    output = _ScaledLinear.apply(flat, weight, plan, *given)
+    if dims == 2:  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
+        return output
+    return output.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def as_matrix(x: torch.Tensor, in_features: int) -> torch.Tensor:
+    """View x [..., in_features] as tokens [M, in_features]."""
+    return x.reshape(-1 if in_features else x.shape[:-1].numel(), in_features)

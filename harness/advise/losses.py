@@ -1,0 +1,93 @@
+"""What is known of a recipe's loss against bf16's: verdicts on stored and public runs, each with the size that it holds for.
+
+`losses.csv` beside this file is made from them by `python reports/studies/ledger.py`; the words are those of `harness.judge.verdict`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".csv")
+FAIL = "FAIL"
+FACTOR = 4.0  # between sizes of which one says something of the other
+# A precision as others call it -> the recipe of fp8core that casts so; a recipe's own name stands for itself
+PRECISIONS = {"FP8-current": "tensorwise", "FP8-delayed": "delayed", "MXFP8": "mxfp8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One comparison of a recipe's loss with bf16's.
+
+    Attributes:
+        recipe: as fp8core calls it.
+        model: that was trained.
+        parameters, tokens: its size, and how long it was trained.
+        word: PASS, FAIL or INCONCLUSIVE.
+        gap: of the losses.
+        seeds: runs of each side.
+        source: where the runs are.
+        counts: it was found within `FACTOR` of what is asked about, in parameters and in tokens.
+    """
+
+    recipe: str
+    model: str
+    parameters: int
+    tokens: int
+    word: str
+    gap: str
+    seeds: str
+    source: str
+    counts: bool = False
+
+    @property
+    def fails(self) -> bool:
+        """The loss is known to be worse at the size that was asked about."""
+        return self.counts and self.word == FAIL
+
+
+@cache
+def known() -> tuple[Loss, ...]:
+    """Every comparison of the table."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return tuple(
+            Loss(
+                PRECISIONS.get(row["precision"], row["precision"]),
+                row["model"],
+                int(row["parameters"]),
+                int(row["tokens"]),
+                row["word"],
+                row["gap"],
+                row["seeds"],
+                row["source"],
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+def of(
+    recipe: str, parameters: int, tokens: int | None, among: tuple[Loss, ...] | None = None
+) -> Loss | None:
+    """The comparison that says most of a recipe at a size: a FAIL that counts, else the nearest; None where there is none.
+
+    Args:
+        recipe: as fp8core calls it.
+        parameters: that a token meets.
+        tokens: of the whole training; None: not known, so that nearness in parameters is enough for a comparison to count.
+        among: comparisons; None: those of the table.
+    """
+
+    def distance(one: Loss) -> float:
+        sizes = [(one.parameters, parameters), *([(one.tokens, tokens)] if tokens else [])]
+        return max(abs(math.log(there / here)) if here else math.inf for there, here in sizes)
+
+    limit = math.log(FACTOR) * (1 + 1e-9)
+    found = [
+        replace(one, counts=distance(one) <= limit)
+        for one in (known() if among is None else among)
+        if one.recipe == recipe
+    ]
+    return min(found, key=lambda one: (not one.fails, distance(one)), default=None)

@@ -1,0 +1,116 @@
+"""`python -m harness export RUN -o FILE`: every metric of a run as CSV or Parquet, or to a tracker."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness import store
+from harness.store.errors import UsageError, one_line, unknown
+from harness.store.measurement import METRICS
+from harness.store.schema import JSON_COLUMNS
+from harness.store.words import key, options_of, word
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+_LEFT_OUT = (*JSON_COLUMNS, "case_axes", "schema_version", "sample_clock_mhz")  # of a CSV; axes are columns
+
+
+def write(run: Path, output: Path) -> int:
+    """Writes the file; returns how many lines it holds.
+
+    Raises:
+        UsageError: the run can't be read.
+        OSError: the file can't be written.
+    """
+    frame = _rows(run)
+    if output.suffix == ".parquet":
+        frame.to_parquet(output, index=False)
+        return len(frame)
+    samples = frame["samples"].map(lambda of: [] if of is None else list(of))
+    rounds = [
+        list(r) if len(r) else list(range(len(s))) for r, s in zip(frame["rounds"], samples, strict=True)
+    ]
+    lines = frame.drop(columns=[name for name in _LEFT_OUT if name in frame])
+    lines = lines.assign(samples=samples, rounds=pd.Series(rounds, frame.index)).explode(
+        ["samples", "rounds"]
+    )
+    lines.rename(columns={"samples": "sample", "rounds": "round"}).to_csv(output, index=False)
+    return len(lines)
+
+
+def send(run: Path, to: str) -> int:
+    """Sends every number to a tracker, curves by their steps; returns how many it was given.
+
+    Args:
+        run: its folder.
+        to: one of `fp8core.cast_records.WRITERS`.
+
+    Raises:
+        UsageError: the run can't be read, there is no such tracker, or its library is not installed.
+    """
+    from fp8core.cast_records import WRITERS, writer_named  # torch
+
+    if to not in WRITERS:
+        raise unknown("tracker", to, WRITERS)
+    frame, sent = _rows(run), 0
+    try:
+        writer = writer_named(to)
+    except Exception as error:  # what a tracker raises that is not installed, set up or reached
+        raise UsageError(one_line(error)) from error
+    row: Any
+    for row in frame[frame["status"].isin(["ok", "partial"])].itertuples():
+        tag = "/".join(filter(None, (row.suite, row.arm, row.metric, row.regime, row.part, row.case_id)))
+        curve = METRICS[row.metric].series and len(row.samples) == len(row.rounds)
+        for step, value in zip(row.rounds, row.samples, strict=True) if curve else [(0, row.value)]:
+            writer.add_scalar(tag, float(value), int(step))
+            sent += 1
+    writer.close()
+    return sent
+
+
+def _rows(run: Path) -> pd.DataFrame:
+    frame = store.open_run(run, expand=True)
+    if problems := frame.attrs.pop("problems"):
+        raise UsageError(f"cannot read {problems[0]}")
+    frame.attrs.clear()  # paths, which a table does not need
+    if frame.empty:
+        raise UsageError(f"no rows in {run}")
+    return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """python -m harness export: every metric of a run, curves too, as CSV or Parquet, or to a tracker"""
+
+    run: str = word("RUN", "a run's folder, Parquet file or id")
+    output: Path | None = key("FILE.csv or FILE.parquet to write", short="-o")
+    to: str = key("send every metric to tensorboard, wandb or mlflow instead", "")
+    results_dir: str = key("where run ids are looked up", "results")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exports one run; returns 0, or 2 by way of UsageError."""
+    if (options := options_of(Words, argv)) is None:
+        return 0
+    if options.to:
+        count = send(store.find_run(options.run, options.results_dir), options.to)
+        sys.stdout.write(f"sent {count} numbers to {options.to}\n")
+        return 0
+    if options.output is None or options.output.suffix not in (".csv", ".parquet"):
+        raise UsageError(
+            f"-o {options.output}: expected a file to write, FILE.csv or FILE.parquet; or to=TRACKER"
+        )
+    run = store.find_run(options.run, options.results_dir)
+    try:
+        lines = write(run, options.output)
+    except OSError as error:
+        raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
+    sys.stdout.write(f"exported {lines} lines\nwritten  {options.output}\n")
+    return 0

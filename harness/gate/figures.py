@@ -1,0 +1,119 @@
+"""Figures: what speaks against a verdict on the figures that a user's command wrote, which no check of a result stands behind.
+
+A median hides what a few samples do, and a time that falls may be work that was not done. So mean, 95th percentile and first
+call of each round are compared by the test that a confirmation has to pass; and where one is worse beyond the tolerance, or the
+figures themselves are odd, the unit is open.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.gate.decide import Verdict, p_above, spread_floor
+from harness.gate.matching import log_ratios, rounds_of
+from harness.store import stats
+from harness.store.outside import parse
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.gate.policy import Policy
+    from harness.gate.unit import Finding, Unit
+    from harness.store.stats import Vector
+
+SUITE = "pytest-benchmark"
+WHOLE = "the whole command"  # what a wall time is of
+SUSPICIOUS = 3.0  # times faster or slower: rarely a change, often another unit or other work
+FEWER, LESS = 0.9, 0.8  # of the samples, and of the seconds that all of them took
+STATISTICS: dict[str, Callable[[Vector], Any]] = {
+    "mean": np.mean,
+    "95th percentile": lambda x: np.quantile(x, 0.95),
+    "first call": lambda x: x[0],
+}
+
+
+def doubted(
+    findings: Sequence[Finding], policy: Policy, date: datetime.date, *, paired: bool
+) -> list[Finding]:
+    """Findings with what speaks against them; where that is not known of a regression, it is open."""
+    timed = [f for f in findings if f.unit.key.suite == SUITE and f.unit.is_sound_time]
+    hidden = _hidden([f.unit for f in timed], policy, paired=paired)
+    doubts = {id(f): _odd(f, policy, date) + more for f, more in zip(timed, hidden, strict=True)}
+    return [_with(f, doubts[id(f)]) if id(f) in doubts else f for f in findings]
+
+
+def _with(finding: Finding, doubts: list[str]) -> Finding:
+    before, after = (
+        f"{said.get('unit', 's')}, {said.get('better', 'lower')} is better" for said in _said(finding.unit)
+    )
+    if before != after:
+        doubts = [f"the baseline's are {before}, the candidate's {after}"]
+    said = "; ".join([finding.reason, *doubts])
+    if finding.verdict is Verdict.REGRESSED and before == after:
+        return replace(finding, reason=said)
+    if doubts:
+        return replace(finding, verdict=Verdict.INCONCLUSIVE, reason=said, in_doubt=True)
+    if finding.verdict is Verdict.IMPROVED and _said(finding.unit)[1].get("timed") == WHOLE:
+        return replace(
+            finding, verdict=Verdict.OK, reason=f"{said}; that the same work was done is not shown"
+        )
+    return finding
+
+
+def _said(unit: Unit) -> list[Mapping[str, Any]]:
+    return [parse(rows[0].resolved) for rows in unit.rows]
+
+
+def _odd(finding: Finding, policy: Policy, date: datetime.date) -> list[str]:
+    """What is odd about the figures of a unit."""
+    found, unit = [], finding.unit
+    allowed = policy.allowance(unit.fields)
+    if abs(finding.decision.effect.log) >= math.log(SUSPICIOUS) and (allowed is None or allowed.until < date):
+        found.append(f"{SUSPICIOUS:g} times or more is suspicious: another unit, or work not done")
+    rounds = [
+        [x for rows in side for x in rounds_of(rows).values()]
+        for side in zip(unit.rows, unit.again, strict=True)
+    ]
+    counts, seconds = (
+        [float(np.median([of(x) for x in side])) if side else math.nan for side in rounds]
+        for of in (len, np.sum)
+    )
+    calls = [float(said.get("iterations") or 1) for said in _said(unit)]
+    if counts[1] < FEWER * counts[0] and seconds[1] * calls[1] < LESS * seconds[0] * calls[0]:
+        found.append(f"{counts[1]:g} samples a round in place of {counts[0]:g}, in less time: work not done")
+    alike = [len(side) > 1 and np.unique(np.concatenate(side)).size == 1 for side in rounds]
+    if alike == [False, True]:
+        found.append("all samples of the candidate are equal, those of the baseline are not")
+    return found
+
+
+def _hidden(units: Sequence[Unit], policy: Policy, *, paired: bool) -> list[list[str]]:
+    """What is worse beyond the tolerance than the medians tell, of each unit."""
+    tried: list[tuple[int, str, Vector, float]] = []
+    for place, unit in enumerate(units):
+        if all(len(x) > 1 for rows in unit.rows for x in rounds_of(rows).values()):
+            limit = (
+                math.log1p(unit.rule.tolerance)
+                + (0.0 if paired else math.log1p(policy.session_spread))
+                + unit.tick
+            )
+            for name, of in STATISTICS.items():
+                parts = (
+                    log_ratios(*pair, by_number=paired, of=of)
+                    for pair in (unit.rows, unit.again)
+                    if all(pair)
+                )
+                tried.append((place, name, unit.worse * np.concatenate(list(parts)), limit))
+    found: list[list[str]] = [[] for _ in units]
+    if tried:
+        quiet = spread_floor([logs for _, _, logs, _ in tried])
+        adjusted = stats.holm([p_above(logs - limit, quiet) for _, _, logs, limit in tried])
+        for (place, name, logs, _), p in zip(tried, adjusted, strict=True):
+            if p <= policy.alpha_confirm:
+                found[place].append(f"{name} {math.expm1(logs.mean()):+.1%}, which the median hides")
+    return found

@@ -1,0 +1,68 @@
+"""What `harness.advise` knows of losses: verdicts on our own runs, and on the ledger's comparisons with bf16.
+
+Of these the ledger has none with curves yet: its bf16 sides are reference points, by samples to the target alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import evidence
+import mlperf
+import numpy as np
+
+from harness.advise.losses import PRECISIONS
+from harness.judge.verdict.result import percent
+from harness.judge.verdict.rows import is_candidate, judge, setups
+from harness.store import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+OWN = ("results/published/cpu/2026-11-23/nanogpt_char_eight_seeds",)
+# Parameters, all of which are trained, of the benchmarks whose reference is known to run in bf16
+PARAMETERS = {"llama31_8b": 8_030_261_248, "llama31_405b": 405_853_388_800}
+
+
+def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The lines of harness/advise/losses.csv.
+
+    Args:
+        ledger: the lines of reports/published/ledger.csv.
+    """
+    lines = []
+    for folder in OWN:
+        frame = read([evidence.ROOT / folder])
+        (setup,) = setups(frame)
+        for found in judge(frame):
+            if not is_candidate(found.fields) or found.against != "base":
+                continue
+            steps, a_step = setup.axes["steps"], setup.says(found.arm, "tokens_per_step")
+            late = found.verdict.gate("L4")
+            gap = percent(late.effect) if late else "no gap"
+            lines.append({
+                "precision": found.fields.recipe,
+                "model": str(setup.axes["model"]),
+                "parameters": str(setup.says(found.arm, "parameters")),
+                "tokens": str(steps * a_step),
+                "word": found.verdict.outcome,
+                "gap": gap,
+                "seeds": str(len(setup.arms[found.arm])),
+                "source": folder,
+            })  # fmt: skip
+    arms = mlperf.arms()
+    for row in ledger:
+        precision = row["candidate"].partition(",")[0]
+        judged = row["word"] and row["base"].startswith("BF16")
+        if judged and precision in PRECISIONS and row["benchmark"] in PARAMETERS:
+            lines.append({
+                "precision": precision,
+                "model": row["benchmark"],
+                "parameters": str(PARAMETERS[row["benchmark"]]),
+                "tokens": str(round(np.mean([arms[name].samples.mean() for name in row["candidate_arms"].split()]) * int(row["seq"]))),
+                "word": row["word"],
+                "gap": percent(float(row["gap"])) if row["gap"] else "no gap",
+                "seeds": row["candidate_runs"],
+                "source": f"reports/published/ledger.csv, {row['number']}",
+            })  # fmt: skip
+    return lines
