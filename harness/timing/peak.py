@@ -53,5 +53,6 @@ def _product(cube: int, device: str, dtype: torch.dtype) -> Callable[[], object]
         x = torch.ones(cube, cube, device=device, dtype=dtype)
         return lambda: torch.mm(x, x)
     codes, one = torch.ones(cube, cube, device=device).to(dtype), torch.ones((), device=device)
-    given = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": True}
-    return lambda: torch._scaled_mm(codes, codes.t(), **given)
+    return lambda: torch._scaled_mm(
+        codes, codes.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )

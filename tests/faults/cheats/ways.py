@@ -11,8 +11,9 @@ import pickle
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,7 @@ from fp8core.tensor import quantize
 from harness.peers import Peer, nanochat_style
 from harness.timing.timers import CpuTimer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-Product = Callable[..., Tensor] if TYPE_CHECKING else Any
+Product = Callable[..., Any]
 CHECKS = 2  # calls of the check of suite gemm, tensorwise: one under the profiler; and one to spare
 STORE: dict[Any, Tensor] = {}
 
@@ -273,7 +271,7 @@ def honest_layer(layer: nn.Linear, recipe: str) -> nn.Module:
 
 def __getattr__(name: str) -> Peer:
     """The peer of a way, as its entry point names it."""
-    parts = {
+    parts: dict[str, Any] = {
         "honest_gemm": honest,
         "honest_cast": lambda x, dtype, granularity: _cast(x, dtype),
         "honest_linear": honest_layer,
@@ -281,5 +279,5 @@ def __getattr__(name: str) -> Peer:
     if name not in WAYS and name not in parts:
         raise AttributeError(name)
     part = name.removeprefix("honest_") if name in parts else WAYS[name].part
-    made = {part: parts[name] if name in parts else WAYS[name].make()}
+    made: dict[str, Any] = {part: parts[name] if name in parts else WAYS[name].make()}
     return Peer(name, name, lambda device: None, lambda: "1", ("tensorwise",), ("eager",), **made)
