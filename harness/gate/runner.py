@@ -208,7 +208,7 @@ class Session:
                 self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
                 more = pairs - done
                 if longest:
-                    more = max(0, min(more, math.floor((ends - now) / longest - reserve)))
+                    more = max(0, math.floor(min(more, (ends - now) / longest - reserve)))
                 if self._is_hopeless(more, longest):
                     pairs = planned = done
                     break

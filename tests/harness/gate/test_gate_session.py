@@ -306,3 +306,9 @@ def test_what_the_budget_cannot_decide_is_told_once_and_early_and_where_that_is_
     assert (stream.clock.rounds, int(found.code)) == (rounds, code)
     assert sum("stay open" in line for line in stream.told) == told
     assert sum("stay open" in note for note in found.notes) == told
+
+
+def test_a_session_without_a_limit_of_time_has_all_its_rounds(tmp_path: Path) -> None:
+    """What is left of it is infinite; the first rounds decided nothing."""
+    stream = Stream(20.0, a=NOISY)
+    assert judged(stream.session(tmp_path), budget_s=0.0, pairs=6).code is Exit.INCONCLUSIVE
