@@ -409,6 +409,8 @@ def _prepared(
     try:
         workload = suite.build(planned.case, name, setting.device)
         resolved.update(workload.resolved)
+        if setting.in_turns and not workload.compiled:
+            resolved["operator_calls"] = _operators(workload)
         arm = PreparedArm(name, info.baseline, workload, resolved)
         if workload.compiled:
             tell(Stage(StageKind.COMPILE, name))
@@ -439,7 +441,8 @@ def _compile(planned: PlannedCase, arm: PreparedArm, setting: Setting, timer: Ti
     """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
     compiling.prime(setting.device)
     work = arm.workload
-    with compiling.empty_caches() if work.recompile is not None else nullcontext():
+    cold = work.recompile is not None or setting.in_turns  # or what one side compiled, the other would find
+    with compiling.empty_caches() if cold else nullcontext():
         watch = compiling.CompileWatch()
         seconds = _first_call(work, timer)
         arm.resolved.update(watch.summary())
@@ -453,6 +456,26 @@ def _compile(planned: PlannedCase, arm: PreparedArm, setting: Setting, timer: Ti
             again = row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))
             rows.append(replace(again, part="warm"))
     return rows
+
+
+def _operators(work: Workload) -> int:
+    """How many operators one call hands to PyTorch's dispatcher: a count that no machine changes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        calls = 0
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # no one compiles inside, and to be skipped costs the import of Dynamo: 1.4 s
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with work.held(), Counter() as counter:
+        work.run()
+    return counter.calls
 
 
 def _first_call(work: Workload, timer: Timer) -> float:
