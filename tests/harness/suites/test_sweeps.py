@@ -19,7 +19,6 @@ PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other
 
 TRAINING = ("train", "divergence")  # their work is in tokens
 PROCESSES = {"allgather", "parallel"}  # each run is several
-SMOKE = {"smoke_kernels", "smoke_layers"}  # which check and time nothing
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,7 @@ def test_the_first_line_is_a_question(path: Path) -> None:
     assert "?" in question(path)
 
 
-NEITHER = {"accumulation", "codes", *SMOKE, *PROCESSES}  # a tile, all patterns: a GPU gets no more
+NEITHER = {"accumulation", "codes", *PROCESSES}  # a tile, all patterns: a GPU gets no more
 
 
 LONG = {"losses", "divergence"}  # whole models on paper, for each arm
