@@ -145,6 +145,7 @@ def test_what_could_be_installed_is_missing_and_not_unsupported(
         ("divergence", [], {"data": "bytes"}, "data_path=FILE"),
         ("divergence", [], {"data": "bytes", "data_path": __file__, "seq": 8192}, "needs more|at most"),
         ("divergence", [], {"data_path": "/no/such"}, "takes no path"),
+        ("divergence", [], {"data": "random"}, "says nothing of training"),
         ("divergence", [], {"lr": 0.0}, "lr=0.0"),
         ("divergence", [], {"min_lr_frac": 2.0}, "min_lr=0.002"),
         ("divergence", [], {"lr_warmup": 10}, "warmup=10"),
