@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from harness.engine.settings import SweepConfig
+
 
 CHECKSUM = "checksum"  # the suite whose results are compared by their bits
 
@@ -74,7 +76,7 @@ def card_id(env: Mapping[str, Any]) -> str:
     return str(env.get("gpu_uuid_hash") or card_name(env))
 
 
-def refuse_shares(config: Mapping[str, Any], places: int) -> None:
+def refuse_shares(config: SweepConfig, places: int) -> None:
     """Refuses a command line that deals the cases of such a sweep out.
 
     Args:
@@ -86,13 +88,13 @@ def refuse_shares(config: Mapping[str, Any], places: int) -> None:
     """
     if places > 1 and _compares_cards(config):
         raise UsageError(
-            f"sweep={config['name']} compares cards, each of which must measure every case, and {places} shards or devices "
+            f"sweep={config.name} compares cards, each of which must measure every case, and {places} shards or devices "
             "would deal them out: leave shard= out and give the command once a card (devices=0, devices=1, ... where a "
             "machine has several), each time with a run_id of its own"
         )
 
 
-def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[str, Any]) -> None:
+def refuse_another_card(config: SweepConfig, folder: Path, env: Mapping[str, Any]) -> None:
     """Refuse to continue a run of such a sweep whose rows another card made.
 
     Args:
@@ -111,13 +113,13 @@ def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[st
     others = sorted(name for card, name in cards.items() if card not in own)
     if others:
         raise UsageError(
-            f"{folder.name} holds what card {others[0]} measured and this is {card_name(env)}: sweep={config['name']} "
+            f"{folder.name} holds what card {others[0]} measured and this is {card_name(env)}: sweep={config.name} "
             "compares cards, so each takes a run_id of its own; fleet is given all of their runs"
         )
 
 
-def _compares_cards(config: Mapping[str, Any]) -> bool:
-    return CHECKSUM in {config["suite"], *(part["suite"] for part in config["parts"].values())}
+def _compares_cards(config: SweepConfig) -> bool:
+    return CHECKSUM in config.suites
 
 
 if TYPE_CHECKING:

@@ -68,14 +68,14 @@ def test_a_rehearsal_is_a_plan_with_something_to_run_on_a_cpu(name: str) -> None
 def test_a_line_is_a_command_that_the_plan_accepts(name: str) -> None:
     request, plan = planned(name, "cuda")
     assert plan.cases
-    if request.config["name"] == "train":
+    if request.config.name == "train":
         (case,) = plan.cases
         assert 2 <= len(case.arms) <= 3
         assert request.timing.checkpoint_s == 0
         rounds = request.timing.min_rounds
         assert rounds == request.timing.max_rounds >= LEAST_ROUNDS
         assert request.timing.max_seconds >= rounds * request.timing.block_ms / 1000
-        assert not request.config["warm_compile"], "cold only"
+        assert not request.config.warm_compile, "cold only"
         if name != "compiled_torchao":
             assert request.timing.block_ms > 1000 * METERED_S
 
