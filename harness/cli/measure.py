@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
 
+NO_SPEED = (
+    "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
+)
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
 
@@ -94,6 +97,8 @@ def _run(
     said = [f"resumed although changed: {change}" for change in work.changed]
     if not config["quiet"] and config["run_id"] is None and config["resume"] is None:
         said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
+    if config["device"] == "cpu" and not config["quiet"] and _compares_speed(plan):
+        said.append(NO_SPEED)
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     note = runlog.ProgressFile(writer)
@@ -107,7 +112,10 @@ def _run(
     ended = f"{outcome.state} in {seconds:.0f} s: {statuses or 'nothing new'}\n"
     kept = 0
     if shard is None:
-        kept = _finish(config, outcome, plan, work.folder, ended)
+        try:
+            kept = _finish(config, outcome, plan, work.folder, ended)
+        except KeyboardInterrupt:
+            outcome.message = f"interrupted; python -m harness report {work.folder} makes the report"
     else:
         sys.stdout.write(f"shard {shard} {ended}results  {work.folder}\n")
         sys.stdout.write(
@@ -229,6 +237,11 @@ def _measure(
         )
 
 
+def _compares_speed(plan: Plan) -> bool:
+    """Whether an arm with FP8 is timed."""
+    return any(c.suite.ARMS[arm].recipe for c in plan.cases if not is_trial(c) for arm in c.runnable)
+
+
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
     """What a progress bar counts: a case that is timed, or a run of a trial suite."""
     waiting = [c for c in plan.cases if c.case.case_id not in done]
@@ -279,8 +292,6 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
         out(f"report   {page.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
-    except KeyboardInterrupt:
-        outcome.message = f"interrupted; python -m harness report {folder} makes the report"
     return kept
 
 

@@ -101,12 +101,12 @@ def measure_case(
     before = environment.snapshot(monitor)
 
     def time_rows(timings: Iterable[tuple[str, Timing]]) -> list[Measurement]:
-        recompiled = {name: remote.finish() for name, remote in remotes.items()}
+        faults = {name: remote.finish() for name, remote in remotes.items()}
         state = {"before": before, "after": environment.snapshot(monitor)}
         return [
             one
             for name, timed in timings
-            for one in _rows_of(planned, arms[name], timed, recompiled[original_name(name)], state, setting)
+            for one in _rows_of(planned, arms[name], timed, faults[original_name(name)], state, setting)
         ]
 
     def keep(timings: Mapping[str, Timing]) -> None:
@@ -153,14 +153,14 @@ def _rows_of(
     planned: PlannedCase,
     arm: PreparedArm,
     timing: Timing,
-    recompiled: str,
+    fault: tuple[str, Cause],
     state: Mapping[str, object],
     setting: Setting,
 ) -> list[Measurement]:
     """The rows of a timed arm: its time, and the energy of a training step."""
-    rows = [time_row(planned, arm, timing, recompiled, state)]
+    rows = [time_row(planned, arm, timing, fault, state)]
     rows += split_row(planned, arm, timing, rows[0])
-    if arm.workload.tokens and not timing.failure:
+    if arm.workload.tokens and rows[0].status == "ok":
         energy = energy_row(planned, arm, timing, setting.device)
         if energy.status == "ok" or not rows[0].is_control:
             rows.append(energy)
