@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
 
-NO_SPEED = (
-    "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
-)
+NO_SPEED = "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
 
