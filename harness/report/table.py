@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.store import text
-from harness.store.compare import SECONDS
+from harness.store.compare import NO_FP8, SECONDS
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
 from harness.store.printer import Cell, Heading, Table
@@ -145,6 +145,8 @@ def _peak(record: Record) -> Cell | None:
 def _gain(record: Record) -> Cell | None:
     """The paired ratio against the baseline, with its interval."""
     verdict = record.get("verdict")
+    if record.get("condition") == NO_FP8:
+        return Cell(NO_FP8, None, "muted")
     return estimate(record["speedup"], record["low"], record["high"], verdict) if verdict else None
 
 
