@@ -119,6 +119,7 @@ published: $(READY)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/provenance.py
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/ledger.py
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_page.py results/published reports/published/mfu.html
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_results.py
 	OMP_NUM_THREADS=1 $(PY) reports/studies/advice_page.py reports/published/advice.html
 	$(PY) reports/studies/advice_map.py reports/published/advice.json
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/compatibility_page.py results/published > docs/compatibility.md
