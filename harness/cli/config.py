@@ -147,6 +147,7 @@ class SweepConfig:
     shard: str | None = None  # i/n: this share of the cases, see harness.engine.shards
     report: bool = True  # write the HTML report at the end
     quiet: bool = False  # no progress; errors and the last lines remain
+    turns: int | None = None  # of a gate: the pipe that gives them, see harness.engine.turns
     log_level: str = "INFO"  # of _run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
     resume_anyway: bool = (
         False  # though code or environment have changed; the new rows say what they were made with
@@ -240,6 +241,9 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
             f"sweep={chosen[0]} of {plain['config_dir']} names code (_target_), which a dry run would call; read it, then add "
             "trust=true"
         )
+    named = plain["model"]
+    if isinstance(named, str) and any(word.startswith("model=") for word in overrides):
+        plain["model"] = _sizes_of(named)
     budget = plain["budget_s"]
     if budget is not None and not (math.isfinite(budget) and budget >= 0):
         raise UsageError(
@@ -248,6 +252,17 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     if plain["log_level"].upper() not in LOG_LEVELS:
         raise UsageError(f"log_level={plain['log_level']}: expected one of {', '.join(LOG_LEVELS)}")
     return Request(plain, timing_of(plain), tuple(overrides))
+
+
+def _sizes_of(model: str) -> Any:
+    """A model of a `config.json` as what builds it, so that rows hold its sizes and no path; any other name as it is.
+
+    Only of the command line: a stranger's sweep file would else name a file whose contents are stored.
+    """
+    from harness.training.models import MODELS  # torch
+    from harness.training.models.hugging_face import as_values, is_config
+
+    return as_values(model) if model not in MODELS and is_config(model) else model
 
 
 # Paths, names and a schedule of a command line.

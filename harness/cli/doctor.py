@@ -8,28 +8,31 @@ run on, each is compared with its twin in plain PyTorch, and layers have the siz
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm
+from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm, verify
 from fp8core.extensions import installed
 from fp8core.formats import native_pair
 from fp8core.history import update_scales
 from fp8core.kernels.ops import OPERATORS
-from fp8core.verify import verify
 from harness.cli import kernel_checks
 from harness.machine import environment, terminal
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.hardware import of_env
 from harness.peers import PEERS
+from harness.store import printer
 from harness.store.errors import text_of
 from harness.store.extensions import TABLES
+from harness.store.printer import Table, picked
+from harness.store.text import some
 from harness.store.words import key, options_of
 from harness.suites.common import kernels_missing
 from harness.suites.extended import faults
@@ -76,6 +79,7 @@ class Words:
     kernels_s: float = key(
         "seconds for fp8core's kernels on a GPU; one that is not reached is named", 30.0, span=(0, 3600)
     )
+    json: bool = key("as plain values", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,40 @@ class Finding:
     def faulty(self) -> bool:
         """True where something that is there computes wrongly; an operator runs wherever its kernel does, or is wrong."""
         return self.code == "wrong" or (self.code == "raised" and self.area == "kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was tried on a device."""
+
+    device: str
+    findings: Sequence[Finding]
+
+    def lines(self) -> list[str]:
+        """How much works, what this machine can answer, and what to run next."""
+        missing = [f"{f.area} {f.name}" for f in self.findings if not f.works]
+        return [
+            f"{self.device}: {len(self.findings) - len(missing)} of {len(self.findings)} work",
+            *([f"not: {some(missing, 6, ', ')}"] if missing else []),
+            checked(self.findings),
+            *conclusion(self.device, self.findings),
+        ]
+
+    def tables(self) -> list[Table]:
+        """A row a thing."""
+        rows = [(f.area, f.name, _SHOWN[f.code], f.detail) for f in self.findings]
+        return [
+            printer.table(
+                f"What this machine can do on {self.device}", ("area", "what", "works", "seen"), rows
+            )
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "device": self.device,
+            "findings": [picked(f, "area name works code detail") for f in self.findings],
+        }
 
 
 class Unavailable(Exception):  # noqa: N818 -- an answer, not an error
@@ -126,13 +164,11 @@ def main(argv: Sequence[str]) -> int:
         for area, name, run in _probes(kind, options.kernels_s):
             status.update(f"trying {area}: {name} ...")
             findings.append(_outcome(area, name, run))
-    shown = terminal.table(f"What this machine can do on {kind}", "area", "what", "works", "seen")
-    for each in findings:
-        works, style = _SHOWN[each.code], "" if each.works else "red"
-        terminal.row(shown, each.area, each.name, works, each.detail, style=style)
-    out.print(shown)
-    terminal.say(out, checked(findings))
-    terminal.say(out, conclusion(kind, findings))
+    tried = Tried(kind, findings)
+    if options.json:
+        sys.stdout.write(printer.as_json(tried))
+    else:
+        printer.show(tried, out, tables_first=True)
     return int(any(each.faulty for each in findings))
 
 
@@ -145,17 +181,26 @@ def checked(findings: Sequence[Finding]) -> str:
     return f"Checked here: {'; '.join(parts)}"
 
 
-def conclusion(device: str, findings: Sequence[Finding]) -> str:
+def conclusion(device: str, findings: Sequence[Finding]) -> tuple[str, str]:
     """What this machine can answer, and what to run next."""
     if faulty := [f"{each.area} {each.name}" for each in findings if each.faulty]:
-        return f"It computes wrongly ({', '.join(faulty)}): measure nothing here before that is mended"
+        return (
+            f"It computes wrongly: {some(faulty, 4, ', ')}.",
+            "Next: measure nothing here before that is mended",
+        )
     works = {(f.area, f.name) for f in findings if f.works}
-    ask = "python -m harness advise model=NAME gpu=NAME"
+    quick, ask = "python -m harness sweep=quick", "python -m harness advise model=NAME gpu=NAME"
     if device == "cpu":
-        return f"It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is. Next: python -m harness sweep=quick; of a GPU that is not here: {ask}"
+        return (
+            "It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is.",
+            f"Next: {quick}; of a GPU that is not here: {ask}",
+        )
     if not any(area == "gemm" and not name.startswith("reference") for area, name in works):
-        return f"It multiplies no FP8: it can answer for bf16 alone. Next, of a GPU that does: {ask}"
-    return "It can answer whether FP8 is faster here, sound, and trains the same. Next: python -m harness sweep=quick; all of it, in a checkout: make gpu"
+        return "It multiplies no FP8: it can answer for bf16 alone.", f"Next, of a GPU that does: {ask}"
+    return (
+        "It can answer whether FP8 is faster here, sound, and trains the same.",
+        f"Next: {quick}; all of it, in a checkout: make gpu",
+    )
 
 
 def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:

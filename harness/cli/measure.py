@@ -22,6 +22,7 @@ from harness.engine.plan import Task, nothing_compared
 from harness.engine.progress import Progress
 from harness.engine.rows import is_trial
 from harness.engine.stages import Mark, Stage, Steps
+from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
 from harness.judge.fleet.judge import refuse_another_card
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
 
+NO_SPEED = "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
 
@@ -50,7 +52,9 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
         UsageError: the request is refused; nothing was written.
     """
     config, console = request.config, Console(file=raw_output.stream())
-    with device_lock.held([gpu.uuid for gpu in gpus], waits=shard is not None):
+    in_turns = config["turns"] is not None  # with another sweep on the same device
+    plan = with_control(plan) if in_turns else plan
+    with device_lock.held([] if in_turns else [gpu.uuid for gpu in gpus], waits=shard is not None):
         fetch(c.case for c in plan.cases if c.runnable)
         if config["isolate"]:
             modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
@@ -91,6 +95,8 @@ def _run(
     said = [f"resumed although changed: {change}" for change in work.changed]
     if not config["quiet"] and config["run_id"] is None and config["resume"] is None:
         said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
+    if config["device"] == "cpu" and not config["quiet"] and _compares_speed(plan):
+        said.append(NO_SPEED)
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     note = runlog.ProgressFile(writer)
@@ -104,7 +110,10 @@ def _run(
     ended = f"{outcome.state} in {seconds:.0f} s: {statuses or 'nothing new'}\n"
     kept = 0
     if shard is None:
-        kept = _finish(config, outcome, plan, work.folder, ended)
+        try:
+            kept = _finish(config, outcome, plan, work.folder, ended)
+        except KeyboardInterrupt:
+            outcome.message = f"interrupted; python -m harness report {work.folder} makes the report"
     else:
         sys.stdout.write(f"shard {shard} {ended}results  {work.folder}\n")
         sys.stdout.write(
@@ -210,6 +219,7 @@ def _measure(
                 config["control"],
                 writer.folder.absolute(),
                 config["warm_compile"],
+                in_turns=config["turns"] is not None,
             ),
             places=work.places,
             lanes=work.lanes,
@@ -221,7 +231,13 @@ def _measure(
             tell=take,
             done=work.done,
             done_arms=work.done_arms,
+            turns=None if config["turns"] is None else Turns(config["turns"], config["device"]),
         )
+
+
+def _compares_speed(plan: Plan) -> bool:
+    """Whether an arm with FP8 is timed."""
+    return any(c.suite.ARMS[arm].recipe for c in plan.cases if not is_trial(c) for arm in c.runnable)
 
 
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
@@ -274,8 +290,6 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
         out(f"report   {page.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
-    except KeyboardInterrupt:
-        outcome.message = f"interrupted; python -m harness report {folder} makes the report"
     return kept
 
 

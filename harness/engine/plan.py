@@ -261,9 +261,8 @@ def _spread_keys(config: Mapping[str, Any], parts: Sequence[_Part]) -> None:
     given |= {key: (f"train.{key}", train.get(key)) for key in PROFILE_KEYS}
     for axis, (key, value) in given.items():
         takers = [part for part in parts if axis in part.suite.AXES]
-        # A model as a mapping, or a config.json, is what shapes=from_model reads; other suites ignore a mapping.
-        read = any("from_model" in part.shapes for part in parts)
-        if value is None or (axis == "model" and not takers and (read or not isinstance(value, str))):
+        read = axis == "model" and any("from_model" in part.shapes for part in parts)
+        if value is None or (read and not takers):
             continue
         if not takers:
             raise UsageError(

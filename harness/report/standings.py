@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
+from harness.judge.reproduced import Found
 from harness.judge.verdict.rows import is_candidate, unshown
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
-from harness.report.table import Cell, known
+from harness.report.table import known
 from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
 from harness.store.errors import REFUTED
+from harness.store.printer import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,6 +155,8 @@ def doubts(machine: Machine, arm: str) -> list[str]:
     ]
     seen = checks(machine, standing)
     found += [seen.results, seen.gemms]
+    theirs = machine.reproductions.get(arm)
+    found.append(theirs.words if theirs and theirs.found == Found.NOT_REPRODUCED else "")
     if seen.loss != NO_LOSS or any(is_candidate(v.fields) for v in machine.verdicts):
         found.append(seen.loss)
     return [words for words in found if words]

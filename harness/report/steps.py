@@ -22,10 +22,8 @@ from harness.report.records import arm_records, compilations, key_of, tokens_per
 from harness.report.table import (
     NA,
     STYLES,
-    Cell,
     Column,
     Record,
-    Table,
     arm_cell,
     axis_columns,
     columns,
@@ -40,6 +38,7 @@ from harness.report.tables import run_column
 from harness.report.words import say
 from harness.store import text
 from harness.store.case import arm_of
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine, Material

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -263,6 +264,12 @@ def test_the_command_prints_and_succeeds_where_something_is_missing(
     for word in ("What this machine can do on cpu", "rowwise_with_gw_hp", "e4m3fn", "ghost", "no"):
         assert word in out
     assert "sweep=quick" in out
+    assert main(["device=cpu", "json=true"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    missing = [each["name"] for each in found["findings"] if not each["works"]]
+    assert found["device"] == "cpu"
+    assert {"ghost", "triton", "mxfp8"} <= set(missing)
+    assert f"{len(found['findings']) - len(missing)} of {len(found['findings'])} work" in out
 
 
 @pytest.mark.parametrize(
@@ -278,4 +285,4 @@ def test_the_last_line_claims_no_more_than_what_ran(
     device: str, backends: tuple[str, ...], answers: str
 ) -> None:
     findings = [Finding("gemm", name, "", "" if name in backends else "missing") for name in BACKENDS]
-    assert answers in conclusion(device, findings)
+    assert answers in " ".join(conclusion(device, findings))
