@@ -25,7 +25,7 @@ from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
-from harness.judge.fleet.judge import refuse_another_card
+from harness.judge.fleet.cards import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
 from harness.store.errors import UsageError
