@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from harness.machine.gpu_monitor import GpuMonitor, Monitor, monitor_for
+from harness.machine.processes import memory_of_machine
 from harness.store.differences import ENV_ID_FIELDS, LATER
 from harness.store.errors import UsageError
 from harness.store.extensions import TABLES
@@ -177,9 +178,13 @@ def snapshot(monitor: Monitor | None = None) -> dict[str, Any]:
     return {
         "time_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "memory_available_gib": round(psutil.virtual_memory().available / 2**30, 2),
+        "memory_available_gib": _gib(memory_of_machine("available"), 2),
         **(monitor or Monitor()).state(),
     }
+
+
+def _gib(size: int | None, digits: int) -> float | None:
+    return None if size is None else round(size / 2**30, digits)
 
 
 def _versions() -> dict[str, Any]:
@@ -220,7 +225,7 @@ def _host() -> dict[str, Any]:
         "cpu_threads": psutil.cpu_count(),
         "threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": _gib(memory_of_machine("total"), 1),
         "host_hash": hashed(socket.gethostname()),
     }
 

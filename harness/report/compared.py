@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.report.records import SQNR
 from harness.report.section import Section
-from harness.report.table import Cell, Column, Table, known, make_table, number
+from harness.report.table import Column, known, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.report.words import titled
 from harness.store import stats, text
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -27,11 +27,12 @@ from harness.report.records import (
 )
 from harness.report.runs import once
 from harness.report.standings import recipe, standings
-from harness.report.table import STYLES, Cell, Table, columns, filled, known, resolved_of
+from harness.report.table import STYLES, columns, filled, known, resolved_of
 from harness.report.verdicts import what_of
 from harness.store import text
 from harness.store.case import arm_of
 from harness.store.compare import SECONDS
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,7 @@ def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
 
 
 def _table(key: str, rows: Sequence[HeadlineRow], caption: str) -> Table:
-    return filled(Table(key, COLUMNS, tuple(rows), caption, sortable=False, as_cards=True))
+    return filled(Table(key, [c.heading for c in COLUMNS], rows, caption, sortable=False, as_cards=True))
 
 
 def _title(machine: Machine, standing: Standing) -> str:
@@ -102,7 +103,7 @@ def _title(machine: Machine, standing: Standing) -> str:
 
 
 def _gain(_: Machine, standing: Standing) -> Cell:
-    return standing.shown if standing.pairs else NOTHING
+    return standing.qualified if standing.pairs else NOTHING
 
 
 @once

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str, str]  # run, case, arm
 FIGURE = ["run_id", "case_id", "arm", "metric", "value"]  # columns
-GAINS = ("speedup", "low", "high", "floor", "verdict")
+GAINS = ("speedup", "low", "high", "floor", "verdict", "condition")
 SQNR = {"sqnr_db": "output", "grad_input_sqnr_db": "grad_input", "grad_weight_sqnr_db": "grad_weight"}
 ROW_SQNR = ("sqnr_row_min_db", "grad_input_sqnr_row_min_db", "grad_weight_sqnr_row_min_db")
 NUMERICS = (

@@ -14,10 +14,8 @@ from harness.report.records import SQNR, arm_records, compilations, is_fp8, nume
 from harness.report.table import (
     COMPUTED,
     MOST,
-    Cell,
     Column,
     Record,
-    Table,
     axis_columns,
     columns,
     filled,
@@ -26,6 +24,7 @@ from harness.report.table import (
     table_of,
 )
 from harness.store import text
+from harness.store.printer import Cell, Table
 from harness.store.published import rates_on
 
 if TYPE_CHECKING:
