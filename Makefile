@@ -15,6 +15,7 @@
 #                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
 # make gpu-tests    the tests that need a GPU, 1.5 minutes on an H200 with 16 cores
 # make published    reports/published, docs/evidence.md, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
+#                   refuses runs whose code is that of no commit and sentences that leave out what their rows hold;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
@@ -115,6 +116,7 @@ wheels: $(READY)
 	  hydra-core omegaconf "antlr4-python3-runtime==4.9.*" itables torchao
 
 published: $(READY)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/provenance.py
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/ledger.py
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_page.py results/published reports/published/mfu.html
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_results.py

@@ -147,6 +147,7 @@ class SweepConfig:
     shard: str | None = None  # i/n: this share of the cases, see harness.engine.shards
     report: bool = True  # write the HTML report at the end
     quiet: bool = False  # no progress; errors and the last lines remain
+    turns: int | None = None  # of a gate: the pipe that gives them, see harness.engine.turns
     log_level: str = "INFO"  # of _run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
     resume_anyway: bool = (
         False  # though code or environment have changed; the new rows say what they were made with

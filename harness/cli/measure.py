@@ -22,6 +22,7 @@ from harness.engine.plan import Task, nothing_compared
 from harness.engine.progress import Progress
 from harness.engine.rows import is_trial
 from harness.engine.stages import Mark, Stage, Steps
+from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
 from harness.judge.fleet.judge import refuse_another_card
@@ -40,9 +41,7 @@ if TYPE_CHECKING:
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
 
-NO_SPEED = (
-    "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
-)
+NO_SPEED = "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
 
@@ -53,7 +52,9 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
         UsageError: the request is refused; nothing was written.
     """
     config, console = request.config, Console(file=raw_output.stream())
-    with device_lock.held([gpu.uuid for gpu in gpus], waits=shard is not None):
+    in_turns = config["turns"] is not None  # with another sweep on the same device
+    plan = with_control(plan) if in_turns else plan
+    with device_lock.held([] if in_turns else [gpu.uuid for gpu in gpus], waits=shard is not None):
         fetch(c.case for c in plan.cases if c.runnable)
         if config["isolate"]:
             modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
@@ -218,6 +219,7 @@ def _measure(
                 config["control"],
                 writer.folder.absolute(),
                 config["warm_compile"],
+                in_turns=config["turns"] is not None,
             ),
             places=work.places,
             lanes=work.lanes,
@@ -229,6 +231,7 @@ def _measure(
             tell=take,
             done=work.done,
             done_arms=work.done_arms,
+            turns=None if config["turns"] is None else Turns(config["turns"], config["device"]),
         )
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.machine import raw_output
-from harness.machine.processes import kill_children
 from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -60,9 +59,8 @@ JOIN_S = 1.0  # for threads that are about to end
 
 
 def internal_error(error: Exception) -> int:
-    """Prints an exception that nothing was to raise, ends the processes that were started here; the exit code."""
+    """Prints an exception that nothing was to raise; the exit code."""
     raw_output.say("".join(traceback.format_exception(error)))
-    kill_children()
     raw_output.say(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
     return INTERNAL
 

@@ -31,7 +31,7 @@ from harness.engine.arm_process import Conditions, answered, serve
 from harness.engine.rows import PreparedArm, row
 from harness.engine.stages import Stage, StageKind, Steps
 from harness.machine import fork_server
-from harness.machine.processes import ENDING, MARK, ending, kill_all_of, watch_stops
+from harness.machine.processes import MARK, Deadline, ending, kill_all_of, patience, watch_stops
 from harness.store.errors import Cause, LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
 from harness.timing.timers import CpuTimer
@@ -212,7 +212,7 @@ class Link:
     def _answer(
         self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
     ) -> dict[str, Any]:
-        if self.lost and fn is not arm_process.finish:  # which asks nothing of the device
+        if self.lost:
             raise RemoteError(self.lost, Cause.DEVICE_LOST)
         answer: dict[str, Any] = json.loads(answered(fn, args, tell, (Exception, SystemExit)))
         self.lost = self.lost or arm_process.lost(self._device)
@@ -220,8 +220,8 @@ class Link:
             meanwhile()
         return answer
 
-    def close(self) -> None:
-        """End it, or give up all arms."""
+    def close(self, until: Deadline | None = None) -> None:
+        """End it, or give up all arms; `until`: for it to be gone."""
         arm_process.clear(lambda sign: None, "cpu")
 
 
@@ -352,14 +352,15 @@ class Process(Link):
         kill_all_of(self.pid, self._mark, self._printed.inode)
         self._process.kill()
 
-    def _end(self, fault: str) -> None:
+    def _end(self, fault: str, until: Deadline | None = None) -> None:
         self.fault = fault
         self.kill()
-        self._process.join(min(10.0, ENDING.left()))  # one that hangs in the driver can't be waited for
+        fork_server.end_if_stopped()
+        self._process.join((until or patience()).left())
 
-    def close(self) -> None:
-        """End it."""
-        self._end(self.fault or "it has ended")
+    def close(self, until: Deadline | None = None) -> None:
+        """See `Link`."""
+        self._end(self.fault or "it has ended", until)
         self._ours.close()
         self._printed.listen()
         self._printed.last_lines()
@@ -401,6 +402,8 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for link in self._processes():
+            link.kill()  # all of them before one is waited for
         self.keep(())
 
     def begin(self, arms: Sequence[str], shared: bool = False) -> None:
@@ -411,8 +414,9 @@ class Crew:
 
     def keep(self, arms: Sequence[str]) -> None:
         """Ends the processes of all other arms."""
+        until = patience()
         for name in self.links.keys() - set(arms):
-            self.retire(name)
+            self.retire(name, until)
 
     def of(self, arm: str) -> Link:
         """The process of an arm."""
@@ -429,11 +433,11 @@ class Crew:
                 link.kill()
         return link
 
-    def retire(self, arm: str) -> None:
+    def retire(self, arm: str, until: Deadline | None = None) -> None:
         """Ends the process of an arm: the next case gets another one."""
         key = arm if self._shared is None else self._shared
         if (link := self.links.pop(key, None)) is not None:
-            link.close()
+            link.close(until)
         self._settled.pop(key, None)
 
     def end(self, failed: Iterable[str]) -> None:
@@ -461,9 +465,12 @@ class Crew:
     def kill(self) -> None:
         """From another thread: end all processes, and each that is started from now on, so that whoever waits for one goes on."""
         self._killed = True
-        for link in list(self.links.values()):
-            if isinstance(link, Process):
-                link.kill()
+        fork_server.end_if_stopped()  # or whoever waits for it to fork waits on
+        for link in self._processes():
+            link.kill()
+
+    def _processes(self) -> list[Process]:
+        return [link for link in self.links.values() if isinstance(link, Process)]
 
 
 class RemoteArm:
@@ -506,15 +513,15 @@ class RemoteArm:
             with suppress(RemoteError):  # a fault was raised where it happened
                 self.ask(arm_process.leave, self._device)
 
-    def finish(self) -> str:
-        """What the compiler did since the arm was ready; takes in what its workload has found meanwhile."""
+    def finish(self) -> tuple[str, Cause]:
+        """Why its times do not count, and the cause; takes in what its workload has found meanwhile."""
         try:
             found = self.ask(arm_process.finish)
         except RemoteError as error:  # a timing that failed by it has its own words for it
-            return f"what the compiler did while it was timed is not known: {one_line(error)}"
+            return f"what it did while it was timed is not known: {one_line(error)}", error.cause
         assert isinstance(self.workload.resolved, dict)
         self.workload.resolved.update(found["resolved"])
-        return str(found["fault"])
+        return str(found["fault"]), Cause(found["cause"])
 
 
 def prepared(

@@ -15,7 +15,6 @@ import random
 import secrets
 import shutil
 import time
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -45,11 +44,11 @@ class OutOfTimeError(Exception):
 
 
 class SideError(Exception):
-    """A side could not even begin."""
+    """A side could not even begin; `code`: the exit code of its command, None where it was ended or silent."""
 
-    def __init__(self, side: str, reason: str, kind: str = "") -> None:
+    def __init__(self, side: str, reason: str, code: int | None = None) -> None:
         super().__init__(f"{side}: {reason}")
-        self.side, self.reason, self.kind = side, reason, kind
+        self.side, self.reason, self.code = side, reason, code
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Round:
         only: ids of the cases to measure; all where empty.
         order: draws all that is random.
         left: seconds that it may still take.
-        collected: what each side said so far, this round included; forgotten if the round is broken off.
+        collected: the rows of each side; forgotten if the round is broken off.
     """
 
     number: int
@@ -189,14 +188,14 @@ class Session:
             begun = self.clock()
             if begun + longest * (1 + (reserve if done >= least else 0)) > ends:
                 break
-            this = Round(
-                done, order.sample(sides, len(sides)), frozenset(only), order, left, deepcopy(collected)
-            )
+            heard = {side: Collected() for side in sides}
+            this = Round(done, order.sample(sides, len(sides)), frozenset(only), order, left, heard)
             try:
                 self.instrument.measure(this)
             except OutOfTimeError:
                 break
-            collected = this.collected
+            for side, rows in heard.items():
+                collected[side].merge(rows)
             done += 1
             self.rounds += 1
             now = self.clock()
@@ -209,7 +208,7 @@ class Session:
                 self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
                 more = pairs - done
                 if longest:
-                    more = max(0, min(more, math.floor((ends - now) / longest - reserve)))
+                    more = max(0, math.floor(min(more, (ends - now) / longest - reserve)))
                 if self._is_hopeless(more, longest):
                     pairs = planned = done
                     break

@@ -42,8 +42,7 @@ def context(modules: Sequence[str]) -> ForkServerContext:
     from multiprocessing import forkserver
 
     with _starting:
-        if state_of(_pid()) == "T":  # whoever has stopped it: nothing would ever be forked
-            kill()
+        end_if_stopped()
         _wanted[:] = _wanted if _pid() else modules
         forked = multiprocessing.get_context("forkserver")
         forked.set_forkserver_preload([__name__])
@@ -54,6 +53,12 @@ def context(modules: Sequence[str]) -> ForkServerContext:
         finally:
             os.environ.pop(MODULES, None)
     return forked
+
+
+def end_if_stopped() -> None:
+    """Ends a server that was stopped, by whomever: nothing would ever be forked, nor would it say what has ended."""
+    if state_of(_pid()) == "T":
+        kill()
 
 
 def kill() -> None:

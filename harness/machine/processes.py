@@ -23,6 +23,7 @@ ONE_INTERRUPT_S = 5.0  # signals that follow one another so closely count as one
 # Ctrl-C, a scheduler, a closed terminal, Ctrl-\\: all end a command in the same way.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 MARK = "FP8_HARNESS_PROCESS"  # environment variable: the command and worker that a process was started by
+KILLED_S = 10.0  # for killed processes to be gone
 END_S = 15.0  # for all that a command that ends waits for: torchrun and Slurm kill it after 30 s
 
 
@@ -46,7 +47,17 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
 
-ENDING = Deadline()  # of the command under way: begun by the first signal, or by its last row
+ENDING = Deadline()  # of the command under way: begun by the first signal, or by its end
+
+
+def patience() -> Deadline:
+    """For processes that were just killed, all of them: one that hangs in a driver can't be waited for.
+
+    None in a command that was interrupted: it writes its state first, and waits for all of them at its end (`kill_children`).
+    """
+    until = Deadline().begin(KILLED_S)
+    until.at = until.at if ENDING.at == math.inf else 0.0
+    return until
 
 
 class Interrupts:
@@ -154,9 +165,9 @@ def kill_children() -> None:
     for child in children:
         kill_group(child.pid or 0)
         child.kill()
-    until = ENDING.begin()
     for child in children:
-        child.join(until.left())
+        child.join(ENDING.begin().left())
+    ENDING.at = math.inf
 
 
 @contextmanager

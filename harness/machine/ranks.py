@@ -14,7 +14,6 @@ that called, either, be it killed. The error names the rank at fault (`harness.m
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.machine import rank_process, torchrun
-from harness.machine.processes import ENDING, Deadline
+from harness.machine.processes import patience
 from harness.machine.rank_process import Fault, Group, Rank, RanksError
 from harness.machine.torchrun import hosts
 
@@ -171,7 +170,7 @@ class Gang:
 def _end(ranks: list[Rank | FarRank], folder: tempfile.TemporaryDirectory[str]) -> None:
     for one in ranks:
         one.kill()
-    until = ENDING if ENDING.at < math.inf else Deadline().begin()  # one for all of them
+    until = patience()
     for one in ranks:
         one.end(until)
     folder.cleanup()

@@ -62,7 +62,8 @@ def headline_rows(machine: Machine) -> list[HeadlineRow]:
     rows = []
     for standing in standings(machine)[:MOST_ROWS]:
         what = what_of(standing.suite) if standing.suite else ""
-        cells = [Cell(standing.arm, standing.arm)]
+        theirs = machine.reproductions.get(standing.arm)
+        cells = [Cell(standing.arm, standing.arm, note=theirs.words if theirs else "")]
         cells += [made[column.title](machine, standing) for column in COLUMNS[1:-1]]
         cases = {p["case_id"] for p in standing.pairs}
         note = [_title(machine, standing), text.plural(len(cases), "case") if cases else ""]
@@ -82,7 +83,8 @@ def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
     whole = []
     for name, (machine, own) in zip(names(list(rows)), rows.items(), strict=True):
         for arm, *numbers in own[:MOST_OF_EACH]:
-            whole.append((arm._replace(note=name, href=f"#m-{machine.env_id}"), *numbers))
+            note = ", ".join(filter(None, (name, arm.note)))
+            whole.append((arm._replace(note=note, href=f"#m-{machine.env_id}"), *numbers))
     cut = any(len(own) > MOST_OF_EACH for own in rows.values())
     caption = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
     return _table("headline", whole, caption) if whole else None

@@ -24,6 +24,7 @@ import pandas as pd
 from harness import store
 from harness.judge import diagnosis
 from harness.judge.model_title import title_of
+from harness.judge.reproduced import reproductions
 from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from harness.judge.diagnosis import Finding
+    from harness.judge.reproduced import Reproduction
     from harness.judge.verdict import ArmVerdict
     from harness.judge.verdict.rows import Setup
     from harness.report.table import Row
@@ -174,6 +176,11 @@ class Machine:
     def findings(self) -> list[Finding]:
         """What is probably wrong in these rows."""
         return diagnosis.findings(self.frame, self.verdicts, self.every_pair, self.rows)
+
+    @cached_property
+    def reproductions(self) -> dict[str, Reproduction]:
+        """Whether each arm of a peer does here what its authors publish, by the arm's name; a CPU says nothing of it."""
+        return reproductions(self.pick(metric=TIMES), self.every_pair) if self.is_gpu else {}
 
     @cached_property
     def device(self) -> Device | None:

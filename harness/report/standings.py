@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
+from harness.judge.reproduced import Found
 from harness.judge.verdict.rows import is_candidate, unshown
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
@@ -164,6 +165,8 @@ def doubts(machine: Machine, arm: str) -> list[str]:
     ]
     seen = checks(machine, standing)
     found += [seen.results, seen.gemms]
+    theirs = machine.reproductions.get(arm)
+    found.append(theirs.words if theirs and theirs.found == Found.NOT_REPRODUCED else "")
     if seen.loss != NO_LOSS or any(is_candidate(v.fields) for v in machine.verdicts):
         found.append(seen.loss)
     return [words for words in found if words]

@@ -213,9 +213,26 @@ def table_of(
 ) -> Table:  # fmt: skip
     """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
     every = [*lead, *columns(name)]
-    return make_table(
+    made = make_table(
         f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count
     )
+    return beside_authors(machine, made)
+
+
+def beside_authors(machine: Machine, table: Table) -> Table:
+    """A table in which every arm of a peer says whether it does here what its authors publish."""
+    at = [place for place, column in enumerate(table.columns) if column.title in ("arm", "FP8 arm")]
+    said = machine.reproductions if at else {}
+    rows = tuple(
+        tuple(
+            cell._replace(note=", ".join(filter(None, (cell.note, said[cell.text].words))))
+            if place in at and cell.text in said
+            else cell
+            for place, cell in enumerate(row)
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=rows) if said else table
 
 
 def make_table(

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from harness.judge import gathered
+from harness.judge.reproduced import figure, in_words
 from harness.report.records import SQNR, arm_records, compilations, numerics_by_arm, timed_records
 from harness.report.table import (
     COMPUTED,
@@ -15,6 +16,7 @@ from harness.report.table import (
     axis_columns,
     columns,
     filled,
+    make_table,
     table_of,
 )
 from harness.store import text
@@ -87,6 +89,20 @@ def suite_table(machine: Machine, suite: str) -> Table:
 
 
 # The rest
+
+
+def peers(machine: Machine) -> Table:
+    """Each arm of a peer beside what its own authors publish of it: the figures, their shapes, and the source."""
+    records = []
+    for arm, found in sorted(machine.reproductions.items()):
+        theirs, ours = found.theirs, found.ours
+        records.append({
+            "arm": arm, "found": str(found.found).replace("_", " "),
+            "ours": figure(ours.value, ours.unit) if ours else text.NONE, "at": in_words(ours.shape, ours.cut) if ours else "",
+            "authors": figure(theirs), "authors at": in_words(theirs.shape), "mode": theirs.mode, "device": theirs.device,
+            "conditions": "; ".join(filter(None, (theirs.base, theirs.remark))), "source": theirs.source,
+        })  # fmt: skip
+    return make_table(f"peers-{machine.env_id}", columns("peers"), records, sortable=False)
 
 
 def trials(machine: Machine) -> Table:

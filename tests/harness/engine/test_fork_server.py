@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import psutil
 import pytest
 import toy
 
+from harness import store
 from harness.machine import environment
 from harness.timing.device_memory import free_bytes
 
@@ -77,25 +79,41 @@ from multiprocessing import forkserver
 import toy
 from harness import __main__
 from harness.cli import measure, run
+from harness.engine import executor
 if __name__ == "__main__":
-    def stop(*given, real=measure._finish):
+    when, then = sys.argv.pop(), int(sys.argv.pop())
+    owner, name = {"rows": (executor._Run, "store"), "end": (measure, "_finish")}[when]
+    def stop(*given, real=getattr(owner, name)):
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
+        if then:
+            os.kill(os.getpid(), then)
         return real(*given)
-    measure._finish = stop
+    setattr(owner, name, stop)
     run.SUITES["toy"] = toy.ToySuite()
     sys.argv = ["harness", "sweep=toy", "device=cpu", "run_id=r", "isolate=true", "report=false"]
     sys.exit(__main__.console())
 """
 
 
-def test_a_server_that_is_stopped_does_not_keep_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("when", "then", "state"),
+    [("end", 0, "finished"), ("rows", 0, "finished"), ("rows", int(signal.SIGINT), "interrupted")],
+)
+def test_a_server_that_is_stopped_for_ever_keeps_no_command(
+    when: str, then: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After the last row, in the middle of the run, and as the command is interrupted."""
     (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "toy.yaml").write_text(toy.SWEEP % [1])
+    (tmp_path / "sweeps" / "toy.yaml").write_text(toy.SWEEP % [1, 2])
     monkeypatch.chdir(tmp_path)
     env = {**os.environ, "PYTHONPATH": PATH}
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED], env=env, capture_output=True, timeout=120, check=False
+        [sys.executable, "-c", STOPPED, str(then), when],
+        env=env,
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (2 if then else 0), done.stderr
+    assert store.read_about(Path("results/toy/r"))["state"] == state
+    assert not list(Path("results").rglob("_writer.lock"))
