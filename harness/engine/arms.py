@@ -214,7 +214,7 @@ class Link:
     def _answer(
         self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
     ) -> dict[str, Any]:
-        if self.lost and fn is not arm_process.finish:  # which asks nothing of the device
+        if self.lost:
             raise RemoteError(self.lost, Cause.DEVICE_LOST)
         answer: dict[str, Any] = json.loads(answered(fn, args, tell, (Exception, SystemExit)))
         self.lost = self.lost or arm_process.lost(self._device)
@@ -525,15 +525,15 @@ class RemoteArm:
             with suppress(RemoteError):  # a fault was raised where it happened
                 self.ask(arm_process.leave, self._device)
 
-    def finish(self) -> str:
-        """What the compiler did since the arm was ready; takes in what its workload has found meanwhile."""
+    def finish(self) -> tuple[str, Cause]:
+        """Why its times do not count, and the cause; takes in what its workload has found meanwhile."""
         try:
             found = self.ask(arm_process.finish)
         except RemoteError as error:  # a timing that failed by it has its own words for it
-            return f"what the compiler did while it was timed is not known: {one_line(error)}"
+            return f"what it did while it was timed is not known: {one_line(error)}", error.cause
         assert isinstance(self.workload.resolved, dict)
         self.workload.resolved.update(found["resolved"])
-        return str(found["fault"])
+        return str(found["fault"]), Cause(found["cause"])
 
 
 def prepared(

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fp8core.arguments import check_type, is_dtensor
 from fp8core.distributed.fsdp_state import end_pass
 from fp8core.history import AmaxMemory, tensors_of
-from fp8core.verify.state import random_state, set_random_state
+from fp8core.proof.verify.state import random_state, set_random_state
 from harness.machine.processes import memory_of_machine
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.timing.clock import Clock, clock_for
