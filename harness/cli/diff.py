@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
         if not len(frame):
             raise UsageError(f"{run} holds no row")
         frames.append(frame)
-    found = changes(*frames, [Path(run).name for run in runs])
+    found = changes(frames[0], frames[1], [Path(run).name for run in runs])
     if options.json:
         sys.stdout.write(printer.as_json(found))
     else:

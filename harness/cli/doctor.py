@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm
+from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm, verify
 from fp8core.extensions import installed
 from fp8core.formats import native_pair
 from fp8core.history import update_scales
 from fp8core.kernels.ops import OPERATORS
-from fp8core import verify
 from harness.cli import kernel_checks
 from harness.machine import environment, terminal
 from harness.machine.gpu_monitor import GpuMonitor

@@ -103,7 +103,7 @@ def _title(machine: Machine, standing: Standing) -> str:
 
 
 def _gain(_: Machine, standing: Standing) -> Cell:
-    return standing.shown if standing.pairs else NOTHING
+    return standing.qualified if standing.pairs else NOTHING
 
 
 @once

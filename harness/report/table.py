@@ -14,8 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.store import text
-from harness.store.case import arm_of
-from harness.store.compare import SECONDS
+from harness.store.compare import NO_FP8, SECONDS
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
 from harness.store.printer import Cell, Heading, Table
@@ -145,11 +144,10 @@ def _peak(record: Record) -> Cell | None:
 
 def _gain(record: Record) -> Cell | None:
     """The paired ratio against the baseline, with its interval."""
-    if not (verdict := record.get("verdict")):
-        return None
-    cell = estimate(record["speedup"], record["low"], record["high"], verdict)
-    is_aa = arm_of(record).has_fp8 and resolved_of(record).get("fp8_layers") == 0
-    return cell._replace(note="an A/A: no layer in FP8") if is_aa else cell
+    verdict = record.get("verdict")
+    if record.get("condition") == NO_FP8:
+        return Cell(NO_FP8, None, "muted")
+    return estimate(record["speedup"], record["low"], record["high"], verdict) if verdict else None
 
 
 def _pays(record: Record) -> Any:

@@ -69,7 +69,7 @@ def test_it_asks_for_each_case_and_each_block_and_stores_what_any_sweep_does(toy
     }
     code, asked, rows = measured(CASE, *BLOCKS, control.CASE.case_id, *BLOCKS, None)
     assert code == 0
-    assert [list(question)[0] for question in asked] == ["version", *["block"] * 3] * 2 + ["version"]
+    assert [next(iter(question)) for question in asked] == ["version", *["block"] * 3] * 2 + ["version"]
     assert [question["block"] for question in asked if "block" in question] == [0, 1, 2] * 2
     assert [case["suite"] for case in asked[0]["cases"]] == ["control", "toy", "toy"]
     assert asked[0]["cases"][1]["arms"] == {"base": "", "other": "base"}
