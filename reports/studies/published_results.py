@@ -13,7 +13,6 @@ from documented_table import fill
 
 from harness.report.headline import COLUMNS, headline_rows
 from harness.report.runs import load
-from harness.report.standings import timed
 from harness.store.printer import Cell, Table, markdown_table, table
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +47,10 @@ def by_run(published: Path = PUBLISHED) -> Table:
 def sentence(published: Path = PUBLISHED) -> str:
     """Every arm of the training steps with its gain, of all runs together, and all that qualifies it."""
     (machine,) = load([published], ROOT).machines
-    cells = [(arm.arm, arm.qualified) for arm in timed(machine)]
-    return "; ".join(f"{arm} {c.text} ({', '.join(filter(None, (c.interval, c.note)))})" for arm, c in cells)
+    return "; ".join(
+        f"{arm.text} {gain.text} ({', '.join(filter(None, (gain.interval, gain.note, arm.note)))})"
+        for arm, gain, *_ in headline_rows(machine)
+    )
 
 
 @cache
