@@ -9,18 +9,17 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, plain_linear, operands,
-microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, flops, audit, convert, schedule, verify, watcher.
+microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, convert, schedule. `fp8core.proof`, which proves,
+counts and watches, is no part of the library: it attaches itself to `fp8core.observers`.
 """
 
 from typing import TYPE_CHECKING
 
-from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.auto_filter import (
     _auto_filter_for_recipe,
     _auto_filter_for_rowwise,
     _auto_filter_for_tensorwise,
 )
-from fp8core.cast_records import CastRecord
 from fp8core.config import (
     CastConfig,
     Float8GemmConfig,
@@ -33,8 +32,7 @@ from fp8core.config import (
 from fp8core.convert import convert_to_float8_training
 from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
 from fp8core.experts.grouped import PaddedGroups, grouped_mm, pad_groups
-from fp8core.experts.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
-from fp8core.flops import Matmul, MatmulCount, MatmulCounter, count_matmuls
+from fp8core.experts.moe import GroupedMatmul, convert_experts_to_float8, dense_layers_only
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.high_precision import convert_to_high_precision
@@ -43,14 +41,11 @@ from fp8core.inputs.microbatch import microbatches
 from fp8core.inputs.shared_input import CastInput, cast_input
 from fp8core.linear import Float8Linear, scaled_linear
 from fp8core.optimizers import NotTrainedWarning
-from fp8core.other_weights import WeightAudit
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.transposed import Float8Conv1D
-from fp8core.verify import Census, Proof, StepProof, census, verify
-from fp8core.watcher import Watcher, watch
 
 if TYPE_CHECKING:
     from fp8core.distributed.tensor_parallel import (
@@ -61,6 +56,14 @@ if TYPE_CHECKING:
         check_plan,
     )
     from fp8core.distributed.waited import WaitedRowwiseParallel
+    from fp8core.proof.audit import Audit, LayerAudit, audit
+    from fp8core.proof.cast_records import CastRecord
+    from fp8core.proof.expert_rows import ExpertsAudit
+    from fp8core.proof.flops import Matmul, MatmulCount, MatmulCounter, count_matmuls
+    from fp8core.proof.other_weights import WeightAudit
+    from fp8core.proof.verify import Proof, StepProof, verify
+    from fp8core.proof.verify.census import Census, census
+    from fp8core.proof.watcher import Watcher, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -138,13 +141,32 @@ __all__ = [
     "watch",
 ]
 
-_LAZY = {  # they import torch.distributed.tensor, which takes longer than all the rest of fp8core
+_LAZY = {
+    # They import torch.distributed.tensor, which takes longer than all the rest of fp8core
     "Float8ColwiseParallel": "fp8core.distributed.tensor_parallel",
     "Float8RowwiseParallel": "fp8core.distributed.tensor_parallel",
     "PrepareFloat8ModuleInput": "fp8core.distributed.tensor_parallel",
     "WaitedRowwiseParallel": "fp8core.distributed.waited",
     "async_tp_reason": "fp8core.distributed.tensor_parallel",
     "check_plan": "fp8core.distributed.tensor_parallel",
+    # What proves, counts and watches, without which the library works
+    "Audit": "fp8core.proof.audit",
+    "LayerAudit": "fp8core.proof.audit",
+    "audit": "fp8core.proof.audit",
+    "CastRecord": "fp8core.proof.cast_records",
+    "Matmul": "fp8core.proof.flops",
+    "MatmulCount": "fp8core.proof.flops",
+    "MatmulCounter": "fp8core.proof.flops",
+    "count_matmuls": "fp8core.proof.flops",
+    "ExpertsAudit": "fp8core.proof.expert_rows",
+    "WeightAudit": "fp8core.proof.other_weights",
+    "Census": "fp8core.proof.verify",
+    "Proof": "fp8core.proof.verify",
+    "StepProof": "fp8core.proof.verify",
+    "census": "fp8core.proof.verify",
+    "verify": "fp8core.proof.verify",
+    "Watcher": "fp8core.proof.watcher",
+    "watch": "fp8core.proof.watcher",
 }
 
 

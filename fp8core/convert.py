@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
+import fp8core
 from fp8core.arguments import is_dtensor
-from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
 from fp8core.inputs.sharded import ORDER
-from fp8core.linear import WHY_NOT, Float8Linear
-from fp8core.replace import keep_from_fast_path, loss_reason
+from fp8core.linear import Float8Linear
+from fp8core.replace import FILTERED, NEVER_OFFERED, WHY_NOT, keep_from_fast_path, loss_reason
 from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
 
 if TYPE_CHECKING:
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 
     from fp8core.recipe import Ragged, Recipe
 
-__all__ = ["Audit", "LayerAudit", "ModuleFilter", "audit", "convert_to_float8_training"]
-
 ModuleFilter = Callable[[nn.Module, str], bool]  # (module, fully qualified name) -> convert it?
 
 _LOG = logging.getLogger("fp8core")
 _SHOWN = 3  # names beside a reason
-_FILTERED = "left out by module_filter_fn"
 
 
 def convert_to_float8_training(
@@ -95,7 +92,7 @@ def convert_to_float8_training(
                 f"the model is a {type(linear).__name__} with the child {next(iter(linear._modules))!r}, which would be "
                 "lost; attach it to a module that holds the layer"
             )
-        reason = _reason_against(linear, recipe, subclasses) if wanted else _FILTERED
+        reason = _reason_against(linear, recipe, subclasses) if wanted else FILTERED
         if reason:
             setattr(linear, WHY_NOT, reason)
         elif already_sharded:
@@ -114,16 +111,16 @@ def convert_to_float8_training(
     result = _replace(module, swapped)
     keep_from_fast_path(result)
     gather_in_fp8(result)
-    report = audit(result)
-    if not report.converted and not allow_no_conversion:
+    layers = {fqn: linear for fqn, linear in result.named_modules() if isinstance(linear, nn.Linear)}
+    converted = [fqn for fqn, linear in layers.items() if isinstance(linear, Float8Linear)]
+    if not converted and not allow_no_conversion:
         raise ValueError(
-            f"no layer was converted to FP8; pass allow_no_conversion=True if that is intended\n{report}"
+            f"no layer was converted to FP8; pass allow_no_conversion=True if that is intended\n{fp8core.audit(result)}"
         )
-    _log_conversion(
-        recipe,
-        [layer.fqn for layer in report.converted],
-        {layer.fqn: layer.reason for layer in report.not_converted},
-    )
+    skipped = {
+        fqn: getattr(linear, WHY_NOT, NEVER_OFFERED) for fqn, linear in layers.items() if fqn not in converted
+    }
+    _log_conversion(recipe, converted, skipped)
     return result
 
 

@@ -26,7 +26,6 @@ import torch
 from torch import nn
 
 from fp8core.arguments import PLAIN_TENSORS, any_autocast, check_type, is_dtensor
-from fp8core.cast_stats import WATCHED
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.inputs.attached import AttachedPlan, CastingPlan, plan_for
@@ -34,6 +33,7 @@ from fp8core.inputs.sharded import check_layer, tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.layer_rules import check_codes, check_weight, gemms_reason
+from fp8core.observers import WATCHED
 from fp8core.plain_linear import Plan, as_matrix, multiply
 from fp8core.replace import take_over
 from fp8core.scaling import check_hp
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from fp8core.recipe import Recipe
 
 _SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
-
-WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
-NEVER_OFFERED = "never offered to convert_to_float8_training"
 
 
 class Float8Linear(nn.Linear):

@@ -16,6 +16,10 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+WHY_NOT = "_fp8core_not_converted"  # attribute of a module that a conversion left alone: the reason
+NEVER_OFFERED = "never offered to convert_to_float8_training"
+FILTERED = "left out by module_filter_fn"
+
 _CALLED = ("forward", "__call__", "_call_impl")
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name or name == "_is_full_backward_hook")
 _FAST = {nn.TransformerEncoderLayer: "activation_relu_or_gelu", nn.TransformerEncoder: "use_nested_tensor"}

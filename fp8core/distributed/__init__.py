@@ -6,11 +6,9 @@
     weight_scales     the scales of all sharded weights of a model, by one fused amax and one all-reduce
     fsdp_state        the few things of FSDP2's and DDP's that are not in their public interface
     sequence_parallel activations and gradients are gathered as FP8 codes
-    gather_records    what each such gather did, for `fp8core.verify`
     waited            outputs of collectives that compiled modules read
     tensor_parallel   the styles of `torch.distributed.tensor.parallel` for Float8Linear
     expert_parallel   experts shared out over ranks: tokens travel to them and back
-    wire              counts what collectives are given, by dtype
 
 Nothing here is needed to train on one device.
 """

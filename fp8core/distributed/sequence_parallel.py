@@ -24,12 +24,12 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fp8core.cast import scale_and_cast
-from fp8core.distributed.gather_records import Gathered, observers
 from fp8core.history import amaxes_of_pass, max_over_ranks
 from fp8core.inputs.operands import cast_one, serves_both
 from fp8core.inputs.sharded import AmaxRequest, TPLayout, shared_amaxes
 from fp8core.inputs.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
 from fp8core.inputs.two_casts import TwoCasts
+from fp8core.observers import GATHERS, Gathered
 from fp8core.scaling import amax as amax_of
 from fp8core.tensor import Float8Tensor
 
@@ -125,8 +125,8 @@ def _gathered_cast(x: DTensor, cast: Cast, recipe: Recipe, memory: Amaxes | None
         if scale_inv.dim():
             scale_inv = _gathered(scale_inv.view(*part.shape[:-1], 1), x)
         whole = Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
-        for observer in observers:
-            observer(Gathered(flat, cast, 1, memory, role, lp, whole, x))
+        for observe in GATHERS:
+            observe(Gathered(flat, cast, 1, memory, role, lp, whole, x))
         return whole
 
 
@@ -142,8 +142,8 @@ def _gathered_by_feature(x: DTensor, cast: Cast) -> Float8Tensor:
         gathered = _gathered(codes.view(part.shape), x)
         all_tokens = Float8Tensor(gathered.reshape(-1, part.shape[-1]), scale_inv, x.dtype, "rowwise")
         local = Float8Tensor(codes, scale_inv, x.dtype, "rowwise")
-        for observer in observers:
-            observer(Gathered(flat, cast, 0, None, "input", local, all_tokens, x))
+        for observe in GATHERS:
+            observe(Gathered(flat, cast, 0, None, "input", local, all_tokens, x))
         return all_tokens
 
 

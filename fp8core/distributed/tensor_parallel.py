@@ -45,7 +45,8 @@ from fp8core.gemm import backend_named
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.sharded import ORDER, TPLayout
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
-from fp8core.linear import WHY_NOT, Float8Linear
+from fp8core.linear import Float8Linear
+from fp8core.replace import WHY_NOT
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:

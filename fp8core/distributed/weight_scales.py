@@ -38,10 +38,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import local_of, refuse_partial_reshard
-from fp8core.distributed.wire import note_scale_reduction
 from fp8core.history import max_over_ranks
 from fp8core.inputs.operands import expected_amax, serves_both
 from fp8core.linear import Float8Linear
+from fp8core.observers import SCALE_REDUCTIONS
 from fp8core.scaling import BLOCK, amax, compute_scale
 
 if TYPE_CHECKING:
@@ -315,7 +315,8 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
         together = torch.cat([piece.reshape(-1) for piece in pieces]).to(members[0][1].device)
         for group in groups:
             together = max_over_ranks(together, group)
-            note_scale_reduction()
+            for observe in SCALE_REDUCTIONS:
+                observe()
         made: dict[
             tuple[Format, bool, torch.dtype], Scales
         ] = {}  # of all weights at once; most models have one kind

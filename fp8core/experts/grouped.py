@@ -42,7 +42,7 @@ from fp8core.tensor import Float8Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fp8core.cast_stats import CallStats
+    from fp8core.observers import CallObserver
 
 HIGH_PRECISION = replace(
     RECIPES["tensorwise"],
@@ -167,7 +167,7 @@ def aligned_grouped_mm(
     weight: torch.Tensor,
     offsets: torch.Tensor,
     recipe: Recipe,
-    stats: CallStats | None = None,
+    stats: CallObserver | None = None,
 ) -> torch.Tensor:
     """`grouped_mm` of groups that end at multiples of `alignment(recipe)`, such as `pad_groups` makes.
 
@@ -241,7 +241,7 @@ class _GroupedMatmul(torch.autograd.Function):
         offsets: torch.Tensor,
         recipe: Recipe,
         trains: bool,
-        stats: CallStats | None,
+        stats: CallObserver | None,
     ) -> torch.Tensor:
         for_output = _tokens(x, recipe.output.a, recipe)
         kept: Half = (x, None)
@@ -296,7 +296,7 @@ class _GroupedMatmul(torch.autograd.Function):
 
 
 def _show(
-    stats: CallStats,
+    stats: CallObserver,
     role: str,
     gemm: str,
     x: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Experts of a mixture: the product that a module of stacked weights calls, its conversion to FP8, and its audit.
+"""Experts of a mixture: the product that a module of stacked weights calls, and its conversion to FP8.
 
     class Experts(nn.Module):
         def __init__(self, ...):
@@ -19,13 +19,11 @@ subclass of nn.Linear is left alone), or be left out by `dense_layers_only`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from fp8core.cast_stats import WATCHED
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.experts.grouped import (
     HIGH_PRECISION,
@@ -37,15 +35,15 @@ from fp8core.experts.grouped import (
 )
 from fp8core.experts.interface import experts_per_token, is_experts_interface, let_multiply, take_back
 from fp8core.gemm import backend_named
-from fp8core.recipe import GEMMS, RECIPES
+from fp8core.observers import WATCHED
+from fp8core.recipe import RECIPES
+from fp8core.replace import FILTERED, WHY_NOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fp8core.recipe import Recipe
 
-_NOTE = "_fp8core_not_converted"  # attribute of a product that a conversion left alone: the reason
-_FILTERED = "left out by module_filter_fn"
 EXPERTS_BY_DEFAULT = "experts stay in high precision unless convert_experts_to_float8 is called"
 _MOE_NAMES = frozenset({"experts", "shared_expert", "shared_experts", "router"})
 
@@ -89,50 +87,13 @@ class GroupedMatmul(nn.Module):
         recipe = self.recipe
         if recipe is None or not recipe.gemms[name].is_fp8 or not backend_named(recipe.backend).is_fp8:
             return 0
-        if _loop_reason(recipe, name, offsets.device) is None:
+        if loop_reason(recipe, name, offsets.device) is None:
             return 1
         return int((torch.diff(offsets, prepend=offsets.new_zeros(1)) > 0).sum())
 
     def extra_repr(self) -> str:
         """The recipe and the number of experts a token goes to."""
         return f"recipe={self.recipe or HIGH_PRECISION}, experts_per_token={self.experts_per_token}"
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsAudit:
-    """The stacked weight of the experts of one module.
-
-    Attributes:
-        fqn: fully qualified name of the parameter.
-        experts: how many.
-        sizes: the two sizes of one expert's weight, as they lie.
-        experts_per_token: that a token goes to.
-        recipe: what they run, as text; "" in high precision.
-        reason: why they were not converted; "" if they were.
-        gemms: of one forward and backward pass, each over all experts.
-        fp8_gemms: how many of them reach FP8 matrix units (0 if emulated).
-        route: "one call", or "a loop: " and why; "" if not converted.
-    """
-
-    fqn: str
-    experts: int
-    sizes: tuple[int, int]
-    experts_per_token: int
-    recipe: str
-    reason: str
-    gemms: int
-    fp8_gemms: int
-    route: str
-
-    @property
-    def converted(self) -> bool:
-        """They run a recipe."""
-        return bool(self.recipe)
-
-    @property
-    def flops_of_a_gemm(self) -> int:
-        """FLOPs of one of the GEMMs, divided by tokens."""
-        return 2 * self.sizes[0] * self.sizes[1] * self.experts_per_token
 
 
 def convert_experts_to_float8(
@@ -162,9 +123,9 @@ def convert_experts_to_float8(
     converted, reasons = 0, []
     _let_experts_multiply(model)
     try:
-        for fqn, module, product in list(_products(model)):
+        for fqn, module, product in list(products_of_experts(model)):
             if module_filter_fn is not None and not module_filter_fn(module, fqn):
-                _leave(module, product, _FILTERED)
+                _leave(module, product, FILTERED)
                 continue
             if product.recipe not in (None, recipe):
                 raise ValueError(
@@ -178,7 +139,7 @@ def convert_experts_to_float8(
                 product.recipe = recipe
                 converted += 1
     finally:
-        for _, module, product in list(_products(model)):
+        for _, module, product in list(products_of_experts(model)):
             if product.recipe is None:
                 take_back(module)
     if not converted and not allow_no_conversion:
@@ -194,14 +155,14 @@ def _let_experts_multiply(model: nn.Module) -> None:
     """Gives each module of transformers' experts its product."""
     for module in list(model.modules()):
         if is_experts_interface(module) and not any(isinstance(m, GroupedMatmul) for m in module.children()):
-            experts = next(weight for _, weight in _stacked(module)).shape[0]
+            experts = next(weight for _, weight in stacked_weights(module)).shape[0]
             let_multiply(module, GroupedMatmul(experts_per_token(module, experts) or 1))
 
 
 def _leave(module: nn.Module, product: GroupedMatmul, reason: str) -> None:
     """Notes why experts stay in high precision; on the module too, since transformers' lose their product again."""
-    setattr(product, _NOTE, reason)
-    setattr(module, _NOTE, reason)
+    setattr(product, WHY_NOT, reason)
+    setattr(module, WHY_NOT, reason)
 
 
 def dense_layers_only(module: nn.Module, fqn: str) -> bool:
@@ -212,26 +173,18 @@ def dense_layers_only(module: nn.Module, fqn: str) -> bool:
     return not _MOE_NAMES.intersection(fqn.split("."))
 
 
-def audit_experts(model: nn.Module) -> tuple[ExpertsAudit, ...]:
-    """Each stacked weight of each module of experts, with its state; `fp8core.audit` lists them too."""
-    return tuple(
-        _audit_weight(f"{fqn}.{name}" if fqn else name, weight, product)
-        for fqn, module, product in _products(model)
-        for name, weight in _stacked(module)
-    )
-
-
-def _products(model: nn.Module) -> Iterator[tuple[str, nn.Module, GroupedMatmul]]:
+def products_of_experts(model: nn.Module) -> Iterator[tuple[str, nn.Module, GroupedMatmul]]:
     """(name, module of experts, its product), each product once."""
     seen: set[GroupedMatmul] = set()
     for fqn, module in model.named_modules():
         for child in module.children():
-            if isinstance(child, GroupedMatmul) and child not in seen and _stacked(module):
+            if isinstance(child, GroupedMatmul) and child not in seen and stacked_weights(module):
                 seen.add(child)
                 yield fqn, module, child
 
 
-def _stacked(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def stacked_weights(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """(name, weight) of each weight that holds one matrix for each expert."""
     return [(name, p) for name, p in module.named_parameters(recurse=False) if p.dim() == 3]
 
 
@@ -241,7 +194,7 @@ def _reason_against(module: nn.Module, recipe: Recipe) -> str:
     Raises:
         ValueError: their device has no FP8 matmul, which is then true of all.
     """
-    for _, weight in _stacked(module):
+    for _, weight in stacked_weights(module):
         for gemm in recipe.gemms.values():
             if gemm.a is not None and gemm.b is not None and weight.device.type != "meta":
                 rules = backend_named(recipe.backend)
@@ -256,30 +209,7 @@ def _reason_against(module: nn.Module, recipe: Recipe) -> str:
     return ""
 
 
-def _audit_weight(fqn: str, weight: nn.Parameter, product: GroupedMatmul) -> ExpertsAudit:
-    recipe = product.recipe
-    names = ["output", "grad_input"] + (["grad_weight"] if weight.requires_grad else [])
-    runs = recipe is not None and backend_named(recipe.backend).is_fp8
-    return ExpertsAudit(
-        fqn=fqn,
-        experts=weight.shape[0],
-        sizes=(weight.shape[1], weight.shape[2]),
-        experts_per_token=product.experts_per_token,
-        recipe="" if recipe is None else str(recipe),
-        reason="" if recipe is not None else getattr(product, _NOTE, EXPERTS_BY_DEFAULT),
-        gemms=len(names),
-        fp8_gemms=sum(recipe.gemms[name].is_fp8 for name in names) if recipe is not None and runs else 0,
-        route="" if recipe is None else _route(recipe, weight),
-    )
-
-
-def _route(recipe: Recipe, weight: torch.Tensor) -> str:
-    reasons = [_loop_reason(recipe, name, weight.device) for name in GEMMS if recipe.gemms[name].is_fp8]
-    reason = next((reason for reason in reasons if reason is not None), None)
-    return "one call" if reason is None else f"a loop: {reason}"
-
-
-def _loop_reason(recipe: Recipe, name: str, device: torch.device) -> str | None:
+def loop_reason(recipe: Recipe, name: str, device: torch.device) -> str | None:
     """Why an FP8 GEMM runs group by group; None if one call does it."""
     gemm = recipe.gemms[name]
     assert gemm.a is not None

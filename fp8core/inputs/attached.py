@@ -22,10 +22,10 @@ from fp8core.tensor import Float8Tensor
 if TYPE_CHECKING:
     import torch
 
-    from fp8core.cast_stats import CallStats
     from fp8core.history import Amaxes
     from fp8core.inputs.microbatch import WeightCache
     from fp8core.inputs.sharded import TPLayout
+    from fp8core.observers import CallObserver
     from fp8core.recipe import Cast, Kernels, Recipe
 
 
@@ -87,7 +87,7 @@ class AttachedPlan(CastingPlan):
 
     cache: WeightCache | None = None
     tp: TPLayout | None = None
-    stats: CallStats | None = None
+    stats: CallObserver | None = None
     codes_only: bool = False
 
     def of_input(self, x: torch.Tensor, again: bool, *given: torch.Tensor | None) -> tuple[Lines, Saved]:
@@ -185,7 +185,7 @@ def plan_for(recipe: Recipe, x: torch.Tensor, weight: torch.Tensor, trains: bool
 
 
 def _show(
-    stats: CallStats, role: str, later: str, x: torch.Tensor | None, lines: Lines, saved: Saved
+    stats: CallObserver, role: str, later: str, x: torch.Tensor | None, lines: Lines, saved: Saved
 ) -> None:
     """The casts that a forward pass makes of a tensor, that for a product of the backward pass included."""
     stats.saw(role, "output", x, lines)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fp8core.convert import audit
+from fp8core import audit
 from harness.advise.decide import POSITIVE, UNDECIDED, able, advise
 from harness.advise.gpu import gpu_and_rows, here, rows_of_runs
 from harness.advise.plan import BYTES, CHECKPOINTING, UPDATE_BYTES, Plan

@@ -35,8 +35,10 @@ from torch import Tensor, library, nn
 from torch.nn.modules import module
 
 from fp8core.tensor import Float8Tensor
+from harness.engine import process_state
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
+from harness.machine import fork_server
 from harness.machine.processes import (
     ENDING_SIGNALS,
     children,
@@ -138,6 +140,7 @@ def serve(parent: Connection, output: Connection, conditions: Conditions) -> Non
     if conditions.memory_bytes is not None:
         limit_memory(conditions.memory_bytes)
     torch.set_num_threads(conditions.threads)
+    process_state.begin()
 
     def tell(sign: Stage | Steps) -> None:
         parent.send_bytes(json.dumps({type(sign).__name__: sign}).encode())
@@ -330,13 +333,18 @@ _spoiled: list[str] = []
 device_timer = functools.cache(timer_for)
 
 
-def clear(tell: Tell, device: str) -> int:
-    """Give up all arms; the resident bytes of this process."""
+def started_threads(tell: Tell) -> str:
+    """See `harness.machine.fork_server`."""
+    return fork_server.started_threads
+
+
+def clear(tell: Tell, device: str) -> dict[str, Any]:
+    """Give up all arms; the resident bytes of this process, and what they have set for it."""
     _held.clear()
     compiling.reset()
     if device == "cuda":
         release_memory()
-    return memory_of_this_process("VmRSS")
+    return {"resident": memory_of_this_process("VmRSS"), "changed": process_state.changed()}
 
 
 def lost(device: str) -> str:
@@ -404,6 +412,8 @@ def _prepared(
     try:
         workload = suite.build(planned.case, name, setting.device)
         resolved.update(workload.resolved)
+        if setting.in_turns and not workload.compiled:
+            resolved["operator_calls"] = _operators(workload)
         arm = PreparedArm(name, info.baseline, workload, resolved)
         if workload.compiled:
             tell(Stage(StageKind.COMPILE, name))
@@ -434,7 +444,8 @@ def _compile(planned: PlannedCase, arm: PreparedArm, setting: Setting, timer: Ti
     """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
     compiling.prime(setting.device)
     work = arm.workload
-    with compiling.empty_caches() if work.recompile is not None else nullcontext():
+    cold = work.recompile is not None or setting.in_turns  # or what one side compiled, the other would find
+    with compiling.empty_caches() if cold else nullcontext():
         watch = compiling.CompileWatch()
         seconds = _first_call(work, timer)
         arm.resolved.update(watch.summary())
@@ -448,6 +459,26 @@ def _compile(planned: PlannedCase, arm: PreparedArm, setting: Setting, timer: Ti
             again = row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))
             rows.append(replace(again, part="warm"))
     return rows
+
+
+def _operators(work: Workload) -> int:
+    """How many operators one call hands to PyTorch's dispatcher: a count that no machine changes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        calls = 0
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # no one compiles inside, and to be skipped costs the import of Dynamo: 1.4 s
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with work.held(), Counter() as counter:
+        work.run()
+    return counter.calls
 
 
 def _first_call(work: Workload, timer: Timer) -> float:

@@ -7,7 +7,7 @@ A name says what its author chose to put in it, so this is a reading, not a proo
   FP8 layer it casts, inside of the optimizer's step it belongs to that. Elsewhere it is "other".
 * An operator that an FP8 GEMM calls is part of it: a CPU without FP8 instructions multiplies in float32 inside of it. A
   kernel is what its own name says, wherever it was launched.
-* GEMM names are those that `fp8core.profiled_gemms` looks for; a test holds the two together.
+* GEMM names are those that `fp8core.proof.profiled_gemms` looks for; a test holds the two together.
 """
 
 from __future__ import annotations

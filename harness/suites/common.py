@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 
 from fp8core.gemm import backend_named, layout
-from fp8core.profiled_gemms import profiler_events
+from fp8core.proof.profiled_gemms import profiler_events
 from harness.store.case import expand
 from harness.store.errors import Cause
 from harness.suites.shapes import FROM_MODEL, Layer
@@ -158,7 +158,7 @@ def peer_missing(peer: Peer | None, device: str) -> Unsupported | None:
 
 def peer_facts(peer: Peer | None) -> dict[str, object]:
     """What a row holds of the peer that ran; {} for ours."""
-    return {"peer": peer.arm, "peer_version": peer.version()} if peer else {}
+    return peer.facts if peer else {}
 
 
 def kernels_missing(device: str, instead: str) -> Unsupported | None:
@@ -495,9 +495,8 @@ def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
 
     Args:
         shapes: shape sets; only "from_model" needs a model.
-        model: an nn.Module, the path of a Hugging Face `config.json` or of its folder (each expert counts), or the
-            mapping `{"_target_": "package.module.callable", **arguments}`, which is called with the default device
-            "meta", so that no weight is allocated.
+        model: an nn.Module, or the mapping `{"_target_": "package.module.callable", **arguments}`, which is called with
+            the default device "meta", so that no weight is allocated. Of a model of transformers each expert counts.
 
     Raises:
         ValueError: no model, or one that cannot be built or that has no nn.Linear.
@@ -505,20 +504,20 @@ def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
     if FROM_MODEL not in shapes:
         return []
     counts: Counter[tuple[str, int, int]] = Counter()
-    if isinstance(model, str):
-        from harness.training.models.hugging_face import read
+    built = model if isinstance(model, nn.Module) else _build(model)
+    if hasattr(getattr(built, "config", None), "num_hidden_layers"):
+        from harness.training.models.hugging_face import read_off
 
-        for part in read(model).parts:
+        for part in read_off(built, "").parts:
             counts[_stacked(part.name), part.K, part.N] += part.count
     else:
-        built = model if isinstance(model, nn.Module) else _build(model)
         for name, module in built.named_modules():
             if isinstance(module, nn.Linear):
                 counts[_stacked(name) or "linear", module.in_features, module.out_features] += 1
-        if not counts:
-            raise ValueError(
-                f"{type(built).__name__} has no nn.Linear layer; shapes=from_model needs at least one"
-            )
+    if not counts:
+        raise ValueError(
+            f"{type(built).__name__} has no nn.Linear layer; shapes=from_model needs at least one"
+        )
     return [Layer(*key, count) for key, count in counts.items()]
 
 

@@ -26,7 +26,7 @@ from fp8core.convert import convert_to_float8_training
 from fp8core.gemm import backend_named
 from fp8core.history import update_scales
 from fp8core.inputs.operands import casts_route
-from fp8core.profiled_gemms import fp8_gemms
+from fp8core.proof.profiled_gemms import fp8_gemms
 from fp8core.recipe import RECIPES, Recipe
 from harness.peers import PEERS, Peer, peer_of
 from harness.peers.peer import fp8_kernels

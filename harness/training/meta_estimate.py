@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8core.convert import audit, convert_to_float8_training
+from fp8core import audit, convert_to_float8_training
 from fp8core.experts.moe import convert_experts_to_float8
 from harness.store.errors import OUT_OF_MEMORY, Cause, UsageError, cause_of, one_line
 from harness.timing.workload import Unsupported

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fp8core.convert import Audit, audit, convert_to_float8_training
+from fp8core import Audit, audit, convert_to_float8_training
 from fp8core.experts.moe import convert_experts_to_float8
 from fp8core.history import update_scales
 from fp8core.inputs.microbatch import microbatches

@@ -33,8 +33,8 @@ from torch._C._autograd import DeviceType
 from torch.nn import functional
 
 from fp8core.arguments import is_dtensor
-from fp8core.profiled_gemms import callers, fp8_gemms, profiler_events
-from fp8core.verify import Proof, verify
+from fp8core.proof.profiled_gemms import callers, fp8_gemms, profiler_events
+from fp8core.proof.verify import Proof, verify
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels

@@ -23,7 +23,7 @@ from fp8core import (
     microbatches,
     update_scales,
 )
-from fp8core.distributed.wire import Collectives, count_collectives
+from fp8core.proof.wire import Collectives, count_collectives
 
 TOKENS = 16
 MICROBATCHES = 3

@@ -12,7 +12,7 @@ from torch import nn
 from fp8core import RECIPES, Recipe, census, convert_to_float8_training, scaled_mm, verify
 from fp8core.cast import scale_and_cast
 from fp8core.gemm.layout import Operand
-from fp8core.verify import Census
+from fp8core.proof.verify import Census
 
 
 def of(config: Recipe | str, only: str = "", **pins: Any) -> Census:

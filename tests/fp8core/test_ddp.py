@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fp8core import Float8Linear, convert_to_float8_training, update_scales
-from fp8core.distributed.wire import count_collectives
 from fp8core.history import AmaxMemory
+from fp8core.proof.wire import count_collectives
 
 
 def trained(

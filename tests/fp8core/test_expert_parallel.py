@@ -23,7 +23,7 @@ from fp8core.distributed.expert_parallel import (
     gather_experts,
     parallelize_experts,
 )
-from fp8core.distributed.wire import count_collectives
+from fp8core.proof.wire import count_collectives
 
 EXPERTS, WIDTH, FFN = 8, 128, 128
 

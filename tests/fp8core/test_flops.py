@@ -21,7 +21,7 @@ from fp8core import (
     grouped_mm,
     microbatches,
 )
-from fp8core.flops import MatmulCount, not_in_fp8, percent
+from fp8core.proof.flops import MatmulCount, not_in_fp8, percent
 
 aten = torch.ops.aten
 TOKENS, WIDTH = 32, 64

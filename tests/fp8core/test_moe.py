@@ -17,7 +17,7 @@ from fp8core import (
     grouped_mm,
     verify,
 )
-from fp8core.profiled_gemms import profiling
+from fp8core.proof.profiled_gemms import profiling
 
 
 def test_experts_are_converted_on_request_alone() -> None:

@@ -40,7 +40,7 @@ from fp8core import (
     verify,
 )
 from fp8core.history import tensors_of
-from fp8core.verify import calls
+from fp8core.proof.verify import calls
 
 STEPS, SKIPPED = 4, 1
 Make = Callable[[Recipe], nn.Module]

@@ -52,7 +52,7 @@ from fp8core import (
     update_scales,
     verify,
 )
-from fp8core.distributed.wire import Collectives, count_collectives
+from fp8core.proof.wire import Collectives, count_collectives
 
 BOUND = 1e-6  # relative: sums of float32 in another order, codes equal
 STYLES = ("torch", "torch sp", "float8", "float8 sp", "float8 sp shared")

@@ -24,9 +24,9 @@ from fp8core import (
     verify,
 )
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.verify import calls, oracle, probe, sums
-from fp8core.verify.oracle import TiledOperand
-from fp8core.verify.products import Sketch, decibels, difference
+from fp8core.proof.verify import calls, oracle, probe, sums
+from fp8core.proof.verify.oracle import TiledOperand
+from fp8core.proof.verify.products import Sketch, decibels, difference
 
 Step = Callable[[], object]
 

@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fp8core import Proof, convert_to_float8_training, update_scales, verify
-from fp8core.flops import MatmulCount
-from fp8core.flops.count import Uncounted
+from fp8core.proof.flops import MatmulCount
+from fp8core.proof.flops.count import Uncounted
+from fp8core.proof.verify.passes import Passes, _warnings
+from fp8core.proof.verify.records import GemmProof, LayerProof
 from fp8core.recipe import GEMMS
-from fp8core.verify.passes import Passes, _warnings
-from fp8core.verify.records import GemmProof, LayerProof
 
 # A field that tells of something other than FP8 as asked -> a value, and what the line then says
 TOLD: dict[str, tuple[Any, str]] = {

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fp8core import RECIPES, Recipe, convert_to_float8_training, verify
 from fp8core.distributed import sequence_parallel
-from fp8core.verify.ranks import Ranks
-from fp8core.verify.shared_weights import checksum
+from fp8core.proof.verify.ranks import Ranks
+from fp8core.proof.verify.shared_weights import checksum
 
 GATHERED = sequence_parallel._gathered
 

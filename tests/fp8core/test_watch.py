@@ -16,7 +16,8 @@ from torch import nn
 
 import fp8core
 from fp8core import RECIPES, CastRecord, Float8Linear, PrecisionSchedule, convert_to_float8_training
-from fp8core.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, WATCHED
+from fp8core.observers import WATCHED
+from fp8core.proof.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN
 
 ALL = 1 << 30  # samples: each element
 DIM = {  # (operand, GEMM) -> the dimension that it contracts: docs of fp8core.recipe

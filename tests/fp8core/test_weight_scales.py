@@ -24,7 +24,7 @@ from fp8core import (
     verify,
 )
 from fp8core.distributed.weight_scales import known_of
-from fp8core.distributed.wire import count_collectives
+from fp8core.proof.wire import count_collectives
 
 UNEVEN = (48, 50, 7, 33)
 

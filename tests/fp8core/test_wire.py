@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8core.distributed.wire import Sent, count_collectives
+from fp8core.proof.wire import Sent, count_collectives
 
 
 @on_ranks(2)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fp8core.convert import audit, convert_to_float8_training
+from fp8core import audit, convert_to_float8_training
 from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.model import COLUMNS, ROWS

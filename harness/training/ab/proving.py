@@ -19,9 +19,9 @@ from fp8core.distributed.fsdp import switch_gathers
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.linear import Float8Linear
-from fp8core.profiled_gemms import fp8_gemms, profiler_events
+from fp8core.proof.profiled_gemms import fp8_gemms, profiler_events
+from fp8core.proof.verify import StepProof
 from fp8core.schedule import PrecisionSchedule
-from fp8core.verify import StepProof
 from harness.store.compare import FP8_DTYPES
 from harness.store.errors import UsageError
 from harness.training.ab.result import AGAIN, BASE, FP8
@@ -31,8 +31,8 @@ from harness.training.steps import facts_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fp8core.proof.verify import Proof
     from fp8core.recipe import Recipe
-    from fp8core.verify import Proof
     from harness.training.ab.result import TrialResult, Turn
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fp8core import Float8Linear
-from fp8core.flops import (
+from fp8core.proof.flops import (
     CAUSAL_SHARE,
     FP8_DTYPES,
     attention_flops,
@@ -84,7 +84,7 @@ def recomputed(
 
 
 def register_flop_formulas() -> None:
-    """Teaches FlopCounterMode and `fp8core.flops` our grouped GEMMs, and FlopCounterMode those of `fp8core`; may be called again."""
+    """Teaches FlopCounterMode and `fp8core.proof.flops` our grouped GEMMs, and FlopCounterMode those of `fp8core`; may be called again."""
     register_with_torch(
         {
             torch.ops.harness.grouped_mm: lambda x, weight, ends, **_: 2 * x[0] * x[1] * weight[2],
@@ -94,7 +94,7 @@ def register_flop_formulas() -> None:
 
 
 def counted_flops(model: nn.Module, batch: tuple[Tensor, ...], *, high_precision: str = "bf16") -> Flops:
-    """FLOPs of one forward and backward pass as `fp8core.flops` counts them while it runs.
+    """FLOPs of one forward and backward pass as `fp8core.proof.flops` counts them while it runs.
 
     For models and layers that are not ours (`flops_formula_id` "counted"). Runs the model once without adding to any
     `.grad`. Recomputation is counted too; an operator without a formula counts nothing.

@@ -39,9 +39,9 @@ from fp8core.distributed.tensor_parallel import (
 )
 from fp8core.distributed.waited import WaitedRowwiseParallel
 from fp8core.distributed.weight_gather import weight_gather_precision
-from fp8core.distributed.wire import Collectives, count_collectives
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
+from fp8core.proof.wire import Collectives, count_collectives
 from harness.machine import ranks
 from harness.store.tables import beside
 from harness.training.models.common import mean_cross_entropy

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import fp8core
-from fp8core.distributed.wire import count_collectives
+from fp8core.proof.wire import count_collectives
 from harness.peers import torchao
 from harness.store.errors import one_line
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fp8core import Float8LinearConfig, convert_to_float8_training
-from fp8core.distributed.wire import Collectives, count_collectives
+from fp8core.proof.wire import Collectives, count_collectives
 from harness.advise.model import split
 from harness.advise.scale.held import gathered_bytes, reduced_bytes, weights_of
 from harness.advise.scale.job import ClusterJob

@@ -1,5 +1,5 @@
 """Oracles: names of kernels as cuBLAS, CUTLASS, Triton, FlashAttention, cuDNN, NCCL and torch give them (profiles in
-public traces and issues; libraries' own sources), a real CPU profile, and the patterns of `fp8core.profiled_gemms`."""
+public traces and issues; libraries' own sources), a real CPU profile, and the patterns of `fp8core.proof.profiled_gemms`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fp8core import profiled_gemms
+from fp8core.proof import profiled_gemms
 from harness.machine.kernels_by_name import ATTENTION, BF16_GEMM, CLASSES, FP8_GEMM, kernel_class
 
 NAMES = {
@@ -86,7 +86,7 @@ def test_names() -> None:
 
 
 def test_gemm_kernels_are_those_that_verify_counts() -> None:
-    """`fp8core.profiled_gemms` reads the same names: of GEMM kernels, its share in FP8 is the two classes' share here."""
+    """`fp8core.proof.profiled_gemms` reads the same names: of GEMM kernels, its share in FP8 is the two classes' share here."""
     for name, kind in CASES:
         if kind in (FP8_GEMM, BF16_GEMM) and "::" not in name.split("<")[0] and not name.startswith("triton"):
             if re.search("gemv|splitK", name):  # small ones, which it leaves out

@@ -1,0 +1,46 @@
+"""FLOPs of the matrix products of a training step: counted while it runs, by owner, dtype and pass.
+
+>>> import torch
+>>> from fp8core import convert_to_float8_training
+>>> from fp8core.proof.flops import count_matmuls
+>>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 16))
+>>> model = convert_to_float8_training(model, module_filter_fn=lambda module, fqn: fqn == "0")
+>>> x = torch.randn(32, 64, requires_grad=True)
+>>> print(count_matmuls(lambda: model(x).sum().backward(), model).text)
+80.0 % of the counted matmul FLOPs in FP8; not in FP8: 2 20.0 %
+"""
+
+from fp8core.proof.flops.count import (
+    FP8_DTYPES,
+    Matmul,
+    MatmulCount,
+    Uncounted,
+    not_in_fp8,
+    percent,
+    share_in_fp8,
+)
+from fp8core.proof.flops.counter import MatmulCounter, count_matmuls
+from fp8core.proof.flops.formulas import (
+    CAUSAL_SHARE,
+    Causal,
+    attention_flops,
+    gemm_dtypes,
+    register_with_torch,
+)
+
+__all__ = [
+    "CAUSAL_SHARE",
+    "FP8_DTYPES",
+    "Causal",
+    "Matmul",
+    "MatmulCount",
+    "MatmulCounter",
+    "Uncounted",
+    "attention_flops",
+    "count_matmuls",
+    "gemm_dtypes",
+    "not_in_fp8",
+    "percent",
+    "register_with_torch",
+    "share_in_fp8",
+]
