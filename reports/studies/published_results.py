@@ -48,8 +48,10 @@ def by_run(published: Path = PUBLISHED) -> Table:
 def sentence(published: Path = PUBLISHED) -> str:
     """Every arm of the training steps with its gain, of all runs together, and all that qualifies it."""
     (machine,) = load([published], ROOT).machines
+    theirs = {arm: found.words for arm, found in machine.reproductions.items()}
     cells = [(arm.arm, arm.qualified) for arm in timed(machine)]
-    return "; ".join(f"{arm} {c.text} ({', '.join(filter(None, (c.interval, c.note)))})" for arm, c in cells)
+    said = [(arm, c.text, (c.interval, c.note, theirs.get(arm, ""))) for arm, c in cells]
+    return "; ".join(f"{arm} {gain} ({', '.join(filter(None, notes))})" for arm, gain, notes in said)
 
 
 @cache
