@@ -35,6 +35,7 @@ from torch import Tensor, library, nn
 from torch.nn.modules import module
 
 from fp8core.tensor import Float8Tensor
+from harness.engine import process_state
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
 from harness.machine import fork_server
@@ -139,6 +140,7 @@ def serve(parent: Connection, output: Connection, conditions: Conditions) -> Non
     if conditions.memory_bytes is not None:
         limit_memory(conditions.memory_bytes)
     torch.set_num_threads(conditions.threads)
+    process_state.begin()
 
     def tell(sign: Stage | Steps) -> None:
         parent.send_bytes(json.dumps({type(sign).__name__: sign}).encode())
@@ -336,13 +338,13 @@ def started_threads(tell: Tell) -> str:
     return fork_server.started_threads
 
 
-def clear(tell: Tell, device: str) -> int:
-    """Give up all arms; the resident bytes of this process."""
+def clear(tell: Tell, device: str) -> dict[str, Any]:
+    """Give up all arms; the resident bytes of this process, and what they have set for it."""
     _held.clear()
     compiling.reset()
     if device == "cuda":
         release_memory()
-    return memory_of_this_process("VmRSS")
+    return {"resident": memory_of_this_process("VmRSS"), "changed": process_state.changed()}
 
 
 def lost(device: str) -> str:

@@ -13,7 +13,6 @@ from documented_table import fill
 
 from harness.report.headline import COLUMNS, headline_rows
 from harness.report.runs import load
-from harness.report.standings import timed
 from harness.store.printer import Cell, Table, markdown_table, table
 
 ROOT = Path(__file__).parents[2]
@@ -48,10 +47,10 @@ def by_run(published: Path = PUBLISHED) -> Table:
 def sentence(published: Path = PUBLISHED) -> str:
     """Every arm of the training steps with its gain, of all runs together, and all that qualifies it."""
     (machine,) = load([published], ROOT).machines
-    theirs = {arm: found.words for arm, found in machine.reproductions.items()}
-    cells = [(arm.arm, arm.qualified) for arm in timed(machine)]
-    said = [(arm, c.text, (c.interval, c.note, theirs.get(arm, ""))) for arm, c in cells]
-    return "; ".join(f"{arm} {gain} ({', '.join(filter(None, notes))})" for arm, gain, notes in said)
+    return "; ".join(
+        f"{arm.text} {gain.text} ({', '.join(filter(None, (gain.interval, gain.note, arm.note)))})"
+        for arm, gain, *_ in headline_rows(machine)
+    )
 
 
 @cache

@@ -35,9 +35,11 @@ def record() -> dict[str, set[tuple[str, str]]]:
             several += [gain for _, gain, _ in by_arm(p for p in machine.pairs if p["suite"] == suite)]
         for gain in several:
             found.setdefault(text.ratio(gain), set())
-        for beside in machine.reproductions.values():  # what a peer's authors have
-            for figure in (beside.theirs.low, beside.theirs.high):
-                found.setdefault(text.ratio(figure), set())
+        for theirs in (
+            found_of.theirs for found_of in machine.reproductions.values()
+        ):  # of the authors of a peer
+            for ratio in (theirs.low, theirs.high):
+                found.setdefault(text.ratio(ratio), set())
         for setup in machine.trainings:  # steps until a loss is reached, over the control's
             arms = {arm: runs for arm, runs in setup.arms.items() if arm != f"base_{OTHER}"}
             for reach in time_to_loss(arms):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness import store
 from harness.store.errors import UsageError
@@ -10,11 +10,20 @@ from harness.store.outside import parse
 from harness.store.private import of_run
 
 if TYPE_CHECKING:
-    from harness.engine.settings import SweepConfig
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 CHECKSUM = "checksum"  # the suite whose results are compared by their bits
+
+
+class Sweep(Protocol):
+    """What is asked of a command line."""
+
+    name: str
+
+    @property
+    def suites(self) -> Collection[str | None]:
+        """Suites that it names."""
 
 
 def card_name(env: Mapping[str, Any]) -> str:
@@ -28,7 +37,7 @@ def card_id(env: Mapping[str, Any]) -> str:
     return str(env.get("gpu_uuid_hash") or card_name(env))
 
 
-def refuse_shares(config: SweepConfig, places: int) -> None:
+def refuse_shares(config: Sweep, places: int) -> None:
     """Refuses a command line that deals the cases of such a sweep out.
 
     Args:
@@ -46,7 +55,7 @@ def refuse_shares(config: SweepConfig, places: int) -> None:
         )
 
 
-def refuse_another_card(config: SweepConfig, folder: Path, env: Mapping[str, Any]) -> None:
+def refuse_another_card(config: Sweep, folder: Path, env: Mapping[str, Any]) -> None:
     """Refuse to continue a run of such a sweep whose rows another card made.
 
     Args:
@@ -70,5 +79,5 @@ def refuse_another_card(config: SweepConfig, folder: Path, env: Mapping[str, Any
         )
 
 
-def _compares_cards(config: SweepConfig) -> bool:
+def _compares_cards(config: Sweep) -> bool:
     return CHECKSUM in config.suites
