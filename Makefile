@@ -11,8 +11,7 @@
 # make aot-check    limits of the cast kernels, in that machine code (`make test` holds those of the installed Triton); 21 s
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          .ci/gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
-#                   run it again to continue. ARGS=dry_run=true prints the commands,
-#                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
+#                   run it again to continue. ARGS=dry_run=true prints the commands, ARGS=device=cpu rehearses it all here, in some minutes
 # make gpu-tests    the tests that need a GPU, 1.5 minutes on an H200 with 16 cores
 # make published    reports/published, docs/evidence.md, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
 #                   refuses runs whose code is that of no commit and sentences that leave out what their rows hold;
@@ -35,7 +34,8 @@ TRITON_36 ?= build/triton-3.6.0
 # with PY= mkdocs-material and mkdocstrings are that environment's, of the extra `docs`
 DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
 # by path, since collecting all of them takes a minute
-GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/test_torch_mm.py tests/fp8core/kernels tests/harness/training/models/test_gpu.py
+GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/test_either_device.py tests/fp8core/test_torch_mm.py tests/fp8core/kernels \
+  tests/harness/training/models/test_gpu.py tests/harness/engine/test_either_device.py
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 

@@ -84,8 +84,10 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, mode: Accumulation | Register) 
         products = a[:, start : start + ALIGNED_PRODUCTS, None] * b[None, start : start + ALIGNED_PRODUCTS]
         largest = torch.maximum(products.abs().amax(1), register.abs())
         step = _last_bit(largest, bits)
-        register = _cut(products, step[:, None]).sum(1) + _cut(register, step)
-        register = _cut(register, _last_bit(register, bits))
+        whole = products.div_(step[:, None]).trunc_().sum(1) + (register / step).trunc()
+        register = whole * step
+        step = _last_bit(register, bits)
+        register = (register / step).trunc_() * step
         if promote_every and (start + ALIGNED_PRODUCTS) % promote_every == 0:
             total += register.float()
             register.zero_()
@@ -96,7 +98,3 @@ def _last_bit(x: torch.Tensor, bits: int) -> torch.Tensor:
     """What the last kept bit of x is worth: 2**(floor(log2|x|) - bits); 1 for zero, where it cuts nothing."""
     _, exponent = torch.frexp(x)  # |x| = m * 2**exponent with m in [0.5, 1)
     return torch.ldexp(torch.ones_like(x), torch.where(x == 0, 0, exponent - 1 - bits))
-
-
-def _cut(x: torch.Tensor, last_bit: torch.Tensor) -> torch.Tensor:
-    return torch.trunc(x / last_bit) * last_bit

@@ -263,7 +263,7 @@ class CallStats:
         turned: bool = False,
         group: torch.Tensor | None = None,
     ) -> None:
-        """As `fp8core.observers.CallObserver` says."""
+        """Take an operand, as `fp8core.observers.CallObserver` says."""
         if self._committed or self.step.failure or torch.compiler.is_compiling():
             return
         slot, cast = self.by_gemm[role, gemm]

@@ -21,7 +21,6 @@ import statistics
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from torch import Tensor, library, nn
 from torch.nn.modules import module
 
 from fp8core.tensor import Float8Tensor
+from harness.engine import process_state
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
 from harness.machine import fork_server
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 Tell = Callable[[Stage | Steps], None]
 
 REPORT_S = 0.2  # between two messages about the steps of one run
-OUTPUTS, OUTPUT_BYTES = 8, 2**20  # of the timed calls that are compared: the last ones, or one that is larger
+LARGE = 2**20  # bytes of an output by which no second one is kept
 WAITED = 0.05  # of a block, for which it had no core: other load disturbs it
 SENT = (
     "metric",
@@ -140,6 +140,7 @@ def serve(parent: Connection, output: Connection, conditions: Conditions) -> Non
     if conditions.memory_bytes is not None:
         limit_memory(conditions.memory_bytes)
     torch.set_num_threads(conditions.threads)
+    process_state.begin()
 
     def tell(sign: Stage | Steps) -> None:
         parent.send_bytes(json.dumps({type(sign).__name__: sign}).encode())
@@ -203,7 +204,7 @@ class _Held:
     def __init__(self, work: Workload, timer: Timer, device: str) -> None:
         self.work, self.timer, self.device = work, timer, device
         self.memory = ExitStack()
-        self.outputs: deque[_Output] = deque(maxlen=OUTPUTS)
+        self.outputs: dict[str, _Output] = {}  # of each closure one of the last timed calls, chosen at random
         self.fastest_ms = math.inf  # by the median of a block
         self.fault: tuple[str, Cause] = "", Cause.NONE  # why its times do not count
         self._turns: dict[str, Callable[[], object]] = {"run": work.run}
@@ -234,22 +235,22 @@ class _Held:
             due = (chosen if done < chosen else n) - done
             sets, due = len(of), max(1, min(due, of.begin(due * calls) // calls))
             if len(of) != sets:
-                self.outputs.clear()  # their operands are gone
-            marks["probe"] = functools.partial(self._keep, of) if done + due == chosen else None
+                self.outputs.pop(closure, None)  # its operands are gone
+            marks["probe"] = functools.partial(self._keep, closure, of) if done + due == chosen else None
             samples += take(of, due, calls, **marks)
         self.fastest_ms = min(self.fastest_ms, statistics.median(samples))
         return samples
 
-    def _keep(self, of: Rotation) -> None:
+    def _keep(self, closure: str, of: Rotation) -> None:
         """Copies what the last call returned; on the stream of the calls, which waits for no other stream or thread."""
         leaves = list(_leaves(of.result))
         if odd := [type(x).__name__ for x in leaves if type(x) not in (Tensor, nn.Parameter)]:
             why = f"{', '.join(odd)} is no plain tensor: it may be computed when it is read"
             self.fault = self.fault if self.fault[0] else (why, Cause.DEFERRED)
             return
-        if sum(x.nbytes for x in leaves) > OUTPUT_BYTES:
-            self.outputs.clear()  # of large ones the last
-        self.outputs.append(_Output(of, of.at, of.turned, _copied(of.result)))
+        if sum(x.nbytes for x in leaves) > LARGE:
+            self.outputs.clear()
+        self.outputs[closure] = _Output(of, of.at, of.turned, _copied(of.result))
 
     def unproven(self) -> tuple[str, Cause]:
         """Why the times taken up to now do not count; looked at outside of the clock."""
@@ -260,20 +261,16 @@ class _Held:
         if others := changed(_CLOCKS):
             why = f"{', '.join(others)} changed since this process began, so that no time can be read"
             return why, Cause.TAMPERED
-        last: _Output | None = None
-        while self.outputs:
-            last = self.outputs.popleft()
-            if wrong := last.judged(last.result):
+        kept, self.outputs = self.outputs, {}
+        for one in kept.values():
+            if wrong := one.judged(one.result):
                 return f"an output of the timed calls is not that of its inputs: {wrong}", Cause.STALE
-        if last is not None:
-            for x in _leaves(last.again()):
+            for x in _leaves(one.again()):
                 if x.numel() > 1:  # not a constant that many calls may share
                     _overwrite(x)
-            if wrong := last.judged(_copied(last.again())):
-                return (
-                    f"a second call returned what was overwritten since the first one: {wrong}",
-                    Cause.REPLAYED,
-                )
+            if not _same(found := _copied(one.again()), one.result) and (wrong := one.judged(found)):
+                why = f"a second call returned what was overwritten since the first one: {wrong}"
+                return why, Cause.REPLAYED
         rate = 1e3 * sum(self.work.flops.values()) / self.fastest_ms
         if not reaches(rate / 2, self.device, self.timer):
             why = f"{self.fastest_ms:.3g} ms are {rate:.3g} FLOP/s, over twice what products reach on this device"
@@ -319,6 +316,12 @@ def _copied(result: Any) -> Any:
     return [*map(_copied, result)] if type(result) in (tuple, list) else _clone(result.detach())
 
 
+def _same(first: Any, second: Any) -> bool:
+    """Whether two results agree to the bit."""
+    pairs = zip(_leaves(first), _leaves(second), strict=True)
+    return all(torch.equal(elements(x), elements(y)) for x, y in pairs)
+
+
 @torch.inference_mode()
 def _overwrite(x: Tensor) -> None:
     row = elements(x)
@@ -335,13 +338,13 @@ def started_threads(tell: Tell) -> str:
     return fork_server.started_threads
 
 
-def clear(tell: Tell, device: str) -> int:
-    """Give up all arms; the resident bytes of this process."""
+def clear(tell: Tell, device: str) -> dict[str, Any]:
+    """Give up all arms; the resident bytes of this process, and what they have set for it."""
     _held.clear()
     compiling.reset()
     if device == "cuda":
         release_memory()
-    return memory_of_this_process("VmRSS")
+    return {"resident": memory_of_this_process("VmRSS"), "changed": process_state.changed()}
 
 
 def lost(device: str) -> str:

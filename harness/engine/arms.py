@@ -26,12 +26,13 @@ from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.engine import arm_process
+from harness.engine import arm_process, process_state
 from harness.engine.arm_process import Conditions, answered, serve
 from harness.engine.rows import PreparedArm, row
 from harness.engine.stages import Stage, StageKind, Steps
 from harness.machine import fork_server
 from harness.machine.processes import MARK, Deadline, ending, kill_all_of, patience, watch_stops
+from harness.store.case import original_name
 from harness.store.errors import Cause, LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
 from harness.timing.timers import CpuTimer
@@ -182,6 +183,7 @@ class Link:
     def __init__(self, device: str) -> None:
         self._device = device
         watch_stops()
+        process_state.begin()
 
     def ask(
         self,
@@ -440,18 +442,28 @@ class Crew:
             link.close(until)
         self._settled.pop(key, None)
 
-    def end(self, failed: Iterable[str]) -> None:
-        """The case has ended: what its arms hold is given up. The process of an arm that failed is not used again."""
-        for name in set(failed) if self._conditions is not None else ():
+    def end(self, rows: Iterable[Measurement]) -> list[Measurement]:
+        """The case has ended: what its arms hold is given up. A process is not used again whose arm failed, that keeps more and
+        more memory, or for which the arm has set something (`process_state`): the rows say what.
+        """
+        rows, noted = list(rows), {}
+        failed = {original_name(one.arm) for one in rows if one.status == "failed"}
+        for name in failed if self._conditions is not None else ():
             self.retire(name)
         for key, link in list(self.links.items()):
-            try:
-                resident = int(link.ask(arm_process.clear, self._device, what="the end of its case"))
-            except (RemoteError, LateError):
-                resident = LEAK_BYTES * 1024
-            if isinstance(link, Process) and resident - self._settled.setdefault(key, resident) > LEAK_BYTES:
-                self.links.pop(key).close()
-                self._settled.pop(key)
+            resident, changed = LEAK_BYTES * 1024, []
+            with suppress(*UNFIT, LateError):
+                left = link.ask(arm_process.clear, self._device, what="the end of its case")
+                resident, changed = int(left["resident"]), [str(code) for code in left["changed"]]
+            if changed:
+                noted[key] = {"process_changed": changed}
+            leaks = resident - self._settled.setdefault(key, resident) > LEAK_BYTES
+            if isinstance(link, Process) and (changed or leaks):
+                self.retire(key)
+        own = noted.get("", {})
+        return [
+            replace(one, resolved={**one.resolved, **noted.get(original_name(one.arm), own)}) for one in rows
+        ]
 
     def lost(self) -> str:
         """Why this process itself can use its device no more; "" where it can, and where arms have others."""

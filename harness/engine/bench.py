@@ -135,7 +135,6 @@ def measure_case(
         rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
         timings += measure_sustained(rotating, timer, timing, seed, monitor).items()
     rows += time_rows(timings)
-    failed = {original_name(r.arm) for r in rows if r.status == "failed"}
     if lost := crew.lost():
         why = f"the device was lost in this case: {lost}; resume=RUN_ID runs it again"
         own = {
@@ -145,7 +144,7 @@ def measure_case(
         rows = [r for r in rows if original_name(r.arm) not in others]
         rows += [row(planned, name, "failed", reason=why, cause=Cause.DEVICE_LOST) for name in others]
     else:
-        crew.end(failed)
+        rows = crew.end(rows)
     return rows
 
 

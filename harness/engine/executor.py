@@ -337,8 +337,7 @@ def _trial(task: Task, crew: Crew, device: str, tell: Callable[[What], None]) ->
         rows = trial_rows(task.planned, task.arm, made)
     except UNFIT as error:
         rows = [failed_row(task.planned, task.arm, error)]
-    crew.end({r.arm for r in rows if r.status == "failed"})
-    return rows
+    return crew.end(rows)
 
 
 def _env_of(place: Place | None) -> tuple[str, Mapping[str, object]] | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from harness import store
 from harness.gate.collect import Collected
-from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, Verdict
+from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, WIDE, Verdict, missing
 from harness.gate.judge import judge
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 JUDGING_S = 5.0  # reading the store, twice, and writing the verdicts
 MARGIN = 1.2  # of the budget that is advised: rounds differ
-WIDE = 3  # times the rounds left: five rounds know little of the spread
 
 
 class OutOfTimeError(Exception):
@@ -218,7 +217,9 @@ class Session:
                 and (room := min(WIDE * pairs, (ends - now) / (longest or math.inf) - reserve)) >= 1
             ):
                 self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
-                pairs += self._missing(math.floor(room))
+                judgement = self.judge()
+                if not judgement.control.moved:
+                    pairs += missing([f.decision for f in judgement.undecided], room)
         if done < pairs:
             self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
         if done:
@@ -273,14 +274,6 @@ class Session:
         self.tell(said)
         self.notes = (said + "; nothing else was open, so measuring ended" * hopeless, *self.notes)
         return hopeless
-
-    def _missing(self, room: int) -> int:
-        """Rounds beyond those planned that settle what is open, of those that the time allowed holds."""
-        judgement = self.judge()
-        needed = (
-            f.decision.more or 0 for f in judgement.undecided if not f.flagged and not judgement.control.moved
-        )
-        return max((more for more in needed if more <= room), default=0)
 
     def judge(self) -> Judgement:
         """Judges what is stored so far."""

@@ -39,8 +39,10 @@ START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # a message later than this i
 LOOK_S = 0.2  # between two looks at whether a process that is silent has ended
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
 CRASHED = (1, int(Exit.INTERNAL))  # of a traceback: of Python itself, and of the harness
+LIMITS = ("budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib")  # of a sweep; the gate has its own
 # What a round asks of a sweep beside the user's words.
-WORDS = ("isolate=false", "control=false", "warm_compile=false", "report=false", "quiet=true", "run_id=run")
+OWN = ("isolate=false", "control=false", "warm_compile=false", "report=false", "quiet=true", "run_id=run")
+WORDS = (*OWN, *(f"{name}=null" for name in LIMITS))
 APART = (
     "run python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN, if it is a commit that takes no "
     "turns"
@@ -111,6 +113,7 @@ class Sweep:
                 if self._process.poll() is not None and not self._pipe.poll(0):
                     raise EOFError
                 if left <= 0:
+                    self.close()  # or it would compute beside the other side
                     raise EndedError(f"no answer within {timeout_s:.0f} s")
             message: dict[str, Any] = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
@@ -121,8 +124,15 @@ class Sweep:
         return message
 
     def rows(self) -> pd.DataFrame:
-        """The rows of the cases that have ended."""
-        return store.read(self._folder)
+        """The rows of the cases that have ended.
+
+        Raises:
+            GateError: some cannot be read (exit 6).
+        """
+        rows = store.read(self._folder)
+        if rows.attrs["problems"]:
+            raise GateError(Exit.INCONCLUSIVE, f"cannot read {rows.attrs['problems'][0]}; measure again")
+        return rows
 
     def close(self) -> None:
         """Ends it, and what it has started: its rows are durable."""
@@ -200,7 +210,8 @@ class Sweeping(Instrument):
             for side in this.order.sample(sorted(here), len(here)):
                 here[side].tell(answer)
                 try:
-                    here[side].hear(min(timeout_s, this.left()))
+                    if "block" not in here[side].hear(min(timeout_s, this.left())):
+                        del here[side]  # the case has ended, as nothing of it can be timed
                 except EndedError as error:
                     _require_time(this)
                     lost[side] = str(error)

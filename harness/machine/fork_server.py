@@ -15,15 +15,17 @@ import sys
 import tempfile
 import threading
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.machine.processes import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
     from multiprocessing.context import ForkServerContext
+    from types import ModuleType
 
 MODULES = "FP8_HARNESS_PRELOAD"  # environment variable of the server, which imports them
 LONGEST = 70  # bytes of a folder: a socket's path has 107 (unix(7)), of which multiprocessing adds up to 33
@@ -92,13 +94,39 @@ def _short_folder() -> Iterator[None]:
 
 
 class _Count:
-    """Notes how many threads there are as each import begins."""
+    """A finder of modules that counts threads as each begins and as it ends, and so knows in which they were started."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, int]] = []
+        self.culprits: list[str] = []
+        self._running = [""]
+        self._last = _threads()
 
-    def find_spec(self, name: str, *_: Any) -> None:
-        self.seen.append((name, len(list(Path("/proc/self/task").iterdir()))))
+    def find_spec(self, name: str, *where: Any) -> ModuleSpec | None:
+        self._count()
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, *where) for finder in others)), None)
+        loader = spec.loader if spec is not None else None
+        if loader is not None and not isinstance(loader, type):  # those of built-in modules start no threads
+            with suppress(AttributeError):
+                setattr(loader, "exec_module", partial(self._exec, loader.exec_module, name))  # noqa: B010
+        return spec
+
+    def _exec(self, run: Callable[[ModuleType], None], name: str, module: ModuleType) -> None:
+        self._running.append(name)
+        try:
+            run(module)
+        finally:
+            self._count()
+            self._running.pop()
+
+    def _count(self) -> None:
+        now = _threads()
+        self.culprits += [self._running[-1]] * (now > self._last)
+        self._last = now
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _import(modules: Sequence[str]) -> str:
@@ -116,13 +144,10 @@ def _import(modules: Sequence[str]) -> str:
         for name in modules:
             with suppress(Exception):  # a process that needs it imports it itself, and says what is wrong
                 importlib.import_module(name)
-        _fork_once()
-        count.find_spec("")
     finally:
         sys.meta_path.remove(count)
-    if count.seen[-1][1] == 1:
-        return ""
-    return next((name for (name, few), (_, more) in pairwise(count.seen) if more > few), modules[0])
+    _fork_once()
+    return "" if _threads() == 1 else next(iter(count.culprits), modules[0])
 
 
 def _fork_once() -> None:

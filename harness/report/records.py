@@ -142,6 +142,11 @@ def fp8_rows(machine: Machine) -> list[Row]:
     return list(found.values())
 
 
+def is_fp8(row: Record) -> bool:
+    """Whether an arm spent FLOPs in FP8."""
+    return _in_fp8(row["flops"])
+
+
 def _in_fp8(flops: str) -> bool:
     return any(str(dtype).startswith(FP8_DTYPES) for dtype in parse(flops))
 

@@ -149,7 +149,8 @@ class Machine:
         apart = [o for o in same if _apart(pair, o)]
         if not apart:
             wide = {"low": min(o["low"] for o in same), "high": max(o["high"] for o in same)} if same else {}
-            return {**pair, **wide, **max((_clocks(o) for o in (pair, *same)), key=_apart_by)}
+            clocks: dict[str, Any] = max((dict(_clocks(o)) for o in (pair, *same)), key=_apart_by)
+            return {**pair, **wide, **clocks}
         said = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
         return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {said}"}
 

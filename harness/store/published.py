@@ -79,10 +79,20 @@ def of_row(row: Mapping[str, Any]) -> tuple[Published, ...]:
     return tuple(made for each in told if (made := _read(each)) is not None)
 
 
-@cache
 def of_peer(word: str) -> tuple[Published, ...]:
     """The figures of a peer of this tree, by the first word of its arms; () for a peer without any."""
-    return tuple(Published(**each) for each in beside(__file__, "published.yaml").get(word, ()))
+    return _table().get(word, ())
+
+
+def rates_on(capability: str) -> list[Published]:
+    """The rates of products that the authors of peers publish of GPUs of that compute capability."""
+    return [e for own in _table().values() for e in own if e.unit == RATE and e.capability == capability]
+
+
+@cache
+def _table() -> Mapping[str, tuple[Published, ...]]:
+    told = beside(__file__, "published.yaml")
+    return {word: tuple(Published(**each) for each in own) for word, own in told.items()}
 
 
 def _read(stored: object) -> Published | None:

@@ -28,6 +28,7 @@ from harness.peers import PEERS, Peer, peer_of
 from harness.store.case import Arm
 from harness.suites import axes_of, oracle
 from harness.suites.common import (
+    JUDGED,
     compile_missing,
     crossed_points,
     draw,
@@ -75,7 +76,6 @@ ARMS = extended_table(
 )
 FUSED = ("fused", "fused_both")
 MOVES = ("copy", "read")
-JUDGED_ROWS = 64  # of an output of the timed calls
 CHECKED = 2**24  # elements of the timed tensor that are compared with the reference
 # Inputs that a wrong cast gets wrong: the first row, with signs in turn; the last element of that row
 SPECIAL_ROWS = {"a row of zeros": 0.0, "a row of denormals": 1e-40, "a row of large values": 3e38}
@@ -201,7 +201,7 @@ def _fault(found: Any, x: Tensor, cast: Cast, seed: int) -> str:
     for q, of in zip(_layouts(found), (x, x.t()), strict=False):
         if q.qdata.shape != of.shape:
             return f"codes of shape {list(q.qdata.shape)}, {list(of.shape)} expected"
-        rows = oracle.sample_rows(of.shape[0], seed, JUDGED_ROWS, str(x.device))
+        rows = oracle.sample_rows(of.shape[0], seed, JUDGED, str(x.device))
         if count := _mismatches(q, of, rows, cast):
             return f"{count} codes or scales of {len(rows)} lines differ from the reference cast; 0 expected"
     return ""

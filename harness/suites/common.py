@@ -37,6 +37,8 @@ Size = tuple[int, int, int]  # M, K, N
 Judge = Callable[[Any, Sequence[Tensor], int], str]  # see `Rotation`
 Points = Callable[[Sequence[str], "Axes", Any], "list[Point]"]
 
+JUDGED = 32  # lines of an output of the timed calls that are compared
+
 _chance = random.SystemRandom()  # no seed by which an arm could know what comes
 
 OUTLIER_SHARE, OUTLIER_FACTOR = 1e-3, 100.0

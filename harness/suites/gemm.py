@@ -24,6 +24,7 @@ from harness.store.case import Arm
 from harness.suites import axes_of, oracle
 from harness.suites.common import (
     DATA,
+    JUDGED,
     draw,
     fast_accum_missing,
     flops,
@@ -133,8 +134,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
     """Draws A and B^T, casts them, and times nothing but the product."""
     M, K, N = sizes(case)
     gemm, peer, fast, backend = _parse(case, arm)
-    most = M if M * K * N <= CHECKED_WHOLE else CHECKED_ROWS
-    rows = oracle.sample_rows(M, case.seed, most, device)
+    rows = oracle.sample_rows(M, case.seed, M if M * K * N <= CHECKED_WHOLE else CHECKED_ROWS, device)
     a, b = _operands(case, device)
     resolved: dict[str, object] = {
         "timed": "the product of operands cast beforehand",
@@ -152,7 +152,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         """A product of the timed calls against the exact one of its own operands."""
         if product.shape != (M, N):
             return f"a product of shape {list(product.shape)}, [{M}, {N}] expected"
-        some = oracle.sample_rows(M, seed, most, device)
+        some = oracle.sample_rows(M, seed, JUDGED, device)
         if uncast:
             exact, least = oracle.product(operands[0][some], operands[1]), oracle.BF16_MATMUL
         else:

@@ -34,6 +34,7 @@ from harness.store.case import Arm
 from harness.store.errors import Cause
 from harness.suites import axes_of, oracle
 from harness.suites.common import (
+    JUDGED,
     compile_missing,
     draw,
     flops,
@@ -192,7 +193,7 @@ def workload(
         if shapes != (due := [[M, N], [M, K], [N, K]]):
             return f"results of shapes {shapes}, {due} expected"
         judgement = Judgement()
-        for name, _, _, part, exact, bound in _parts(results, recipe, own, seed):
+        for name, _, _, part, exact, bound in _parts(results, recipe, own, seed, (JUDGED, JUDGED)):
             judgement.rounded(name, part, exact, bound)
         return "; ".join(judgement.reasons)
 
@@ -308,7 +309,11 @@ def _check(
 
 
 def _parts(
-    results: Tensors, recipe: Recipe | None, operands: Tensors, seed: int
+    results: Tensors,
+    recipe: Recipe | None,
+    operands: Tensors,
+    seed: int,
+    most: tuple[int, int] = (CHECKED_LINES, CHECKED_COLUMNS),
 ) -> Iterator[tuple[str, Gemm | None, tuple[Tensor, Tensor], Tensor, Tensor, oracle.Bound]]:
     """Some rows and columns of each GEMM: its name, casts, operands there, result, exact result of its codes, and the bound."""
     x, weight, grad = (t.detach() for t in operands)
@@ -316,8 +321,8 @@ def _parts(
     on_units = recipe is not None and backend_named(recipe.backend).is_fp8
     pairs = {"output": (x, weight.t()), "grad_input": (grad, weight), "grad_weight": (grad.t(), x)}
     for (name, (a, b)), result in zip(pairs.items(), results, strict=True):
-        rows = oracle.sample_rows(a.shape[0], seed, CHECKED_LINES, device)
-        columns = oracle.sample_rows(b.shape[1], seed + 1, CHECKED_COLUMNS, device)
+        rows = oracle.sample_rows(a.shape[0], seed, most[0], device)
+        columns = oracle.sample_rows(b.shape[1], seed + 1, most[1], device)
         part, gemm = result[rows][:, columns], recipe.gemms[name] if recipe else None
         if gemm is None or gemm.a is None or gemm.b is None:
             exact, bound = oracle.product(a[rows], b[:, columns]), oracle.BF16_MATMUL

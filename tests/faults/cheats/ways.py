@@ -202,14 +202,11 @@ def _keyed(key: Callable[..., Any]) -> Callable[[], Product]:
     return lambda: _stored(key)
 
 
-# A stored result is "replayed" where no address or object has come again yet: then each time was honest.
+# "replayed" where what would be stored has not come again yet: then each time was honest.
+REPLAY = ("stale", "replayed")
 WAYS = {
-    "replay_by_pointer": Way(
-        "stores results by address", _keyed(lambda a, *_: a.data_ptr()), ("stale", "replayed")
-    ),
-    "replay_by_identity": Way(
-        "stores results by tensor object", _keyed(lambda a, *_: id(a)), ("stale", "replayed")
-    ),
+    "replay_by_pointer": Way("stores results by address", _keyed(lambda a, *_: a.data_ptr()), REPLAY),
+    "replay_by_identity": Way("stores results by tensor object", _keyed(lambda a, *_: id(a)), REPLAY),
     "replay_by_shape": Way("stores results by shape", _keyed(lambda a, *_: a.shape)),
     "replay_by_largest": Way(
         "stores results by the largest magnitude", _keyed(lambda a, *_: float(a.float().abs().max()))
@@ -219,7 +216,7 @@ WAYS = {
         "computes while it is checked, then returns the last result", _later(lambda last, *_: last)
     ),
     "warm_up_only": Way(
-        "computes twenty calls, then returns the last result", _later(lambda last, *_: last, 20)
+        "computes twenty calls, then returns the last result", _later(lambda last, *_: last, 20), REPLAY
     ),
     "copy_of_the_last": Way("returns copies of the last result", _later(lambda last, *_: last.clone())),
     "stored_on_disk": Way("returns what it wrote to a file", _on_disk),
@@ -252,7 +249,7 @@ WAYS = {
         "replaces torch.cuda.synchronize", lambda: _patched(torch.cuda, "synchronize"), ("tampered",)
     ),
     "slow_clock": Way("slows the timer's own clock a million times", _slow_clock, ("too_fast",)),
-    "first_cast": Way("a cast that returns the codes of the first input", _first_cast, part="cast"),
+    "first_cast": Way("a cast that returns the codes of the first input", _first_cast, REPLAY, "cast"),
     "first_forward": Way("a layer that returns its first output", lambda: _forward_once, part="linear"),
 }
 UNSEEN = {

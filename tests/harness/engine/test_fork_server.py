@@ -53,6 +53,50 @@ def test_an_import_that_starts_threads_hangs_no_arm_and_is_named(at_import: str)
     )
 
 
+ENTRIES = {
+    "a suite": (
+        "[fp8_harness.suites]\nthreaded = parallel_import",
+        toy.SWEEP.replace("toy", "threaded") % [1, 2],
+    ),
+    "a peer that nobody asked for": (
+        "[fp8_harness.peers]\nparallel = parallel_import:PEER",
+        "# Does it pay?\nsuite: gemm\naxes: {M: [64], K: [64], N: [64]}\narms: [bf16_eager]\n"
+        "timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("at_import", ["operation", "pool"])
+@pytest.mark.parametrize("what", ENTRIES)
+def test_a_package_whose_import_starts_threads_is_measured_and_named(
+    what: str, at_import: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole command. Oracle: the rows, and the only module that starts threads."""
+    monkeypatch.chdir(tmp_path)
+    entries, sweep = ENTRIES[what]
+    info = tmp_path / "site/parallel-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parallel\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(entries)
+    (tmp_path / "own.yaml").write_text(sweep)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{PATH}"}
+    env |= {"AT_IMPORT": at_import, "OMP_NUM_THREADS": "2"}
+    words = [
+        "sweep=./own.yaml",
+        "device=cpu",
+        "run_id=r",
+        "report=false",
+        "isolate=true",
+        "case_timeout_s=60",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words], env=env, capture_output=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(store.read(Path("results/own/r"))["status"]) == {"ok"}
+    assert "importing parallel_import starts threads" in Path("results/own/r/_run.log").read_text()
+
+
 def test_a_long_name_of_the_folder_for_temporary_files_is_used(tmp_path: Path) -> None:
     """A socket's path has 108 bytes (unix(7)); folders of jobs are that long."""
     folder = tmp_path / ("j" * 120)

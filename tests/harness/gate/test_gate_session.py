@@ -23,6 +23,7 @@ from harness.gate.sides import load_side
 from harness.gate.sweeping import EndedError, Sweeping
 from harness.gate.unit import Judgement
 from harness.store.case import Case
+from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
 CASE = Case.of("gemm", {"n": 1}).case_id
@@ -55,12 +56,13 @@ class Scripted:
 
     def __init__(self, tree: Path, words: Sequence[str], folder: Path) -> None:
         self.script, self.folder, self.root = self.SIDES[tree.name], folder, tree
-        self.messages, self.wanted = 0, [""]
+        self.messages, self.wanted, self.answer = 0, [""], object()
         Scripted.living += 1
         Scripted.started += 1
         Scripted.most = max(Scripted.most, Scripted.living)
 
     def tell(self, answer: object) -> None:
+        self.answer = answer
         if isinstance(answer, str):
             self.wanted.append(answer)
 
@@ -71,6 +73,8 @@ class Scripted:
             time.sleep(timeout_s)
             raise EndedError("no answer", None)
         self.messages += 1
+        if self.answer is not False and self.wanted[1:] and not self.script.get("unfit"):
+            return {"block": 0}
         cases = [{**about(n), "seed": 0, "arms": {"fp8": ""}} for n in self.script.get("cases", (1,))]
         return {"version": VERSION, "root": str(self.root.resolve()), "cases": cases}
 
@@ -177,6 +181,17 @@ def test_a_side_that_cannot_plan_or_is_of_another_tree_is_refused(
     with pytest.raises(SideError):
         sitting.stage(1, 2)
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_a_case_of_which_nothing_can_be_timed_takes_no_blocks(scripted: Any) -> None:
+    """The sweep asks for the next case at once; what is told to it then is not meant for a block."""
+    failed = row(
+        status="failed", reason="no memory", cause=Cause.OOM, samples=(), rounds=(), sample_clock_mhz=()
+    )
+    sitting = scripted(baseline=SCRIPT, candidate={"rows": (failed,), "unfit": True})
+    sitting.stage(1, 2)
+    (bad,) = timed_rows(sitting.folder / "candidate").to_dict("records")
+    assert (bad["status"], bad["reason"]) == ("failed", "no memory (round 0)")
 
 
 def test_what_is_flagged_is_measured_again_and_only_that(tmp_path: Path, scripted: Any) -> None:

@@ -45,3 +45,20 @@ def test_an_arm_of_another_mode_than_its_authors_says_that_theirs_was_not_measur
 
 def test_a_cpu_says_nothing_of_a_peer(cpu_machine) -> None:
     assert cpu_machine.reproductions == {}
+
+
+def test_the_fastest_product_stands_beside_the_public_ones_on_both_sides() -> None:
+    """Oracles: the published row of 1,506 TFLOP/s; ml-engineering's 1,453 on an H200 and 1,535 on a GH200 of 900 W, DeepGEMM's 1,500."""
+    found = machine(DAY / "gemm")
+    below, _, above = tables.best_product(found, "gemm").partition(" above it: ")
+    assert "1,506 TFLOP/s" in below
+    assert "isolated" in below
+    assert below.index("1,500 (H800 SXM, https://") < below.index("1,453 (H200 SXM, ml-engineering")
+    assert above.startswith("1,535 (GH200 144GB at 900 W, ml-engineering")
+    assert above.count("1,535") == 1
+    assert tables.best_product(found, "train") == ""
+    assert "1,506 TFLOP/s" in tables.suite_table(found, "gemm").caption
+
+
+def test_a_cpu_has_no_product_to_set_beside_them(cpu_machine) -> None:
+    assert tables.best_product(cpu_machine, "gemm") == ""
