@@ -42,7 +42,8 @@ def page_facts(page: str) -> list[str]:
     for line in page.splitlines():
         if line.startswith("|"):
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-            figures = [cell.partition("; ")[0] for cell in cells]  # what follows is a note
+            # what follows is a note
+            figures = [cell.partition(", " if cell[:1].isdigit() else "; ")[0] for cell in cells]
             said = [
                 word
                 for cell, figure in zip(cells, figures, strict=True)
