@@ -36,24 +36,20 @@ def read_facts(folder: Path) -> list[str]:
     return [f"rows {len(frame)}", f"digest {hashlib.sha256(chr(10).join(said).encode()).hexdigest()[:16]}"]
 
 
-def _figures(cell: str) -> str:
-    """A cell without its sentence: of one that begins with a number, that number and its interval."""
-    if len(cell) <= PROSE:
-        return cell
-    return cell.partition(", ")[0] if cell[0].isdigit() else ""
-
-
 def page_facts(page: str) -> list[str]:
     """Numbers and verdicts of each row of each table, and the answers at the head."""
     found = []
     for line in page.splitlines():
         if line.startswith("|"):
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            figures = [cell.partition("; ")[0] for cell in cells]  # what follows is a note
             said = [
                 word
-                for cell in map(_figures, cells)
+                for cell, figure in zip(cells, figures, strict=True)
+                for shown in [cell if len(cell) <= PROSE else figure]
+                if len(shown) <= PROSE
                 for p in (VERDICT, NUMBER)
-                for word in p.findall(cell)
+                for word in p.findall(shown)
             ]
         elif line.startswith("**"):
             said = VERDICT.findall(line.partition("**")[2].partition("**")[0])
