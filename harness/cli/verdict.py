@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.gate.options import Exit
 from harness.machine import terminal
+from harness.store import printer
 from harness.store.curve_files import READERS, read_all
 from harness.store.curve_logs import FORMATS
 from harness.store.errors import UsageError
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EXITS = {"PASS": Exit.OK, "FAIL": Exit.NUMERICS, "INCONCLUSIVE": Exit.INCONCLUSIVE}
-STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Words:
         f"of the files ({', '.join([*READERS, *FORMATS])}), or a regular expression with (?P<step>), (?P<value>)",
         "",
     )
+    json: bool = key("as plain values", False)
     output: Path | None = key("HTML page to write", short="-o")
 
 
@@ -76,8 +78,10 @@ def main(words: Sequence[str]) -> int:
         **asked, margin=_share(options.margin, "margin"), between=_share(options.between, "between")
     )
     where = terminal.console()
-    for line in found.lines:
-        terminal.say(where, line, STYLES[found.outcome] if line.startswith(found.outcome) else "")
+    if options.json:
+        sys.stdout.write(printer.as_json(found))
+    else:
+        printer.show(found, where)
     if options.output:
         from harness.report.pages import curve_verdict
 

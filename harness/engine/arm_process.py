@@ -473,6 +473,8 @@ def _operators(work: Workload) -> int:
             self.calls += 1
             return func(*args, **(kwargs or {}))
 
+    if isinstance(work.run, Rotation):
+        work.run()  # which makes its operands
     with work.held(), Counter() as counter:
         work.run()
     return counter.calls

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +26,8 @@ from harness.report.drawing import (
 )  # fmt: skip
 from harness.report.render import render_sections
 from harness.report.section import Section
-from harness.report.table import Column, make_table, word
 from harness.store.measurement import METRICS
-from harness.store.printer import Cell, as_html
+from harness.store.printer import as_html
 from harness.store.text import axes_of, case_label, constant_axes, short
 
 if TYPE_CHECKING:
@@ -111,17 +109,11 @@ def _curves(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> list[Chart]
 
 def curve_verdict(found: CurveVerdict) -> str:
     """The HTML of a verdict."""
-    said = {"because": found.reasons, "beside it": found.notes, "read": found.read}
-    rows = [
-        ("verdict", word(found.outcome)),
-        *((name, Cell(line)) for name, lines in said.items() for line in lines),
-    ]
-    about = make_table(
-        "curves", [Column("what", itemgetter(0)), Column("", itemgetter(1))], rows, sortable=False
-    )
-    shown = Section("verdict", "What the curves show", first=[about], charts=[_losses(found)])
+    shown = Section("verdict", "What the curves show", charts=[_losses(found)])
     margin = f"margin {percent(found.margin)[1:]} of the base's loss"
-    return render_sections(f"Trains the same: {found.outcome}", "Verdict on loss curves", margin, [shown])
+    return render_sections(
+        f"Trains the same: {found.outcome}", "Verdict on loss curves", margin, [shown], as_html(found)
+    )
 
 
 @styled

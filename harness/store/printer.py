@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,7 +20,7 @@ from markupsafe import Markup, escape
 from harness.store.text import code, markdown, printable, slug
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
     from rich.text import Text
@@ -95,7 +96,7 @@ def show(result: Result, where: Console, tables_first: bool = False) -> None:
     """Prints lines and tables; the answer in bold, words that are good or bad in colour."""
     if tables_first:
         _draw(result.tables(), where)
-    for i, line in enumerate(result.lines()):
+    for i, line in enumerate(_lines(result)):
         where.print(_text(line), style="bold " * (i == 0) + tone(line), soft_wrap=True)
     if not tables_first:
         _draw(result.tables(), where)
@@ -109,6 +110,16 @@ def as_text(result: Result, width: int = WIDE, tables_first: bool = False) -> st
     with where.capture() as seen:
         show(result, where, tables_first)
     return "".join(f"{line.rstrip()}\n" for line in seen.get().splitlines())
+
+
+def _lines(result: Result) -> Iterator[str]:
+    """The lines of a result, those that are too long continued on the next one."""
+    for line in map(_flat, result.lines()):
+        yield from (
+            textwrap.wrap(line, MOST, subsequent_indent="  ", break_on_hyphens=False)
+            if len(line) > MOST
+            else [line]
+        )
 
 
 def _draw(tables: Iterable[Table], where: Console) -> None:

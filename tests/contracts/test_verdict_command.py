@@ -27,8 +27,11 @@ def planted(folder: Path, share: float) -> str:
 def test_exit_codes(share: float, code: int, word: str, tmp_path: Path) -> None:
     ended = run(tmp_path, "verdict", BASE, planted(tmp_path, share))
     assert ended.code == code
-    assert any(line.startswith(f"{word}: ") for line in ended.out)
-    assert ended.out[0].startswith("base: 13 runs, val_loss by step")
+    assert ended.out[0].startswith(f"{word}: ")
+    assert any(line.startswith("base: 13 runs, val_loss by step") for line in ended.out)
+    found = json.loads("".join(run(tmp_path, "verdict", BASE, "candidate=mine.csv", "json=true").out))
+    assert (found["outcome"], found["margin"]) == (word, 0.0025)
+    assert found["low"] < found["gap"] < found["high"]
 
 
 def test_the_margin_decides(tmp_path: Path) -> None:
@@ -99,6 +102,6 @@ def test_raw_mlperf_logs_of_a_published_pair(tmp_path: Path) -> None:
         "base=m087_*.txt",
         "candidate=m085_*.txt",
     )
-    assert ended.out[0].startswith("base: 5 runs, eval_loss by samples")
+    assert any(line.startswith("base: 5 runs, eval_loss by samples") for line in ended.out)
     assert any(line.startswith("FAIL: worse") for line in ended.out)
     assert ended.code == 4

@@ -8,7 +8,6 @@ Which thresholds, and how often they are wrong: docs/evidence.md.
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +22,7 @@ from harness.judge.verdict.result import MARGIN, percent
 from harness.judge.verdict.sooner import Sooner, sooner
 from harness.store import text
 from harness.store.errors import UsageError
+from harness.store.printer import as_html, picked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.judge.verdict.evidence import Finding, LossRun
+    from harness.store.printer import Table
     from harness.store.stats import Effect
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -109,18 +110,23 @@ class CurveVerdict:
         ]
         return [*lines, *self.evidence.notes]
 
-    @property
-    def headline(self) -> str:
-        """The word, and what it holds for."""
-        return f"{self.outcome}: {'; '.join(self.reasons)}"
-
-    @property
     def lines(self) -> list[str]:
-        """What was read, the verdict, what to know beside it; a text each."""
-        return [*self.read, self.headline, *self.notes]
+        """The verdict with how much is said beside it, its other reasons, what decides nothing, what was read."""
+        first, *more = self.reasons or [""]
+        beside = [text.plural(len(self.notes), "note")] if self.notes else []
+        return ["; ".join([f"{self.outcome}: {first}", *beside]), *more, *self.notes, *self.read]
+
+    def tables(self) -> list[Table]:
+        """No table: the page draws the runs."""
+        return []
+
+    def data(self) -> dict[str, Any]:
+        """Plain values; gaps and margins as shares of the base's loss."""
+        names = "outcome codes reasons notes read margin step window gap low high sd p shows needed"
+        return picked(self, names)
 
     def _repr_html_(self) -> str:
-        return "".join(f"<p>{html.escape(text.printable(line))}</p>" for line in self.lines)
+        return str(as_html(self))
 
 
 def verdict(

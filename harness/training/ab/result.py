@@ -19,6 +19,7 @@ from harness.store import stats
 from harness.store.compare import TIE
 from harness.store.errors import UsageError
 from harness.store.stats import MIN_ROUNDS, t_interval
+from harness.store.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -321,6 +322,16 @@ class TrialResult:
         if self.doubt:
             return "cannot tell"
         return "on" if self.effect.direction == "faster" else "off"
+
+    @property
+    def beside(self) -> list[str]:
+        """Counts of what a reader of the decision must look at below it."""
+        blocks = sum(len(each.faults) for each in self.rounds)
+        counts = ((blocks, "block"), (len(self.notes), "note"))
+        found = [
+            f"{plural(count, one)} {'left out, ' * (one == 'block')}below" for count, one in counts if count
+        ]
+        return found + ["not all was put back"] * bool(self.not_restored)
 
     def _repr_html_(self) -> str:
         lines = html.escape("\n".join(self.lines()))

@@ -40,7 +40,7 @@ def judged(situation: Situation, draw: int = 0) -> CurveVerdict | None:
 def test_the_word_is_right_and_the_finding_is_named(name: str) -> None:
     situation = TABLE[name]
     found = judged(situation)
-    assert (found.outcome if found else "REFUSED") in situation.words, found and found.lines
+    assert (found.outcome if found else "REFUSED") in situation.words, found and found.lines()
     assert not situation.code or (found is not None and situation.code in found.codes), found and found.codes
 
 
@@ -48,7 +48,7 @@ def test_the_word_is_right_and_the_finding_is_named(name: str) -> None:
 def test_what_is_refused_has_no_number(name: str) -> None:
     found = judged(TABLE[name])
     if found is not None:
-        assert np.isnan([found.gap, found.low, found.high, found.p]).all(), found.lines
+        assert np.isnan([found.gap, found.low, found.high, found.p]).all(), found.lines()
 
 
 def test_the_table_holds_what_was_asked_for_and_draws_again_what_it_drew() -> None:

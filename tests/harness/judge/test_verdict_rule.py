@@ -256,14 +256,14 @@ def test_honest_twins_pass(case: str) -> None:
     base, candidate, options = (*HONEST[case], {})[:3]
     found = judged(base, candidate, **options)
     assert (found.outcome, found.codes) == ("PASS", ["equivalent"])
-    assert "up to step" in found.headline
+    assert "up to step" in found.lines()[0]
 
 
 def test_a_worse_gap_fails_beside_soft_findings_and_not_beside_hard_ones() -> None:
     worse = runs(1, gap=0.02)
     assert judged(named(A, seed=[0, 1, 2, 4, 7]), worse).outcome == "FAIL"
     refused = judged(named(A, dataset="c4"), named(worse, dataset="fineweb"))
-    assert (refused.outcome, "%" in refused.headline) == ("INCONCLUSIVE", False)
+    assert (refused.outcome, "%" in refused.lines()[0]) == ("INCONCLUSIVE", False)
     assert judged(*pairs(0.02), **PAIRS).outcome == "FAIL"
 
 
@@ -312,7 +312,7 @@ def test_one_machine_a_side_is_said_and_a_known_spread_between_machines_counts()
     degrees = ttest_ind(*([f["val_loss"].iloc[-1] for f in side] for side in (A, B)), equal_var=False).df
     half = [(found.high - found.low) / 2 / student.ppf(0.975, degrees) for found in (plain, told)]
     assert half[1] ** 2 - half[0] ** 2 == pytest.approx(2 * 0.0005**2)
-    assert "these two machines" in plain.headline
+    assert "these two machines" in plain.lines()[0]
 
 
 # Sooner

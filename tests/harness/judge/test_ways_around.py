@@ -98,9 +98,9 @@ def test_what_was_no_way_around_passes_and_says_what_was_compared() -> None:
     both = [each(side(first), cfg=lambda f, i: [{"a": [1]}] * 200) for first in (0, 100)]
     assert harness.verdict(*both).outcome == "PASS"
     found = harness.verdict(each(side(0), recipe="bf16"), each(side(100), recipe="fp8"))
-    assert "recipe bf16 against fp8" in found.headline
+    assert "recipe bf16 against fp8" in found.lines()[0]
     waived = harness.verdict(side(0), side(100), differs=["copies", "nonsense"])
-    assert "known to differ" not in waived.headline  # nothing was waived
+    assert "known to differ" not in waived.lines()[0]  # nothing was waived
     for wrong in ({"differs": "lr"}, {"window": 2.5}):
         with pytest.raises(UsageError):
             harness.verdict(side(0), side(100), **wrong)

@@ -1,0 +1,176 @@
+"""The rule of words: nothing that a record holds against a positive word is left out beside it.
+
+Each result is made positive and clean; then every field that is empty in it is filled in turn. Oracle: the clean result's own
+text. What was filled must stand in the lines, or change the line that begins with the positive word, which then counts it. What
+stands in `data()` alone is not printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+from noises import quiet, simulated
+
+from harness.advise.command import answer, parse
+from harness.advise.views import lines as lines_of_advice
+from harness.cli.doctor import Finding, Tried
+from harness.judge.diff import Changes, Timed
+from harness.judge.verdict.rule import CurveVerdict
+from harness.store.printer import MOST, as_text, tone
+from harness.training.ab.result import FP8, TrialResult
+
+TOLD = "planted words"
+
+
+@dataclass
+class Shown:
+    """A result of which only the lines are known."""
+
+    said: list[str]
+
+    def lines(self) -> list[str]:
+        return self.said
+
+    def tables(self) -> list[Any]:
+        return []
+
+    def data(self) -> dict[str, Any]:
+        return {}
+
+
+def trial() -> TrialResult:
+    return simulated(quiet, 1.3, 0)
+
+
+def doctor() -> Tried:
+    return Tried("cuda", [Finding("gemm", "torch", "28 dB"), Finding("recipe", "rowwise", "28 dB")])
+
+
+TIMED = Timed("train", "c", "{}", "a_eager", "", "time_ms", 1.0, 0.9, 0.9, 0.89, 0.91, "faster", "", 8, 1.02)
+
+
+def changes() -> Changes:
+    return Changes({}, (), (), (), (), (TIMED,), (), ())
+
+
+def advice() -> Any:
+    return answer(parse(["model=llama3_1b", "gpu=h200", "checkpointing=full"]))
+
+
+@dataclass
+class Kind:
+    """How a result is made, what is planted in which of its fields, and which empty fields are no trouble, with the reason."""
+
+    make: Callable[[], Any]
+    plants: Mapping[str, Any]
+    no_trouble: Mapping[str, str]
+    show: Callable[[Any], Any] = lambda found: found
+
+
+KINDS = {
+    "trial": Kind(
+        trial,
+        {
+            "problem": TOLD,
+            "under_way": True,
+            "unmetered": TOLD,
+            "not_restored": TOLD,
+            "notes": (TOLD,),
+            "rounds": tuple(replace(r, faults={FP8: TOLD} if r.index == 0 else {}) for r in trial().rounds),
+            "restored": (TOLD,),
+        },
+        {
+            "flops": "of MFU, which is then not stated",
+            "gpu": "of MFU, which is then not stated",
+            "tokens": "without it no tokens/s are told",
+            "facts": "for the store",
+            "method": "for the store",
+            "layers": "counted in the proof",
+            "proof": "a proof without words",
+        },
+        lambda found: Shown(found.lines()),
+    ),
+    "doctor": Kind(
+        doctor, {"findings": [*doctor().findings, Finding("peer", TOLD, "absent", "missing")]}, {}
+    ),
+    "diff": Kind(
+        changes,
+        {
+            "environment": {TOLD: (1, 2)},
+            "only_before": (("train", "c", TOLD),),
+            "only_after": (("train", "c", TOLD),),
+            "broken": (("train", "c", "a", TOLD),),
+            "figures": (("train", "c", "a", TOLD, 1.0, 2.0),),
+            "cpu": True,
+        },
+        {"resolved": "a record of its own: test_diff", "parts": "a record of its own: test_diff"},
+    ),
+    "advice": Kind(
+        advice,
+        {"warnings": (TOLD,), "made_up": TOLD},
+        {
+            "careful": "asked for",
+            "checks": "one that is off is a warning",
+            "with_head": "a gain that is left out",
+            "gather_from": "a threshold: full=true",
+        },
+        lambda found: Shown(lines_of_advice(found)),
+    ),
+}
+
+
+def empty(record: Any) -> set[str]:
+    return {f.name for f in fields(record) if getattr(record, f.name) in ("", None, False, (), [], {})}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_field_that_may_hold_a_trouble_is_planted(name: str) -> None:
+    """A field that is added to a record is planted here, or is no trouble for a reason that is given."""
+    kind = KINDS[name]
+    assert empty(kind.make()) <= {*kind.plants, *kind.no_trouble}
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [(name, field) for name, kind in KINDS.items() for field in kind.plants]
+)
+def test_what_stands_against_a_positive_word_is_printed_or_counted(name: str, field: str) -> None:
+    kind = KINDS[name]
+    clean, planted = kind.make(), replace(kind.make(), **{field: kind.plants[field]})
+    shown, before = kind.show(planted), kind.show(clean)
+    text = as_text(shown)
+    assert text != as_text(before), "neither printed nor counted"
+    positive = [line for line in shown.lines() if tone(line) == "green"]
+    assert not positive or TOLD in " ".join(text.split()) or not {*positive} <= {*before.lines()}
+
+
+@pytest.mark.parametrize("field", ["rounds", "not_restored", "notes"])
+def test_a_trial_that_is_on_counts_in_that_line_what_stands_below_it(field: str) -> None:
+    (clean,) = [line for line in trial().lines() if tone(line) == "green"]
+    planted = replace(trial(), **{field: KINDS["trial"].plants[field]})
+    (line,) = [line for line in planted.lines() if tone(line) == "green"]
+    assert line.startswith(clean)
+    assert len(line) > len(clean)
+
+
+def test_an_advice_counts_its_warnings() -> None:
+    (line,) = [line for line in lines_of_advice(advice()) if tone(line) == "green"]
+    assert line.startswith("FP8: on")
+    assert "1 warning: full=true" in " ".join(
+        " ".join(lines_of_advice(replace(advice(), warnings=(TOLD,)))).split()
+    )
+
+
+def test_a_pass_counts_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CurveVerdict, "read", [])
+    found = CurveVerdict(None, 0.0025, "PASS", reasons=["the same"], notes=[TOLD, TOLD])  # type: ignore[arg-type]
+    assert found.lines() == ["PASS: the same; 2 notes", TOLD, TOLD]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_line_is_longer_than_the_rule_allows(name: str) -> None:
+    kind = KINDS[name]
+    long = kind.show(kind.make())
+    assert all(len(line) <= MOST for line in as_text(Shown([*long.lines(), "x " * 400])).splitlines())
