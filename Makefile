@@ -11,10 +11,10 @@
 # make aot-check    limits of the cast kernels, in that machine code (`make test` holds those of the installed Triton); 21 s
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          .ci/gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
-#                   run it again to continue. ARGS=dry_run=true prints the commands,
-#                   ARGS=data_path=FILE names nanoGPT's text, ARGS=device=cpu rehearses it all here, in some minutes
+#                   run it again to continue. ARGS=dry_run=true prints the commands, ARGS=device=cpu rehearses it all here, in some minutes
 # make gpu-tests    the tests that need a GPU, 1.5 minutes on an H200 with 16 cores
 # make published    reports/published, docs/evidence.md, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
+#                   refuses runs whose code is that of no commit and sentences that leave out what their rows hold;
 #                   the page of advice from predictions, some minutes
 # make studies      error rates of the gate and of the loss verdict, simulated, into their pages; half an hour
 # make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
@@ -34,7 +34,8 @@ TRITON_36 ?= build/triton-3.6.0
 # with PY= mkdocs-material and mkdocstrings are that environment's, of the extra `docs`
 DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
 # by path, since collecting all of them takes a minute
-GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/test_torch_mm.py tests/fp8core/kernels tests/harness/training/models/test_gpu.py
+GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/test_either_device.py tests/fp8core/test_torch_mm.py tests/fp8core/kernels \
+  tests/harness/training/models/test_gpu.py tests/harness/engine/test_either_device.py
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
@@ -115,8 +116,10 @@ wheels: $(READY)
 	  hydra-core omegaconf "antlr4-python3-runtime==4.9.*" itables torchao
 
 published: $(READY)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/provenance.py
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH OMP_NUM_THREADS=1 $(PY) reports/studies/ledger.py
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_page.py results/published reports/published/mfu.html
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/published_results.py
 	OMP_NUM_THREADS=1 $(PY) reports/studies/advice_page.py reports/published/advice.html
 	$(PY) reports/studies/advice_map.py reports/published/advice.json
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) reports/studies/compatibility_page.py results/published > docs/compatibility.md

@@ -53,7 +53,13 @@ def main(argv: Sequence[str]) -> int:
     from harness.machine import raw_output
 
     with raw_output.guarded():
-        return _main(argv)
+        try:
+            return _main(argv)
+        finally:  # all has been written and said: a launcher kills what makes it wait
+            if "multiprocessing" in sys.modules:
+                from harness.machine.processes import kill_children
+
+                kill_children()
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -81,10 +87,6 @@ def _main(argv: Sequence[str]) -> int:
             from harness.cli import process_end
 
             return process_end.internal_error(error)
-    if "multiprocessing" in sys.modules:
-        from harness.machine.processes import kill_children
-
-        kill_children()
     from harness.machine import raw_output
 
     raw_output.refuse(message)

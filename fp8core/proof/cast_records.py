@@ -21,7 +21,7 @@ import torch.distributed as dist
 from fp8core.proof.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from fp8core.proof.cast_stats import OperandStats, StepStats
     from fp8core.recipe import Recipe
@@ -180,21 +180,25 @@ class _Mlflow:
             self._mlflow.end_run()
 
 
-def _tensorboard() -> Any:
-    return importlib.import_module("torch.utils.tensorboard").SummaryWriter()
+def _tensorboard(folder: str | None = None) -> Any:
+    return importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder)
 
 
-WRITERS = {"tensorboard": _tensorboard, "wandb": _Wandb, "mlflow": _Mlflow}
+WRITERS: Mapping[str, Callable[..., Any]] = {"tensorboard": _tensorboard, "wandb": _Wandb, "mlflow": _Mlflow}
 
 
-def writer_named(name: str) -> Any:
+def writer_named(name: str, folder: str | None = None) -> Any:
     """A `ScalarWriter` that has `close` as well.
+
+    Args:
+        name: one of `WRITERS`.
+        folder: where TensorBoard's events go; None: "runs/" and the time, as TensorBoard has it. Others have no folder.
 
     Raises:
         ImportError: its library is not installed.
     """
     try:
-        return WRITERS[name]()
+        return WRITERS[name]() if folder is None else WRITERS[name](folder)
     except ImportError as error:
         raise ImportError(f"to={name!r} needs {name}: pip install {name} ({error})") from error
 

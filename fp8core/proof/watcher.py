@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from fp8core.proof.cast_stats import CallStats
     from fp8core.recipe import Recipe
 
+_NEVER_STEPPED = (
+    "watcher.step() was never called, so nothing was recorded; keep what watch() returns and call its step() after each "
+    "optimizer step"
+)
 _EAGER = "pass eager_steps=True, which runs each watched step in eager mode"
 
 
@@ -126,7 +130,7 @@ class Watcher:
         self.latest: tuple[CastRecord, ...] = ()
         self.steps, self.problem = first_step, ""
         self._model, self._every, self._eager_steps = model, every, eager_steps
-        self._was_told = self._is_copy = False
+        self._is_copy = False
         self._warned: set[str] = set()
         obstacle = self._obstacle()
         if obstacle:
@@ -134,13 +138,13 @@ class Watcher:
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._sink: Sink | None = sink_of(to, self._rank)
         self._on = _On(samples)
-        weakref.finalize(self, self._on.release)
+        weakref.finalize(self, _dropped, self._on)
         self._hold()
         self._begin()
 
     def step(self) -> None:
         """An optimizer step has ended, `update_scales` included; after a watched one its records go out."""
-        self._was_told = True
+        self._on.was_stepped = True
         if self._is_copy:
             self._warn(self.problem)
         if self._on.stats is not None:
@@ -150,10 +154,8 @@ class Watcher:
 
     def close(self) -> None:
         """Ends watching; a step under way is not recorded. May be called twice."""
-        if not self._was_told and not self.problem:
-            self._warn(
-                "watcher.step() was never called, so nothing was recorded; call it after each optimizer step"
-            )
+        if not self._on.was_stepped and not self.problem:
+            self._warn(_NEVER_STEPPED)
         self._stop()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,7 +165,7 @@ class Watcher:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._was_told |= kind is not None  # what ended the block is news enough
+        self._on.was_stepped |= kind is not None  # what ended the block is news enough
         self.close()
 
     def _obstacle(self) -> str:
@@ -237,7 +239,7 @@ class Watcher:
 
     def _warn(self, problem: str, kind: str | None = None) -> None:
         """Warns of each kind of problem once; the attribute has the last."""
-        self.problem = problem
+        self.problem, self._on.was_stepped = problem, True
         if (kind or problem) not in self._warned:
             self._warned.add(kind or problem)
             warnings.warn(f"fp8core.watch: {problem}", RuntimeWarning, stacklevel=4)
@@ -251,8 +253,15 @@ def _closed_copy(steps: int) -> Watcher:
         "this is a copy of a watcher, and records nothing; call watch(model) for a model of its own"
     )
     result._on, result._sink, result._warned = _On(1), None, set()
-    result._every, result._was_told, result._is_copy = 1, True, True
+    result._every, result._is_copy, result._on.was_stepped = 1, True, True
     return result
+
+
+def _dropped(on: _On) -> None:
+    """A watcher that nobody holds any more, or a program that ends."""
+    on.release()
+    if not on.was_stepped:
+        warnings.warn(f"fp8core.watch: {_NEVER_STEPPED}", RuntimeWarning, stacklevel=2)
 
 
 # Whose each layer is, from construction to the end, also in steps that are not watched
@@ -292,11 +301,13 @@ class _On:
     Attributes:
         stats: of the step; None between watched steps.
         recipes: of the layers when the step began, by name.
+        was_stepped: `Watcher.step` was called, or what stopped it was told.
     """
 
     def __init__(self, samples: int) -> None:
         self.stats: StepStats | None = None
         self.recipes: dict[str, Recipe] = {}
+        self.was_stepped = False
         self._places = SampledPlaces(samples)
         self._entries: dict[nn.Module, Any] = {}
         self._is_eager = False

@@ -38,6 +38,7 @@ class Check:
         arm: what ran.
         predicted, measured: in the same unit.
         run_id: of the measurement.
+        low, high: of the prediction's interval, 95 %; NaN where it has none.
     """
 
     what: str
@@ -46,6 +47,13 @@ class Check:
     predicted: float
     measured: float
     run_id: str
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def inside(self) -> bool:
+        """The measurement lies in the prediction's interval."""
+        return self.low <= self.measured <= self.high
 
     @property
     def error(self) -> float:
@@ -206,6 +214,8 @@ class Advice:
         figures = {n: f for n, f in self.rates.figures.items() if n in ("bf16", "fp8") and f.kind != MEASURED}
         if figures:
             parts.append(", ".join(f"{name} rate ({f.kind})" for name, f in sorted(figures.items())))
+        elif self.rates.has_fp8 and self.plan.compiled:
+            parts.append("casts as a compiled step fuses them (the interval is wider for it)")
         if not self.model.whole:
             parts.append("attention and all else but the Linear layers are left out")
         return parts

@@ -22,6 +22,7 @@ from harness.advise.step import (
     step_ratio,
     with_interval,
 )
+from harness.store.tables import rows_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +41,9 @@ STEP_GAIN = 1.02
 ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"
 GATHER = "gather in FP8"  # the layers are converted for what is sent, and gain nothing by themselves
 POSITIVE = (ON, SOME, GATHER)
-# Rowwise steps under tensor parallelism: published ones span 0.847 to 1.10, and the model has missed them by as much
-# (reports/published/studies/speedups.md): what torch.compile makes of what is gathered there is not modelled.
-_ROWS_SPLIT = 0.84
+# What torch.compile makes of what is gathered under tensor parallelism is not modelled for rowwise products, so that such a
+# step may be as slow as the slowest that was published.
+_ROWS_SPLIT = min(float(row["measured"]) for row in rows_beside(__file__, "rows_split.csv"))
 EXPOSED = 0.05  # of the step: communication that matters
 # docs/advise.md has why, with its sources
 HEAD = "the output head, whose loss in FP8 was not judged"

@@ -20,6 +20,7 @@ from harness.machine.hardware import of_env
 from harness.machine.kernels_by_name import CAST
 from harness.store.compare import FP8_DTYPES, TIMES, pairs_of, rows_of
 from harness.store.outside import parse
+from harness.store.text import interval, ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +117,7 @@ def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[Loss]:
         found = small.setdefault(r["arm"], [])
         if len(sizes) == 3 and surface >= machine.bound():
             shape = "x".join(map(str, sizes))
-            found.append(f"{shape}: {r['speedup']:.2f}x, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}")
+            found.append(f"{shape}: {ratio(r['speedup'])}, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}")
     line = f"even fused casts need less than 1/{1 / machine.bound():.0f} ({machine.source})"
     for arm, shapes in small.items():
         if shapes:
@@ -129,8 +130,8 @@ def _step(machine: Rates, pair: dict[str, Any], step: dict[str, Any], casts: flo
     fp8_flops = sum(f for d, f in parse(step["flops"]).items() if d in FP8_DTYPES)
     saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)
     evidence = [
-        f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms: {pair['speedup']:.2f}x "
-        f"({pair['low']:.2f} to {pair['high']:.2f})",
+        f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms: {ratio(pair['speedup'])} "
+        f"({interval(pair['low'], pair['high'])})",
         f"FP8 GEMMs can save at most {saved:.3g} ms of it, by {machine.source}",
     ]
     cause = "not known: the time of its casts was not measured; axes.profile=true measures it"

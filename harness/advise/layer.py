@@ -116,6 +116,7 @@ def _cast_seconds(elements: int, cast: CastCost, recipe: RecipeCost, rates: Rate
     """Seconds of a tensor's casts, forward and backward together; and of what the forward product alone needs."""
     by_kernels = recipe.by == "kernels"  # they transpose in tiles
     speed = rates["bandwidth"] * (rates["casts"] if by_kernels else 1.0)
-    moved = cast.total if by_kernels else cast.streamed + cast.strided / rates["strided"]
+    across = rates["transposed" if recipe.by == "operators" else "strided"]
+    moved = cast.total if by_kernels else cast.streamed + cast.strided / across
     both = max(elements * moved / speed, FLOOR_S * cast.kernels) if cast.total else 0.0
     return both, max(elements * cast.forward / speed, FLOOR_S) if cast.forward else 0.0

@@ -137,4 +137,4 @@ def _eager(name: str) -> RecipeCost:
     gathered = None
     if compiled.gathered_weight is not None:  # the shard by operators, its codes transposed backward
         gathered = CastCost(EAGER_CAST_AO, 2.0, kernels=EAGER_KERNELS_AO + 1)
-    return replace(compiled, casts=casts, shares_input=False, gathered_weight=gathered)
+    return replace(compiled, by="operators", casts=casts, shares_input=False, gathered_weight=gathered)

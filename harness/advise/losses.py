@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+from harness.store.tables import rows_beside
 
 FILE = Path(__file__).with_suffix(".csv")
 FAIL = "FAIL"
@@ -52,20 +53,19 @@ class Loss:
 @cache
 def known() -> tuple[Loss, ...]:
     """Every comparison of the table."""
-    with FILE.open(encoding="utf-8", newline="") as file:
-        return tuple(
-            Loss(
-                PRECISIONS.get(row["precision"], row["precision"]),
-                row["model"],
-                int(row["parameters"]),
-                int(row["tokens"]),
-                row["word"],
-                row["gap"],
-                row["seeds"],
-                row["source"],
-            )
-            for row in csv.DictReader(file)
+    return tuple(
+        Loss(
+            PRECISIONS.get(row["precision"], row["precision"]),
+            row["model"],
+            int(row["parameters"]),
+            int(row["tokens"]),
+            row["word"],
+            row["gap"],
+            row["seeds"],
+            row["source"],
         )
+        for row in rows_beside(__file__, FILE.name)
+    )
 
 
 def of(

@@ -86,7 +86,8 @@ def steps(
         model, plan = known
         converted = able(model, recipe).difference(found.get("advice", {}).get("left_in_bf16", ()))
         predicted = speedup(model, rates, replace(plan, compiled=mode == "compile"), recipe, converted)
-        checks.append(Check("step", model.name, row["arm"], predicted.value, row["speedup"], row["run_id"]))
+        found_ratio = predicted.value, row["speedup"], row["run_id"], predicted.low, predicted.high
+        checks.append(Check("step", model.name, row["arm"], *found_ratio))
     return checks
 
 

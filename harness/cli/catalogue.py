@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fp8core.extensions import Table
+    from harness.engine.settings import PartConfig, SweepConfig
     from harness.timing.workload import Axis
 
 
@@ -44,7 +45,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def sweep_help(config: Mapping[str, Any]) -> None:
+def sweep_help(config: SweepConfig) -> None:
     """Prints what a sweep asks, its axes, arms and sets of shapes.
 
     Args:
@@ -53,29 +54,26 @@ def sweep_help(config: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it names no suite.
     """
-    text = f"sweep={config['name']}: {config['question']}\n"
-    parts: Mapping[str, Any] = config["parts"] or {"": config}
+    text = f"sweep={config.name}: {config.question}\n"
+    parts: Mapping[str, PartConfig | SweepConfig] = config.parts or {"": config}
     for name, part in parts.items():
         title = f"part {name}: " if name else ""
-        if other := part.get("sweep"):
-            text += f"\n{title}sweep={other}; python -m harness sweep={other} --help has its axes and arms\n"
-        else:
-            text += f"\n{title}suite {part['suite']}\n{_part(part)}"
+        text += f"\n{title}suite {part.suite}\n{_part(part)}"
     sys.stdout.write(text + "\nkeys of all sweeps: python -m harness --help\n")
 
 
-def _part(part: Mapping[str, Any]) -> str:
+def _part(part: PartConfig | SweepConfig) -> str:
     from harness.suites import SUITES
     from harness.suites.shapes import SHAPES
 
-    if part["suite"] not in SUITES:
-        raise unknown("suite", part["suite"], SUITES)
-    suite = SUITES[part["suite"]]
-    text = listed((f"axes.{name}", _axis(axis, part["axes"].get(name))) for name, axis in suite.AXES.items())
-    here = part["arms"] or list(suite.ARMS)
+    if part.suite not in SUITES:
+        raise unknown("suite", str(part.suite), SUITES)
+    suite = SUITES[str(part.suite)]
+    text = listed((f"axes.{name}", _axis(axis, part.axes.get(name))) for name, axis in suite.AXES.items())
+    here = part.arms or list(suite.ARMS)
     text += listed([("arms", f"{', '.join(here)}"), *_absent(here, suite.ARMS)])
-    if part["shapes"]:
-        used = [part["shapes"]] if isinstance(part["shapes"], str) else part["shapes"]
+    if part.shapes:
+        used = [part.shapes] if isinstance(part.shapes, str) else part.shapes
         text += listed([("shapes", f"{', '.join(used)}; there are {', '.join(SHAPES)}, from_model")])
     return text
 

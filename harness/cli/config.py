@@ -1,7 +1,7 @@
 """Configuration: Hydra composes, the harness expands. The only file that knows Hydra.
 
 Every `sweeps/*.yaml` is an option of the group `sweep`; its first comment line is the question it answers. A
-command line is `sweep=NAME key=value ...`. Keys are checked against the dataclasses below, so a typo is refused
+command line is `sweep=NAME key=value ...`. Keys are checked against `harness.engine.settings`, so a typo is refused
 with the nearest key. Axes are the one open place: `axes.NAME=...` is taken as it is and the suite checks it.
 """
 
@@ -21,7 +21,7 @@ from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -30,6 +30,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from harness.engine.settings import PartConfig, SweepConfig, TrainConfig
 from harness.store.errors import UsageError, unknown
 from harness.store.outside import checked_yaml
 from harness.store.text import own_model
@@ -44,7 +45,7 @@ def refuse_unknown(config: Mapping[str, Any]) -> None:
     """Refuse an axis that no suite of the sweep has.
 
     Args:
-        config: plain values of `harness.cli.config.SweepConfig`; interpolations need not be resolved, and are not judged.
+        config: plain values of `harness.engine.settings.SweepConfig`; interpolations need not be resolved, and are not judged.
 
     Raises:
         UsageError: names the axis and the nearest one.
@@ -72,100 +73,28 @@ def _refuse(axes: Any, known: Collection[str] | None) -> None:
             raise unknown("axis", axis, known)
 
 
-@dataclass
-class PartConfig:
-    """One part of a sweep: a suite with its axes and arms."""
-
-    suite: str = MISSING
-    axes: dict[str, Any] = field(default_factory=dict)
-    shapes: Any = field(default_factory=list)  # names of shape sets, or "from_model"
-    arms: list[str] = field(default_factory=list)  # empty: all arms of the suite
+# Of the same keys and kinds as TimingConfig, and not frozen, so that Hydra may change it
+_KINDS = {"int": int, "float": float}
+_FIELDS = [(f.name, _KINDS[f.type], field(default=f.default)) for f in dataclasses.fields(TimingConfig)]  # type: ignore[index]
+Timing = dataclasses.make_dataclass("Timing", _FIELDS)
 
 
 @dataclass
-class TrainConfig:
-    """Keys of the suites that train."""
-
-    mixed_precision: str | None = None  # bf16 | fp8: which arms run
-    recipe: str | None = None  # with fp8; default tensorwise
-    judge: bool | None = None  # false: store the curves without a verdict, from any number of seeds and steps
-    profile: bool | None = None  # a trace of the steps from profile_start to profile_end
-    profile_start: int | None = None
-    profile_end: int | None = None
-
-
-if TYPE_CHECKING:
-    Timing = TimingConfig
-else:  # of the same keys and kinds, and not frozen, so that Hydra may change it
-    _KINDS = {"int": int, "float": float}
-    _FIELDS = [(f.name, _KINDS[f.type], field(default=f.default)) for f in dataclasses.fields(TimingConfig)]
-    Timing = dataclasses.make_dataclass("Timing", _FIELDS)
-
-
-@dataclass
-class SweepConfig:
-    """The whole of a command line. A sweep is one suite, or several `parts`."""
+class Composed(SweepConfig):
+    """What Hydra composes."""
 
     defaults: list[Any] = field(default_factory=lambda: ["_self_", {"sweep": "???"}])
-    name: str = MISSING
-    question: str = ""
-    suite: str | None = None
-    axes: dict[str, Any] = field(default_factory=dict)
-    shapes: Any = field(default_factory=list)
-    arms: list[str] = field(default_factory=list)
-    peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
-    cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
-    parts: dict[str, PartConfig] = field(default_factory=dict)
-    model: Any = None  # a name of harness.training.models, the path of a config.json, or `model._target_=my.module.build` with its arguments
-    data: str | None = None  # a name of harness.training.data
-    data_path: str | None = None
-    ceilings: str | None = None  # id or folder of a run of sweep=ceilings, for axes.convert=advised
-    schedule: str | None = None  # of the precision, see fp8core.schedule
-    train: TrainConfig = field(default_factory=TrainConfig)
-    ranks: int | None = None  # processes of the suites that run in several: short for axes.ranks
-    workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
-    timing: Timing = field(default_factory=Timing)
-    rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges
-    seed: int = 0
-    device: str = "auto"
-    warm_compile: bool = (
-        True  # compile each training step once more, from the caches that the first time filled
-    )
-    control: bool = True  # time each baseline twice (A/A): the noise floor of each case
-    budget_s: float | None = None  # start no case after this many seconds; the rest are rows that say so
-    isolate: bool = True  # measure in worker processes, which a case may take with it; false: all in this one
-    devices: str | None = (
-        None  # all, or numbers of GPUs: a worker each; default: the first one that is visible
-    )
-    case_timeout_s: float | None = (
-        None  # a worker may be silent for so long; default: see harness.engine.executor
-    )
-    case_wall_s: float | None = None  # and may have a case for so long; default: no limit
-    case_memory_gib: float | None = None  # that a case may ask for on a CPU; default: nearly all that is free
-    resume: str | None = None  # run id: run only what that run lacks; last: the newest one, if there is any
-    run_id: str | None = None  # the run to start, or to go on with: common to shards that start apart
-    shard: str | None = None  # i/n: this share of the cases, see harness.engine.shards
-    report: bool = True  # write the HTML report at the end
-    quiet: bool = False  # no progress; errors and the last lines remain
-    log_level: str = "INFO"  # of _run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
-    resume_anyway: bool = (
-        False  # though code or environment have changed; the new rows say what they were made with
-    )
-    trust: bool = False  # take code and folders that a file from elsewhere names: of a stored run, a sweep that is tried
-    dry_run: bool = False
-    config_dir: str | None = None  # a folder with sweeps of your own; see harness.cli.habits
-    results_dir: str = "results"
-    reports_dir: str = "reports"
+    timing: Any = field(default_factory=Timing)
 
 
-KEYS = tuple({f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"})
+KEYS = tuple({f.name for f in dataclasses.fields(SweepConfig)} - {"name", "question"})
 
 
 @dataclass(frozen=True)
 class Request:
-    """A composed command line: plain values, no Hydra types."""
+    """A composed command line, without Hydra's types."""
 
-    config: dict[str, Any]
+    config: SweepConfig
     timing: TimingConfig
     overrides: tuple[str, ...]
 
@@ -240,6 +169,9 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
             f"sweep={chosen[0]} of {plain['config_dir']} names code (_target_), which a dry run would call; read it, then add "
             "trust=true"
         )
+    named = plain["model"]
+    if isinstance(named, str) and any(word.startswith("model=") for word in overrides):
+        plain["model"] = _sizes_of(named)
     budget = plain["budget_s"]
     if budget is not None and not (math.isfinite(budget) and budget >= 0):
         raise UsageError(
@@ -247,7 +179,19 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         )
     if plain["log_level"].upper() not in LOG_LEVELS:
         raise UsageError(f"log_level={plain['log_level']}: expected one of {', '.join(LOG_LEVELS)}")
-    return Request(plain, timing_of(plain), tuple(overrides))
+    timing = timing_of(plain)
+    return Request(SweepConfig.of(plain), timing, tuple(overrides))
+
+
+def _sizes_of(model: str) -> Any:
+    """A model of a `config.json` as what builds it, so that rows hold its sizes and no path; any other name as it is.
+
+    Only of the command line: a stranger's sweep file would else name a file whose contents are stored.
+    """
+    from harness.training.models import MODELS  # torch
+    from harness.training.models.hugging_face import as_values, is_config
+
+    return as_values(model) if model not in MODELS and is_config(model) else model
 
 
 # Paths, names and a schedule of a command line.
@@ -313,7 +257,7 @@ def _expected_of(key: str) -> str:
 def _register(chosen: str, known: dict[str, Path]) -> None:
     """Registers a sweep and those that it extends with Hydra. The others are not read: parsing all takes 0.2 s."""
     store = ConfigStore.instance()
-    store.store(name="harness", node=SweepConfig)
+    store.store(name="harness", node=Composed)
     waiting, registered = [chosen], set()
     while waiting:
         name = waiting.pop()

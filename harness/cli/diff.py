@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from harness import store
-from harness.judge.diff import as_dict, changes, show
+from harness.judge.diff import changes
 from harness.machine.terminal import console
+from harness.store import printer
 from harness.store.errors import UsageError
 from harness.store.words import key, options_of, word
 
@@ -53,19 +51,16 @@ def main(words: Sequence[str]) -> int:
         if not len(frame):
             raise UsageError(f"{run} holds no row")
         frames.append(frame)
-    found = changes(*frames)
+    found = changes(frames[0], frames[1], [Path(run).name for run in runs])
     if options.json:
-        print(json.dumps(as_dict(found), indent=1))  # noqa: T201  # asked for on standard output
+        sys.stdout.write(printer.as_json(found))
     else:
-        show(found, runs, console())
+        printer.show(found, console())
     if options.output is not None:
         from harness.report.pages import two_runs
 
-        names = [Path(run).name for run in runs]
-        told = Console(file=io.StringIO(), record=True, width=130, highlight=False)
-        show(found, names, told)
         try:
-            options.output.write_text(two_runs(found, frames, names, told), encoding="utf-8")
+            options.output.write_text(two_runs(found, frames), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
         console().print(f"page     {options.output}", markup=False, soft_wrap=True)

@@ -1,29 +1,38 @@
 """`python -m harness doctor`: what this machine can do, each capability tried by one tiny run.
 
 A version number promises nothing: an FP8 dtype may exist without kernels, a peer may import without its
-core. So every line is the outcome of running the thing, and says why where it does not run.
+core. So every line is the outcome of running the thing, and says why where it does not run. On a GPU that fp8core's kernels
+run on, each is compared with its twin in plain PyTorch, and layers have the sizes of training.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm
+from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm, verify
 from fp8core.extensions import installed
 from fp8core.formats import native_pair
+from fp8core.history import update_scales
+from fp8core.kernels.ops import OPERATORS
+from harness.cli import kernel_checks
 from harness.machine import environment, terminal
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.hardware import of_env
 from harness.peers import PEERS
+from harness.store import printer
 from harness.store.errors import text_of
 from harness.store.extensions import TABLES
+from harness.store.printer import Table, picked
+from harness.store.text import some
 from harness.store.words import key, options_of
 from harness.suites.common import kernels_missing
 from harness.suites.extended import faults
@@ -42,15 +51,35 @@ if TYPE_CHECKING:
 _SOUND_DB = 15.0
 # One that is all too large by a factor passes that bound up to 17 %; rounding of codes moves the factor by 0.2 % at the most.
 _OFF = 0.02
+# Why a line is no "yes": nothing there, there and wrong, an error, or not tried.
+Code = Literal["", "missing", "wrong", "raised", "unchecked"]
+_SHOWN: dict[Code, str] = {
+    "": "yes",
+    "wrong": "WRONG",
+    "raised": "no",
+    "missing": "no",
+    "unchecked": "not checked",
+}
+_COUNTED: dict[Code, str] = {
+    "": "right",
+    "wrong": "wrong",
+    "raised": "in error",
+    "missing": "not here",
+    "unchecked": "not checked",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
     """python -m harness doctor: what this machine can run, each tried by one tiny run, and the reasons where it cannot
-    exit 0, also where much is missing; 2 the request could not be carried out
+    exit 0, also where much is missing; 1 something runs and computes wrongly; 2 the request could not be carried out
     """
 
     device: str = key("cpu or cuda", "auto")
+    kernels_s: float = key(
+        "seconds for fp8core's kernels on a GPU; one that is not reached is named", 30.0, span=(0, 3600)
+    )
+    json: bool = key("as plain values", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +88,69 @@ class Finding:
 
     area: str
     name: str
-    works: bool
     detail: str  # what was seen, or why it does not work
+    code: Code = ""
+
+    @property
+    def works(self) -> bool:
+        """True where it was tried and is right."""
+        return not self.code
+
+    @property
+    def faulty(self) -> bool:
+        """True where something that is there computes wrongly; an operator runs wherever its kernel does, or is wrong."""
+        return self.code == "wrong" or (self.code == "raised" and self.area == "kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What was tried on a device."""
+
+    device: str
+    findings: Sequence[Finding]
+
+    def lines(self) -> list[str]:
+        """How much works, what this machine can answer, and what to run next."""
+        missing = [f"{f.area} {f.name}" for f in self.findings if not f.works]
+        return [
+            f"{self.device}: {len(self.findings) - len(missing)} of {len(self.findings)} work",
+            *([f"not: {some(missing, 6, ', ')}"] if missing else []),
+            checked(self.findings),
+            *conclusion(self.device, self.findings),
+        ]
+
+    def tables(self) -> list[Table]:
+        """A row a thing."""
+        rows = [(f.area, f.name, _SHOWN[f.code], f.detail) for f in self.findings]
+        return [
+            printer.table(
+                f"What this machine can do on {self.device}", ("area", "what", "works", "seen"), rows
+            )
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "device": self.device,
+            "findings": [picked(f, "area name works code detail") for f in self.findings],
+        }
 
 
 class Unavailable(Exception):  # noqa: N818 -- an answer, not an error
-    """A probe's way to say why something is not there."""
+    """A probe's way to say why something is not there, or not right."""
+
+    def __init__(self, reason: str, code: Code = "missing") -> None:
+        super().__init__(reason)
+        self.code: Code = code
 
 
-def probe(device: str) -> list[Finding]:
+def probe(device: str, kernels_s: float = 30.0) -> list[Finding]:
     """Tries everything that the harness may want of a device ("cpu" or "cuda")."""
-    return [_outcome(area, name, run) for area, name, run in _probes(device)]
+    return [_outcome(area, name, run) for area, name, run in _probes(device, kernels_s)]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the table for `device=cpu|cuda|auto`; exit code 0, also where much is missing.
+    """Prints the table for `device=cpu|cuda|auto`; exit code 0, also where much is missing, and 1 where a result is wrong.
 
     Raises:
         UsageError: another argument, or device=cuda without one.
@@ -84,42 +161,61 @@ def main(argv: Sequence[str]) -> int:
     out = terminal.console()
     with out.status("trying ...") as status:
         findings = []
-        for area, name, run in _probes(kind):
+        for area, name, run in _probes(kind, options.kernels_s):
             status.update(f"trying {area}: {name} ...")
             findings.append(_outcome(area, name, run))
-    shown = terminal.table(f"What this machine can do on {kind}", "area", "what", "works", "seen")
-    for each in findings:
-        works, style = ("yes", "") if each.works else ("no", "red")
-        terminal.row(shown, each.area, each.name, works, each.detail, style=style)
-    out.print(shown)
-    terminal.say(out, conclusion(kind, findings))
-    return 0
+    tried = Tried(kind, findings)
+    if options.json:
+        sys.stdout.write(printer.as_json(tried))
+    else:
+        printer.show(tried, out, tables_first=True)
+    return int(any(each.faulty for each in findings))
 
 
-def conclusion(device: str, findings: Sequence[Finding]) -> str:
+def checked(findings: Sequence[Finding]) -> str:
+    """How many kernels and layers gave the right result, and what became of the others."""
+    parts = []
+    for area, name in (("kernel", "kernels"), ("recipe", "layers")):
+        counts = Counter(f.code for f in findings if f.area == area)
+        parts.append(f"{name}: " + ", ".join(f"{count} {_COUNTED[code]}" for code, count in counts.items()))
+    return f"Checked here: {'; '.join(parts)}"
+
+
+def conclusion(device: str, findings: Sequence[Finding]) -> tuple[str, str]:
     """What this machine can answer, and what to run next."""
+    if faulty := [f"{each.area} {each.name}" for each in findings if each.faulty]:
+        return (
+            f"It computes wrongly: {some(faulty, 4, ', ')}.",
+            "Next: measure nothing here before that is mended",
+        )
     works = {(f.area, f.name) for f in findings if f.works}
-    ask = "python -m harness advise model=NAME gpu=NAME"
+    quick, ask = "python -m harness sweep=quick", "python -m harness advise model=NAME gpu=NAME"
     if device == "cpu":
-        return f"It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is. Next: python -m harness sweep=quick; of a GPU that is not here: {ask}"
+        return (
+            "It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is.",
+            f"Next: {quick}; of a GPU that is not here: {ask}",
+        )
     if not any(area == "gemm" and not name.startswith("reference") for area, name in works):
-        return f"It multiplies no FP8: it can answer for bf16 alone. Next, of a GPU that does: {ask}"
-    return "It can answer whether FP8 is faster here, sound, and trains the same. Next: python -m harness sweep=quick; all of it, in a checkout: make gpu"
+        return "It multiplies no FP8: it can answer for bf16 alone.", f"Next, of a GPU that does: {ask}"
+    return (
+        "It can answer whether FP8 is faster here, sound, and trains the same.",
+        f"Next: {quick}; all of it, in a checkout: make gpu",
+    )
 
 
 def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a probe's finding is whether it works, not what it mutters
-            return Finding(area, name, True, run())
+            return Finding(area, name, run())
     except Unavailable as reason:
-        return Finding(area, name, False, str(reason))
+        return Finding(area, name, str(reason), reason.code)
     except Exception as error:  # noqa: BLE001 -- whatever a library raises here is the finding
         text = " ".join(text_of(error).split())
-        return Finding(area, name, False, f"{type(error).__name__}: {text}"[:300])
+        return Finding(area, name, f"{type(error).__name__}: {text}"[:300], "raised")
 
 
-def _probes(device: str) -> Iterator[tuple[str, str, Callable[[], str]]]:
+def _probes(device: str, kernels_s: float = 30.0) -> Iterator[tuple[str, str, Callable[[], str]]]:
     """(area, name, run) of every probe; `run` returns what was seen."""
     yield "device", device, partial(_device, device)
     yield "device", "timer", partial(_timer, device)
@@ -128,6 +224,14 @@ def _probes(device: str) -> Iterator[tuple[str, str, Callable[[], str]]]:
         yield "device", "peak table", _peak
     for fmt in FORMATS.values():
         yield "dtype", fmt.name, partial(_dtype, fmt, device)
+    if kernels_missing(device, ""):
+        why = "fp8core's kernels run on NVIDIA GPUs; here their twins in plain PyTorch compute"
+        yield "kernel", f"all {len(OPERATORS)}", partial(_refuse, why)
+    else:
+        end = time.monotonic() + kernels_s
+        yield "compile", "kernels", partial(kernel_checks.compile_all, end)
+        for name in OPERATORS:
+            yield "kernel", name, partial(_kernel, name, device, end)
     for name in BACKENDS:
         yield "gemm", name, partial(_gemm, name, device)
     for name in RECIPES:
@@ -192,10 +296,24 @@ def _dtype(fmt: Format, device: str) -> str:
     there = torch.tensor([1.0, 1e9], device=device).to(fmt.dtype)
     one, overflow = there.float().tolist()
     if one != 1.0:
-        raise Unavailable(f"a cast of 1.0 comes back as {one}")
+        raise Unavailable(f"a cast of 1.0 comes back as {one}", "wrong")
     if overflow <= fmt.max < 1e9:
         return f"casts; an overflow saturates at {overflow:g}"
     return "casts" if fmt.max >= 1e9 else f"casts; an overflow becomes {overflow} (fp8core clamps before)"
+
+
+def _refuse(why: str) -> str:
+    raise Unavailable(why)
+
+
+def _kernel(name: str, device: str, end: float) -> str:
+    """Compares one operator with its twin, unless the time for kernels is over."""
+    if time.monotonic() > end:
+        raise Unavailable("not reached in time; kernels_s=SECONDS gives more", "unchecked")
+    rows, columns = kernel_checks.ROWS, kernel_checks.COLUMNS
+    if why := kernel_checks.fault(name, rows, columns, device):
+        raise Unavailable(f"runs, but its result is wrong: {why}", "wrong")
+    return f"as its twin in plain PyTorch, {rows} x {columns}, input in {', '.join(kernel_checks.SOURCES)}"
 
 
 def _gemm(backend: str, device: str) -> str:
@@ -225,33 +343,46 @@ def _gemm(backend: str, device: str) -> str:
 
 
 def _recipe(name: str, device: str) -> str:
-    """Forward and backward of a 64 -> 48 layer on 32 tokens against float64."""
+    """Forward and backward of one layer against float64, and fp8core's proof that FP8 ran in it."""
+    tokens, inputs, outputs = (4096, 4096, 4096) if device == "cuda" else (32, 64, 48)
     torch.manual_seed(0)
-    linear = torch.nn.Linear(64, 48, bias=False, dtype=torch.bfloat16, device=device)
-    x = torch.randn(32, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+    linear = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16, device=device)
+    x = torch.randn(tokens, inputs, dtype=torch.bfloat16, device=device, requires_grad=True)
     layer = Float8Linear.from_float(linear, config=name)
     output = layer(x)
     grad = torch.randn_like(output)
     output.backward(grad)
     assert x.grad is not None
     assert layer.weight.grad is not None
-    x64, w64, g64 = (t.detach().double().cpu() for t in (x, linear.weight, grad))
+    x64, w64, g64 = (t.detach().double() for t in (x, linear.weight, grad))
     pairs = {
         "output": (output, x64 @ w64.t()),
         "grad_input": (x.grad, g64 @ w64),
         "grad_weight": (layer.weight.grad, g64.t() @ x64),
     }
-    return ", ".join(f"{gemm} {_sound(got, expected):.1f} dB" for gemm, (got, expected) in pairs.items())
+    seen = [f"{gemm} {_sound(got, expected):.1f} dB" for gemm, (got, expected) in pairs.items()]
+
+    def step() -> None:
+        layer(x).backward(grad)
+        update_scales(layer)
+
+    proof = verify(step, layer, recipe=RECIPES[name], announce=False)
+    if not proof.ok:
+        raise Unavailable(f"runs, but is not proved to run in FP8: {proof.line}", "wrong")
+    return f"{', '.join(seen)}; proved to run in FP8"
 
 
 def _sound(actual: torch.Tensor, reference: torch.Tensor) -> float:
     """SQNR in dB, refused where it is too low for FP8 that works, or where the result is a multiple of the right one."""
-    sqnr = metrics.sqnr_db(actual.detach().cpu(), reference)
+    result, wanted = actual.detach().double(), reference.to(actual.device)
+    sqnr = metrics.sqnr_db(result, wanted)
     if not sqnr >= _SOUND_DB:
-        raise Unavailable(f"runs, but its result is wrong: SQNR {sqnr:.1f} dB, expected above {_SOUND_DB:g}")
-    factor = float((actual.detach().cpu().double() * reference).sum() / reference.square().sum())
+        raise Unavailable(
+            f"runs, but its result is wrong: SQNR {sqnr:.1f} dB, expected above {_SOUND_DB:g}", "wrong"
+        )
+    factor = float((result * wanted).sum() / wanted.square().sum())
     if not abs(factor - 1) <= _OFF:
-        raise Unavailable(f"runs, but its result is wrong: {factor:.3f} times what it should be")
+        raise Unavailable(f"runs, but its result is wrong: {factor:.3f} times what it should be", "wrong")
     return sqnr
 
 
@@ -264,7 +395,7 @@ def _compile(device: str) -> str:
     doubled = fresh_compile(lambda t: t * 2 + 1)(x)
     seconds = time.perf_counter() - begin
     if not torch.equal(doubled, x * 2 + 1):
-        raise Unavailable("a compiled x * 2 + 1 gives another result than the eager one")
+        raise Unavailable("a compiled x * 2 + 1 gives another result than the eager one", "wrong")
     return f"first graph in {seconds:.1f} s"
 
 

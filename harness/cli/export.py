@@ -45,23 +45,26 @@ def write(run: Path, output: Path) -> int:
     return len(lines)
 
 
-def send(run: Path, to: str) -> int:
-    """Sends every number to a tracker, curves by their steps; returns how many it was given.
+def send(run: Path, to: str, folder: Path | None = None) -> tuple[int, str]:
+    """Sends every number to a tracker, curves by their steps; returns how many it was given, and where they lie.
 
     Args:
         run: its folder.
         to: one of `fp8core.proof.cast_records.WRITERS`.
+        folder: of TensorBoard's events; None: the tracker's own choice.
 
     Raises:
-        UsageError: the run can't be read, there is no such tracker, or its library is not installed.
+        UsageError: the run can't be read, there is no such tracker, its library is not installed, or it has no folders.
     """
     from fp8core.proof.cast_records import WRITERS, writer_named  # torch
 
     if to not in WRITERS:
         raise unknown("tracker", to, WRITERS)
+    if folder is not None and to != "tensorboard":
+        raise UsageError(f"-o {folder}: {to} has no folder; leave -o out, or take to=tensorboard")
     frame, sent = _rows(run), 0
     try:
-        writer = writer_named(to)
+        writer = writer_named(to, None if folder is None else str(folder))
     except Exception as error:  # what a tracker raises that is not installed, set up or reached
         raise UsageError(one_line(error)) from error
     row: Any
@@ -72,7 +75,7 @@ def send(run: Path, to: str) -> int:
             writer.add_scalar(tag, float(value), int(step))
             sent += 1
     writer.close()
-    return sent
+    return sent, str(getattr(writer, "log_dir", ""))
 
 
 def _rows(run: Path) -> pd.DataFrame:
@@ -90,7 +93,9 @@ class Words:
     """python -m harness export: every metric of a run, curves too, as CSV or Parquet, or to a tracker"""
 
     run: str = word("RUN", "a run's folder, Parquet file or id")
-    output: Path | None = key("FILE.csv or FILE.parquet to write", short="-o")
+    output: Path | None = key(
+        "FILE.csv or FILE.parquet to write, or the folder of to=tensorboard", short="-o"
+    )
     to: str = key("send every metric to tensorboard, wandb or mlflow instead", "")
     results_dir: str = key("where run ids are looked up", "results")
 
@@ -100,8 +105,11 @@ def main(argv: Sequence[str]) -> int:
     if (options := options_of(Words, argv)) is None:
         return 0
     if options.to:
-        count = send(store.find_run(options.run, options.results_dir), options.to)
-        sys.stdout.write(f"sent {count} numbers to {options.to}\n")
+        run = store.find_run(options.run, options.results_dir)
+        count, where = send(run, options.to, options.output)
+        sys.stdout.write(
+            f"sent {count} numbers to {options.to}\n{where and f'written  {where}'}".rstrip() + "\n"
+        )
         return 0
     if options.output is None or options.output.suffix not in (".csv", ".parquet"):
         raise UsageError(

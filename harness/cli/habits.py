@@ -106,7 +106,7 @@ def answer(asked: str, words: Sequence[str], usage: Callable[[], int]) -> int:
         if asked == "--help":
             sweep_help(request.config)
         else:
-            sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(request.config)))
+            sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(request.config.plain())))
     return 0
 
 

@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
     request = load_request(
         own, lambda device: "cpu" if device == "auto" else device
     )  # each shard has its own
-    if request.config["dry_run"]:
+    if request.config.dry_run:
         from harness.cli.sweep import run_sweep
 
         for shard in chosen:
@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     folder = run_folder.of_run(request.config, {"git_commit": commit_here()}).resolve()
     run_folder.refuse_stranger(folder)
-    if not (request.config["resume"] and folder.exists()):  # of resume=last there may be none
+    if not (request.config.resume and folder.exists()):  # of resume=last there may be none
         own = [word for word in own if word.lstrip("+").partition("=")[0] not in ("resume", "run_id")]
         own += ["resume=null", f"run_id={folder.name}"]
     _prepare(to_hydra, folder)
@@ -81,7 +81,7 @@ def main(words: Sequence[str]) -> int:
     task = ShardCommand((*own, "quiet=true"), str(Path.cwd()))
     with interruptible():
         trouble = _launch(task, f"shard={','.join(map(str, chosen))}", to_hydra)
-    return _outcome(folder, before, Path(request.config["reports_dir"]), trouble)
+    return _outcome(folder, before, Path(request.config.reports_dir), trouble)
 
 
 def _prepare(to_hydra: Sequence[str], folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from harness import report, store
+from harness.cli.cards import refuse_another_card
 from harness.cli.config import command_line
 from harness.engine import arms, executor, places, run_folder, runlog
 from harness.engine.arms import Limits, silence_s
@@ -22,9 +23,9 @@ from harness.engine.plan import Task, nothing_compared
 from harness.engine.progress import Progress
 from harness.engine.rows import is_trial
 from harness.engine.stages import Mark, Stage, Steps
+from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
-from harness.judge.fleet.judge import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
 from harness.store.errors import UsageError
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
     from harness.engine.executor import Outcome, Place, What
     from harness.engine.places import Gpu
     from harness.engine.plan import Plan
+    from harness.engine.settings import SweepConfig
     from harness.engine.shards import Shard
 
+NO_SPEED = "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
 
@@ -50,19 +53,21 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
         UsageError: the request is refused; nothing was written.
     """
     config, console = request.config, Console(file=raw_output.stream())
-    with device_lock.held([gpu.uuid for gpu in gpus], waits=shard is not None):
+    in_turns = config.turns is not None  # with another sweep on the same device
+    plan = with_control(plan) if in_turns else plan
+    with device_lock.held([] if in_turns else [gpu.uuid for gpu in gpus], waits=shard is not None):
         fetch(c.case for c in plan.cases if c.runnable)
-        if config["isolate"]:
+        if config.isolate:
             modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
             arms.start_server([c.suite for c in plan.cases], compiles="compile" in modes)
         work = _Work.of(config, plan, gpus, shard)
         for key in ("results_dir", "reports_dir"):
-            run_folder.refuse_unwritable(Path(config[key]), key)
+            run_folder.refuse_unwritable(Path(getattr(config, key)), key)
         with (
             interruptible(),
             run_folder.owned(work.folder, shard),
             marked(),
-            runlog.log_to(work.folder, logging.getLevelNamesMapping()[config["log_level"].upper()]),
+            runlog.log_to(work.folder, logging.getLevelNamesMapping()[config.log_level.upper()]),
             runlog.RawOutput.logged() as raw,
         ):
             return _run(request, plan, work, shard, console, raw)
@@ -80,17 +85,19 @@ def _run(
         "command": command_line(
             [w for w in request.overrides if w.partition("=")[0] not in ("shard", "run_id")]
         ),
-        "config": config,
-        "mark": run_folder.mark(Path(config["results_dir"]), work.run_id, public(config)),
-        "question": config["question"],
+        "config": config.plain(),
+        "mark": run_folder.mark(Path(config.results_dir), work.run_id, public(config.plain())),
+        "question": config.question,
         "resumed_despite": work.changed,
     }
     writer = runlog.LoggingWriter(
-        work.folder, run_id=work.run_id, sweep=config["name"], env_id=env_id, env=env, about=about
+        work.folder, run_id=work.run_id, sweep=config.name, env_id=env_id, env=env, about=about
     )
     said = [f"resumed although changed: {change}" for change in work.changed]
-    if not config["quiet"] and config["run_id"] is None and config["resume"] is None:
+    if not config.quiet and config.run_id is None and config.resume is None:
         said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
+    if config.device == "cpu" and not config.quiet and _compares_speed(plan):
+        said.append(NO_SPEED)
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     note = runlog.ProgressFile(writer)
@@ -104,7 +111,10 @@ def _run(
     ended = f"{outcome.state} in {seconds:.0f} s: {statuses or 'nothing new'}\n"
     kept = 0
     if shard is None:
-        kept = _finish(config, outcome, plan, work.folder, ended)
+        try:
+            kept = _finish(config, outcome, plan, work.folder, ended)
+        except KeyboardInterrupt:
+            outcome.message = f"interrupted; python -m harness report {work.folder} makes the report"
     else:
         sys.stdout.write(f"shard {shard} {ended}results  {work.folder}\n")
         sys.stdout.write(
@@ -142,9 +152,9 @@ class _Work:
     done_arms: set[tuple[str, str]]
 
     @classmethod
-    def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: Shard | None) -> _Work:
+    def of(cls, config: SweepConfig, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None) -> _Work:
         """Reads the machine and, where a run is resumed, what that run holds."""
-        facts = environment.fingerprint(config["device"])
+        facts = environment.fingerprint(config.device)
         lanes = _lanes(config, plan, len(gpus))
         where = places.places_for(config, gpus, facts, lanes)
         own = environment.env_id(facts), facts
@@ -157,7 +167,7 @@ class _Work:
 
         refuse_another_card(config, kept, conditions[0][1])
         changed = changes(kept, conditions)
-        if not config["resume_anyway"]:
+        if not config.resume_anyway:
             refuse(run_id, changed)
         done = stored_cases(kept, plan)
         # The arms of a case are compared with one another: under other conditions all of them are run again.
@@ -165,9 +175,7 @@ class _Work:
         return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
 
 
-def left_to_run(
-    config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: Shard | None
-) -> Iterator[str]:
+def left_to_run(config: SweepConfig, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
     work = _Work.of(config, plan, gpus, shard)
     left = len(_units(plan, work.done, work.done_arms))
@@ -185,7 +193,7 @@ def _measure(
 ) -> Outcome:
     config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
-    with Progress.on(console, len(units), note, config["quiet"]) as progress:
+    with Progress.on(console, len(units), note, config.quiet) as progress:
 
         def take(task: Task | None, what: What) -> None:
             if isinstance(what, list):
@@ -204,24 +212,31 @@ def _measure(
             plan,
             writer,
             Setting(
-                config["device"],
+                config.device,
                 request.timing,
-                config["seed"],
-                config["control"],
+                config.seed,
+                config.control,
                 writer.folder.absolute(),
-                config["warm_compile"],
+                config.warm_compile,
+                in_turns=config.turns is not None,
             ),
             places=work.places,
             lanes=work.lanes,
             limits=Limits(
-                config["case_timeout_s"] or silence_s(request.timing),
-                config["case_wall_s"] or math.inf,
-                math.inf if config["budget_s"] is None else config["budget_s"],
+                config.case_timeout_s or silence_s(request.timing),
+                config.case_wall_s or math.inf,
+                math.inf if config.budget_s is None else config.budget_s,
             ),
             tell=take,
             done=work.done,
             done_arms=work.done_arms,
+            turns=None if config.turns is None else Turns(config.turns, config.device),
         )
+
+
+def _compares_speed(plan: Plan) -> bool:
+    """Whether an arm with FP8 is timed."""
+    return any(c.suite.ARMS[arm].recipe for c in plan.cases if not is_trial(c) for arm in c.runnable)
 
 
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
@@ -235,16 +250,16 @@ def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[
     ]
 
 
-def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
+def _lanes(config: SweepConfig, plan: Plan, gpus: int) -> int:
     """Training runs at once, no more than there are; each computes on one core of a CPU, and a GPU is not shared."""
-    if not config["isolate"]:
+    if not config.isolate:
         return 1
-    cores = len(os.sched_getaffinity(0)) if config["device"] == "cpu" else gpus
-    wanted = cores if config["workers"] is None else int(config["workers"])
+    cores = len(os.sched_getaffinity(0)) if config.device == "cpu" else gpus
+    wanted = cores if config.workers is None else int(config.workers)
     return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
 
 
-def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, ended: str) -> int:
+def _finish(config: SweepConfig, outcome: Outcome, plan: Plan, folder: Path, ended: str) -> int:
     """Prints what the rows say and where everything lies, writes the report where one is wanted; how many rows had failed
     before this command. The last lines name both paths.
     """
@@ -260,22 +275,20 @@ def _finish(config: dict[str, Any], outcome: Outcome, plan: Plan, folder: Path, 
     for line in nothing_compared(plan):
         out(f"  {line}\n")
     try:
-        kept = max(0, _tell(folder, config["train"].get("judge") is not False) - outcome.statuses["failed"])
+        kept = max(0, _tell(folder, config.train.judge is not False) - outcome.statuses["failed"])
     except (UsageError, OSError) as error:
         out(f"no verdict: {error}\n")
     if kept:
         out(f"  failed before, and not measured again: {kept} rows\n")
     out(f"results  {folder}\n")
     sys.stdout.flush()  # whatever becomes of the report, the reader knows where the rows are
-    if not config["report"]:
+    if not config.report:
         return kept
     try:
-        page = report.write_report([folder], Path(config["reports_dir"]) / f"{folder.name}.html")
+        page = report.write_report([folder], Path(config.reports_dir) / f"{folder.name}.html")
         out(f"report   {page.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
-    except KeyboardInterrupt:
-        outcome.message = f"interrupted; python -m harness report {folder} makes the report"
     return kept
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.machine import raw_output
-from harness.machine.processes import kill_children
 from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -60,15 +59,21 @@ JOIN_S = 1.0  # for threads that are about to end
 
 
 def internal_error(error: Exception) -> int:
-    """Prints an exception that nothing was to raise, ends the processes that were started here; the exit code."""
+    """Prints an exception that nothing was to raise; the exit code."""
     raw_output.say("".join(traceback.format_exception(error)))
-    kill_children()
     raw_output.say(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
     return INTERNAL
 
 
 def leave(code: int) -> int:
-    """The exit code; this process ends here where a thread of an arm would keep it alive for ever."""
+    """The exit code; this process ends here where a thread of an arm would keep it alive for ever.
+
+    So would a server of processes that is stopped: an interpreter that exits waits for those that it forked.
+    """
+    if "harness.machine.fork_server" in sys.modules:
+        from harness.machine import fork_server
+
+        fork_server.kill()
     if (pools := sys.modules.get("concurrent.futures.thread")) is not None:
         # What the interpreter does as it exits: idle threads of pools end, for those that work it would wait for ever.
         idle = threading.Thread(target=pools._python_exit, daemon=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
+from harness.cli.config import LITERAL, Composed, Request, load, sweeps, timing_of
+from harness.engine.settings import SweepConfig
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
 from harness.store.private import CUT, found_again, public
@@ -72,7 +73,7 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
             f"{key}={stored[key]}" for key in ("device", "config_dir") if stored[key] and key not in given
         ]
         own = [word for word in words if _key(word) != "resume"]
-        now = load([f"sweep={stored['name']}", *same, *own], resolve_device).config
+        now = load([f"sweep={stored['name']}", *same, *own], resolve_device).config.plain()
         _refuse_changes(given, stored, now)
     except UsageError as error:
         raise UsageError(f"resume={name}: {error}") from error
@@ -85,7 +86,7 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     if "results_dir" not in given:
         config["results_dir"] = str(folder.parent.parent)
     config["resume"] = str(folder)
-    return Request(config, timing_of(config), (*_command(about, stored["name"], given), *own))
+    return Request(SweepConfig.of(config), timing_of(config), (*_command(about, stored["name"], given), *own))
 
 
 def _key(word: str) -> str:
@@ -147,7 +148,7 @@ def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if not all(value is None or isinstance(value, str) for value in literal.values()):
             raise UsageError(f"expected texts for {', '.join(sorted(LITERAL))}")
         others = {key: value for key, value in config.items() if key not in LITERAL}
-        merged: Any = OmegaConf.merge(OmegaConf.structured(SweepConfig), others)
+        merged: Any = OmegaConf.merge(OmegaConf.structured(Composed), others)
         # What was stored has nothing left to fill in: what looks like it is text, and reads no variable of this machine.
         plain: Any = OmegaConf.to_container(merged, resolve=False, throw_on_missing=False)
         if plain["name"] != about["sweep"] or plain["device"] not in ("cpu", "cuda"):

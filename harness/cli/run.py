@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.cli import seeds_needed
 from harness.engine import places, shards
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from harness.cli.config import Request
+    from harness.engine.settings import SweepConfig
 
 
 def run_request(request: Request) -> int:
@@ -31,26 +32,26 @@ def run_request(request: Request) -> int:
         from harness.suites.extended import faults
 
         raw_output.say("".join(f"warning: {why}\n" for why in faults().values()))
-    shard = None if config["shard"] is None else shards.parse(config["shard"])
+    shard = None if config.shard is None else shards.parse(config.shard)
     if shard is not None:
         plan = shards.share(plan, shard)
     if torchrun.started() > 1:  # rank 0 alone is linked to the others: no worker could call them
-        config["isolate"] = False
+        config.isolate = False
     places.check(config)
     gpus = places.of_command(config)
     shares = max(len(gpus), shard.count if shard is not None else 1)
     if shares > 1:
-        from harness.judge.fleet.judge import refuse_shares
+        from harness.cli.cards import refuse_shares
 
         refuse_shares(config, shares)
     made_up = list(_made_up_batches(plan))
-    if not config["dry_run"] or config["resume"]:
+    if not config.dry_run or config.resume:
         from harness.cli import measure  # pandas, a pool, a report
 
         raw_output.say("".join(f"{line}\n" for line in made_up))
-        if not config["dry_run"]:
+        if not config.dry_run:
             return measure.run_plan(request, plan, gpus, shard)
-    left = measure.left_to_run(config, plan, gpus, shard) if config["resume"] else []
+    left = measure.left_to_run(config, plan, gpus, shard) if config.resume else []
     said = [
         *describe(plan),
         *seeds_needed.lines(config, plan),
@@ -73,8 +74,8 @@ def _made_up_batches(plan: Plan) -> Iterator[str]:
             yield f"model.batch is not named: {spec.tokens.said}"
 
 
-def _called_for_a_dry_run(config: dict[str, Any]) -> Iterator[str]:
+def _called_for_a_dry_run(config: SweepConfig) -> Iterator[str]:
     """What dry_run=true ran of the user's code: a model of theirs has the shapes that building it shows."""
-    model = config["model"]
+    model = config.model
     if isinstance(model, dict) and model.get("_target_"):
         yield f"dry_run=true imports and calls model._target_={model['_target_']}, where a plan needs the layers of the model"

@@ -16,9 +16,10 @@ from harness.report import standings, verdicts
 from harness.report.render import render_sections
 from harness.report.runs import load
 from harness.report.section import Section
-from harness.report.table import Cell, Column, make_table
+from harness.report.table import Column, make_table
 from harness.store import run_state
 from harness.store.errors import UsageError
+from harness.store.printer import Cell
 from harness.store.words import key, options_of
 
 if TYPE_CHECKING:

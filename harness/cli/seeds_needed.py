@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from harness.store import run_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from harness.engine.plan import Plan
+    from harness.engine.settings import SweepConfig
 
 PUBLISHED = Path("results/published")
 
 
-def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+def lines(config: SweepConfig, plan: Plan) -> Iterator[str]:
     """Lines to print; none where no training runs are planned, or none is to be judged.
 
     Args:
@@ -25,7 +26,7 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         plan: of the whole request, or of one of its shards.
     """
     training = [c for c in (*plan.cases, *plan.elsewhere) if hasattr(c.suite, "check_request")]
-    if not training or config["train"].get("judge") is False:
+    if not training or config.train.judge is False:
         return
     from harness.judge.verdict import rows, stored_noise
 
@@ -35,7 +36,7 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         axes.pop("seed", None)
         _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, Counter()))
         arms.update(planned.runnable)
-    folders = _runs(rows.SUITE, Path(config["results_dir"]), PUBLISHED)
+    folders = _runs(rows.SUITE, Path(config.results_dir), PUBLISHED)
     from harness.engine.runlog import duration  # Parquet
 
     stored = []

@@ -13,13 +13,15 @@ import gc
 import importlib
 import itertools
 import json
+import math
 import os
 import random
 import signal
+import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
@@ -29,11 +31,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import library, nn
+from torch import Tensor, library, nn
 from torch.nn.modules import module
 
+from fp8core.tensor import Float8Tensor
+from harness.engine import process_state
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
+from harness.machine import fork_server
 from harness.machine.processes import (
     ENDING_SIGNALS,
     children,
@@ -46,8 +51,11 @@ from harness.machine.processes import (
     watch_stops,
 )
 from harness.store.errors import Cause, RemoteError, SpoiledError, cause_of, one_line
+from harness.suites.common import Rotation, elements
 from harness.timing import compiling
-from harness.timing.timers import CpuTimer, Timer, release_memory, timer_for
+from harness.timing.clock import EventClock, HostClock
+from harness.timing.peak import reaches
+from harness.timing.timers import CpuTimer, CudaTimer, Timer, release_memory, timer_for
 from harness.timing.workload import Suite, Trial, TrialSuite
 
 if TYPE_CHECKING:
@@ -61,6 +69,7 @@ if TYPE_CHECKING:
 Tell = Callable[[Stage | Steps], None]
 
 REPORT_S = 0.2  # between two messages about the steps of one run
+LARGE = 2**20  # bytes of an output by which no second one is kept
 WAITED = 0.05  # of a block, for which it had no core: other load disturbs it
 SENT = (
     "metric",
@@ -82,6 +91,9 @@ PLAIN = (
 )  # of a workload
 LISTS = ("covering", "variants")  # of closures
 TIMER = ("method", "l2", "resolution_ms", "hold")
+
+_chance = random.SystemRandom()  # no seed by which an arm could know what is looked at
+_clone = torch.clone
 
 # A suite is a module, which does not pickle; its name does.
 ForkingPickler.register(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
@@ -128,6 +140,7 @@ def serve(parent: Connection, output: Connection, conditions: Conditions) -> Non
     if conditions.memory_bytes is not None:
         limit_memory(conditions.memory_bytes)
     torch.set_num_threads(conditions.threads)
+    process_state.begin()
 
     def tell(sign: Stage | Steps) -> None:
         parent.send_bytes(json.dumps({type(sign).__name__: sign}).encode())
@@ -188,9 +201,12 @@ def _text(value: object) -> str:
 class _Held:
     """An arm that is ready."""
 
-    def __init__(self, work: Workload, timer: Timer) -> None:
-        self.work, self.timer = work, timer
+    def __init__(self, work: Workload, timer: Timer, device: str) -> None:
+        self.work, self.timer, self.device = work, timer, device
         self.memory = ExitStack()
+        self.outputs: dict[str, _Output] = {}  # of each closure one of the last timed calls, chosen at random
+        self.fastest_ms = math.inf  # by the median of a block
+        self.fault: tuple[str, Cause] = "", Cause.NONE  # why its times do not count
         self._turns: dict[str, Callable[[], object]] = {"run": work.run}
 
     @functools.cached_property
@@ -202,9 +218,114 @@ class _Held:
         """`run`, or the closures of a list in turns, which keep their place between two calls."""
         _ = self.watch
         if name not in self._turns:
-            turns = itertools.cycle(tuple(getattr(self.work, name)) or (self.work.run,))
-            self._turns[name] = lambda: next(turns)()
+            listed = getattr(self.work, name)
+            turns = itertools.cycle([] if isinstance(listed, Rotation) else tuple(listed) or [self.work.run])
+            self._turns[name] = listed if isinstance(listed, Rotation) else lambda: next(turns)()
         return self._turns[name]
+
+    def take(
+        self, closure: str, take: Callable[..., list[float]], n: int, calls: int, **marks: Any
+    ) -> list[float]:
+        """n samples. Contents change between them, outside of the clock; the output of one chosen at random is kept."""
+        of = self.closure(closure)
+        if not isinstance(of, Rotation):
+            return take(of, n, calls, **marks)
+        chosen, samples = 1 + _chance.randrange(n), list[float]()
+        while (done := len(samples)) < n:
+            due = (chosen if done < chosen else n) - done
+            sets, due = len(of), max(1, min(due, of.begin(due * calls) // calls))
+            if len(of) != sets:
+                self.outputs.pop(closure, None)  # its operands are gone
+            marks["probe"] = functools.partial(self._keep, closure, of) if done + due == chosen else None
+            samples += take(of, due, calls, **marks)
+        self.fastest_ms = min(self.fastest_ms, statistics.median(samples))
+        return samples
+
+    def _keep(self, closure: str, of: Rotation) -> None:
+        """Copies what the last call returned; on the stream of the calls, which waits for no other stream or thread."""
+        leaves = list(_leaves(of.result))
+        if odd := [type(x).__name__ for x in leaves if type(x) not in (Tensor, nn.Parameter)]:
+            why = f"{', '.join(odd)} is no plain tensor: it may be computed when it is read"
+            self.fault = self.fault if self.fault[0] else (why, Cause.DEFERRED)
+            return
+        if sum(x.nbytes for x in leaves) > LARGE:
+            self.outputs.clear()
+        self.outputs[closure] = _Output(of, of.at, of.turned, _copied(of.result))
+
+    def unproven(self) -> tuple[str, Cause]:
+        """Why the times taken up to now do not count; looked at outside of the clock."""
+        self.fault = self.fault if self.fault[0] else self._look()
+        return self.fault
+
+    def _look(self) -> tuple[str, Cause]:
+        if others := changed(_CLOCKS):
+            why = f"{', '.join(others)} changed since this process began, so that no time can be read"
+            return why, Cause.TAMPERED
+        kept, self.outputs = self.outputs, {}
+        for one in kept.values():
+            if wrong := one.judged(one.result):
+                return f"an output of the timed calls is not that of its inputs: {wrong}", Cause.STALE
+            for x in _leaves(one.again()):
+                if x.numel() > 1:  # not a constant that many calls may share
+                    _overwrite(x)
+            if not _same(found := _copied(one.again()), one.result) and (wrong := one.judged(found)):
+                why = f"a second call returned what was overwritten since the first one: {wrong}"
+                return why, Cause.REPLAYED
+        rate = 1e3 * sum(self.work.flops.values()) / self.fastest_ms
+        if not reaches(rate / 2, self.device, self.timer):
+            why = f"{self.fastest_ms:.3g} ms are {rate:.3g} FLOP/s, over twice what products reach on this device"
+            return why, Cause.TOO_FAST
+        return "", Cause.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """What one timed call returned, as it was when the clock stopped, and by what its operands are made again."""
+
+    of: Rotation
+    at: tuple[Tensor, ...]
+    turned: tuple[int, ...]
+    result: Any
+
+    def again(self) -> Any:
+        """What the function returns for the same contents now."""
+        self.of.fill(self.turned)
+        return self.of.function(*self.at)
+
+    def judged(self, result: Any) -> str:
+        """What is wrong with a result; "" for nothing."""
+        self.of.fill(self.turned)  # an arm may have written into its operands
+        try:
+            return self.of.judge(result, self.at, _chance.randrange(2**31))
+        except Exception as error:  # noqa: BLE001 - of a result that cannot be compared
+            return one_line(error)
+
+
+def _leaves(result: Any) -> Iterator[Any]:
+    """The tensors of a result, and whatever else is in it."""
+    if type(result) is Float8Tensor:
+        result = result.qdata, result.scale_inv
+    if type(result) in (tuple, list):
+        for part in result:
+            yield from _leaves(part)
+    else:
+        yield result
+
+
+def _copied(result: Any) -> Any:
+    return [*map(_copied, result)] if type(result) in (tuple, list) else _clone(result.detach())
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two results agree to the bit."""
+    pairs = zip(_leaves(first), _leaves(second), strict=True)
+    return all(torch.equal(elements(x), elements(y)) for x, y in pairs)
+
+
+@torch.inference_mode()
+def _overwrite(x: Tensor) -> None:
+    row = elements(x)
+    row.fill_(float("nan") if row.is_floating_point() else 0xFF)
 
 
 _held: dict[str, _Held] = {}
@@ -212,13 +333,18 @@ _spoiled: list[str] = []
 device_timer = functools.cache(timer_for)
 
 
-def clear(tell: Tell, device: str) -> int:
-    """Give up all arms; the resident bytes of this process."""
+def started_threads(tell: Tell) -> str:
+    """See `harness.machine.fork_server`."""
+    return fork_server.started_threads
+
+
+def clear(tell: Tell, device: str) -> dict[str, Any]:
+    """Give up all arms; the resident bytes of this process, and what they have set for it."""
     _held.clear()
     compiling.reset()
     if device == "cuda":
         release_memory()
-    return memory_of_this_process("VmRSS")
+    return {"resident": memory_of_this_process("VmRSS"), "changed": process_state.changed()}
 
 
 def lost(device: str) -> str:
@@ -254,7 +380,7 @@ def prepare(tell: Tell, planned: PlannedCase, name: str, setting: Setting) -> di
     if arm is None:
         return {"rows": sent, "facts": None}
     work = arm.workload
-    _held[name] = _Held(work, work.timer or timer)
+    _held[name] = _Held(work, work.timer or timer, setting.device)
     facts = {
         **{field: getattr(work, field) for field in PLAIN},
         "bytes_moved": None if work.bytes_moved is None else float(work.bytes_moved),
@@ -286,6 +412,8 @@ def _prepared(
     try:
         workload = suite.build(planned.case, name, setting.device)
         resolved.update(workload.resolved)
+        if setting.in_turns and not workload.compiled:
+            resolved["operator_calls"] = _operators(workload)
         arm = PreparedArm(name, info.baseline, workload, resolved)
         if workload.compiled:
             tell(Stage(StageKind.COMPILE, name))
@@ -316,7 +444,8 @@ def _compile(planned: PlannedCase, arm: PreparedArm, setting: Setting, timer: Ti
     """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
     compiling.prime(setting.device)
     work = arm.workload
-    with compiling.empty_caches() if work.recompile is not None else nullcontext():
+    cold = work.recompile is not None or setting.in_turns  # or what one side compiled, the other would find
+    with compiling.empty_caches() if cold else nullcontext():
         watch = compiling.CompileWatch()
         seconds = _first_call(work, timer)
         arm.resolved.update(watch.summary())
@@ -330,6 +459,28 @@ def _compile(planned: PlannedCase, arm: PreparedArm, setting: Setting, timer: Ti
             again = row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))
             rows.append(replace(again, part="warm"))
     return rows
+
+
+def _operators(work: Workload) -> int:
+    """How many operators one call hands to PyTorch's dispatcher: a count that no machine changes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        calls = 0
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # no one compiles inside, and to be skipped costs the import of Dynamo: 1.4 s
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    if isinstance(work.run, Rotation):
+        work.run()  # which makes its operands
+    with work.held(), Counter() as counter:
+        work.run()
+    return counter.calls
 
 
 def _first_call(work: Workload, timer: Timer) -> float:
@@ -395,23 +546,39 @@ def sample(
     assert timer is not None
     fn = held.closure(closure)
     before, stops, waited, began = children(), len(continued), waited_s(), time.perf_counter()
+    place = _place(held.device)
     try:
         for _ in range(lead):
             fn()
         marks = {"split": held.work.split} if split else {}
         with timer.annotate(arm):
-            samples = getattr(timer, way)(fn, n, calls, **marks)
+            samples = held.take(closure, getattr(timer, way), n, calls, **marks)
         waits = waited_s() - waited > WAITED * (time.perf_counter() - began)
     finally:
         end_children(before)
+    if _place(held.device) != place:
+        held.fault = "it left another device or stream current: the clock is that of another", Cause.TAMPERED
     disturbed = "stopped" if len(continued) > stops else "contended" if waits else ""
     half = held.work.split.samples_ms if split else []
     return {"samples": samples, "late": timer.late, "split": half, "disturbed": disturbed}
 
 
+def _place(device: str) -> tuple[int, ...]:
+    """The current device and stream."""
+    if device == "cpu":
+        return ()
+    return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
+
+
 def finish(tell: Tell, arm: str) -> dict[str, Any]:
-    """What the compiler did since the arm was first timed, and what its workload has found meanwhile."""
-    return {"fault": _held[arm].watch.steady_fault(), "resolved": _held[arm].work.resolved}
+    """Why the times of an arm do not count, with its cause, and what its workload has found meanwhile.
+
+    What the compiler did since it was first timed fails arms that are compiled.
+    """
+    held = _held[arm]
+    compiled = held.watch.steady_fault() if held.work.compiled else ""
+    fault, cause = (compiled, Cause.COMPILE) if compiled else held.unproven()
+    return {"fault": fault, "cause": cause, "resolved": held.work.resolved}
 
 
 def trial(tell: Tell, planned: PlannedCase, arm: str, device: str, workspace: Path) -> dict[str, Any]:
@@ -460,8 +627,17 @@ _KERNELS = frozenset(library._impls)
 _seen: list[str] = []  # what `replaced` said before the first arm
 
 
+_TIMES = (time, torch.cuda, torch.cuda.Event, torch.cuda.Stream, HostClock, EventClock, CpuTimer, CudaTimer)
+_CLOCKS = {(place, name): value for place in _TIMES for name, value in vars(place).items() if callable(value)}
+
+
+def changed(first: Mapping[tuple[Any, str], object]) -> list[str]:
+    """What is no longer what it was."""
+    return [f"{p.__name__}.{name}" for (p, name), value in first.items() if vars(p).get(name) is not value]
+
+
 def replaced() -> str:
     """What has been replaced in PyTorch since this file was imported, before any suite; "" for nothing."""
-    found = [f"{p.__name__}.{name}" for (p, name), value in _FIRST.items() if vars(p).get(name) is not value]
+    found = changed(_FIRST)
     found += ["operators"] if any(key.startswith("aten/") for key in library._impls - _KERNELS) else []
     return ", ".join(found + (["module hooks"] if any(_HOOKS) else []))

@@ -26,11 +26,13 @@ from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.engine import arm_process
+from harness.engine import arm_process, process_state
 from harness.engine.arm_process import Conditions, answered, serve
 from harness.engine.rows import PreparedArm, row
 from harness.engine.stages import Stage, StageKind, Steps
-from harness.machine.processes import MARK, ending, kill_all_of, watch_stops
+from harness.machine import fork_server
+from harness.machine.processes import MARK, Deadline, ending, kill_all_of, patience, watch_stops
+from harness.store.case import original_name
 from harness.store.errors import Cause, LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
 from harness.timing.timers import CpuTimer
@@ -38,7 +40,7 @@ from harness.timing.workload import Numerics, Workload
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerProcess
+    from multiprocessing.process import BaseProcess
 
     from harness.engine.bench import Setting
     from harness.engine.plan import PlannedCase
@@ -110,7 +112,6 @@ class Printed:
 
 PRELOADED = ["harness.engine.arm_process"]  # nothing of it starts a thread; pyarrow would
 COMPILER = "torch._inductor.compile_fx"  # some seconds, once in the server for all processes
-START_S = 300.0  # for a process to start; the server's first imports are within it
 SILENCE_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
 MESSAGE_BYTES = 2**28
 LEAK_BYTES = (
@@ -120,6 +121,7 @@ LEAK_BYTES = (
 Tell = Callable[[Stage | Steps | list[str]], None]
 Meanwhile = Callable[[], object] | None
 _starting = threading.Lock()
+_anew: list[str] = []  # why processes are not forked
 
 
 UNFIT = (
@@ -161,12 +163,8 @@ def start_server(suites: Iterable[object] = (), *, compiles: bool = False) -> No
         suites: those of the plan. Modules are imported by the server, once for all.
         compiles: some arm is compiled.
     """
-    from multiprocessing import forkserver
-
     modules = sorted({suite.__name__ for suite in suites if isinstance(suite, ModuleType)})
-    wanted = [*PRELOADED, *modules, *([COMPILER] if compiles else [])]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(wanted)
-    forkserver.ensure_running()
+    fork_server.context([*PRELOADED, *modules, *([COMPILER] if compiles else [])])
 
 
 class Link:
@@ -185,6 +183,7 @@ class Link:
     def __init__(self, device: str) -> None:
         self._device = device
         watch_stops()
+        process_state.begin()
 
     def ask(
         self,
@@ -215,7 +214,7 @@ class Link:
     def _answer(
         self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
     ) -> dict[str, Any]:
-        if self.lost and fn is not arm_process.finish:  # which asks nothing of the device
+        if self.lost:
             raise RemoteError(self.lost, Cause.DEVICE_LOST)
         answer: dict[str, Any] = json.loads(answered(fn, args, tell, (Exception, SystemExit)))
         self.lost = self.lost or arm_process.lost(self._device)
@@ -223,8 +222,8 @@ class Link:
             meanwhile()
         return answer
 
-    def close(self) -> None:
-        """End it, or give up all arms."""
+    def close(self, until: Deadline | None = None) -> None:
+        """End it, or give up all arms; `until`: for it to be gone."""
         arm_process.clear(lambda sign: None, "cpu")
 
 
@@ -244,17 +243,28 @@ class Process(Link):
 
     def __init__(self, conditions: Conditions, limits: Limits, tell: Tell) -> None:
         self._limits, self.fault, self.until = limits, "", math.inf
-        self._patience_s = START_S
-        context = multiprocessing.get_context("forkserver")
-        if not _preloads():
-            context.set_forkserver_preload(PRELOADED)
+        self._tell, self._conditions = tell, conditions
+        self._start()
+        # A suite's module makes arms of all installed peers, asked for or not, and so imports them in the server
+        if not _anew and (culprit := self.ask(arm_process.started_threads, what="its start")):
+            _anew.append(
+                f"importing {culprit} starts threads, which a fork does not take over: each process is started anew, in seconds"
+            )
+            tell(_anew)
+            self.close()
+            self.fault = ""
+            self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn") if _anew else fork_server.context(PRELOADED)
         self._ours, theirs = context.Pipe()
         output, output_pipe = context.Pipe(duplex=False)
-        self._printed = Printed(output, tell)
-        self._mark = ".".join(filter(None, [conditions.environ.get(MARK, ""), secrets.token_hex(8)]))
-        own = replace(conditions, environ={**conditions.environ, MARK: self._mark})
+        self._printed = Printed(output, self._tell)
+        environ = self._conditions.environ
+        self._mark = ".".join(filter(None, [environ.get(MARK, ""), secrets.token_hex(8)]))
+        own = replace(self._conditions, environ={**environ, MARK: self._mark})
         # Not a daemon: a suite may start processes of its own.
-        self._process: ForkServerProcess = context.Process(
+        self._process: BaseProcess = context.Process(
             target=serve, args=(theirs, output_pipe, own), daemon=False
         )
         with _starting:
@@ -280,7 +290,7 @@ class Process(Link):
             self._ours.send_bytes(message)
         if meanwhile is not None:
             meanwhile()
-        deadline = time.monotonic() + max(self._limits.silence_s, self._patience_s)
+        deadline = time.monotonic() + self._limits.silence_s
         while True:
             pipe = [self._printed.pipe] if self._printed.pipe is not None else []
             left = min(deadline, self.until) - time.monotonic()
@@ -296,7 +306,6 @@ class Process(Link):
                     tell(Steps(*answer["Steps"]))
                     what = f"step {answer['Steps'][0]} of {answer['Steps'][1]}"
                 else:
-                    self._patience_s = 0.0
                     self._printed.last_lines()
                     return answer
                 deadline = time.monotonic() + self._limits.silence_s
@@ -308,7 +317,10 @@ class Process(Link):
                 )
                 raise LateError(self.fault)
             elif time.monotonic() >= deadline:
-                why = f"no sign of life for {self._limits.silence_s:g} s since {what}; case_timeout_s=SECONDS allows more"
+                why = (
+                    f"no sign of life for {self._limits.silence_s:g} s since {what}: it computes for longer, which "
+                    "case_timeout_s=SECONDS allows, or waits for what never comes, which no time mends"
+                )
                 self._end(why)
                 raise RemoteError(why, Cause.TIMEOUT)
 
@@ -342,14 +354,15 @@ class Process(Link):
         kill_all_of(self.pid, self._mark, self._printed.inode)
         self._process.kill()
 
-    def _end(self, fault: str) -> None:
+    def _end(self, fault: str, until: Deadline | None = None) -> None:
         self.fault = fault
         self.kill()
-        self._process.join(10)  # one that hangs in the driver can't be waited for
+        fork_server.end_if_stopped()
+        self._process.join((until or patience()).left())
 
-    def close(self) -> None:
-        """End it."""
-        self._end(self.fault or "it has ended")
+    def close(self, until: Deadline | None = None) -> None:
+        """See `Link`."""
+        self._end(self.fault or "it has ended", until)
         self._ours.close()
         self._printed.listen()
         self._printed.last_lines()
@@ -366,12 +379,6 @@ class DiedError(RemoteError):
     def __init__(self, reason: str, printed: str) -> None:
         super().__init__(reason, Cause.DIED)
         self.printed = printed
-
-
-def _preloads() -> bool:
-    from multiprocessing import forkserver
-
-    return set(PRELOADED) <= set(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
 
 
 class Crew:
@@ -397,6 +404,8 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for link in self._processes():
+            link.kill()  # all of them before one is waited for
         self.keep(())
 
     def begin(self, arms: Sequence[str], shared: bool = False) -> None:
@@ -407,8 +416,9 @@ class Crew:
 
     def keep(self, arms: Sequence[str]) -> None:
         """Ends the processes of all other arms."""
+        until = patience()
         for name in self.links.keys() - set(arms):
-            self.retire(name)
+            self.retire(name, until)
 
     def of(self, arm: str) -> Link:
         """The process of an arm."""
@@ -425,25 +435,35 @@ class Crew:
                 link.kill()
         return link
 
-    def retire(self, arm: str) -> None:
+    def retire(self, arm: str, until: Deadline | None = None) -> None:
         """Ends the process of an arm: the next case gets another one."""
         key = arm if self._shared is None else self._shared
         if (link := self.links.pop(key, None)) is not None:
-            link.close()
+            link.close(until)
         self._settled.pop(key, None)
 
-    def end(self, failed: Iterable[str]) -> None:
-        """The case has ended: what its arms hold is given up. The process of an arm that failed is not used again."""
-        for name in set(failed) if self._conditions is not None else ():
+    def end(self, rows: Iterable[Measurement]) -> list[Measurement]:
+        """The case has ended: what its arms hold is given up. A process is not used again whose arm failed, that keeps more and
+        more memory, or for which the arm has set something (`process_state`): the rows say what.
+        """
+        rows, noted = list(rows), {}
+        failed = {original_name(one.arm) for one in rows if one.status == "failed"}
+        for name in failed if self._conditions is not None else ():
             self.retire(name)
         for key, link in list(self.links.items()):
-            try:
-                resident = int(link.ask(arm_process.clear, self._device, what="the end of its case"))
-            except (RemoteError, LateError):
-                resident = LEAK_BYTES * 1024
-            if isinstance(link, Process) and resident - self._settled.setdefault(key, resident) > LEAK_BYTES:
-                self.links.pop(key).close()
-                self._settled.pop(key)
+            resident, changed = LEAK_BYTES * 1024, []
+            with suppress(*UNFIT, LateError):
+                left = link.ask(arm_process.clear, self._device, what="the end of its case")
+                resident, changed = int(left["resident"]), [str(code) for code in left["changed"]]
+            if changed:
+                noted[key] = {"process_changed": changed}
+            leaks = resident - self._settled.setdefault(key, resident) > LEAK_BYTES
+            if isinstance(link, Process) and (changed or leaks):
+                self.retire(key)
+        own = noted.get("", {})
+        return [
+            replace(one, resolved={**one.resolved, **noted.get(original_name(one.arm), own)}) for one in rows
+        ]
 
     def lost(self) -> str:
         """Why this process itself can use its device no more; "" where it can, and where arms have others."""
@@ -457,9 +477,12 @@ class Crew:
     def kill(self) -> None:
         """From another thread: end all processes, and each that is started from now on, so that whoever waits for one goes on."""
         self._killed = True
-        for link in list(self.links.values()):
-            if isinstance(link, Process):
-                link.kill()
+        fork_server.end_if_stopped()  # or whoever waits for it to fork waits on
+        for link in self._processes():
+            link.kill()
+
+    def _processes(self) -> list[Process]:
+        return [link for link in self.links.values() if isinstance(link, Process)]
 
 
 class RemoteArm:
@@ -502,15 +525,15 @@ class RemoteArm:
             with suppress(RemoteError):  # a fault was raised where it happened
                 self.ask(arm_process.leave, self._device)
 
-    def finish(self) -> str:
-        """What the compiler did since the arm was ready; takes in what its workload has found meanwhile."""
+    def finish(self) -> tuple[str, Cause]:
+        """Why its times do not count, and the cause; takes in what its workload has found meanwhile."""
         try:
             found = self.ask(arm_process.finish)
         except RemoteError as error:  # a timing that failed by it has its own words for it
-            return f"what the compiler did while it was timed is not known: {one_line(error)}"
+            return f"what it did while it was timed is not known: {one_line(error)}", error.cause
         assert isinstance(self.workload.resolved, dict)
         self.workload.resolved.update(found["resolved"])
-        return str(found["fault"])
+        return str(found["fault"]), Cause(found["cause"])
 
 
 def prepared(

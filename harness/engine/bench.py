@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.engine.plan import PlannedCase
+    from harness.engine.turns import Turns
     from harness.machine.gpu_monitor import Monitor
     from harness.store.measurement import Measurement
     from harness.timing.config import Timing, TimingConfig
@@ -38,6 +39,8 @@ class Setting:
         seed: of the order of the arms within the rounds.
         control: time each baseline twice (A/A).
         warm_compile: compile a second time, from the caches that the first one filled.
+        in_turns: beside the same sweep of another commit: what is compiled finds empty caches, and the operators that a call of
+            any other arm hands to PyTorch are counted.
         folder: of the run, for files that belong to rows (traces).
     """
 
@@ -47,6 +50,7 @@ class Setting:
     control: bool = True
     folder: Path | None = None
     warm_compile: bool = True
+    in_turns: bool = False
 
 
 def measure_case(
@@ -58,6 +62,7 @@ def measure_case(
     sustained: bool = False,
     tell: Tell = lambda sign: None,
     on_rows: Callable[[list[Measurement]], None] | None = None,
+    turns: Turns | None = None,
 ) -> list[Measurement]:
     """All rows of one case.
 
@@ -69,6 +74,7 @@ def measure_case(
         sustained: under sustained load as well.
         tell: given the start of each stage, for people who wait.
         on_rows: given all rows so far between two rounds, those of times as `partial`.
+        turns: it is measured in blocks that are given to it.
 
     Raises:
         LateError: the case has taken too long as a whole.
@@ -95,23 +101,23 @@ def measure_case(
     before = environment.snapshot(monitor)
 
     def time_rows(timings: Iterable[tuple[str, Timing]]) -> list[Measurement]:
-        recompiled = {name: remote.finish() for name, remote in remotes.items()}
+        faults = {name: remote.finish() for name, remote in remotes.items()}
         state = {"before": before, "after": environment.snapshot(monitor)}
         return [
             one
             for name, timed in timings
-            for one in _rows_of(planned, arms[name], timed, recompiled[original_name(name)], state, setting)
+            for one in _rows_of(planned, arms[name], timed, faults[original_name(name)], state, setting)
         ]
 
     def keep(timings: Mapping[str, Timing]) -> None:
         if on_rows is not None:
             on_rows([*rows, *(partial_row(one, timing.min_rounds) for one in time_rows(timings.items()))])
 
-    timings = list(
-        measure(
+    def timed(config: TimingConfig, seed: int) -> dict[str, Timing]:
+        return measure(
             {name: arm.workload.run for name, arm in arms.items()},
             timer,
-            timing,
+            config,
             seed,
             monitor,
             resident=resident,
@@ -119,8 +125,9 @@ def measure_case(
             on_round=None if on_rows is None else keep,
             splits={name: arm.workload.split for name, arm in arms.items() if arm.workload.split},
             rotations={name: arm.workload.covering for name, arm in arms.items() if arm.workload.covering},
-        ).items()
-    )
+        )
+
+    timings = list((timed(timing, seed) if turns is None else turns.blocks(timed, timing)).items())
     if sustained and not resident:  # a resident arm is under its own load already
         keep(dict(timings))
         tell(Stage(StageKind.SUSTAIN))
@@ -128,7 +135,6 @@ def measure_case(
         rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
         timings += measure_sustained(rotating, timer, timing, seed, monitor).items()
     rows += time_rows(timings)
-    failed = {original_name(r.arm) for r in rows if r.status == "failed"}
     if lost := crew.lost():
         why = f"the device was lost in this case: {lost}; resume=RUN_ID runs it again"
         own = {
@@ -138,7 +144,7 @@ def measure_case(
         rows = [r for r in rows if original_name(r.arm) not in others]
         rows += [row(planned, name, "failed", reason=why, cause=Cause.DEVICE_LOST) for name in others]
     else:
-        crew.end(failed)
+        rows = crew.end(rows)
     return rows
 
 
@@ -146,14 +152,14 @@ def _rows_of(
     planned: PlannedCase,
     arm: PreparedArm,
     timing: Timing,
-    recompiled: str,
+    fault: tuple[str, Cause],
     state: Mapping[str, object],
     setting: Setting,
 ) -> list[Measurement]:
     """The rows of a timed arm: its time, and the energy of a training step."""
-    rows = [time_row(planned, arm, timing, recompiled, state)]
+    rows = [time_row(planned, arm, timing, fault, state)]
     rows += split_row(planned, arm, timing, rows[0])
-    if arm.workload.tokens and not timing.failure:
+    if arm.workload.tokens and rows[0].status == "ok":
         energy = energy_row(planned, arm, timing, setting.device)
         if energy.status == "ok" or not rows[0].is_control:
             rows.append(energy)

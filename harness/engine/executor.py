@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from harness import store
     from harness.engine.arm_process import Conditions
     from harness.engine.plan import Plan, PlannedCase
+    from harness.engine.turns import Turns
     from harness.store.measurement import Measurement
 
 What = Mark | Stage | Steps | list[str]  # the last: lines that a process printed
@@ -92,6 +93,7 @@ def run(
     done_arms: Iterable[tuple[str, str]] = (),
     monitor: Any = None,
     clock: Callable[[], float] = time.perf_counter,
+    turns: Turns | None = None,
 ) -> Outcome:
     """Measures every case that is not in `done`; rows are durable before the next case of that place starts.
 
@@ -109,11 +111,12 @@ def run(
         done_arms: (case id, arm) of the runs of trial suites that need nothing.
         monitor: reads clocks, power and throttling of the GPU; by default that of the place.
         clock: seconds; injectable for tests.
+        turns: which cases are measured, and when, is asked of it.
     """
     finished, made = set(done), set(done_arms)
     waiting = [c for c in plan.cases if c.case.case_id not in finished]
     timed, trials = [c for c in waiting if not is_trial(c)], [c for c in waiting if is_trial(c)]
-    under_way = _Run(writer, setting, limits or Limits(), tell, monitor, clock)
+    under_way = _Run(writer, setting, limits or Limits(), tell, monitor, clock, turns)
     headline = plan.headline(setting.timing.sustained_max_cases) if setting.device == "cuda" else set()
     try:
         for alone in (False, True) if len(places) > 1 else (None,):
@@ -155,7 +158,9 @@ class _Run:
         tell: Tell,
         monitor: Any,
         clock: Callable[[], float],
+        turns: Turns | None,
     ) -> None:
+        self.turns = turns
         self.writer, self.setting, self.limits = writer, setting, limits
         self.outcome = Outcome("finished")
         self._tell, self._monitor, self._clock = tell, monitor, clock
@@ -251,6 +256,7 @@ class _Run:
                 sustained=task.sustained,
                 tell=tell,
                 on_rows=lambda rows: self.keep(task, rows, place),
+                turns=self.turns,
             )
         except (_DiskError, _StoppedError):
             raise
@@ -274,7 +280,7 @@ class _Run:
 
     def _that_may_start(self, wanted: Sequence[Task]) -> Iterator[Task]:
         """The tasks in order; one that may not start, when its turn comes, is stored as rows that say why."""
-        for task in wanted:
+        for task in wanted if self.turns is None else self.turns.of(wanted):
             self.tell(task, Mark.BEGUN)
             if self._lost:
                 self._leave_out(task, "failed", self._lost, Cause.DEVICE_LOST)
@@ -331,8 +337,7 @@ def _trial(task: Task, crew: Crew, device: str, tell: Callable[[What], None]) ->
         rows = trial_rows(task.planned, task.arm, made)
     except UNFIT as error:
         rows = [failed_row(task.planned, task.arm, error)]
-    crew.end({r.arm for r in rows if r.status == "failed"})
-    return rows
+    return crew.end(rows)
 
 
 def _env_of(place: Place | None) -> tuple[str, Mapping[str, object]] | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.engine.executor import Place
+    from harness.engine.settings import SweepConfig
 
 MEMORY_SHARE = (
     0.9  # of what is free when a sweep starts on a CPU: all of its workers together may ask for so much
@@ -68,13 +69,13 @@ def chosen(devices: str | None, device: str, visible: Sequence[Gpu]) -> list[Gpu
     return [known[word] for word in dict.fromkeys(words)]
 
 
-def of_command(config: Mapping[str, Any]) -> list[Gpu]:
+def of_command(config: SweepConfig) -> list[Gpu]:
     """The GPUs of a composed command line, see `chosen`."""
-    return chosen(config["devices"], config["device"], gpus() if config["device"] == "cuda" else ())
+    return chosen(config.devices, config.device, gpus() if config.device == "cuda" else ())
 
 
 def places_for(
-    config: Mapping[str, Any], chosen_gpus: Sequence[Gpu], facts: Mapping[str, Any], lanes: int
+    config: SweepConfig, chosen_gpus: Sequence[Gpu], facts: Mapping[str, Any], lanes: int
 ) -> list[Place]:
     """Where the workers of a sweep compute; none with `isolate=false`.
 
@@ -84,16 +85,16 @@ def places_for(
         facts: the environment of the run.
         lanes: workers at once.
     """
-    if not config["isolate"]:
+    if not config.isolate:
         return []
     from harness.engine.arm_process import Conditions  # torch: a plan needs none
     from harness.engine.executor import Place
 
-    if config["device"] == "cpu":
-        limit = config["case_memory_gib"]
+    if config.device == "cpu":
+        limit = config.case_memory_gib
         most = MEMORY_SHARE * free_bytes("cpu") / lanes if limit is None else limit * 2**30
         return [Place(Conditions.here(int(most)))]
-    if len(chosen_gpus) == 1 and config["devices"] is None:
+    if len(chosen_gpus) == 1 and config.devices is None:
         return [Place(Conditions.here())]
     found = []
     for gpu in chosen_gpus:
@@ -103,32 +104,32 @@ def places_for(
     return found
 
 
-def check(config: Mapping[str, Any]) -> None:
+def check(config: SweepConfig) -> None:
     """Refuses keys of a command line that contradict each other.
 
     Raises:
         UsageError: which, and the way out.
     """
     for key in ("case_timeout_s", "case_wall_s", "case_memory_gib"):
-        value = config[key]
+        value = getattr(config, key)
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(
                 f"{key}={value:g}: expected a finite number above 0; null leaves the choice here"
             )
-        if value is not None and not config["isolate"]:
+        if value is not None and not config.isolate:
             raise UsageError(
                 f"{key}={value:g} limits worker processes, of which isolate=false and torchrun start none"
             )
-    if config["case_memory_gib"] is not None and config["device"] != "cpu":
+    if config.case_memory_gib is not None and config.device != "cpu":
         raise UsageError(
-            f"case_memory_gib={config['case_memory_gib']:g} limits the memory of device=cpu; a GPU ends a case that asks "
+            f"case_memory_gib={config.case_memory_gib:g} limits the memory of device=cpu; a GPU ends a case that asks "
             "for more than it has by itself"
         )
-    if config["workers"] is not None and config["workers"] < 1:
-        raise UsageError(f"workers={config['workers']}: expected an integer of at least 1")
-    if not config["isolate"]:
+    if config.workers is not None and config.workers < 1:
+        raise UsageError(f"workers={config.workers}: expected an integer of at least 1")
+    if not config.isolate:
         for key in ("workers", "devices"):
-            if config[key] not in (None, 1):
+            if getattr(config, key) not in (None, 1):
                 raise UsageError(
-                    f"{key}={config[key]} needs worker processes, of which isolate=false and torchrun start none; leave one out"
+                    f"{key}={getattr(config, key)} needs worker processes, of which isolate=false and torchrun start none; leave one out"
                 )

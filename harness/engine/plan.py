@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from harness.engine.settings import PartConfig, SweepConfig, TrainConfig
     from harness.store.case import Case
     from harness.timing.workload import ArmInfo, Axis, Plannable, Unsupported
 
@@ -122,11 +123,11 @@ class Plan:
         return {c.case.case_id for c in ranked[:most]}
 
 
-def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Plan:
+def make_plan(config: SweepConfig, suites: Mapping[str, Plannable]) -> Plan:
     """Expands a composed configuration.
 
     Args:
-        config: plain values of `harness.cli.config.SweepConfig`, device resolved.
+        config: settings, device resolved.
         suites: the table of suites by name.
 
     Raises:
@@ -135,18 +136,18 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     """
     parts = _shared_out(config, _parts(config, suites))
     _spread_keys(config, parts)
-    _choose_peers(config.get("peers"), parts, suites)
-    recipe = _choose_arms(config.get("train") or {}, parts)
+    _choose_peers(config.peers, parts, suites)
+    recipe = _choose_arms(config.train, parts)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
     for part in parts:
         planned, products[part.name] = _plan_part(part, config)
         cases += planned
-    cases = _chosen(cases, config.get("cases") or ())
+    cases = _chosen(cases, config.cases)
     if recipe is not None:
         _refuse_high_precision_alone(recipe, cases)
     if not any(c.runnable for c in cases):
-        raise UsageError(_nothing_runs(cases, str(config["device"])))
+        raise UsageError(_nothing_runs(cases, str(config.device)))
     _check_requests(config, cases)
     return Plan(tuple(cases), products)
 
@@ -180,11 +181,11 @@ def _choose_peers(
         part.arms = [a for a in part.arms or arms if a not in arms or arms[a].peer in ("", *names)]
 
 
-def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> None:
+def _check_requests(config: SweepConfig, cases: Sequence[PlannedCase]) -> None:
     """Let each suite see all that is asked of it; `train.judge=false` asks for no verdict."""
     from harness.timing.workload import check_request
 
-    judge = (config.get("train") or {}).get("judge")
+    judge = config.train.judge
     runs: dict[str, dict[Case, set[str]]] = {}  # by suite: parts may share out the seeds of one set-up
     suites = {planned.case.suite: planned.suite for planned in cases}
     for planned in cases:
@@ -195,7 +196,7 @@ def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> 
             checked.append(check_request(suites[name], own, judge is not False))
     if judge is not None and not any(checked):
         raise UsageError(
-            f"train.judge={judge} means nothing to sweep {config['name']!r}: no suite of it has a verdict"
+            f"train.judge={judge} means nothing to sweep {config.name!r}: no suite of it has a verdict"
         )
 
 
@@ -210,64 +211,62 @@ def _chosen(cases: list[PlannedCase], ids: Sequence[str]) -> list[PlannedCase]:
     return [c for c in cases if c.case.case_id in ids] if ids else cases
 
 
-def _parts(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> list[_Part]:
+def _parts(config: SweepConfig, suites: Mapping[str, Plannable]) -> list[_Part]:
     """The parts of a sweep; a sweep that names one suite is its own single part."""
-    named = config["parts"]
+    named: Mapping[str, PartConfig | SweepConfig] = config.parts
     if not named:
-        if not config["suite"]:
-            raise UsageError(f"sweep {config['name']!r} names neither a suite nor parts")
-        named = {config["suite"]: config}
+        if not config.suite:
+            raise UsageError(f"sweep {config.name!r} names neither a suite nor parts")
+        named = {config.suite: config}
     parts = []
     for name, part in named.items():
-        suite, shapes = part["suite"], part["shapes"]
+        suite, shapes = part.suite, part.shapes
         if suite in ("???", None):
-            raise unknown("part", name, (n for n, p in named.items() if p["suite"] not in ("???", None)))
+            raise unknown("part", name, (n for n, p in named.items() if p.suite not in ("???", None)))
         if suite not in suites:
             raise unknown("suite", str(suite), suites)
         sets = [shapes] if isinstance(shapes, str) else list(shapes)
-        parts.append(_Part(str(name), suites[suite], suite, dict(part["axes"]), sets, list(part["arms"])))
+        parts.append(_Part(str(name), suites[suite], suite, dict(part.axes), sets, list(part.arms)))
     return parts
 
 
-def _shared_out(config: Mapping[str, Any], parts: list[_Part]) -> list[_Part]:
+def _shared_out(config: SweepConfig, parts: list[_Part]) -> list[_Part]:
     """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
-    if not config["parts"]:
+    if not config.parts:
         return parts
     for key in ("suite", "shapes"):
-        if config[key]:
+        if getattr(config, key):
             raise UsageError(
-                f"sweep {config['name']!r} is made of parts; write parts.{parts[0].name}.{key}={config[key]}"
+                f"sweep {config.name!r} is made of parts; write parts.{parts[0].name}.{key}={getattr(config, key)}"
             )
-    for axis, values in config["axes"].items():
+    for axis, values in config.axes.items():
         takers = [part for part in parts if axis in part.suite.AXES]
         if not takers:
             raise unknown("axis", axis, {axis for part in parts for axis in part.suite.AXES})
         for part in takers:
             part.axes[axis] = values
-    for arm in config["arms"]:
+    for arm in config.arms:
         if not any(arm in part.suite.ARMS for part in parts):
             raise unknown("arm", arm, {arm for part in parts for arm in part.suite.ARMS})
-    if config["arms"]:
+    if config.arms:
         for part in parts:
-            part.arms = [arm for arm in config["arms"] if arm in part.suite.ARMS]
+            part.arms = [arm for arm in config.arms if arm in part.suite.ARMS]
         return [part for part in parts if part.arms]
     return parts
 
 
-def _spread_keys(config: Mapping[str, Any], parts: Sequence[_Part]) -> None:
+def _spread_keys(config: SweepConfig, parts: Sequence[_Part]) -> None:
     """Hands the keys that are short for an axis (`model=nano`) to the parts whose suites have it."""
-    train = config.get("train") or {}
-    given = {key: (key, config.get(key)) for key in AXIS_KEYS}
-    given |= {key: (f"train.{key}", train.get(key)) for key in PROFILE_KEYS}
+    given = {key: (key, getattr(config, key)) for key in AXIS_KEYS}
+    given |= {key: (f"train.{key}", getattr(config.train, key)) for key in PROFILE_KEYS}
     for axis, (key, value) in given.items():
         takers = [part for part in parts if axis in part.suite.AXES]
-        # A model as a mapping, or a config.json, is what shapes=from_model reads; other suites ignore a mapping.
-        read = any("from_model" in part.shapes for part in parts)
-        if value is None or (axis == "model" and not takers and (read or not isinstance(value, str))):
+        read = axis == "model" and any("from_model" in part.shapes for part in parts)
+        if value is None or (read and not takers):
             continue
         if not takers:
             raise UsageError(
-                f"{key}={value} means nothing to sweep {config['name']!r}: no suite of it has an axis {axis!r}"
+                f"{key}={value} means nothing to sweep {config.name!r}: no suite of it has an axis {axis!r}"
             )
         if isinstance(value, dict):
             value = json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -275,12 +274,12 @@ def _spread_keys(config: Mapping[str, Any], parts: Sequence[_Part]) -> None:
             part.axes[axis] = value
 
 
-def _choose_arms(train: Mapping[str, Any], parts: Sequence[_Part]) -> str | None:
+def _choose_arms(train: TrainConfig, parts: Sequence[_Part]) -> str | None:
     """What `train.mixed_precision` and `train.recipe` leave of the arms; the name of the recipe if it is FP8.
 
     bf16 keeps the arms without FP8; fp8 those and the ones of the recipe. Arms of recipe "any" go with every recipe.
     """
-    text, named = train.get("mixed_precision"), train.get("recipe")
+    text, named = train.mixed_precision, train.recipe
     if text is None and named is None:
         return None
     from harness.training.setup import mixed_precision  # torch
@@ -315,8 +314,8 @@ def _refuse_high_precision_alone(recipe: str, cases: Sequence[PlannedCase]) -> N
         raise UsageError(f"train.recipe={recipe} cannot run here: {case.unsupported[arm].reason}")
 
 
-def _plan_part(part: _Part, config: Mapping[str, Any]) -> tuple[list[PlannedCase], str]:
-    suite, shapes, device = part.suite, part.shapes, str(config["device"])
+def _plan_part(part: _Part, config: SweepConfig) -> tuple[list[PlannedCase], str]:
+    suite, shapes, device = part.suite, part.shapes, str(config.device)
     axes = {
         axis: _axis_values(axis, values, suite.AXES)
         for axis, values in part.axes.items()
@@ -330,11 +329,11 @@ def _plan_part(part: _Part, config: Mapping[str, Any]) -> tuple[list[PlannedCase
             raise unknown("arm", arm, suite.ARMS)
     with refusing(part.suite_name, suite, "points"):
         try:
-            points = suite.points(shapes, axes, config["model"])
+            points = suite.points(shapes, axes, config.model)
         except ValueError as error:
             raise UsageError(f"part {part.name}: {error}") from error
     crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
-    cases = expand(part.suite_name, crossed, points, int(config["seed"]))
+    cases = expand(part.suite_name, crossed, points, int(config.seed))
     by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
     planned, told = [], time.monotonic()
     for number, case in enumerate(cases):

@@ -113,17 +113,20 @@ def about(error: BaseException) -> dict[str, object]:
 
 
 def time_row(
-    planned: PlannedCase, arm: PreparedArm, timing: Timing, recompiled: str, state: Mapping[str, object]
+    planned: PlannedCase,
+    arm: PreparedArm,
+    timing: Timing,
+    unproven: tuple[str, Cause],
+    state: Mapping[str, object],
 ) -> Measurement:
     """The samples of a timed arm and the state of the machine before and after, or why there are none.
 
-    What the compiler did while arms were timed (`recompiled`, "" for nothing) fails the arms that are compiled.
+    `unproven`: why they do not count, and the cause.
     """
     work = arm.workload
-    fault = timing.failure or (recompiled if work.compiled else "")
+    fault, cause = (timing.failure, timing.cause) if timing.failure else unproven
     if fault:
         resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
-        cause = timing.cause if timing.failure else Cause.COMPILE
         return row(
             planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime, cause=cause
         )

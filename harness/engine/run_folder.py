@@ -25,6 +25,7 @@ from harness.store.run_files import LOCK
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from harness.engine.settings import SweepConfig
     from harness.engine.shards import Shard
 
 
@@ -104,9 +105,7 @@ def opening(run_id: str) -> str:
     return f"run {run_id}: resume={run_id} continues it if it is ended early"
 
 
-def chosen(
-    config: dict[str, Any], env: Mapping[str, Any], shard: Shard | None
-) -> tuple[str, Path, Path | None]:
+def chosen(config: SweepConfig, env: Mapping[str, Any], shard: Shard | None) -> tuple[str, Path, Path | None]:
     """Run id, the folder to write to (that of a shard lies within the run's), and the folder that a resumed run has.
 
     Args:
@@ -122,14 +121,14 @@ def chosen(
         store.read_about,
         sorted({whole, *(p.parent for p in run_files.below(whole, run_files.ABOUT, _SHARDS))}),
     ):
-        if about.get("sweep", config["name"]) != config["name"]:
-            raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config['name']!r}")
+        if about.get("sweep", config.name) != config.name:
+            raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config.name!r}")
         _refuse_other_settings(whole.name, about, config)
     folder = whole if shard is None else whole / shard.folder
     refuse_stranger(folder)
     # A command with run_id= that is given again, as schedulers do after a node failed, continues with its own rows.
-    again = folder if config["run_id"] and (folder / run_files.ABOUT).exists() else None
-    goes_on = config["resume"] and (config["resume"] != LAST or whole.exists())
+    again = folder if config.run_id and (folder / run_files.ABOUT).exists() else None
+    goes_on = config.resume and (config.resume != LAST or whole.exists())
     return whole.name, folder, whole if goes_on else again
 
 
@@ -160,29 +159,29 @@ def _at(seconds: float) -> str:
     return datetime.fromtimestamp(seconds + 1, UTC).isoformat()
 
 
-def of_run(config: dict[str, Any], env: Mapping[str, Any]) -> Path:
+def of_run(config: SweepConfig, env: Mapping[str, Any]) -> Path:
     """The folder of the run of a command line, new or to be continued.
 
     Raises:
         UsageError: `resume=` names no run, or contradicts `run_id=`.
     """
-    if config["resume"] and config["run_id"]:
+    if config.resume and config.run_id:
         raise UsageError("resume= names the run already: leave run_id= out")
-    if config["resume"] == LAST:
-        if runs := newest_first(Path(config["results_dir"]) / config["name"], "*")[0]:
+    if config.resume == LAST:
+        if runs := newest_first(Path(config.results_dir) / config.name, "*")[0]:
             return runs[0]
-    elif config["resume"]:
-        folder = store.find_run(config["resume"], config["results_dir"])
+    elif config.resume:
+        folder = store.find_run(config.resume, config.results_dir)
         # One whose shards were started apart has a _run.json in each of them alone.
         if not any(map(is_run, [folder, *folder.glob(_SHARDS)])):
             raise UsageError(
-                f"resume={config['resume']}: {folder} is no run: it holds no _run.json that names run, sweep and state; "
+                f"resume={config.resume}: {folder} is no run: it holds no _run.json that names run, sweep and state; "
                 "expected a run id, or a folder results/<sweep>/<run_id>"
             )
         return folder
-    model = config.get("model") or (config.get("axes") or {}).get("model")
-    run_id = checked_run_id(config["run_id"] or store.new_run_id(env, config["name"], model))
-    return Path(config["results_dir"]) / config["name"] / run_id
+    model = config.model or config.axes.get("model")
+    run_id = checked_run_id(config.run_id or store.new_run_id(env, config.name, model))
+    return Path(config.results_dir) / config.name / run_id
 
 
 def mark(results_dir: Path, run_id: str, config: dict[str, Any]) -> str:
@@ -255,9 +254,12 @@ _SETTINGS = (
 _SETTINGS_OF_A_PART = ("suite", "axes", "shapes", "arms")
 
 
-def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
+def _refuse_other_settings(run_id: str, about: dict[str, Any], config: SweepConfig) -> None:
     """A run holds one experiment, and its command must stay the one that made it."""
-    stored, now = public(about.get("config", {})), public({key: config[key] for key in _SETTINGS})
+    stored, now = (
+        public(about.get("config", {})),
+        public({key: value for key, value in config.plain().items() if key in _SETTINGS}),
+    )
     pairs = [
         (key, _decisive(key, stored[key]), _decisive(key, now[key])) for key in _SETTINGS if key in stored
     ]

@@ -198,13 +198,21 @@ def _measure_two(options: Options) -> Answer | None:
         judges = (DEFAULT, ()) if by_command else (root / trees.POLICY, trees.JUDGES)
         base = trees.base_of(root, baseline, options.policy, *judges)
         policy = as_given(base.policy, options)
-        sides = {"baseline": baseline, "candidate": root}
-        instrument: Instrument = Sweeping(sides, _words(options), policy.blocks, options.alone, base.clock)
+        instrument: Instrument | None
         if by_command:
-            commanded = _commanded(options, stack, root, baseline, commit, written)
-            if commanded is None:
+            instrument = _commanded(options, stack, root, baseline, commit, written)
+            if instrument is None:
                 return _same(f"all files are the same in {commit[:10]}")
-            instrument = commanded
+        else:
+            candidate = root
+            if base.clock:  # what times them is the base commit's on both sides
+                candidate = stack.enter_context(
+                    trees.work_tree(root, trees.commit_to_compare(root, "HEAD", tip=True))
+                )
+                trees.copy_changes(root, candidate)
+                trees.replace_files(baseline, candidate, base.clock)
+            sides = {"baseline": baseline, "candidate": candidate}
+            instrument = Sweeping(sides, _words(options), policy.blocks, options.alone)
         try:
             return Answer.of(_session(options, policy, instrument, notes=base.notes).run())
         except NothingElseError as error:

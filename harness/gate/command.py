@@ -23,13 +23,13 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import psutil
 
-from harness.gate.benchmark_files import ARM, environment_of, read_document, row_of
+from harness.gate.benchmark_files import environment_of, read_document, row_of
 from harness.gate.figures import SUITE, WHOLE
 from harness.gate.options import Exit, GateError
 from harness.gate.ran import RECORDER, Ran
@@ -37,7 +37,7 @@ from harness.gate.runner import Instrument, OutOfTimeError, SideError
 from harness.gate.trees import digest
 from harness.machine.environment import env_id
 from harness.machine.processes import MARK, interruptible, marked
-from harness.store.case import Arm, Case
+from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.store.text import some
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from harness.gate.runner import Round
+    from harness.store.measurement import Measurement
 
 
 KILLER = "import sys\nfrom harness.machine.processes import kill_marked\nsys.stdin.read()\nkill_marked(sys.argv[1])\n"
@@ -298,9 +299,10 @@ class Commanded(Instrument):
                     f"{some(sorted(odd), 5)}",
                 )
             env = self._env(side, runs[side])
-            this.collected[side].plan(env, env_id(env))
-            wanted = [row for row in found.values() if not this.only or row["case_id"] in this.only]
-            this.collected[side].take(this.number, wanted)
+            this.collected[side].env, this.collected[side].env_id = env, env_id(env)
+            this.collected[side].add(
+                this.number, (row for row in found.values() if not this.only or row.case_id in this.only)
+            )
         self.rounds += 1
 
     def blame(self, error: SideError) -> tuple[str, str, str, str]:
@@ -462,9 +464,9 @@ class Commanded(Instrument):
             )
         raise SideError(side, fault.reason)
 
-    def _rows(self, run: Run) -> dict[str, dict[str, Any]]:
-        """Rows by benchmark, as `Collected.take` reads them."""
-        rows: dict[str, dict[str, Any]] = {}
+    def _rows(self, run: Run) -> dict[str, Measurement]:
+        """Rows by benchmark; the name alone says which one it is."""
+        rows: dict[str, Measurement] = {}
         for test in run.document["benchmarks"]:
             measured = row_of(test, run.out)
             name = str(test["fullname"])
@@ -473,12 +475,10 @@ class Commanded(Instrument):
                     Exit.USAGE, f"two benchmarks are named {name}; a name decides which ones are compared"
                 )
             case = Case.of(SUITE, {"test": name})
-            rows[name] = {
-                "suite": SUITE, "case_id": case.case_id, "axes": case.axes_json, "seed": case.seed, "arm": ARM,
-                "arm_fields": Arm(variant=ARM).as_json, "baseline": "", "metric": "time_ms", "status": "ok",
-                "samples": measured.samples,
-                "resolved": measured.resolved if OUT in self.line else {"timed": WHOLE, "unit": "s"},
-            }  # fmt: skip
+            resolved = measured.resolved if OUT in self.line else {"timed": WHOLE, "unit": "s"}
+            rows[name] = replace(
+                measured, case_id=case.case_id, axes=case.axes_json, regime="", timing={}, resolved=resolved
+            )
         return rows
 
     def _env(self, side: str, run: Run) -> dict[str, Any]:

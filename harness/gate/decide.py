@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from harness.store.stats import Vector
 
 FEWEST_TO_FLAG, FEWEST_TO_CLAIM = 5, 8  # rounds
+WIDE = (
+    3  # times its rounds, by which a first stage is made longer at most: few rounds know little of the spread
+)
 # Standard deviation of a round's log ratio that no machine undercuts: eight lucky rounds are no evidence of less.
 LEAST_SPREAD = 0.002
 TENTH = 0.1
@@ -168,6 +171,12 @@ def decide(
             )
         )
     return out
+
+
+def missing(found: Sequence[Decision], room: float) -> int:
+    """Rounds that settle what is open and not flagged, of as many as there is room for."""
+    wanted = (d.more or 0 for d in found if d.verdict is Verdict.INCONCLUSIVE and not d.flagged)
+    return max((more for more in wanted if more <= room), default=0)
 
 
 def spread_floor(units: Sequence[Vector], control: Vector | None = None) -> float:

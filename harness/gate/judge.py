@@ -20,7 +20,6 @@ import datetime
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
 from harness.gate.unit import Cause, Control, Finding, Judgement, Key, State, Unit
-from harness.judge import gathered, macros, verdict
+from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import SUITE
 from harness.store import stats
 from harness.store.compare import noise_floors
@@ -238,9 +237,28 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
 
 def _why(d: Decision, limit: float) -> str:
     """What decided, or what would."""
-    reasons = macros(Path(__file__).with_name("reasons.j2"))
-    confirmed = not math.isnan(d.p_confirm)
-    return str(reasons.why(d, confirmed, limit, math.expm1, MIN_ROUNDS, FEWEST_TO_CLAIM, MOST_ROUNDS))
+    bar, rounds, confirmed = f"{math.expm1(limit):.1%}", d.effect.rounds, not math.isnan(d.p_confirm)
+    if rounds < MIN_ROUNDS:
+        return f"{rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
+    if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
+        way = "slower" if d.effect.log > 0 else "faster"
+        fresh = f", confirmed on fresh data p {d.p_confirm:.2g}" if confirmed else ""
+        return f"{way} by more than {bar}: p {d.p:.3g}{fresh}"
+    if d.verdict is Verdict.OK:
+        slower = "slower, and tolerated: " if d.effect.direction == "slower" else ""
+        return f"{slower}at most {_percent(d.high)}, below {bar}"
+    if d.low > limit and rounds < FEWEST_TO_CLAIM:
+        return (
+            f"slower by more than {bar} in {rounds} rounds; to call it a regression takes {FEWEST_TO_CLAIM}"
+        )
+    why = f"about {d.more} more rounds would settle it"
+    if d.apart:
+        why = "one process a side cannot tell a change from how it was born, in however many rounds: measure both together (--against)"
+    elif d.more is None:
+        why = f"the difference between change and tolerance is below the noise: over {MOST_ROUNDS} rounds"
+    if d.flagged and confirmed:
+        why += f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
+    return why
 
 
 def _exact(unit: Unit) -> Finding:

@@ -105,9 +105,9 @@ class Side:
         return recorded
 
     def benchmark(self) -> set[str]:
-        """What was started, and what that opened and nothing compiled."""
+        """What was started, what the line itself opened, and what those that were started opened and nothing compiled."""
         return self.started | {
-            name for by, name in self.data if by in self.started | {""} and not self._compiled(name)
+            name for by, name in self.data if not by or (by in self.started and not self._compiled(name))
         }
 
     def read(self) -> set[str]:

@@ -13,18 +13,15 @@ import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-import markupsafe
 
 from harness.gate.decide import Verdict
 from harness.gate.options import Exit, Loud
 from harness.gate.sides import differing_fields
 from harness.gate.unit import RATIO, State
-from harness.judge import macros
-from harness.store import run_files, text
+from harness.store import printer, run_files, text
 from harness.store.errors import UsageError
 from harness.store.measurement import to_json
 from harness.store.parquet import find_run
@@ -54,7 +51,7 @@ MODES = {
     "broken": "one side does not run, so nothing was measured",
 }
 _FILE = re.compile(r"([\w./-]+\.py)::")
-_UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in no XML document
+DATA, PROPERTY = "%\r\n", "%\r\n:,"  # what a workflow command must not hold as it is
 _HEAD = ("verdict", "case", "arm", "metric", "change", "why")
 
 
@@ -86,6 +83,43 @@ class Answer:
         return counted + (
             f" ({reported} of the regressions are allowed or only reported)" if reported else ""
         )
+
+    @property
+    def conditions(self) -> list[str]:
+        """What it rests on."""
+        return _conditions(self.judgement) if self.judgement else []
+
+    @property
+    def loud(self) -> list[str]:
+        """Notes that must not be overlooked."""
+        return [note for note in (self.judgement.notes if self.judgement else ()) if isinstance(note, Loud)]
+
+    def lines(self) -> list[str]:
+        """The answer, then what it rests on."""
+        return [f"Gate: {self.head}", self.text or self.tally, *self.conditions]
+
+    def tables(self) -> list[printer.Table]:
+        """One: what matters."""
+        return [_table(self)] if self.judgement else []
+
+    def data(self) -> dict[str, Any]:
+        """Everything, for a program."""
+        said: dict[str, Any] = {"format": FORMAT, "verdict": self.head, "exit_code": int(self.code)}
+        if (j := self.judgement) is None:
+            return said | {"reason": self.text}
+        return said | {
+            "date": j.date.isoformat(),
+            "mode": j.mode,
+            "session": j.baseline.session if j.mode == "paired" else "",
+            **{
+                name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
+                for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
+            },
+            "control": {name: getattr(j.control, name) for name in j.control.__slots__},
+            "counts": {str(v): j.counted[v] for v in ORDER},
+            "notes": list(j.notes),
+            "findings": [_finding(f) for f in j.findings],
+        }
 
 
 def headline(judgement: Judgement) -> str:
@@ -122,21 +156,13 @@ def _open(judgement: Judgement) -> str:
 def terminal(answer: Answer) -> str:
     """A table of what matters first, then what it rests on; the last line is the verdict."""
     last = f"{answer.head} (exit {int(answer.code)}): {answer.text or answer.tally}"
-    if answer.judgement is None:
-        return last + "\n"
-    rows, hidden = _table(answer)
-    rows = [_HEAD, *(tuple(map(_flat, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
-    if hidden:
-        lines.append(f"... and {hidden} (--json FILE holds them)")
-    return "\n".join([*lines, "", *map(_flat, [*_conditions(answer.judgement), last])]) + "\n"
+    shown: Any = SimpleNamespace(lines=lambda: [*answer.conditions, last], tables=answer.tables)
+    return printer.as_text(shown, tables_first=True)
 
 
 def markdown(answer: Answer) -> str:
     """The same for a pull request."""
-    lines = _conditions(answer.judgement) if answer.judgement else []
-    return str(_forms().markdown(answer, *_table(answer), lines))
+    return printer.as_markdown(answer, level=3)
 
 
 def comment(answer: Answer) -> str:
@@ -144,39 +170,63 @@ def comment(answer: Answer) -> str:
     head, _, rest = markdown(answer).partition("\n")
     if len(rest) > MOST_COMMENT:
         rest = rest[:MOST_COMMENT].rpartition("\n")[0] + "\n\nThe rest is in the job's summary.\n"
-    return str(_forms().comment(answer, head, rest, list(_loud(answer))))
+    if answer.judgement:
+        loud = "".join(f"> **{text.markdown(note)}**\n" for note in answer.loud)
+        rest = f"\n{loud}\n<details><summary>Verdicts</summary>\n{rest}\n</details>\n"
+    return f"<!-- harness gate -->\n{head}\n{rest}"
 
 
 def junit(answer: Answer) -> str:
-    """JUnit XML: one test a unit, and one for the whole."""
-    return str(_forms().junit(answer))
+    """JUnit XML: one test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped
+    as what is open.
+    """
+    tests = []
+    for f in answer.findings:
+        is_open = f.verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
+        outcome = "failure" if f.counts else "skipped" if is_open else ""
+        group, said = f"{f.unit.key.suite}.{f.unit.case}", f"{f.verdict}: {f.reason}"
+        tests.append(printer.JUnitCase(group, _name(f), outcome, said, str(f.verdict)))
+    failed = answer.code in (Exit.REGRESSED, Exit.NUMERICS)
+    whole = "failure" if failed else "error" if answer.code else "system-out"
+    said = ": ".join(filter(None, (answer.head, answer.text)))
+    tests.append(printer.JUnitCase("gate", "verdict", whole, said, answer.code.name))
+    return printer.junit("gate", tests)
 
 
 def github_lines(answer: Answer) -> str:
     """Workflow commands of GitHub: an error for what fails the gate, a warning for what is open, a line each."""
-    return str(_forms().annotations(answer, list(_loud(answer)), MOST_ANNOTATIONS))
+    worst, lines = [f for f in answer.findings if f.counts], []
+    for f in worst[: MOST_ANNOTATIONS - 1]:
+        file = _FILE.findall(
+            f.unit.case
+        )  # of a pytest-benchmark test; of other units no file is known to be at fault
+        about = f"{f.unit.key.suite} {f.unit.case}: {_name(f)}: {f.reason}"
+        lines.append(_command("error", f"Gate: {f.verdict}", about, *file[:1]))
+    if len(worst) >= MOST_ANNOTATIONS:
+        lines.append(_command("error", "Gate", f"{len(worst) - MOST_ANNOTATIONS + 1} more regressions"))
+    elif answer.code and not worst:
+        how = f"exit {int(answer.code)}" if answer.judgement else answer.head
+        lines.append(_command("error", f"Gate: {how}", answer.text or answer.head))
+    lines += [_command("warning", "Gate", note) for note in answer.loud]
+    if not answer.code and (j := answer.judgement) and j.undecided:
+        lines.append(_command("warning", "Gate", f"{len(j.undecided)} of {len(j.times)} times are undecided"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _name(f: Finding) -> str:
+    """A unit within its case."""
+    key = f.unit.key
+    return " ".join(filter(None, (key.arm, key.metric, key.regime, key.part)))
+
+
+def _command(kind: str, title: str, said: str, file: str = "") -> str:
+    named = f"file={_escaped(file, PROPERTY)}," if file else ""
+    return f"::{kind} {named}title={_escaped(title, PROPERTY)}::{_escaped(said, DATA)}"
 
 
 def as_json(answer: Answer) -> str:
-    """Everything, for a program; infinities and NaN are the strings "inf" and "nan"."""
-    document: dict[str, Any] = {"format": FORMAT, "verdict": answer.head, "exit_code": int(answer.code)}
-    if (j := answer.judgement) is None:
-        document["reason"] = answer.text
-    else:
-        document |= {
-            "date": j.date.isoformat(),
-            "mode": j.mode,
-            "session": j.baseline.session if j.mode == "paired" else "",
-            **{
-                name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
-                for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
-            },
-            "control": {name: getattr(j.control, name) for name in j.control.__slots__},
-            "counts": {str(v): j.counted[v] for v in ORDER},
-            "notes": list(j.notes),
-            "findings": [_finding(f) for f in j.findings],
-        }
-    return json.dumps(json.loads(to_json(document)), indent=1) + "\n"
+    """Its data; infinities and NaN are the strings "inf" and "nan"."""
+    return json.dumps(json.loads(to_json(answer.data())), indent=1) + "\n"
 
 
 def _finding(f: Finding) -> dict[str, Any]:
@@ -206,8 +256,8 @@ def _finding(f: Finding) -> dict[str, Any]:
     }
 
 
-def _table(answer: Answer) -> tuple[list[tuple[str, ...]], str]:
-    """Rows of a table, and how many findings are left out of it: all that is not OK, then the timed ones, the largest change first.
+def _table(answer: Answer) -> printer.Table:
+    """All that is not OK, then the timed ones, the largest change first.
 
     What an arm lost because it was not measured, or is wrong, is one row and not one a metric.
     """
@@ -217,7 +267,6 @@ def _table(answer: Answer) -> tuple[list[tuple[str, ...]], str]:
 
     ranked = sorted(answer.findings, key=rank)
     first = [f for f in ranked if f.verdict is not Verdict.OK or f.unit.rule.rule == "timed"]
-    last = [f for f in ranked if f not in first]
     groups: dict[object, list[Finding]] = {}
     for f in first[:SHOWN]:
         groups.setdefault(_row(f)[:3] if f.unit.trouble else id(f), []).append(f)
@@ -228,10 +277,11 @@ def _table(answer: Answer) -> tuple[list[tuple[str, ...]], str]:
         row = _row(group[0])
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         rows.append((*row[:3], row[3] + more, row[4], _row((checks or group)[0])[5]))
-    hidden = [*first[SHOWN:], *last]
+    hidden = [*first[SHOWN:], *(f for f in ranked if f not in first)]
     bad = sum(f.verdict is not Verdict.OK for f in hidden)
     what = f", {bad} of them not OK" if bad else " that are OK"
-    return rows, f"{len(hidden)} more{what}" if hidden else ""
+    caption = f"Not shown: {len(hidden)} more{what} (--json FILE holds them)" if hidden else ""
+    return printer.table(caption, _HEAD, rows)
 
 
 def _row(f: Finding) -> tuple[str, ...]:
@@ -268,27 +318,6 @@ def _conditions(j: Judgement) -> list[str]:
     elif j.baseline.env_id != j.candidate.env_id:
         lines.append(f"the environments differ: {differing_fields(j.baseline.env, j.candidate.env)}")
     return lines + sorted(j.notes, key=lambda note: isinstance(note, Loud))  # nearest to the verdict
-
-
-def _loud(answer: Answer) -> Iterator[str]:
-    return (note for note in (answer.judgement.notes if answer.judgement else ()) if isinstance(note, Loud))
-
-
-@cache
-def _forms() -> Any:
-    return macros(
-        Path(__file__).with_name("forms.j2"),
-        cell=text.markdown,
-        xml=lambda text: markupsafe.escape(_UNPRINTABLE.sub("?", text)),
-        data=lambda text: _escaped(text, "%\r\n"),
-        property=lambda text: _escaped(text, "%\r\n:,"),
-        files=_FILE.findall,  # of a pytest-benchmark test; of other units no file is known to be at fault
-    )
-
-
-def _flat(text: str) -> str:
-    """In one line: what a row holds begins none of its own, which GitHub might take for a command."""
-    return " ".join(text.split())
 
 
 def _escaped(text: str, characters: Sequence[str]) -> str:

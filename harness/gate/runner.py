@@ -15,14 +15,13 @@ import random
 import secrets
 import shutil
 import time
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from harness import store
 from harness.gate.collect import Collected
-from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, Verdict
+from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, WIDE, Verdict, missing
 from harness.gate.judge import judge
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 JUDGING_S = 5.0  # reading the store, twice, and writing the verdicts
 MARGIN = 1.2  # of the budget that is advised: rounds differ
-WIDE = 3  # times the rounds left: five rounds know little of the spread
 
 
 class OutOfTimeError(Exception):
@@ -45,11 +43,11 @@ class OutOfTimeError(Exception):
 
 
 class SideError(Exception):
-    """A side could not even begin."""
+    """A side could not even begin; `code`: the exit code of its command, None where it was ended or silent."""
 
-    def __init__(self, side: str, reason: str, kind: str = "") -> None:
+    def __init__(self, side: str, reason: str, code: int | None = None) -> None:
         super().__init__(f"{side}: {reason}")
-        self.side, self.reason, self.kind = side, reason, kind
+        self.side, self.reason, self.code = side, reason, code
 
 
 @dataclass
@@ -62,7 +60,7 @@ class Round:
         only: ids of the cases to measure; all where empty.
         order: draws all that is random.
         left: seconds that it may still take.
-        collected: what each side said so far, this round included; forgotten if the round is broken off.
+        collected: the rows of each side; forgotten if the round is broken off.
     """
 
     number: int
@@ -189,14 +187,14 @@ class Session:
             begun = self.clock()
             if begun + longest * (1 + (reserve if done >= least else 0)) > ends:
                 break
-            this = Round(
-                done, order.sample(sides, len(sides)), frozenset(only), order, left, deepcopy(collected)
-            )
+            heard = {side: Collected() for side in sides}
+            this = Round(done, order.sample(sides, len(sides)), frozenset(only), order, left, heard)
             try:
                 self.instrument.measure(this)
             except OutOfTimeError:
                 break
-            collected = this.collected
+            for side, rows in heard.items():
+                collected[side].merge(rows)
             done += 1
             self.rounds += 1
             now = self.clock()
@@ -209,7 +207,7 @@ class Session:
                 self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
                 more = pairs - done
                 if longest:
-                    more = max(0, min(more, math.floor((ends - now) / longest - reserve)))
+                    more = max(0, math.floor(min(more, (ends - now) / longest - reserve)))
                 if self._is_hopeless(more, longest):
                     pairs = planned = done
                     break
@@ -219,7 +217,9 @@ class Session:
                 and (room := min(WIDE * pairs, (ends - now) / (longest or math.inf) - reserve)) >= 1
             ):
                 self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
-                pairs += self._missing(math.floor(room))
+                judgement = self.judge()
+                if not judgement.control.moved:
+                    pairs += missing([f.decision for f in judgement.undecided], room)
         if done < pairs:
             self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
         if done:
@@ -274,14 +274,6 @@ class Session:
         self.tell(said)
         self.notes = (said + "; nothing else was open, so measuring ended" * hopeless, *self.notes)
         return hopeless
-
-    def _missing(self, room: int) -> int:
-        """Rounds beyond those planned that settle what is open, of those that the time allowed holds."""
-        judgement = self.judge()
-        needed = (
-            f.decision.more or 0 for f in judgement.undecided if not f.flagged and not judgement.control.moved
-        )
-        return max((more for more in needed if more <= room), default=0)
 
     def judge(self) -> Judgement:
         """Judges what is stored so far."""

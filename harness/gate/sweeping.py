@@ -1,7 +1,8 @@
 """Sweeping: rounds of a sweep in two work trees. Case by case the sides take turns, one block of samples each.
 
-In a round both processes are alive together. Each side builds and checks its arms, and then the two alternate in random
-order, several times. A neighbour on the machine, a clock or a temperature strikes both sides of a turn alike.
+Each side is its tree's own command, which asks for its turns (`harness.engine.turns`) and stores rows as any sweep does. In a
+round both are alive together: each builds and checks its arms, and then the two alternate in random order, several times. A
+neighbour on the machine, a clock or a temperature strikes both sides of a turn alike.
 
 Cost: `pairs` x (start of two processes, 3 s on two free CPU cores and 10 s with CUDA, + 2 x (checks of every case + cases
 x arms x blocks x block_ms)).
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,106 +22,124 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import store
+from harness.engine.turns import VERSION
 from harness.gate.options import Exit, GateError
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
 
     from harness.gate.runner import Round
 
 
-GOODBYE_S = 10.0
-WORKER = Path(__file__).with_name("worker.py")
+START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # a message later than this is none
+LOOK_S = 0.2  # between two looks at whether a process that is silent has ended
+REFUSED = 2  # exit code of a tree that works and cannot do what was asked
+CRASHED = (1, int(Exit.INTERNAL))  # of a traceback: of Python itself, and of the harness
+LIMITS = ("budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib")  # of a sweep; the gate has its own
+# What a round asks of a sweep beside the user's words.
+OWN = ("isolate=false", "control=false", "warm_compile=false", "report=false", "quiet=true", "run_id=run")
+WORDS = (*OWN, *(f"{name}=null" for name in LIMITS))
+APART = (
+    "run python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN, if it is a commit that takes no "
+    "turns"
+)
 
 
-class WorkerError(RuntimeError):
-    """A worker ended, answered with an error or did not answer in time; the message says which.
+class EndedError(RuntimeError):
+    """The sweep of a tree ended, or said nothing in time; the message says which.
 
     Attributes:
-        kind: the type of the error that it answered with; "" for none.
+        code: its exit code; None where it was silent.
     """
 
-    def __init__(self, message: str, kind: str = "") -> None:
+    def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.code = code
 
 
-class Process:
-    """A worker process of one work tree.
+class Sweep:
+    """The sweep of one work tree in one round.
 
     Args:
-        tree: the work tree whose `harness` and `fp8core` it measures.
-        clock: a work tree whose `harness/timing` it measures with, in place of its own.
+        tree: the work tree whose command it is.
+        words: of its command line.
+        folder: for its rows and what it prints.
     """
 
-    def __init__(self, tree: Path, clock: Path | None = None) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+    def __init__(self, tree: Path, words: Sequence[str], folder: Path) -> None:
+        self._folder = folder
         self._pipe, theirs = Pipe()
-        with theirs:
+        with theirs, (folder / "output").open("wb") as output:
             number = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(WORKER), str(number), str(tree), *([str(clock)] if clock else [])],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "harness",
+                    *words,
+                    *WORDS,
+                    f"results_dir={folder}",
+                    f"turns={number}",
+                ],
                 stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
+                stdout=output,
+                stderr=output,
                 pass_fds=[number],
                 cwd=tree,
                 env={**os.environ, "PYTHONPATH": str(tree)},
+                start_new_session=True,
             )
 
-    def tell(self, command: dict[str, Any]) -> None:
-        """Sends a command without waiting for its answer."""
-        try:
-            self._pipe.send_bytes(json.dumps(command).encode())
-        except OSError as error:
-            raise WorkerError(self._last_words()) from error
+    def tell(self, answer: object) -> None:
+        """Answers its last message; that it is gone shows when the next one is waited for."""
+        with suppress(OSError):
+            self._pipe.send_bytes(json.dumps(answer).encode())
 
-    def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The answer to the oldest command that has none yet.
+    def hear(self, timeout_s: float) -> dict[str, Any]:
+        """Its next message.
 
         Raises:
-            WorkerError: it ended, answered with an error, or took longer than the timeout.
+            EndedError: it ended, or took longer than the timeout.
         """
-        if not self._pipe.poll(timeout_s):
-            self._process.kill()
-            raise WorkerError(f"no answer within {timeout_s:.0f} s")
+        left = timeout_s
         try:
-            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+            while not self._pipe.poll(min(LOOK_S, left)):
+                left -= LOOK_S
+                if self._process.poll() is not None and not self._pipe.poll(0):
+                    raise EOFError
+                if left <= 0:
+                    self.close()  # or it would compute beside the other side
+                    raise EndedError(f"no answer within {timeout_s:.0f} s")
+            message: dict[str, Any] = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
-            raise WorkerError(self._last_words()) from error
-        if "error" in answer:
-            raise WorkerError(str(answer["error"]), str(answer.get("kind", "")))
-        return answer
+            code = self._process.wait(10)
+            lines = (self._folder / "output").read_text(errors="replace").strip().splitlines()
+            said = f": {lines[-1][:300]}" if lines else ""
+            raise EndedError(f"ended with code {code}{said}", code) from error
+        return message
 
-    def ask(self, command: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Sends a command and waits for its answer."""
-        self.tell(command)
-        return self.answer(timeout_s)
+    def rows(self) -> pd.DataFrame:
+        """The rows of the cases that have ended.
 
-    def close(self, left: Callable[[], float] = lambda: GOODBYE_S) -> None:
-        """Ends the process; it has some seconds to go by itself, if there are any left."""
-        with suppress(WorkerError, subprocess.TimeoutExpired):
-            if left() > 0 and self._process.poll() is None:
-                self.tell({"do": "quit"})
-                self._process.wait(GOODBYE_S)
-        self._process.kill()
+        Raises:
+            GateError: some cannot be read (exit 6).
+        """
+        rows = store.read(self._folder)
+        if rows.attrs["problems"]:
+            raise GateError(Exit.INCONCLUSIVE, f"cannot read {rows.attrs['problems'][0]}; measure again")
+        return rows
+
+    def close(self) -> None:
+        """Ends it, and what it has started: its rows are durable."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._pipe.close()
-        self._errors.close()
-
-    def _last_words(self) -> str:
-        self._process.wait(10)
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        said = f": {lines[-1][:300]}" if lines else ""
-        return f"ended with code {self._process.returncode}{said}"
-
-
-START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
-LAYOUT = "LayoutError"  # the error of a worker whose tree is of another layout
-REFUSED = 2  # exit code of a tree that works and cannot do what was asked
-CRASHED = (1, Exit.INTERNAL)  # of a traceback: of Python itself, and of the harness
 
 
 @dataclass
@@ -128,89 +148,90 @@ class Sweeping(Instrument):
 
     Attributes:
         alone: one process at a time, where both would not fit into the device's memory; a drift then cancels less.
-        clock_tree: the work tree whose `harness/timing` both sides measure with; each with its own where there is none.
     """
 
     alone: bool = False
-    clock_tree: Path | None = None
 
     def measure(self, this: Round) -> None:
         """One round of all sides, together or in the order given."""
         for sides in [[side] for side in this.sides] if self.alone else [this.sides]:
-            self._measure(this, sides)
+            with ExitStack() as stack:
+                self._measure(this, sides, stack)
 
-    def _measure(self, this: Round, sides: Sequence[str]) -> None:
-        with ExitStack() as stack:
-            workers: dict[str, Process] = {}
-            for side in sides:  # both import PyTorch at the same time
-                worker = workers[side] = Process(self.trees[side], self.clock_tree)
-                stack.callback(worker.close, this.left)
-                worker.tell({"do": "plan", "words": list(self.words)})
-            cases: dict[str, dict[str, Any]] = {}
-            there: dict[str, set[str]] = {}
-            for side, worker in workers.items():
-                try:
-                    plan = worker.answer(min(START_S, this.left()))
-                except WorkerError as error:
-                    _require_time(this)
-                    raise SideError(side, str(error), error.kind) from error
-                this.collected[side].plan(plan["env"], plan["env_id"])
-                there[side] = {case["case_id"] for case in plan["cases"]}
-                cases |= {case["case_id"]: case for case in plan["cases"]}
-            for name, case in cases.items():
-                if not this.only or name in this.only:
-                    self._case(this, case, {s: w for s, w in workers.items() if name in there[s]}, workers)
+    def _measure(self, this: Round, sides: Sequence[str], stack: ExitStack) -> None:
+        sweeps: dict[str, Sweep] = {}
+        for side in sides:  # both import PyTorch at the same time
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-round-")))
+            sweeps[side] = Sweep(self.trees[side], self.words, folder)
+            stack.callback(sweeps[side].close)
+        cases: dict[str, dict[str, Any]] = {}
+        there: dict[str, set[str]] = {}
+        for side, sweep in sweeps.items():
+            planned = self._planned(side, sweep, this)
+            there[side] = {case["case_id"] for case in planned}
+            cases |= {case["case_id"]: case for case in planned}
+        lost: dict[str, Mapping[str, Any]] = {}
+        for name, case in cases.items():
+            if not this.only or name in this.only:
+                here = {s: w for s, w in sweeps.items() if name in there[s] and s not in lost}
+                for side, why in self._case(this, name, here).items():
+                    lost[side] = {**case, "why": why}
+        for side, sweep in sweeps.items():
+            this.collected[side].take(this.number, sweep.rows())
+            if side in lost:
+                this.collected[side].died(this.number, lost[side])
 
-    def _case(
-        self, this: Round, case: Mapping[str, Any], here: dict[str, Process], workers: dict[str, Process]
-    ) -> None:
-        """Measures one case in one round; a side whose process is lost takes no further part in the round."""
-
-        prepare = {"do": "prepare", "case": case["case_id"]}, PREPARE_S
-        for command, timeout_s in (prepare, *[({"do": "block"}, BLOCK_S)] * self.blocks):
-            for side in this.order.sample(sorted(here), len(here)):
-                told = this.collected[side]
-                try:
-                    answer = here[side].ask(command, min(timeout_s, this.left()))
-                except WorkerError as error:
-                    _require_time(this)
-                    told.died(this.number, case, str(error))
-                    del here[side], workers[side]
-                    continue
-                if "rows" in answer:
-                    told.take(this.number, answer["rows"])
-                else:
-                    told.time(this.number, case["case_id"], answer)
-
-    def blame(self, error: SideError) -> tuple[str, str, str, str]:
-        """What the candidate breaks. Tries the tree's own command: only a traceback says that its code is broken.
+    def _planned(self, side: str, sweep: Sweep, this: Round) -> list[dict[str, Any]]:
+        """The cases that a side has planned.
 
         Raises:
-            GateError: it is the baseline, or the layouts cannot serve one another (exit 5); the candidate refuses the request
-                (2); or it was ended from outside or did not end (6).
+            SideError: it could not; or it is not of its tree, or of another version.
         """
-        tree = self.trees[error.side]
         try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "harness", *self.words, "dry_run=true"],
-                cwd=tree,
-                env={**os.environ, "PYTHONPATH": str(tree)},
-                capture_output=True,
-                timeout=START_S,
-                check=False,
-            )
-            code, how = done.returncode, f"ended with code {done.returncode}"
-        except subprocess.TimeoutExpired:
-            code, how = -1, f"did not end in {START_S:g} s"
-        said = f"{error.side} ({tree}): {error.reason}"
-        if code not in (0, REFUSED, *CRASHED):
-            raise GateError(
-                Exit.INCONCLUSIVE, f"{said}; its own command {how}, which need not be its code's doing"
-            )
+            plan = sweep.hear(min(START_S, this.left()))
+        except EndedError as error:
+            _require_time(this)
+            raise SideError(side, str(error), error.code) from error
+        root = self.trees[side].resolve()
+        if (plan.get("version"), plan.get("root")) != (VERSION, str(root)):
+            said = f"it answers {plan.get('version')} from {plan.get('root')}; expected {VERSION} from {root}"
+            raise SideError(side, said, REFUSED)
+        return list(plan["cases"])
+
+    def _case(self, this: Round, name: str, here: dict[str, Sweep]) -> dict[str, str]:
+        """Measures one case in one round; returns which sides were lost, and why: those take no further part in it."""
+        lost: dict[str, str] = {}
+        asked: list[tuple[object, float]] = [
+            (name, PREPARE_S),
+            *[(True, BLOCK_S)] * self.blocks,
+            (False, BLOCK_S),
+        ]
+        for answer, timeout_s in asked:
+            for side in this.order.sample(sorted(here), len(here)):
+                here[side].tell(answer)
+                try:
+                    if "block" not in here[side].hear(min(timeout_s, this.left())):
+                        del here[side]  # the case has ended, as nothing of it can be timed
+                except EndedError as error:
+                    _require_time(this)
+                    lost[side] = str(error)
+                    del here[side]
+        return lost
+
+    def blame(self, error: SideError) -> tuple[str, str, str, str]:
+        """What the candidate breaks: only a traceback says that its code is broken.
+
+        Raises:
+            GateError: it is the baseline (exit 5); the candidate refuses the request (2); or it was ended from outside, or was
+                silent (6).
+        """
+        said = f"{error.side} ({self.trees[error.side]}): {error.reason}"
+        if error.code not in (0, REFUSED, *CRASHED):
+            raise GateError(Exit.INCONCLUSIVE, f"{said}, which need not be its code's doing")
         if error.side == "baseline":
-            raise GateError(Exit.NO_BASELINE, said)
-        if code not in CRASHED:
-            raise GateError(Exit.NO_BASELINE if error.kind == LAYOUT else Exit.USAGE, said)
+            raise GateError(Exit.NO_BASELINE, f"{said}; {APART}")
+        if error.code not in CRASHED:
+            raise GateError(Exit.USAGE, said)
         why = f"the candidate does not import or plan: {error.reason}"
         return "import", "harness and fp8core", "imports", why
 

@@ -36,7 +36,16 @@ PREFIX, LOCK = "harness-gate-", "lock"
 NEW = ("--others", "--exclude-standard")  # of git ls-files: untracked and not ignored
 MEASURED = ("fp8core", "harness", "sweeps")  # a change elsewhere cannot change a measurement
 CLOCK, POLICY = "harness/timing", "harness/gate/policy.yaml"  # of the checkout that is measured by sweeps
-JUDGES = ("harness/gate", CLOCK, "harness/store", "harness/machine", ".ci/gate", ".ci/gate-policy.yaml")
+JUDGES = (
+    "harness/gate",
+    CLOCK,
+    "harness/engine/turns.py",
+    "harness/engine/control.py",
+    "harness/store",
+    "harness/machine",
+    ".ci/gate",
+    ".ci/gate-policy.yaml",
+)
 ANEW = (
     "land that change by itself and gate the rest against it, or measure both commits, each with its own: "
     "python -m harness sweep=NAME at each, then gate --baseline RUN --candidate RUN"
@@ -291,12 +300,12 @@ class Base:
 
     Attributes:
         policy: the base commit's, with what it has of the policy file that was named; none that the change brings.
-        clock: the base commit's tree where its `harness/timing` differs, for both sides to measure with.
+        clock: files of `harness/timing` that differ, for both sides to measure with the base commit's.
         notes: what of the judge the change touches; nothing where it touches none of it.
     """
 
     policy: Policy
-    clock: Path | None
+    clock: list[str]
     notes: tuple[str, ...]
 
 
@@ -343,7 +352,7 @@ def base_of(
         raise GateError(
             Exit.NO_BASELINE, f"this gate cannot read the policy of the base commit ({error}); {ANEW}"
         ) from error
-    lent = tree if any(name.startswith(CLOCK) for name in changed) else None
+    lent = [name for name in changed if name.startswith(f"{CLOCK}/")]
     return Base(policy, lent, tuple(Loud(f"JUDGE CHANGED: {note}") for note in notes))
 
 

@@ -12,24 +12,21 @@ import json
 import math
 import statistics
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.judge import print_tables
-from harness.machine.terminal import say
 from harness.store import stats
 from harness.store.case import arm_of
 from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
 from harness.store.differences import differences
 from harness.store.outside import parse
-from harness.store.text import axes_of, case_label, constant_axes, number, some
+from harness.store.printer import Table, picked, table
+from harness.store.text import axes_of, case_label, constant_axes, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from rich.console import Console
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.store.stats import Effect
 
@@ -133,6 +130,7 @@ class Changes:
         parts: of profiled steps.
         figures: (suite, case, arm, metric, before, after): what is no time and differs by more than 1 %.
         cpu: either run was measured on a CPU, so that its times decide nothing about a GPU.
+        names: of both runs.
     """
 
     environment: Mapping[str, tuple[Any, ...]]
@@ -144,9 +142,86 @@ class Changes:
     parts: tuple[Part, ...]
     figures: tuple[tuple[str, str, str, str, float, float], ...]
     cpu: bool = False
+    names: Sequence[str] = ("first", "second")
+
+    def lines(self) -> list[str]:
+        """What times did, what has none any more, and why what moved did."""
+        counts = Counter(t.verdict for t in self.times)
+        summary = [f"{counts[v]} {v}" for v in (*_MOVED, "same", "unclear") if counts[v]] or [
+            "no time in common"
+        ]
+        summary += [f"{len(self.broken)} without a time now"] * bool(self.broken)
+        told = [f"{' -> '.join(self.names)}: {', '.join(summary)}"]
+        if {"gpu", "device"} & self.environment.keys():
+            told.append("another device: times differ for that reason; compare speedups within each run")
+        told += [CPU_CAUTION] * self.cpu
+        causes = dict.fromkeys(t.cause for t in self.times if t.cause)
+        told += [f"{cause}: {CAUSES[cause]}" for cause in causes]
+        return [*told, POLICY] if self.times else told
+
+    def tables(self) -> list[Table]:
+        """What changed first, then times by how far they moved, then where the time went."""
+        ran = [
+            (f"{r.suite}/{r.arm}", r.field, _value(r.before), _value(r.after), str(r.cases))
+            for r in self.resolved
+        ]
+        one_sided = [
+            *(("/".join(key), "", "only in the first run") for key in self.only_before),
+            *(("/".join(key), "", "only in the second run") for key in self.only_after),
+            *(
+                (f"{suite}/{case}/{arm}", "had a time and has none", reason)
+                for suite, case, arm, reason in self.broken
+            ),
+        ]
+        moved = sorted(
+            (t for t in self.times if t.verdict in _MOVED), key=lambda t: abs(math.log(t.ratio)), reverse=True
+        )
+        constant = constant_axes(t.axes for t in self.times)
+        times = [
+            (
+                case_label(axes_of(t.axes), constant),
+                t.arm if t.metric == "time_ms" else f"{t.arm} {t.metric}",
+                *(number(1e3 * t.before, 4), number(1e3 * t.after, 4)),
+                *(f"{t.ratio:.3f} ({t.low:.2f}-{t.high:.2f})", t.verdict, t.cause),
+            )
+            for t in moved
+        ]
+        parts = [
+            (p.case_id, p.arm, p.part, number(p.before), number(p.after), f"{p.after - p.before:+.3g}")
+            for p in sorted(self.parts, key=lambda p: -abs(p.after - p.before))
+            if p.before != p.after
+        ]
+        figures = [
+            (f"{suite}/{case}", arm, metric, number(before, 4), number(after, 4))
+            for suite, case, arm, metric, before, after in sorted(
+                self.figures, key=lambda f: -abs(f[5] - f[4]) / max(abs(f[4]), abs(f[5]))
+            )
+        ]
+        set_up = [(name, *map(_value, both)) for name, both in self.environment.items()]
+        return [
+            _first("set-up", "field before after", set_up),
+            _first("what ran", "arm field before after cases", ran),
+            _first("times of one run alone", "arm what why", one_sided),
+            _first("times, by how far they moved (ms)", "case arm >before >after >ratio verdict why", times),
+            _first(
+                "where a profiled step's time went (ms)", "case arm kernels >before >after >change", parts
+            ),
+            _first("other figures that differ by more than 1 %", "case arm metric >before >after", figures),
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Plain values; times in seconds."""
+        timed = "suite case_id axes arm regime metric before after ratio low high verdict cause rounds floor"
+        return picked(self, "environment only_before only_after broken figures cpu") | {
+            "resolved": [picked(r, "suite arm field before after cases") for r in self.resolved],
+            "times": [picked(t, timed) for t in self.times],
+            "parts": [picked(p, "case_id arm part before after") for p in self.parts],
+            "caution": CPU_CAUTION if self.cpu else "",
+            "policy": POLICY,
+        }
 
 
-def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
+def changes(before: pd.DataFrame, after: pd.DataFrame, names: Sequence[str] = ("first", "second")) -> Changes:
     """Compares the rows of two runs, as `harness.store.read` gives them."""
     frames = before, after
     first, second = map(_times, frames)
@@ -177,6 +252,7 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
         cpu=any(
             parse(env).get("device") in (None, "", "cpu") for frame in frames for env in set(frame["env"])
         ),
+        names=names,
     )
 
 
@@ -289,74 +365,9 @@ def _figures(frames: Sequence[pd.DataFrame]) -> tuple[tuple[str, str, str, str, 
     return tuple(found[far].itertuples(index=False, name=None))
 
 
-def as_dict(found: Changes) -> dict[str, Any]:
-    """Plain values."""
-    return asdict(found) | {"caution": CPU_CAUTION if found.cpu else "", "policy": POLICY}
-
-
-def show(found: Changes, runs: Sequence[str], where: Console) -> None:
-    """What changed first, then times by how far they moved, then where the time went."""
-    say(where, f"{runs[0]} -> {runs[1]}", "bold")
-    if {"gpu", "device"} & found.environment.keys():
-        say(where, "another device: times differ for that reason; compare speedups within each run", "yellow")
-    if found.cpu:
-        say(where, CPU_CAUTION, "yellow")
-    print_tables(where, _tables(found))
-    for cause in dict.fromkeys(t.cause for t in found.times if t.cause):
-        say(where, f"{cause}: {CAUSES[cause]}")
-    for name, keys in (("only in the first", found.only_before), ("only in the second", found.only_after)):
-        if keys:
-            say(where, f"{name}: {some(['/'.join(key) for key in keys], _MOST, ', ')}")
-    for suite, case, arm, reason in found.broken[:_MOST]:
-        say(where, f"had a time and has none: {suite}/{case}/{arm}: {reason}", "red")
-    counts = Counter(t.verdict for t in found.times)
-    summary = ", ".join(f"{counts[v]} {v}" for v in (*_MOVED, "same", "unclear") if counts[v])
-    say(where, summary or "no time in common", "bold")
-    if summary:
-        say(where, POLICY)
-
-
-def _tables(found: Changes) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
-    """Title, columns and rows of each table."""
-    set_up = [(name, *map(_value, both)) for name, both in found.environment.items()]
-    yield "set-up", ("field", "before", "after"), set_up
-    ran = [
-        (f"{r.suite}/{r.arm}", r.field, _value(r.before), _value(r.after), str(r.cases))
-        for r in found.resolved[:_MOST]
-    ]
-    yield "what ran", ("arm", "field", "before", "after", "cases"), ran
-    moved = sorted(
-        (t for t in found.times if t.verdict in _MOVED), key=lambda t: abs(math.log(t.ratio)), reverse=True
-    )
-    those = "times, by how far they moved (ms)"
-    if len(moved) > _MOST:
-        those = f"times, the {_MOST} of {len(moved)} that moved most (ms)"
-    constant = constant_axes(t.axes for t in found.times)
-    times = [
-        (
-            case_label(axes_of(t.axes), constant),
-            t.arm if t.metric == "time_ms" else f"{t.arm} {t.metric}",
-            *(number(1e3 * t.before, 4), number(1e3 * t.after, 4)),
-            *(f"{t.ratio:.3f} ({t.low:.2f}-{t.high:.2f})", t.verdict, t.cause),
-        )
-        for t in moved[:_MOST]
-    ]
-    yield those, ("case", "arm", ">before", ">after", ">ratio", "", "why"), times
-    changed = sorted(found.parts, key=lambda p: -abs(p.after - p.before))[:_MOST]
-    parts = [
-        (p.case_id, p.arm, p.part, number(p.before), number(p.after), f"{p.after - p.before:+.3g}")
-        for p in changed
-        if p.before != p.after
-    ]
-    kernels = ("case", "arm", "kernels", ">before", ">after", ">change")
-    yield "where a profiled step's time went (ms)", kernels, parts
-    ranked = sorted(found.figures, key=lambda f: -abs(f[5] - f[4]) / max(abs(f[4]), abs(f[5])))
-    figures = [
-        (f"{suite}/{case}", arm, metric, number(before, 4), number(after, 4))
-        for suite, case, arm, metric, before, after in ranked[:_MOST]
-    ]
-    metrics = ("case", "arm", "metric", ">before", ">after")
-    yield "other figures that differ by more than 1 %", metrics, figures
+def _first(caption: str, columns: str, rows: Sequence[Sequence[str]]) -> Table:
+    more = f", the first {_MOST} of {len(rows)}" if len(rows) > _MOST else ""
+    return table(caption + more, columns.split(), rows[:_MOST])
 
 
 def _value(value: Any) -> str:

@@ -16,12 +16,13 @@ import platform
 import socket
 import subprocess
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
 from harness.machine.gpu_monitor import GpuMonitor, Monitor, monitor_for
+from harness.machine.processes import memory_of_machine
 from harness.store.differences import ENV_ID_FIELDS, LATER
 from harness.store.errors import UsageError
 from harness.store.extensions import TABLES
@@ -33,14 +34,18 @@ if TYPE_CHECKING:
 __all__ = [
     "ENV_ID_FIELDS",
     "code_hash",
+    "counted",
     "device_kind",
     "env_id",
     "fingerprint",
+    "hash_of",
     "monitor_for",
     "of_gpu",
     "snapshot",
 ]
 
+_TOPS = ("fp8core", "harness", "sweeps")
+_RUN = frozenset({".py", ".yaml", ".j2", ".csv"})
 COMMIT_VARIABLE = "FP8_HARNESS_COMMIT"
 
 # Instruction sets by which CPU matmuls and casts choose their kernels, as /proc/cpuinfo spells them.
@@ -112,11 +117,30 @@ def env_id(facts: Mapping[str, Any]) -> str:
 
 @functools.cache
 def code_hash(root: Path) -> str | None:
-    """Twelve hexadecimal digits over the sources of `harness` and `fp8core` below a folder; None where there are none.
+    """Twelve hexadecimal digits over what is run below a folder (`counted`); None where there is nothing of it.
 
-    It says what a commit can't: whether a tree with uncommitted changes, or without git, is the same code.
+    It says what a commit can't: whether a tree with uncommitted changes, or without git, is the same code. A checkout and a
+    wheel built from it have the same.
     """
-    return _hash_of((root, file) for name in ("fp8core", "harness") for file in root.glob(f"{name}/**/*.py"))
+    inside = (root / "harness" / "sweeps").exists()  # a wheel's; beside it `sweeps` is somebody else's
+    tops = _TOPS[:-1] if inside else _TOPS
+    files = ((file, file.relative_to(root).as_posix()) for top in tops for file in (root / top).rglob("*"))
+    return hash_of((name, file.read_bytes()) for file, path in files if (name := counted(path)))
+
+
+def counted(path: str) -> str:
+    """The name by which a file counts into `code_hash`; "" for one that does not.
+
+    Counted are Python, and the data and templates that the wheel ships beside it: a row may depend on each of them.
+
+    >>> counted("harness/store/facts.yaml"), counted("harness/sweeps/gemm.yaml"), counted("harness/report/page.css")
+    ('harness/store/facts.yaml', 'sweeps/gemm.yaml', '')
+
+    Args:
+        path: below a checkout, or below where a wheel is installed; with slashes.
+    """
+    place = PurePosixPath(path.removeprefix("harness/") if path.startswith("harness/sweeps/") else path)
+    return str(place) if place.parts[0] in _TOPS and place.suffix in _RUN else ""
 
 
 @functools.cache
@@ -133,17 +157,19 @@ def extensions_hash() -> str | None:
         if (spec := importlib.util.find_spec(name))
         for place in spec.submodule_search_locations or [spec.origin or ""]
     ]
-    return _hash_of(
-        (place.parent, file)
+    return hash_of(
+        (file.relative_to(place.parent).as_posix(), file.read_bytes())
         for place in places
-        for file in (place.rglob("*.py") if place.is_dir() else [place])
+        for file in (place.rglob("*") if place.is_dir() else [place])
+        if file.suffix in _RUN
     )
 
 
-def _hash_of(files: Iterable[tuple[Path, Path]]) -> str | None:
+def hash_of(files: Iterable[tuple[str, bytes]]) -> str | None:
+    """Twelve hexadecimal digits over names and contents, in whatever order they come; None for none."""
     whole, found = hashlib.sha256(), sorted(files)
-    for root, file in found:
-        whole.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    for name, content in found:
+        whole.update(f"{name}\0".encode() + content + b"\0")
     return whole.hexdigest()[:12] if found else None
 
 
@@ -152,9 +178,13 @@ def snapshot(monitor: Monitor | None = None) -> dict[str, Any]:
     return {
         "time_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "memory_available_gib": round(psutil.virtual_memory().available / 2**30, 2),
+        "memory_available_gib": _gib(memory_of_machine("available"), 2),
         **(monitor or Monitor()).state(),
     }
+
+
+def _gib(size: int | None, digits: int) -> float | None:
+    return None if size is None else round(size / 2**30, digits)
 
 
 def _versions() -> dict[str, Any]:
@@ -195,7 +225,7 @@ def _host() -> dict[str, Any]:
         "cpu_threads": psutil.cpu_count(),
         "threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": _gib(memory_of_machine("total"), 1),
         "host_hash": hashed(socket.gethostname()),
     }
 

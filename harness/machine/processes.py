@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +23,41 @@ ONE_INTERRUPT_S = 5.0  # signals that follow one another so closely count as one
 # Ctrl-C, a scheduler, a closed terminal, Ctrl-\\: all end a command in the same way.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 MARK = "FP8_HARNESS_PROCESS"  # environment variable: the command and worker that a process was started by
-JOIN_S = 5.0  # to wait for a killed process; one that hangs in the driver cannot be waited for
+KILLED_S = 10.0  # for killed processes to be gone
+END_S = 15.0  # for all that a command that ends waits for: torchrun and Slurm kill it after 30 s
+
+
+class Deadline:
+    """One time for all that is waited for, however many wait one after another.
+
+    Attributes:
+        at: by `time.monotonic`; infinity until it has begun.
+    """
+
+    at = math.inf
+
+    def begin(self, seconds: float = END_S) -> Deadline:
+        """So many seconds from now, unless it has begun before; this."""
+        if self.at == math.inf:
+            self.at = time.monotonic() + seconds
+        return self
+
+    def left(self) -> float:
+        """Seconds that may still be waited."""
+        return max(0.0, self.at - time.monotonic())
+
+
+ENDING = Deadline()  # of the command under way: begun by the first signal, or by its end
+
+
+def patience() -> Deadline:
+    """For processes that were just killed, all of them: one that hangs in a driver can't be waited for.
+
+    None in a command that was interrupted: it writes its state first, and waits for all of them at its end (`kill_children`).
+    """
+    until = Deadline().begin(KILLED_S)
+    until.at = until.at if ENDING.at == math.inf else 0.0
+    return until
 
 
 class Interrupts:
@@ -38,6 +72,7 @@ class Interrupts:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         self.heard = True
+        ENDING.begin()
         if time.monotonic() - self._last >= ONE_INTERRUPT_S:
             self._last = time.monotonic()
             raise KeyboardInterrupt
@@ -54,7 +89,7 @@ def interruptible() -> Iterator[Interrupts]:
     if outer is not None:
         yield outer
         return
-    own = Interrupts()
+    own, ENDING.at = Interrupts(), math.inf
     # A shell lets its background jobs ignore Ctrl-C, and nohup SIGHUP; so it stays.
     asked = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = [(number, signal.signal(number, own)) for number in asked]
@@ -70,11 +105,20 @@ def began(pid: int) -> int | None:
 
     Tells a process from a later one that has its number, whatever becomes of the wall clock (proc(5), `starttime`).
     """
+    fields = _stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def state_of(pid: int) -> str:
+    """The state of a process, a letter of proc(5): "T" is stopped, "Z" dead and not reaped; "" where there is none."""
+    return "".join(_stat(pid)[:1])
+
+
+def _stat(pid: int) -> list[str]:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may have spaces
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may have spaces
     except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
 
 
 def this_host() -> str:
@@ -122,7 +166,8 @@ def kill_children() -> None:
         kill_group(child.pid or 0)
         child.kill()
     for child in children:
-        child.join(JOIN_S)
+        child.join(ENDING.begin().left())
+    ENDING.at = math.inf
 
 
 @contextmanager
@@ -305,6 +350,16 @@ def end_children(but: set[int]) -> None:
         with suppress(OSError):  # where an arm ignores SIGCHLD the kernel has waited for it
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def memory_of_machine(field: Literal["total", "available"]) -> int | None:
+    """Bytes that the machine has, or could make free; None where the system does not say."""
+    import psutil
+
+    try:
+        return int(getattr(psutil.virtual_memory(), field))
+    except (OSError, KeyError, ValueError):  # a container may hide /proc/meminfo
+        return None
 
 
 def memory_of_this_process(field: str) -> int:

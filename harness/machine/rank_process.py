@@ -7,7 +7,6 @@ import enum
 import faulthandler
 import gc
 import io
-import multiprocessing
 import os
 import pickle
 import re
@@ -20,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.machine import fork_server
 from harness.machine.processes import end_with_parent, kill_group
 from harness.store.errors import OUT_OF_MEMORY, Cause, one_line, text_of
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerProcess
     from pathlib import Path
+
+    from harness.machine.processes import Deadline
 
 
 # What a rank sees of another one's end, by gloo, NCCL and the store
@@ -177,8 +179,7 @@ class Rank:
     """
 
     def __init__(self, rank: int, group: Group, folder: Path, first: bytes, env: Mapping[str, str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = fork_server.context(PRELOADED)
         self.rank = rank
         self.said = folder / f"stderr-{rank}"
         self._passed_on = 0  # characters
@@ -234,9 +235,9 @@ class Rank:
         kill_group(self.process.pid or 0)
         self.process.kill()
 
-    def end(self) -> None:
+    def end(self, until: Deadline) -> None:
         """Waits until it is gone."""
-        self.process.join()
+        self.process.join(until.left())
         self.ours.close()
 
 

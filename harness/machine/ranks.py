@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.machine import rank_process, torchrun
+from harness.machine.processes import patience
 from harness.machine.rank_process import Fault, Group, Rank, RanksError
 from harness.machine.torchrun import hosts
 
@@ -169,8 +170,9 @@ class Gang:
 def _end(ranks: list[Rank | FarRank], folder: tempfile.TemporaryDirectory[str]) -> None:
     for one in ranks:
         one.kill()
+    until = patience()
     for one in ranks:
-        one.end()
+        one.end(until)
     folder.cleanup()
 
 

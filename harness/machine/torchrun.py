@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.connection import Connection
 
+    from harness.machine.processes import Deadline
+
 MEET_S = 120.0  # for all of them to come
 END_S = 15.0  # for an answer to what needs no work
+JOIN_S = 1.0  # for a thread that has its answer
 SILENT_S = 20  # without a sign of life, after which a rank is lost
 BEAT_S = 4.0  # between two of them
 WAY = "start all ranks again, with resume=RUN where there is a run"
@@ -177,6 +180,7 @@ class FarRank:
 
     def __init__(self, rank: int, host: str, store: Any = None) -> None:
         self.rank, self._host, self._news, self._number = rank, host, "", -1
+        self.heard = 0  # answers
         self._store = _client() if store is None else store
         self.ours, self._heard = Pipe(duplex=False)
         self.why = ""  # it will answer no more
@@ -190,8 +194,8 @@ class FarRank:
         """Has it start its process of a group, and listens to its answers from then on."""
         self._number = number
         self.tell("start", number, *about)
-        words = (self, f"from/{self.rank}/{number}", self._heard)
-        self._listener = threading.Thread(target=_listen, args=words, daemon=True)
+        self._key = f"from/{self.rank}/{number}"
+        self._listener = threading.Thread(target=_listen, args=(self, self._key, self._heard), daemon=True)
         self._listener.start()
 
     def send(self, work: bytes) -> None:
@@ -225,14 +229,23 @@ class FarRank:
 
     def kill(self) -> None:
         """Ends its process of this group."""
-        self.tell("end", self._number)
+        with suppress(RuntimeError):  # the store is gone: so is the rank
+            self.tell("end", self._number)
 
-    def end(self) -> None:
+    def end(self, until: Deadline) -> None:
         """Waits until that is gone."""
-        if self._reply("end", END_S) is None:
+        if not until.left():
+            with suppress(RuntimeError):
+                for number in (
+                    self.heard,
+                    self.heard + 1,
+                ):  # the next one, and the one after an answer just now
+                    self._store.set(f"{self._key}/{number}", b"")
+        elif self._reply("end", until.left()) is None:
             self.silent("gave no answer")
-        else:
-            self._listener.join(END_S)  # one that waits in the store as the interpreter exits would abort it
+            return
+        # One that waits in the store as the interpreter exits would abort it
+        self._listener.join(max(until.left(), JOIN_S))
 
     def _asked(self, what: str, seconds: float) -> Any:
         self.tell(what, self._number)
@@ -251,9 +264,8 @@ def _listen(far: FarRank, key: str, heard: Connection) -> None:
     """Hands on the answers of a rank, by a client of its own: a client that waits does nothing else."""
     try:
         store = _client()
-        for number in itertools.count():
-            if not (answer := _patiently(store, f"{key}/{number}", far.rank)):
-                break
+        while answer := _patiently(store, f"{key}/{far.heard}", far.rank):
+            far.heard += 1
             heard.send_bytes(answer)
     except (RuntimeError, OSError) as fault:  # the store is gone, or nobody listens any more
         far.why = str(fault).splitlines()[0]

@@ -25,6 +25,7 @@ from harness.peers import (
 )
 from harness.peers.peer import GEMM_RECIPES, MODES, Peer
 from harness.store.case import WITHOUT_FP8
+from harness.store.published import Published
 
 if TYPE_CHECKING:
     from harness.store.case import Arm
@@ -57,6 +58,8 @@ def _fault(name: str, made: object) -> str:
         return "it offers linear or gemm and no recipes"
     if unknown := [mode for mode in made.modes if mode not in MODES]:
         return f"modes {', '.join(unknown)} are unknown; expected some of {', '.join(MODES)}"
+    if any(not isinstance(each, Published) for each in made.published):
+        return "published holds something else than harness.store.published.Published"
     known = GEMM_RECIPES if made.gemm else RECIPES.own
     if unknown := [recipe for recipe in made.recipes if recipe not in known]:
         return (

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.peers.peer import Peer, import_missing, nvidia_capability
+from harness.store.published import of_peer
 
 PIP = "git+https://github.com/deepseek-ai/DeepGEMM.git"
 
@@ -61,4 +62,5 @@ PEER = Peer(
     recipes=("blockwise",),
     gemm=gemm,
     granularities=(("1x128", "128x128"),),
+    published=of_peer("deepgemm"),
 )

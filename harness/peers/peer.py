@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from harness.store.published import Published
+
 MODES = ("eager", "compile")
 GEMM_RECIPES = ("tensorwise", "rowwise", "blockwise")  # whose scales suite `gemm` hands to a product
 
@@ -46,6 +48,7 @@ class Peer:
         granularities: of A and B that `gemm` takes; empty: those of all GEMMs of its recipes.
         fast_accum: whether `gemm` always keeps its sums in the FP8 units; its arms are then checked as such.
         own_process: it changes PyTorch for its whole process; accepted and not read, since each arm has its own.
+        published: what its authors measured of it; tables that show the peer say whether that was reproduced.
         gemm: (codes of A and B, scale_inv of A and B, use_fast_accum) -> D in bfloat16; layouts as the suite `gemm`.
     """
 
@@ -65,6 +68,13 @@ class Peer:
     fast_accum: bool = False
     own_process: bool = False
     gemm: Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor] | None = None
+    published: tuple[Published, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a row holds of the peer that ran."""
+        figures = {"peer_published": [each.stored for each in self.published]} if self.published else {}
+        return {"peer": self.arm, "peer_version": self.version(), **figures}
 
 
 def import_missing(module: str, pip: str) -> str | None:

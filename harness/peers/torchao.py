@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.peers.peer import Peer, import_missing
+from harness.store.published import of_peer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,4 +101,5 @@ PEER = Peer(
     linear=linear,
     fails_under_autocast=fails_under_autocast,
     cast=cast,
+    published=of_peer("torchao"),
 )

@@ -12,6 +12,7 @@ import torch
 
 from harness.peers import torchao
 from harness.peers.peer import Peer
+from harness.store.published import of_peer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,4 +51,5 @@ PEER = Peer(
     recipes=("tensorwise",),
     modes=("eager",),
     linear=linear,
+    published=of_peer("nocompile"),
 )

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.peers.peer import Peer, import_missing
+from harness.store.published import of_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,4 +145,5 @@ PEER = Peer(
     around=around,
     unfit=unfit,
     operators=False,
+    published=of_peer("te"),
 )

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.report.records import SQNR
 from harness.report.section import Section
-from harness.report.table import Cell, Column, Table, known, make_table, number
+from harness.report.table import Column, known, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.report.words import titled
 from harness.store import stats, text
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +73,10 @@ def _table(
             own = {
                 f"machine {i}": together([own[key][case] for case in common]) for i, own in enumerate(found)
             }
-            records.append(dict(zip(keys, key, strict=True)) | own | {"shared cases": len(common)})
+            about = dict(zip(keys, key, strict=True))
+            said = [m.reproductions[about["arm"]].words for m in machines if about["arm"] in m.reproductions]
+            arm = Cell(about["arm"], about["arm"], note="; ".join(dict.fromkeys(said)))
+            records.append(about | {"arm": arm} | own | {"shared cases": len(common)})
     across = [number(title, f"machine {i}") for i, title in enumerate(names(machines))]
     columns = [*(Column(key) for key in keys), number("shared cases", show=str), *across]
     return make_table(f"machines-{name}", columns, records, titled(f"caption_machines_{name}")[0])

@@ -27,11 +27,12 @@ from harness.report.records import (
 )
 from harness.report.runs import once
 from harness.report.standings import recipe, standings
-from harness.report.table import STYLES, Cell, Table, columns, filled, known, resolved_of
+from harness.report.table import STYLES, columns, filled, known, resolved_of
 from harness.report.verdicts import what_of
 from harness.store import text
 from harness.store.case import arm_of
 from harness.store.compare import SECONDS
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,8 @@ def headline_rows(machine: Machine) -> list[HeadlineRow]:
     rows = []
     for standing in standings(machine)[:MOST_ROWS]:
         what = what_of(standing.suite) if standing.suite else ""
-        cells = [Cell(standing.arm, standing.arm)]
+        theirs = machine.reproductions.get(standing.arm)
+        cells = [Cell(standing.arm, standing.arm, note=theirs.words if theirs else "")]
         cells += [made[column.title](machine, standing) for column in COLUMNS[1:-1]]
         cases = {p["case_id"] for p in standing.pairs}
         note = [_title(machine, standing), text.plural(len(cases), "case") if cases else ""]
@@ -81,14 +83,15 @@ def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
     whole = []
     for name, (machine, own) in zip(names(list(rows)), rows.items(), strict=True):
         for arm, *numbers in own[:MOST_OF_EACH]:
-            whole.append((arm._replace(note=name, href=f"#m-{machine.env_id}"), *numbers))
+            note = ", ".join(filter(None, (name, arm.note)))
+            whole.append((arm._replace(note=note, href=f"#m-{machine.env_id}"), *numbers))
     cut = any(len(own) > MOST_OF_EACH for own in rows.values())
     caption = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
     return _table("headline", whole, caption) if whole else None
 
 
 def _table(key: str, rows: Sequence[HeadlineRow], caption: str) -> Table:
-    return filled(Table(key, COLUMNS, tuple(rows), caption, sortable=False, as_cards=True))
+    return filled(Table(key, [c.heading for c in COLUMNS], rows, caption, sortable=False, as_cards=True))
 
 
 def _title(machine: Machine, standing: Standing) -> str:
@@ -100,7 +103,7 @@ def _title(machine: Machine, standing: Standing) -> str:
 
 
 def _gain(_: Machine, standing: Standing) -> Cell:
-    return standing.shown if standing.pairs else NOTHING
+    return standing.qualified if standing.pairs else NOTHING
 
 
 @once

@@ -7,7 +7,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from markupsafe import Markup
 
 from harness.judge.verdict.evidence import SIDES
 from harness.judge.verdict.result import percent
@@ -28,15 +27,15 @@ from harness.report.drawing import (
 )  # fmt: skip
 from harness.report.render import render_sections
 from harness.report.section import Section
-from harness.report.table import Cell, Column, make_table, word
+from harness.report.table import Column, make_table, word
 from harness.store.measurement import METRICS
+from harness.store.printer import Cell, as_html
 from harness.store.text import axes_of, case_label, constant_axes, short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
-    from rich.console import Console
 
     from harness.judge.diff import Changes
     from harness.judge.verdict.rule import CurveVerdict
@@ -45,26 +44,16 @@ MOST_RATIOS, MOST_CURVES = 40, 8
 MOST_POINTS = 240  # of a line; more cannot be seen
 
 
-def two_runs(found: Changes, frames: Sequence[pd.DataFrame], names: Sequence[str], told: Console) -> str:
-    """The page.
-
-    Args:
-        found: what changed.
-        frames: rows of both runs.
-        names: of both.
-        told: the words on it, recorded by a console.
-    """
-    charts = [*_ratios(found, names), *_curves(frames, names)]
-    # rich escapes what it records
-    words = Markup(
-        told.export_html(inline_styles=True, code_format='<pre style="white-space: pre">{code}</pre>')
-    )
+def two_runs(found: Changes, frames: Sequence[pd.DataFrame]) -> str:
+    """The page of what changed, with the rows of both runs."""
+    charts = [*_ratios(found), *_curves(frames, found.names)]
     shown = [Section("moved", "What moved", charts=charts)] if charts else []
-    return render_sections(" and ".join(names), "Two runs side by side", "", shown, words)
+    return render_sections(" and ".join(found.names), "Two runs side by side", "", shown, as_html(found))
 
 
 @styled
-def _ratios(found: Changes, names: Sequence[str]) -> list[Chart]:
+def _ratios(found: Changes) -> list[Chart]:
+    names = found.names
     ranked = sorted(found.times, key=lambda t: -abs(math.log(t.ratio)))[:MOST_RATIOS]
     if not ranked:
         return []

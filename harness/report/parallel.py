@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from harness.judge import gathered
 from harness.report.records import key_of
 from harness.report.table import (
-    Cell,
     Column,
     Record,
-    Table,
     columns,
     make_table,
     resolved_of,
@@ -26,6 +24,7 @@ from harness.report.table import (
 from harness.report.words import say
 from harness.store import text
 from harness.store.errors import Cause
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

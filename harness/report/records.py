@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str, str]  # run, case, arm
 FIGURE = ["run_id", "case_id", "arm", "metric", "value"]  # columns
-GAINS = ("speedup", "low", "high", "floor", "verdict")
+GAINS = ("speedup", "low", "high", "floor", "verdict", "condition")
 SQNR = {"sqnr_db": "output", "grad_input_sqnr_db": "grad_input", "grad_weight_sqnr_db": "grad_weight"}
 ROW_SQNR = ("sqnr_row_min_db", "grad_input_sqnr_row_min_db", "grad_weight_sqnr_row_min_db")
 NUMERICS = (
@@ -140,6 +140,11 @@ def fp8_rows(machine: Machine) -> list[Row]:
         if not arm_of(r).control:
             found.setdefault(key_of(r), r)
     return list(found.values())
+
+
+def is_fp8(row: Record) -> bool:
+    """Whether an arm spent FLOPs in FP8."""
+    return _in_fp8(row["flops"])
 
 
 def _in_fp8(flops: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import jinja2
 from itables.utils import find_package_file
 from markupsafe import Markup
 
-from harness.report import markup, verdicts
+from harness.report import verdicts
 from harness.report.compared import shared
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
@@ -25,7 +26,7 @@ from harness.report.runs import dates
 from harness.report.section import sections
 from harness.report.standings import lead
 from harness.report.words import HERE, say
-from harness.store import text
+from harness.store import printer, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 NO_WORDS = Markup()
 FOLD = 12  # rows of a table that stays open; a longer one is folded
+SHOWN = 100  # rows that stand in the page as they are; the rest of a longer table is packed beside it
+MOST_MARKDOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ def _jinja() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        cell=markup.cell_markdown,
+        table=lambda of: printer.markdown_table(of, MOST_MARKDOWN),
         link=quote,
         md=text.markdown,
         code=text.code,
@@ -150,8 +153,7 @@ def _jinja() -> jinja2.Environment:
         count=text.count,
     )
     environment.globals.update(
-        script="", words="", rows=markup.rows_html, pack=markup.pack, shown=markup.SHOWN, most_markdown=markup.MOST_MARKDOWN,
-        fold=FOLD,
+        script="", words="", rows=printer.rows_html, pack=pack, shown=SHOWN, most_markdown=MOST_MARKDOWN, fold=FOLD,
     )  # fmt: skip
     return environment
 
@@ -165,11 +167,16 @@ def _interactive() -> dict[str, str]:
     return {
         "script": script,
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "bundle": markup.pack(source),
+        "bundle": pack(source),
         "itables_version": metadata.version("itables"),
         "itables_license": license_file.read_text(encoding="utf-8"),
         "bundle_license": notices[1].strip("\n") if notices else "(none stated)",
     }
+
+
+def pack(words: str) -> str:
+    """Text as gzip in base64, for the page to unpack; the same text gives the same bytes (mtime=0)."""
+    return base64.b64encode(gzip.compress(words.encode(), mtime=0)).decode()
 
 
 def _shown(value: object) -> object:

@@ -24,6 +24,7 @@ import pandas as pd
 from harness import store
 from harness.judge import diagnosis
 from harness.judge.model_title import title_of
+from harness.judge.reproduced import reproductions
 from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from harness.judge.diagnosis import Finding
+    from harness.judge.reproduced import Reproduction
     from harness.judge.verdict import ArmVerdict
     from harness.judge.verdict.rows import Setup
     from harness.report.table import Row
@@ -130,7 +132,8 @@ class Machine:
     def pairs(self) -> list[Row]:
         """The newest of them for each case, arm and regime; one that could be formed before one that could not.
 
-        Where another run of the same code shows another ratio, it decides nothing.
+        Where another run of the same code shows another ratio, it decides nothing; else its interval holds those of all of them, and its
+        clocks are those that lie furthest apart.
         """
         found = newest(self.every_pair, lambda pair: pair["speedup"] == pair["speedup"])
         if len(self.runs) < 2:
@@ -142,9 +145,12 @@ class Machine:
 
     def _beside(self, pair: Row, others: Sequence[Row]) -> Row:
         codes = self._codes
-        apart = [o for o in others if codes[o["run_id"]] == codes[pair["run_id"]] and _apart(pair, o)]
+        same = [o for o in others if codes[o["run_id"]] == codes[pair["run_id"]] and o["low"] == o["low"]]
+        apart = [o for o in same if _apart(pair, o)]
         if not apart:
-            return pair
+            wide = {"low": min(o["low"] for o in same), "high": max(o["high"] for o in same)} if same else {}
+            clocks: dict[str, Any] = max((dict(_clocks(o)) for o in (pair, *same)), key=_apart_by)
+            return {**pair, **wide, **clocks}
         said = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
         return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {said}"}
 
@@ -171,6 +177,11 @@ class Machine:
     def findings(self) -> list[Finding]:
         """What is probably wrong in these rows."""
         return diagnosis.findings(self.frame, self.verdicts, self.every_pair, self.rows)
+
+    @cached_property
+    def reproductions(self) -> dict[str, Reproduction]:
+        """Whether each arm of a peer does here what its authors publish, by the arm's name; a CPU says nothing of it."""
+        return reproductions(self.pick(metric=TIMES), self.every_pair) if self.is_gpu else {}
 
     @cached_property
     def device(self) -> Device | None:
@@ -261,6 +272,16 @@ def newest(records: Iterable[Row], is_whole: Callable[[Row], bool]) -> list[Row]
 def _measured(record: Row) -> tuple[str, ...]:
     """What a record measured, whichever run it is of."""
     return record["suite"], record["case_id"], record["arm"], record["regime"], record["metric"]
+
+
+def _clocks(pair: Row) -> dict[str, float]:
+    return {name: pair[name] for name in ("clock_mhz", "baseline_clock_mhz")}
+
+
+def _apart_by(clocks: Mapping[str, float]) -> float:
+    """How far two clocks lie apart, as a ratio; 0 where one is not known."""
+    low, high = sorted(clocks.values())
+    return high / low if low > 0 else 0.0
 
 
 def _apart(one: Row, other: Row) -> bool:

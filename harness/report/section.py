@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from harness.report.drawing import Chart
     from harness.report.runs import Machine
-    from harness.report.table import Table
+    from harness.store.printer import Table
 
 PARTS = ("first", "charts", "tables")
 

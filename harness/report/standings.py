@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
+from harness.judge.reproduced import Found
 from harness.judge.verdict.rows import is_candidate, unshown
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
-from harness.report.table import Cell, known
+from harness.report.table import known
 from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
 from harness.store.errors import REFUTED
+from harness.store.printer import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,13 +54,23 @@ class Standing:
 
     @property
     def shown(self) -> Cell:
-        """Its gain, with the interval of one case or the range over several."""
+        """Its gain, with the interval of one case or the range over several, and the clocks of both sides."""
         values, verdicts = [p["speedup"] for p in self.pairs], {p["verdict"] for p in self.pairs}
-        cell = Cell(text.ratio(self.gain), self.gain, verdicts.pop() if len(verdicts) == 1 else "")
-        if len(values) > 1:
-            return cell._replace(note=text.spread(min(values), max(values), *counted(self.pairs)))
-        pair = self.pairs[0]
-        return cell._replace(interval=text.interval(pair["low"], pair["high"]) if known(pair["low"]) else "")
+        pair, several = self.pairs[0], len(values) > 1
+        spread = text.spread(min(values), max(values), *counted(self.pairs)) if several else ""
+        return Cell(
+            text.ratio(self.gain),
+            self.gain,
+            verdicts.pop() if len(verdicts) == 1 else "",
+            ", ".join(filter(None, (spread, under(BOTH_SIDES, self.pairs), _clocks(self.pairs)))),
+            text.interval(pair["low"], pair["high"]) if not several and known(pair["low"]) else "",
+        )
+
+    @property
+    def qualified(self) -> Cell:
+        """The same with every condition under which it decides nothing."""
+        disturbed = (under(condition, self.pairs) for condition in DISTURBED)
+        return self.shown._replace(note=", ".join(filter(None, (self.shown.note, *disturbed))))
 
 
 def recipe(arm: Arm) -> Arm:
@@ -149,16 +161,21 @@ def doubts(machine: Machine, arm: str) -> list[str]:
         _among(unclear, pairs, "can't tell in "),
         f"{text.plural(missing, 'case')} without a time" if missing else "",
         _among(sum(p["verdict"] == "slower" for p in loaded), loaded, "slower under load in "),
-        *(_under(condition, pairs) for condition in DISTURBED),
+        *(under(condition, pairs) for condition in DISTURBED),
     ]
     seen = checks(machine, standing)
     found += [seen.results, seen.gemms]
+    theirs = machine.reproductions.get(arm)
+    found.append(theirs.words if theirs and theirs.found == Found.NOT_REPRODUCED else "")
     if seen.loss != NO_LOSS or any(is_candidate(v.fields) for v in machine.verdicts):
         found.append(seen.loss)
     return [words for words in found if words]
 
 
-def _under(condition: str, pairs: list[dict[str, Any]]) -> str:
+def under(condition: str, pairs: list[dict[str, Any]]) -> str:
+    """A condition with the number of cases that were measured under it; "" for none."""
+    if len(pairs) == 1:
+        return condition * (pairs[0]["condition"] == condition)
     return _among(sum(p["condition"] == condition for p in pairs), pairs, f"{condition} in ")
 
 
@@ -300,8 +317,8 @@ def _stated(found: Answer) -> str:
 
 
 def _words(best: Standing) -> str:
-    shown, both = best.shown, _under(BOTH_SIDES, best.pairs)
-    within = ", ".join(filter(None, (shown.interval, shown.note, both, _clocks(best.pairs)))) or text.NONE
+    shown = best.shown
+    within = ", ".join(filter(None, (shown.interval, shown.note))) or text.NONE
     against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
     return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
 

@@ -22,10 +22,8 @@ from harness.report.records import arm_records, compilations, key_of, tokens_per
 from harness.report.table import (
     NA,
     STYLES,
-    Cell,
     Column,
     Record,
-    Table,
     arm_cell,
     axis_columns,
     columns,
@@ -40,6 +38,8 @@ from harness.report.tables import run_column
 from harness.report.words import say
 from harness.store import text
 from harness.store.case import arm_of
+from harness.store.compare import NO_FP8
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
@@ -76,7 +76,7 @@ def advised_table(machine: Machine) -> Table:
     records = []
     for a in arms:
         is_control, style = a.layers and math.isnan(a.predicted), STYLES.get(a.outcome, "")
-        gain = estimate(a.speedup, a.low, a.high, style)
+        gain = estimate(a.speedup, a.low, a.high, style) if a.converted else Cell(NO_FP8, None, "muted")
         predicted = Cell("its control" if is_control else text.ratio(a.predicted), a.predicted)
         record = {
             "case": Cell(text.case_label(a.axes, constant), a.model),

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.store import text
-from harness.store.compare import SECONDS
+from harness.store.compare import NO_FP8, SECONDS
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
+from harness.store.printer import Cell, Heading, Table
 from harness.store.tables import beside
 
 if TYPE_CHECKING:
@@ -32,17 +33,6 @@ STYLES = {  # of words in cells
     "partial": "muted", "refuses": "muted", "unsupported here": "muted", "below": "bad", "unclear": "muted",
     "missing": "muted",
 }  # fmt: skip
-
-
-class Cell(NamedTuple):
-    """Text of one cell, the key it sorts by (None sorts last) and a style: "", faster, slower, muted, bad."""
-
-    text: str
-    order: float | str | None = None
-    style: str = ""
-    note: str = ""  # a second, smaller line
-    interval: str = ""  # of the text, "1.30 to 1.34": stands before the note, in markdown in parentheses
-    href: str = ""  # where the text leads, within the page
 
 
 NA = Cell(text.NONE, None, "muted")  # asked for, and not known
@@ -89,6 +79,11 @@ class Column:
     numeric: bool = False
     show: Callable[[float], str] = text.number
     needs: str = ""
+
+    @property
+    def heading(self) -> Heading:
+        """What is printed above it."""
+        return Heading(self.title, self.numeric, self.hint)
 
     def cell(self, record: Any) -> Cell:
         """The cell of one record."""
@@ -150,6 +145,8 @@ def _peak(record: Record) -> Cell | None:
 def _gain(record: Record) -> Cell | None:
     """The paired ratio against the baseline, with its interval."""
     verdict = record.get("verdict")
+    if record.get("condition") == NO_FP8:
+        return Cell(NO_FP8, None, "muted")
     return estimate(record["speedup"], record["low"], record["high"], verdict) if verdict else None
 
 
@@ -210,31 +207,32 @@ def column(title: str, *, field: str = "", show: str = "", hint: str = "", needs
     return Column(title, value, hint, bool(show), shown, field if needs is True else needs or "")
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table of the report. `sortable` ones get sorting and a filter in the browser."""
-
-    key: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    caption: str = ""
-    sortable: bool = True
-    left_out: int = 0  # rows beyond `MOST`
-    as_cards: bool = False  # on a narrow screen each row is a card, its cells named
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
-
-
 def table_of(
     machine: Machine, name: str, records: Sequence[Any], caption: str = "", *, lead: Sequence[Column] = (),
     sortable: bool = True, key: str = "", count: int = 0,
 ) -> Table:  # fmt: skip
     """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
     every = [*lead, *columns(name)]
-    return make_table(
+    made = make_table(
         f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count
     )
+    return beside_authors(machine, made)
+
+
+def beside_authors(machine: Machine, table: Table) -> Table:
+    """A table in which every arm of a peer says whether it does here what its authors publish."""
+    at = [place for place, column in enumerate(table.columns) if column.title in ("arm", "FP8 arm")]
+    said = machine.reproductions if at else {}
+    rows = tuple(
+        tuple(
+            cell._replace(note=", ".join(filter(None, (cell.note, said[cell.text].words))))
+            if place in at and cell.text in said
+            else cell
+            for place, cell in enumerate(row)
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=rows) if said else table
 
 
 def make_table(
@@ -258,14 +256,14 @@ def make_table(
     left_out = count - len(shown)
     if left_out:
         caption += f" The first {text.count(MOST)} of {text.count(count)} rows; the Parquet files have all."
-    return Table(key, tuple(columns), tuple(rows), caption.strip(), sortable, left_out)
+    return Table(key, [c.heading for c in columns], rows, caption.strip(), sortable, left_out)
 
 
 def filled(table: Table, blank: str = "") -> Table:
     """Without the columns in which every cell is blank."""
     kept = [i for i in range(len(table.columns)) if any(row[i].text != blank for row in table.rows)]
-    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return replace(table, columns=[table.columns[i] for i in kept], rows=rows)
 
 
 def axis_columns(

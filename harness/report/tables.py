@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from harness.judge import gathered
-from harness.report.records import SQNR, arm_records, compilations, numerics_by_arm, timed_records
+from harness.judge.reproduced import figure, in_words
+from harness.machine.ceilings import SUITES as PRODUCTS
+from harness.machine.hardware import DEVICES
+from harness.report.records import SQNR, arm_records, compilations, is_fp8, numerics_by_arm, timed_records
 from harness.report.table import (
     COMPUTED,
     MOST,
-    Cell,
     Column,
     Record,
-    Table,
     axis_columns,
     columns,
     filled,
+    known,
+    make_table,
     table_of,
 )
 from harness.store import text
+from harness.store.printer import Cell, Table
+from harness.store.published import rates_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
     from harness.report.records import Worst
     from harness.report.runs import Machine
     from harness.report.table import Row
+
+
+MOST_PUBLIC = 3  # of published products on each side of the best one
 
 
 def findings(machine: Machine) -> Table:
@@ -83,11 +92,54 @@ def suite_table(machine: Machine, suite: str) -> Table:
     lead = [*run_column(records), *(c for c in named if c.title not in constant)]
     axes = text.axes_of(records[0]["axes"]) if records else {}
     said = text.axes_said(axes, [c.title for c in named if c.title in constant])
-    caption = f"All rows: {said}." if said else ""
+    caption = " ".join(filter(None, (f"All rows: {said}." if said else "", best_product(machine, suite))))
     return table_of(machine, "suite", records, caption, lead=lead, key=suite, count=len(every))
 
 
+def best_product(machine: Machine, suite: str) -> str:
+    """How the fastest FP8 product of a suite stands to those that others publish of this architecture, in words; "" without one."""
+    own = [
+        r for r in timed_records(machine, suite) if r["status"] == "ok" and known(r["tflops"]) and is_fp8(r)
+    ]
+    if suite not in PRODUCTS or machine.device is None or not own:
+        return ""
+    best, capability = max(own, key=lambda r: r["tflops"]), machine.device.capability
+    public = {(e.high, e.device, e.source) for e in rates_on(capability)}
+    for device in (d for d in DEVICES if d.capability == capability):
+        for r in (r for r in device.reached if r.rate == "fp8" and not r.of):
+            name = f"{device.key}{f' at {r.power_w:g} W' if r.power_w else ''}"
+            public |= {(r.tflops, name, r.source)} - {
+                (rate, name, who) for rate, _, who in public if rate == r.tflops
+            }
+    rate = best["tflops"]
+    groups = {
+        "below": sorted((e for e in public if e[0] <= rate), reverse=True),
+        "above": sorted(e for e in public if e[0] > rate),
+    }
+    clocks = [c for c in best["sample_clock_mhz"] if c > 0]
+    at = [machine.label(best), best["regime"], f"{statistics.median(clocks):,.0f} MHz" if clocks else ""]
+    words = f"Fastest FP8 product: {best['arm']}, {rate:,.0f} TFLOP/s ({', '.join(filter(None, at))})."
+    for side, found in groups.items():
+        shown = "; ".join(f"{rate:,.0f} ({', '.join(who)})" for rate, *who in found[:MOST_PUBLIC])
+        words += f" Public figures of this architecture {side} it: {shown or 'none known'}."
+    return words
+
+
 # The rest
+
+
+def peers(machine: Machine) -> Table:
+    """Each arm of a peer beside what its own authors publish of it: the figures, their shapes, and the source."""
+    records = []
+    for arm, found in sorted(machine.reproductions.items()):
+        theirs, ours = found.theirs, found.ours
+        records.append({
+            "arm": arm, "found": str(found.found).replace("_", " "),
+            "ours": figure(ours.value, ours.unit) if ours else text.NONE, "at": in_words(ours.shape, ours.cut) if ours else "",
+            "authors": figure(theirs), "authors at": in_words(theirs.shape), "mode": theirs.mode, "device": theirs.device,
+            "conditions": "; ".join(filter(None, (theirs.base, theirs.remark))), "source": theirs.source,
+        })  # fmt: skip
+    return make_table(f"peers-{machine.env_id}", columns("peers"), records, sortable=False)
 
 
 def trials(machine: Machine) -> Table:

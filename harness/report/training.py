@@ -19,9 +19,7 @@ from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look
 from harness.report.table import (
     NA,
     STYLES,
-    Cell,
     Column,
-    Table,
     estimate,
     make_table,
     resolved_of,
@@ -43,6 +41,7 @@ from harness.store.case import (
     Arm,
     arm_of,
 )
+from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -40,7 +40,8 @@ OTHER_CLOCKS, ONE_TICK, DISAGREE = (
     "the clock is too coarse",
     "runs of the same code disagree",
 )
-DISTURBED = (BESIDE, ONE_SIDE, OTHER_CLOCKS, ONE_TICK, DISAGREE)  # such a ratio decides nothing
+NO_FP8 = "no FP8 layer"  # of a recipe's arm: two equal steps, whose ratio is noise
+DISTURBED = (NO_FP8, BESIDE, ONE_SIDE, OTHER_CLOCKS, ONE_TICK, DISAGREE)  # such a ratio decides nothing
 CLOCKS_APART = 1.05  # medians of two sides, beyond which an unthrottled clock alone may make the difference
 # A tie is claimed only where the whole interval lies this close to 1, or within the floor if that is wider.
 TIE = 1.03
@@ -239,6 +240,11 @@ class _Row:
         return any(str(dtype).startswith(FP8_DTYPES) for dtype in parse(self.record["flops"]))
 
     @property
+    def ran_no_layer(self) -> bool:
+        """Whether the arm of an FP8 recipe converted no layer of its model."""
+        return arm_of(self.record).has_fp8 and parse(self.record["resolved"]).get("fp8_layers") == 0
+
+    @property
     def tokens(self) -> float:
         """Tokens of one training step; 0 where the row is of no such step."""
         return float(parse(self.record["resolved"]).get("tokens_per_step") or 0)
@@ -326,6 +332,8 @@ def _compare(arm: _Row, base: _Row | None, regime: str, found_effect: Effect) ->
 
 def _condition(arm: _Row, base: _Row | None) -> str:
     sides = [arm] if base is None else [arm, base]
+    if arm.ok and arm.ran_no_layer:
+        return NO_FP8
     if any(side.timing.get("contended") for side in sides):
         return BESIDE
     throttled = sum(bool(side.timing.get("throttled")) for side in sides)

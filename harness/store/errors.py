@@ -18,6 +18,11 @@ class Cause(StrEnum):
     NONE = ""
     NUMERICS = "numerics"  # its check refuted the result
     NOT_FP8 = "not_fp8"  # its check counted other FP8 GEMMs than the recipe has
+    STALE = "stale"  # an output of the timed calls is not that of their inputs
+    REPLAYED = "replayed"  # an output was returned again that had been overwritten
+    DEFERRED = "deferred"  # an output that is no plain tensor, and may be computed when it is read
+    TAMPERED = "tampered"  # clocks, or what waits for the device, were replaced
+    TOO_FAST = "too_fast"  # beyond twice the measured peak of the device
     UNPROVEN = "unproven"  # nothing wrong was found, but not all of it could be compared
     DIVERGED = "diverged"  # a training run's loss or gradient is no finite number
     BUILD = "build"  # an exception before the arm was timed: build, first call or check
@@ -40,7 +45,7 @@ class Cause(StrEnum):
 # What may have passed by the time of a resume=: the rows wait, and replace nothing that was measured.
 RETRYABLE = frozenset({Cause.BUDGET, Cause.DIED, Cause.DEVICE_LOST, Cause.INTERRUPTED})
 # The check refuted the arm: its result exists and is wrong.
-REFUTED = frozenset({Cause.NUMERICS, Cause.NOT_FP8})
+REFUTED = frozenset({Cause.NUMERICS, Cause.NOT_FP8, Cause.STALE, Cause.REPLAYED, Cause.DEFERRED})
 # By status, where nothing more is known
 DEFAULT = {
     "ok": Cause.NONE,

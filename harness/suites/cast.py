@@ -28,6 +28,7 @@ from harness.peers import PEERS, Peer, peer_of
 from harness.store.case import Arm
 from harness.suites import axes_of, oracle
 from harness.suites.common import (
+    JUDGED,
     compile_missing,
     crossed_points,
     draw,
@@ -134,6 +135,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         function,
         (x,),
         lambda: _check(function, x, cast, case.seed),
+        lambda found, operands, seed: _fault(found, operands[0], cast, seed),
         bytes_moved=bytes_moved(case, arm, cache),
         compiled=compiled,
         resolved={
@@ -192,6 +194,17 @@ def _check(function: Quantise, x: Tensor, cast: Cast, seed: int) -> Numerics:
     listed = ", ".join(f"{count} in {name!r}" for name, count in wrong.items() if count)
     reason = f"codes or scales differ from the reference cast: {listed}; 0 expected (docs/numerics.md)"
     return outcome(values, reason if listed else "")
+
+
+def _fault(found: Any, x: Tensor, cast: Cast, seed: int) -> str:
+    """What differs from the reference in some lines of what the timed calls made of x."""
+    for q, of in zip(_layouts(found), (x, x.t()), strict=False):
+        if q.qdata.shape != of.shape:
+            return f"codes of shape {list(q.qdata.shape)}, {list(of.shape)} expected"
+        rows = oracle.sample_rows(of.shape[0], seed, JUDGED, str(x.device))
+        if count := _mismatches(q, of, rows, cast):
+            return f"{count} codes or scales of {len(rows)} lines differ from the reference cast; 0 expected"
+    return ""
 
 
 def _lines(x: Tensor, seed: int) -> Tensor:

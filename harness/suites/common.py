@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -31,7 +34,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Closure = Callable[[], object]
 Size = tuple[int, int, int]  # M, K, N
+Judge = Callable[[Any, Sequence[Tensor], int], str]  # see `Rotation`
 Points = Callable[[Sequence[str], "Axes", Any], "list[Point]"]
+
+JUDGED = 32  # lines of an output of the timed calls that are compared
+
+_chance = random.SystemRandom()  # no seed by which an arm could know what comes
 
 OUTLIER_SHARE, OUTLIER_FACTOR = 1e-3, 100.0
 DATA = {
@@ -150,7 +158,7 @@ def peer_missing(peer: Peer | None, device: str) -> Unsupported | None:
 
 def peer_facts(peer: Peer | None) -> dict[str, object]:
     """What a row holds of the peer that ran; {} for ours."""
-    return {"peer": peer.arm, "peer_version": peer.version()} if peer else {}
+    return peer.facts if peer else {}
 
 
 def kernels_missing(device: str, instead: str) -> Unsupported | None:
@@ -284,14 +292,15 @@ def timed(
     function: Callable[..., object],
     operands: Sequence[Tensor],
     check: Callable[[], Numerics],
+    judge: Judge,
     **declared: Any,
 ) -> Workload:
-    """A workload that calls a function, under sustained load on copies of its operands; see `Workload` for the rest."""
+    """A workload that calls a function over operands whose contents change; see `Rotation`, and `Workload` for the rest."""
     return Workload(
-        run=lambda: function(*operands),
+        run=Rotation(function, operands, judge),
         check=check,
-        variants=Rotation(function, operands),
-        covering=covering(function, operands),
+        variants=Rotation(function, operands, judge, 16),
+        covering=covering(function, operands, judge),
         **declared,
     )
 
@@ -325,67 +334,157 @@ def moved(what: str, source: Tensor, **resolved: object) -> Workload:
             right = torch.equal(target, across)
         return outcome({}, "" if right else f"{what} did not yield what it should")
 
+    def judge(moved: Tensor, operands: Sequence[Tensor], seed: int) -> str:
+        source = operands[0]
+        exact = source.max() if what == "read" else source.t() if what == "transpose" else source
+        return "" if torch.equal(moved, exact) else f"{what} did not yield what it should"
+
     size = float(source.nbytes * (1 if what == "read" else 2))
-    return timed(move, (source, target), check, bytes_moved=size, resolved={**resolved, "backend": "torch"})
+    facts = {**resolved, "backend": "torch"}
+    return timed(move, (source, target), check, judge, bytes_moved=size, resolved=facts)
 
 
 COPIES_MOST = 4096  # operand sets of a call that takes microseconds
 _ARMS_MOST = 32  # arms of a case, with room for what they compute
+_SETS = 64  # overlapping ones
+_ALIGNED = {"cuda": 256}  # bytes, as allocators and vector units want them; elsewhere:
+_ALIGNED_ON_HOST = 64
 
 
 class Rotation(Sequence[Closure]):
-    """Closures over copies of a workload's operands, made when first asked for.
+    """Calls of a function over operand sets of different contents; each set is used once and then filled anew.
 
-    Load over a few seconds must not find its operands in a cache, so it takes turns between sets: at least 3,
-    and more until they exceed 256 MB and 4 times the L2 cache (at most 16, and what memory allows). Copies hold
-    the same values at other addresses, which is all that matters to a cache.
+    What was stored for an address, for contents or for a count of calls is wrong at the next call. An operand's sets lie in
+    one buffer, which repeats its elements from a random one on; a set begins a few elements behind the last one. So all
+    have the same shape, strides, distribution and largest magnitude, by which delayed scales stay right.
+
+    The sets of a sample that stands alone overlap: they take the memory of one. Load over a few seconds must not find
+    its operands in a cache: there they lie apart, at least 3 and more until they exceed 256 MB and 4 times the L2 cache, at
+    most `apart`, and what memory allows.
+
+    Args:
+        function: what is timed; what it returns is compared with the reference of the operands that it was given.
+        operands: their elements and layouts; never handed to the function.
+        judge: (result, operands, seed of the lines to look at) -> what is wrong; "" for nothing.
+        apart: the most sets that do not overlap; 0: they overlap.
+
+    Attributes:
+        result: of the last call.
+        at: the operands of the last call.
+        turned: the element that each operand begins with now, by which `fill` makes the same contents again.
     """
 
-    def __init__(self, closure: Callable[..., object], operands: Sequence[Tensor], most: int = 16) -> None:
-        self._closure, self._operands = closure, operands
+    def __init__(
+        self, function: Callable[..., object], operands: Sequence[Tensor], judge: Judge, apart: int = 0
+    ) -> None:
+        self.function, self.judge, self._operands, self._apart = function, judge, operands, apart
         self.set_bytes = max(sum(x.nbytes for x in operands), 1)
         device = operands[0].device
         on_gpu = device.type == "cuda"
         l2 = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
-        self._count = min(most, max(3, -(-max(256 * 2**20, 4 * l2) // self.set_bytes)))
-        if on_gpu:
+        self._count = min(apart, max(3, -(-max(256 * 2**20, 4 * l2) // self.set_bytes))) if apart else _SETS
+        if on_gpu and apart:
             # All arms of a case make such copies. One set alone, larger than any cache, evicts itself.
             free = torch.cuda.mem_get_info(device)[0]
             self._count = max(1, min(self._count, free // (_ARMS_MOST * self.set_bytes)))
-        self._made: list[Closure] = []
+        self._aligned = _ALIGNED.get(device.type, _ALIGNED_ON_HOST)
+        self._sources = [elements(x) for x in operands]
+        self._buffers: list[Tensor] = []
+        self._sets: list[tuple[Tensor, ...]] = []
+        self._left = 0
+        self.result: object = None
+        self.at: tuple[Tensor, ...] = ()
+        self.turned: tuple[int, ...] = ()
+        self._turn: Iterator[tuple[Tensor, ...]] = self._first_turn()
+
+    def __call__(self) -> object:
+        """The next call."""
+        self.result = None  # freed before the next one is made, as where nobody keeps it
+        self.at = at = next(self._turn)
+        self.result = self.function(*at)
+        return self.result
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        while len(self._made) < self._count:
-            self._made.append(_over_copies(self._closure, self._operands))
-        return self._made[index]
+        self.begin(0)
+        return functools.partial(self.function, *self._sets[index])
+
+    def begin(self, calls: int) -> int:
+        """Before calls that are timed: fills the sets anew where fewer are left; how many calls have a set each."""
+        if calls > self._count and not self._apart and self._count < COPIES_MOST:
+            self._count, self._sets = min(calls, COPIES_MOST), []
+        calls = min(calls, self._count)
+        if not self._sets or calls > self._left:
+            self.fill([_chance.randrange(len(source)) for source in self._sources])
+            self._left = self._count
+        self._left -= calls
+        return calls
+
+    @torch.no_grad()
+    def fill(self, turned: Sequence[int]) -> None:
+        """Makes the contents of all sets, the operands' elements from these on."""
+        if not self._sets:
+            self._make()
+        self.turned, self._left = tuple(turned), 0
+        for source, buffer, first in zip(self._sources, self._buffers, turned, strict=True):
+            size = len(source)
+            buffer[: size - first] = source[first:]
+            buffer[size - first : size] = source[:first]
+            while size < len(buffer):
+                more = min(size, len(buffer) - size)
+                buffer[size : size + more] = buffer[:more]
+                size += more
+        for operands in self._sets:
+            torch.autograd.graph.increment_version(operands)  # a cast may be kept for as long as it stands
+
+    def _make(self) -> None:
+        """The buffers, and the operands of each set as tensors of their own: the views of one would show that they are."""
+        self._buffers, columns = [], []
+        shorter = -(
+            -self._sources[0].nbytes // self._aligned
+        )  # sets until the first operand's contents recur
+        for place, (x, source) in enumerate(zip(self._operands, self._sources, strict=True)):
+            step = self._aligned // x.itemsize
+            if self._apart:
+                step *= 1 + -(-len(source) // step)
+            buffer = torch.empty((self._count - 1) * step + len(source), dtype=source.dtype, device=x.device)
+            self._buffers.append(buffer)
+            storage = buffer.untyped_storage()
+            column = []
+            for number in range(self._count):
+                # By the time it recurs its neighbours have moved on
+                at = number if self._apart else (number + place * (number // shorter)) % self._count
+                one = torch.empty(0, dtype=x.dtype, device=x.device).set_(
+                    storage, at * step, x.shape, x.stride()
+                )
+                column.append(one.requires_grad_(x.requires_grad))
+            columns.append(column)
+        self._sets = list(zip(*columns, strict=True))
+        self._turn = itertools.cycle(self._sets)
+
+    def _first_turn(self) -> Iterator[tuple[Tensor, ...]]:
+        self.begin(0)
+        yield next(self._turn)
 
 
-def covering(closure: Callable[..., object], operands: Sequence[Tensor]) -> Sequence[Closure]:
+def covering(function: Callable[..., object], operands: Sequence[Tensor], judge: Judge) -> Sequence[Closure]:
     """A rotation whose operands exceed twice the last cache of a GPU; () where that many cannot be had, and on a CPU."""
     device = operands[0].device
     if device.type != "cuda":
         return ()
-    sets = Rotation(closure, operands, COPIES_MOST)
+    sets = Rotation(function, operands, judge, COPIES_MOST)
     twice = 2 * last_level_cache_bytes(torch.cuda.get_device_properties(device))
     return sets if len(sets) >= 2 and len(sets) * sets.set_bytes >= twice else ()
 
 
-def _over_copies(closure: Callable[..., object], operands: Sequence[Tensor]) -> Closure:
-    copies = [_copy(x) for x in operands]
-    return lambda: closure(*copies)
-
-
-def _copy(x: Tensor) -> Tensor:
-    """A copy with the same strides that requires a gradient where x does."""
-    copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    raw = (
-        torch.uint8 if x.dtype.is_floating_point and x.itemsize == 1 else x.dtype
-    )  # float8 through its bytes
-    copy.view(raw).copy_(x.detach().view(raw))
-    return copy.requires_grad_(x.requires_grad)
+def elements(x: Tensor) -> Tensor:
+    """The memory of a tensor as one row; float8 as its bytes, which every device copies."""
+    raw = x.detach()
+    raw = raw.view(torch.uint8) if x.dtype.is_floating_point and x.itemsize == 1 else raw
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return raw.as_strided((span,), (1,))
 
 
 # The layers of a model
@@ -396,9 +495,8 @@ def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
 
     Args:
         shapes: shape sets; only "from_model" needs a model.
-        model: an nn.Module, the path of a Hugging Face `config.json` or of its folder (each expert counts), or the
-            mapping `{"_target_": "package.module.callable", **arguments}`, which is called with the default device
-            "meta", so that no weight is allocated.
+        model: an nn.Module, or the mapping `{"_target_": "package.module.callable", **arguments}`, which is called with
+            the default device "meta", so that no weight is allocated. Of a model of transformers each expert counts.
 
     Raises:
         ValueError: no model, or one that cannot be built or that has no nn.Linear.
@@ -406,20 +504,20 @@ def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
     if FROM_MODEL not in shapes:
         return []
     counts: Counter[tuple[str, int, int]] = Counter()
-    if isinstance(model, str):
-        from harness.training.models.hugging_face import read
+    built = model if isinstance(model, nn.Module) else _build(model)
+    if hasattr(getattr(built, "config", None), "num_hidden_layers"):
+        from harness.training.models.hugging_face import read_off
 
-        for part in read(model).parts:
+        for part in read_off(built, "").parts:
             counts[_stacked(part.name), part.K, part.N] += part.count
     else:
-        built = model if isinstance(model, nn.Module) else _build(model)
         for name, module in built.named_modules():
             if isinstance(module, nn.Linear):
                 counts[_stacked(name) or "linear", module.in_features, module.out_features] += 1
-        if not counts:
-            raise ValueError(
-                f"{type(built).__name__} has no nn.Linear layer; shapes=from_model needs at least one"
-            )
+    if not counts:
+        raise ValueError(
+            f"{type(built).__name__} has no nn.Linear layer; shapes=from_model needs at least one"
+        )
     return [Layer(*key, count) for key, count in counts.items()]
 
 

@@ -24,6 +24,7 @@ from harness.store.case import Arm
 from harness.suites import axes_of, oracle
 from harness.suites.common import (
     DATA,
+    JUDGED,
     draw,
     fast_accum_missing,
     flops,
@@ -47,6 +48,8 @@ from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.store.case import Case
 
 EAGER = "eager"  # mode of every arm: one call of an operator
@@ -145,11 +148,27 @@ def build(case: Case, arm: str, device: str) -> Workload:
         judgement.rounded("the product", product, exact, oracle.BF16_MATMUL)
         return judgement.verdict(resolved)
 
+    def judge(product: Tensor, operands: Sequence[Tensor], seed: int) -> str:
+        """A product of the timed calls against the exact one of its own operands."""
+        if product.shape != (M, N):
+            return f"a product of shape {list(product.shape)}, [{M}, {N}] expected"
+        some = oracle.sample_rows(M, seed, JUDGED, device)
+        if uncast:
+            exact, least = oracle.product(operands[0][some], operands[1]), oracle.BF16_MATMUL
+        else:
+            codes = Operand(operands[0], operands[2]), Operand(operands[1], operands[3])
+            exact = oracle.product_of_codes(*codes, some)
+            least = oracle.fp8_bound(device, K, fast, positive=case["data"] == "ones")
+        judgement = Judgement()
+        judgement.rounded("the product", product[some], exact, least)
+        return "; ".join(judgement.reasons)
+
+    uncast = gemm.a is None or gemm.b is None
     if gemm.a is None or gemm.b is None:
         resolved |= {"a_dtype": "bfloat16", "b_dtype": "bfloat16", "backend": "torch.mm"}
         size = 2.0 * (M * K + K * N + M * N)
         count = {"bf16": flops(case)}
-        return timed(torch.mm, (a, b), check_bf16, flops=count, bytes_moved=size, resolved=resolved)
+        return timed(torch.mm, (a, b), check_bf16, judge, flops=count, bytes_moved=size, resolved=resolved)
 
     qa, qb = _quantised(a, gemm.a, -1), _quantised(b, gemm.b, 0)
 
@@ -189,6 +208,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         multiply,
         _flat(qa, qb),
         check,
+        judge,
         flops={"e5m2" if "e5m2" in (gemm.a.format.short, gemm.b.format.short) else "e4m3": flops(case)},
         bytes_moved=1.0 * (M * K + K * N) + 2.0 * M * N + 4.0 * (qa.scale_inv.numel() + qb.scale_inv.numel()),
         resolved=resolved,

@@ -34,6 +34,7 @@ from harness.store.case import Arm
 from harness.store.errors import Cause
 from harness.suites import axes_of, oracle
 from harness.suites.common import (
+    JUDGED,
     compile_missing,
     draw,
     flops,
@@ -58,9 +59,9 @@ from harness.timing.compiling import fresh_compile
 from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from fp8core.recipe import Kernels
+    from fp8core.recipe import Gemm, Kernels
     from harness.store.case import Case
 
 Tensors = tuple[Tensor, Tensor, Tensor]
@@ -175,7 +176,8 @@ def workload(
         operands: as `operands` draws them.
         resolved: what else runs: "compile", "backend".
     """
-    x, _, grad = operands
+    M, K, N = sizes(case)
+    x, weight, grad = operands
     compiled = resolved["compile"] != "eager"
     step = step_of(layer, compiled)
     resolved |= {
@@ -183,10 +185,23 @@ def workload(
         "module": type(layer).__name__,
         "recipe": recipe.name if recipe else "bf16",
     }
+
+    def judge(results: Tensors, given: Sequence[Tensor], seed: int) -> str:
+        """Results of the timed calls against those of their own x and grad_output; the weight stays."""
+        own = given[0], weight, given[1]
+        shapes = [list(result.shape) for result in results]
+        if shapes != (due := [[M, N], [M, K], [N, K]]):
+            return f"results of shapes {shapes}, {due} expected"
+        judgement = Judgement()
+        for name, _, _, part, exact, bound in _parts(results, recipe, own, seed, (JUDGED, JUDGED)):
+            judgement.rounded(name, part, exact, bound)
+        return "; ".join(judgement.reasons)
+
     return timed(
         step,
         (x, grad),
         lambda: _check(step, recipe, case, operands, resolved),
+        judge,
         flops=_flops(case, recipe),
         resolved=resolved,
         compiled=compiled,
@@ -277,25 +292,43 @@ def _check(
     resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": due, **kernel_names(events)}
 
     judgement = Judgement()
-    pairs = {"output": (x, weight.t()), "grad_input": (grad, weight), "grad_weight": (grad.t(), x)}
-    for (name, (a, b)), result in zip(pairs.items(), results, strict=True):
-        rows = oracle.sample_rows(a.shape[0], case.seed, CHECKED_LINES, device)
-        columns = oracle.sample_rows(b.shape[1], case.seed + 1, CHECKED_COLUMNS, device)
-        part, exact = result[rows][:, columns], oracle.product(a[rows], b[:, columns])
+    for name, gemm, (a, b), part, exact, bound in _parts(results, recipe, (x, weight, grad), case.seed):
         prefix = "" if name == "output" else f"{name}_"
-        for metric, figure in metrics.figures(part, exact).items():
+        uncast = gemm is None or not gemm.is_fp8
+        for metric, figure in metrics.figures(part, exact if uncast else oracle.product(a, b)).items():
             if not prefix or metric != "rel_err_max":
                 judgement.values[prefix + metric] = figure
-        gemm = recipe.gemms[name] if recipe else None
-        if gemm is None or gemm.a is None or gemm.b is None:
-            judgement.rounded(name, part, exact, oracle.BF16_MATMUL)
-            continue
-        lp_a = oracle.values(*oracle.reference_operand(a, gemm.a, 1, rows))
-        lp_b = oracle.values(*oracle.reference_operand(b, gemm.b, 0, columns))
-        fast = due > 0 and gemm.fast_accum and x.is_cuda
-        bound = oracle.fp8_bound(device, a.shape[1], fast)
-        judgement.fp8(name, part, oracle.product(lp_a, lp_b), bound, gemm, a.shape[1], prefix)
+        if gemm is None or uncast:
+            judgement.rounded(name, part, exact, bound)
+        else:
+            judgement.fp8(name, part, exact, bound, gemm, a.shape[1], prefix)
     if ran < due or (ran > due and not by_name):  # one GEMM may be several kernels
         judgement.reasons.append(f"{ran} FP8 GEMMs ran where {due} were due: FP8 did not run as asked")
         judgement.cause = Cause.NOT_FP8
     return judgement.verdict(resolved)
+
+
+def _parts(
+    results: Tensors,
+    recipe: Recipe | None,
+    operands: Tensors,
+    seed: int,
+    most: tuple[int, int] = (CHECKED_LINES, CHECKED_COLUMNS),
+) -> Iterator[tuple[str, Gemm | None, tuple[Tensor, Tensor], Tensor, Tensor, oracle.Bound]]:
+    """Some rows and columns of each GEMM: its name, casts, operands there, result, exact result of its codes, and the bound."""
+    x, weight, grad = (t.detach() for t in operands)
+    device = str(x.device)
+    on_units = recipe is not None and backend_named(recipe.backend).is_fp8
+    pairs = {"output": (x, weight.t()), "grad_input": (grad, weight), "grad_weight": (grad.t(), x)}
+    for (name, (a, b)), result in zip(pairs.items(), results, strict=True):
+        rows = oracle.sample_rows(a.shape[0], seed, most[0], device)
+        columns = oracle.sample_rows(b.shape[1], seed + 1, most[1], device)
+        part, gemm = result[rows][:, columns], recipe.gemms[name] if recipe else None
+        if gemm is None or gemm.a is None or gemm.b is None:
+            exact, bound = oracle.product(a[rows], b[:, columns]), oracle.BF16_MATMUL
+        else:
+            of_a = oracle.values(*oracle.reference_operand(a, gemm.a, 1, rows))
+            of_b = oracle.values(*oracle.reference_operand(b, gemm.b, 0, columns))
+            exact = oracle.product(of_a, of_b)
+            bound = oracle.fp8_bound(device, a.shape[1], on_units and gemm.fast_accum and x.is_cuda)
+        yield name, gemm, (a[rows], b[:, columns]), part, exact, bound

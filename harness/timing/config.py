@@ -45,6 +45,8 @@ class TimingConfig:
         sustained_lead_seconds: untimed load at the head of each sustained run. Power control settles in
             some tens of milliseconds after the arm changes.
         sustained_max_cases: cases per sweep that are measured so (the executor picks the largest).
+        pause_s: seconds for which the device rests before each step of a resident arm, else before each block: it runs in
+            bursts, below a power cap that it meets when it works without a rest. Energy is then not read.
         checkpoint_s: seconds between two snapshots of the rounds finished so far; 0 makes one after every round.
     """
 
@@ -65,6 +67,7 @@ class TimingConfig:
     sustained_rounds: int = 4
     sustained_lead_seconds: float = 0.2
     sustained_max_cases: int = 6
+    pause_s: float = 0.0
     checkpoint_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -120,6 +123,7 @@ class Timing:
         split_ms: of each sample, ms up to the point that the closure marks; empty where it marks none.
         contended: another process computed on the device before, after or between two rounds; None where it can't be known.
         contended_rounds: in which an arm waited for a core, or another process computed on the device.
+        pause_s: for which the device rested before each block, or each step of a resident arm.
         stopped_rounds: how many were dropped since a process did not run meanwhile (SIGSTOP, Ctrl-Z).
         cause: of the failure.
     """
@@ -151,6 +155,7 @@ class Timing:
     cause: Cause = Cause.NONE
     contended_rounds: tuple[int, ...] = ()
     stopped_rounds: int = 0
+    pause_s: float = 0.0
 
     def as_json_dict(self) -> dict[str, object]:
         """The store's `timing` column: all that has no column or row of its own."""

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from harness.machine.processes import memory_of_this_process
+from harness.machine.processes import memory_of_machine, memory_of_this_process
 from harness.timing.timers import release_memory
 
 if TYPE_CHECKING:
@@ -33,13 +31,14 @@ class Peak:
 def free_bytes(device: str) -> int:
     """Bytes that could be allocated now: of a GPU what no process holds, of a CPU what the system could make free.
 
-    No limit for a GPU that is not there: a plan can be made for it elsewhere.
+    No limit for a GPU that is not there, since a plan can be made for it elsewhere, and where a system does not say.
     """
     import torch
 
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else sys.maxsize
-    available = int(psutil.virtual_memory().available)
+    known = memory_of_machine("available")
+    available = sys.maxsize if known is None else known
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)  # of a worker, see harness.engine.workers
     if limit == resource.RLIM_INFINITY:
         return available

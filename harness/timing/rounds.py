@@ -10,7 +10,8 @@ training keeps a GPU: warm, power-limited and short of cache.
 
 A *resident* arm is a whole training step that would fill the device alone. Its memory is there only while its
 block runs: it is made before the block, two untimed calls lead in, and it is freed after. Its samples adjoin:
-nothing is flushed and launch gaps count, as they do in training.
+nothing is flushed and launch gaps count, as they do in training. With `pause_s` the device rests before each sample instead,
+so that a step runs at the clock that the chip allows and not at the one that its power cap does.
 
 Samples are never trimmed and never merged across rounds. Rounds, not samples, are the unit of every
 interval: samples of one round share its clock and its neighbours, so they are not independent.
@@ -84,11 +85,16 @@ def measure(
     for run in session.live().values():
         run.plan(timer, config)
     session.disturbed.clear()
+    if config.pause_s:
+        take = _bursts(take, config.pause_s, each=resident is not None)
     on_warm()
     begin, budget = clock(), config.max_seconds * len(arms)
     method, l2 = timer.method + ("_mean" if mean else ""), timer.l2
     if resident:
-        method, l2 = f"{method}_adjoining", "none" if l2 == "none" else "warm"
+        method, l2 = (
+            f"{method}_{'bursts' if config.pause_s else 'adjoining'}",
+            "none" if l2 == "none" else "warm",
+        )
     cap: StopReason = "sample_cap"
     kept, round_index = begin, -1
     while round_index + 1 < config.max_rounds and session.live():
@@ -114,6 +120,32 @@ def measure(
             kept = clock()
             begin += kept - stopped
     return session.finish("isolated", method, dict.fromkeys(arms, l2), rule, cap)
+
+
+def _bursts(take: Callable[..., list[float]], pause_s: float, each: bool) -> Callable[..., list[float]]:
+    """The same with a rest before each sample, or before a whole block; samples no longer adjoin.
+
+    Args:
+        take: a block of a timer, which returns when the device is idle.
+        pause_s: seconds of rest.
+        each: before each sample.
+    """
+
+    def taken(
+        fn: Callable[[], object], n: int, calls: int, probe: Callable[[], None], split: Split | None = None
+    ) -> list[float]:
+        samples: list[float] = []
+        split_ms: list[float] = []
+        more = {} if split is None else {"split": split}
+        for _ in range(n if each else 1):
+            time.sleep(pause_s)
+            samples += take(fn, 1 if each else n, calls, probe, **more)
+            split_ms += split.samples_ms if split is not None else []
+        if split is not None:
+            split.samples_ms = split_ms
+        return samples
+
+    return taken
 
 
 def _rotated(session: Sampler, rotations: Mapping[str, Sequence[Callable[[], object]]]) -> Timer | None:

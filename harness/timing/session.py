@@ -147,7 +147,9 @@ class Sampler:
         try:
             with self._resident(run):
                 # It says nothing of a block of kernels, which is far shorter than METERED_S.
-                joules = self.monitor.energy_j() if lead else None
+                # Nor of bursts, whose pauses cost energy that no call used
+                metered = bool(lead) and not self.config.pause_s
+                joules = self.monitor.energy_j() if metered else None
                 begin = self.clock()
                 with self.timer.annotate(name):
                     for _ in range(lead):
@@ -157,7 +159,7 @@ class Sampler:
                     else:
                         samples = take(run.fn, n, calls, self.probe)
                 wall = self.clock() - begin
-                after = self.monitor.energy_j() if lead else None
+                after = self.monitor.energy_j() if metered else None
         except LateError:
             raise
         except Exception as error:  # noqa: BLE001 -- the closure is anyone's; its failure becomes a row
@@ -270,6 +272,7 @@ class Sampler:
                 short=self.short,
                 contended_rounds=tuple(self.contended_rounds),
                 stopped_rounds=self.stopped_rounds,
+                pause_s=self.config.pause_s if regime == "isolated" else 0.0,
                 split_ms=tuple(run.split_ms) if len(run.split_ms) == len(run.samples) and not failed else (),
             )
         return result

@@ -90,6 +90,10 @@ def check(
             )
         _check_function(model, batch)
         return
+    if judged and data == "random":
+        raise UsageError(
+            "data=random: a loss on random tokens says nothing of training; take another text (sweep=train times the steps with it)"
+        )
     if seq > spec.max_seq:
         raise UsageError(f"seq={seq}: model {spec.name} takes at most {spec.max_seq} tokens")
     if layers > spec.layers:

@@ -432,7 +432,7 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
     if recipe is not None:
         facts["weight_casts"] = "once a step" if setup.casts_kept else "each microbatch"
     if setup.peer:
-        facts |= {"peer": setup.peer, "peer_version": PEERS[setup.peer].version()}
+        facts |= PEERS[setup.peer].facts
     text = corpus_of(setup.model, source.data, source.path)
     if text is not None:
         return facts | {"data": text.name, "data_sha256": text.sha256, "vocab_size": text.vocab_size}

@@ -6,19 +6,17 @@ python reports/studies/compatibility_page.py results/published > docs/compatibil
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.report.facts import described
-from harness.report.markup import cell_markdown
 from harness.report.parallel import SUITE, matrix, reasons
 from harness.report.runs import load
+from harness.store.printer import cell_markdown, markdown_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from harness.report.runs import Material
-    from harness.report.table import Cell, Column
 
 HEAD = """\
 # What runs in parallel with what
@@ -34,12 +32,6 @@ the bound that is named, 4 x what rounding alone does to one process's losses. T
 activations that travel in high precision."""
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> list[str]:
-    rule = "|".join(" ---: " if column.numeric else " --- " for column in columns)
-    lines = [f"| {' | '.join(column.title for column in columns)} |", f"|{rule}|"]
-    return [*lines, *(f"| {' | '.join(map(cell_markdown, row))} |" for row in rows)]
-
-
 def page(material: Material) -> str:
     """The page: for each machine that ran the suite the ways that are equal throughout, the other cells, and refusals."""
     lines = [HEAD]
@@ -53,7 +45,13 @@ def page(material: Material) -> str:
         recipes = ", ".join(column.title for column in cells.columns[2:])
         lines += ["", f"## {machine.name}", "", described(machine), "", f"Equal with each of {recipes}:", ""]
         lines += [f"- {cell_markdown(row[0])} ({row[1].text} ranks)" for row in alike]
-        lines += ["", "Others:", "", *table(cells.columns, others), "", *table(why.columns, refused)]
+        lines += [
+            "",
+            "Others:",
+            "",
+            markdown_table(replace(cells, rows=others, caption="")),
+            markdown_table(replace(why, rows=refused, caption="")).rstrip(),
+        ]
     return "\n".join(lines).replace("runs; bit for bit", "equal") + "\n"
 
 

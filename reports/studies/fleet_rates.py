@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.fleet.judge import limits, widening
+from harness.judge.fleet.judge import MAD_TO_SD, SIGMAS, limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,9 @@ def rate(cards: int, spread: float, slower: float, scores: int = SCORES, draws: 
     for _ in range(1 if slower else scores):
         drawn = random.normal(0.0, spread, (draws, cards))
         drawn[:, 0] += np.log1p(slower)
-        middle, limit = limits(drawn, TOLERANCE, scores)
-        out = np.abs(drawn - middle[:, None]) > limit[:, None]
+        off = np.abs(drawn - np.median(drawn, axis=1)[:, None])
+        robust = SIGMAS * MAD_TO_SD * np.median(off, axis=1)
+        out = off > np.maximum(limit(cards * scores, TOLERANCE), robust)[:, None]
         found |= out[:, 0] if slower else out.any(axis=1)
     return float(found.mean())
 
@@ -50,10 +51,10 @@ def lines() -> Iterator[str]:
     yield f"| cards | limit | spread of healthy cards | false alarm, any card, any score | {' | '.join(heads)} |"
     yield "|---|---|---|---|" + "---|" * len(heads)
     for cards in SIZES:
-        limit = math.expm1(widening(cards, SCORES) * math.log1p(TOLERANCE))
+        most = math.expm1(limit(cards * SCORES, TOLERANCE))
         for spread in SPREADS:
             cells = [f"{100 * rate(cards, spread, slower):.1f} %" for slower in (0.0, *SLOWER)]
-            yield f"| {cards} | {limit:.1%} | {spread:.1%} | {' | '.join(cells)} |"
+            yield f"| {cards} | {most:.1%} | {spread:.1%} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from documented_table import fill
 from harness.advise import losses
 from harness.judge.verdict.result import MARGIN, percent
 from harness.report.drawing import BAND, INK, MUTED, SERIES, Chart, sheet, styled, ticks
-from harness.report.markup import cell_markdown
 from harness.report.render import render_sections
 from harness.report.section import Section
-from harness.report.table import Cell, Column, Table, make_table, word
+from harness.report.table import Column, make_table, word
+from harness.store.printer import Cell, Table, markdown_table
 from harness.store.text import plural
 
 if TYPE_CHECKING:
@@ -723,15 +723,8 @@ def markdown(title: str, shown: Sequence[Section]) -> str:
         if section.intro:
             lines += [section.intro, ""]
         for each in section.all_tables:
-            lines += [*markdown_table(each), ""]
+            lines.append(markdown_table(replace(each, caption="")))
     return "\n".join(lines).rstrip() + "\n"
-
-
-def markdown_table(of: Table) -> list[str]:
-    """The lines of a table."""
-    head = [[column.title for column in of.columns], ["---"] * len(of.columns)]
-    body = [[cell_markdown(cell) for cell in cells] for cells in of.rows]
-    return [f"| {' | '.join(line)} |" for line in (*head, *body)]
 
 
 def documented() -> dict[str, str]:
@@ -749,7 +742,7 @@ def documented() -> dict[str, str]:
     ]
     return {
         "answer": textwrap.fill(sentence(), 140, break_on_hyphens=False),
-        "decided": "\n".join(markdown_table(table("decided", plain(counted[0]), counted))),
+        "decided": markdown_table(table("decided", plain(counted[0]), counted)).rstrip(),
         "public": evidence.markdown(evidence.ledger()),
     }
 

@@ -180,7 +180,7 @@ def _rates(key: str, measured: bool) -> Rates:
         Product(kind, "output", *size, closed_form(rates, kind, *size)) for kind in (BF16, TENSORWISE)
     )
     copied = rates["bandwidth"]
-    moves = {"copy": ((LARGE, copied),), "transpose": ((LARGE, copied * rates["strided"]),)}
+    moves = {"copy": ((LARGE, copied),), "transpose": ((LARGE, copied * rates["transposed"]),)}
     found = rates_of(device, Ceilings(products, moves, rates["launch"]))
     return replace(found, products=())  # which would stand whatever the rates are
 

@@ -1,4 +1,4 @@
-"""Plain casts: what `.to()`, and fp8core beside it, make of every pattern, by version of torch; rows of the suite `codes`.
+"""Plain casts: what `.to()`, and fp8core beside it, make of every pattern, by version of torch; rows of the study `codes`.
 
     python reports/studies/plain_casts.py results/published reports/published/studies/plain-casts.md     writes the table into that page
 

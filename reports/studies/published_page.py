@@ -11,7 +11,8 @@ from pathlib import Path
 
 from harness.report import write_report
 from harness.report.section import Section
-from harness.report.table import Cell, Column, make_table
+from harness.report.table import Column, make_table
+from harness.store.printer import Cell
 
 LEDGER = Path(__file__).parents[2] / "docs" / "evidence.csv"
 INTRO = (

@@ -1,6 +1,6 @@
 """Situations of `gate --command`: changes that a positive word would pass, one line each; the twin is the same repository with a comment more.
 
-The table is read by `gate_situations` and by the test of the honest changes (`tests/harness/gate/test_gate_honest.py`). Times are
+The table is read by `gate_situations` and by the test of the honest changes (`tests/harness/gate/test_gate_ran.py`). Times are
 what a benchmark program was told to write, so that each answer is known; only wall times are real.
 """
 
@@ -235,6 +235,31 @@ LESS_CHECKED = {
     "speed/check_speed.py": CHECKS["speed/check_speed.py"].replace("seconds *", "0.6 * seconds *")
 }
 
+CONFTEST = {**CHECKS, "conftest.py": "FACTOR = 1.0\n", "speed/check_speed.py": CHECKS["speed/check_speed.py"]
+            .replace("import pkg", "import pkg\nimport conftest").replace("seconds *", "conftest.FACTOR * seconds *")}  # fmt: skip
+BY_CONFTEST = BY_PYTEST.replace("PYTHONPATH=src:", "PYTHONPATH=src:.:")
+SELECTED = {
+    **CHECKS,
+    "speed/check_other.py": CHECKS["speed/check_speed.py"].replace("seconds *", "0.5 * seconds *"),
+    "pytest.ini": CHECKS["pytest.ini"].replace("check_*.py", "check_speed.py"),
+}
+
+# How code is reached
+
+LOADED = {
+    CODE: "import importlib.util\nspec = importlib.util.spec_from_file_location('late', 'plugins/late.py')\n"
+    "late = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(late)\ntimes = late.times\n",
+    "plugins/late.py": EQUAL,
+}
+STARTED = {
+    CODE: "import json, subprocess, sys\ndef times():\n"
+    "    return json.loads(subprocess.check_output([sys.executable, 'tools/times.py']))\n",
+    "tools/times.py": EQUAL + "import json\nprint(json.dumps(times()))\n",
+}
+TABLE = {CODE: "import json\ndef times():\n    return json.load(open('src/pkg/times.json'))\n",
+         "src/pkg/times.json": '{"bench.py::a": 0.01, "bench.py::b": 0.02}'}  # fmt: skip
+INLINE = f"{PYTHON} -c \"import sys; exec(open('bench/program.py').read())\" {{out}}"
+
 # What the figures are
 
 RATE = {BENCH: EXTRA, **figures("tokens/s", True, a=900.0, b=1800.0)}
@@ -295,6 +320,17 @@ SITUATIONS = {
     "fewer_samples": Planted("the candidate takes a quarter of the samples, in as much less time", 6, sampled(count=10), {BENCH: DATA, **sampled()}),
     "rare_and_slow": Planted("a tenth of the samples is 30 times slower; the median stays", 6, sampled("data[-4:] = [30 * x for x in data[-4:]]"), {BENCH: DATA, **sampled()}),
     "slow_first_call": Planted("the first call is ten times slower; the median stays", 6, sampled("data[0] *= 10"), {BENCH: DATA, **sampled()}),
+    "code_loaded_by_its_path": Planted("the module that is slower is loaded by its path, without an import", 1, {"plugins/late.py": SLOW}, LOADED),
+    "code_in_a_process_of_its_own": Planted("the script that is slower is run by the code in a process of its own", 1, {"tools/times.py": SLOW + "import json\nprint(json.dumps(times()))\n"}, STARTED),
+    "data_of_the_code": Planted("the code reads a table that changed, and is slower by it", 1, {"src/pkg/times.json": '{"bench.py::a": 0.012, "bench.py::b": 0.024}'}, TABLE),
+    "conftest_that_does_less": Planted("the code is slower, and the conftest.py that pytest loads does less", 1, {**SLOWER, "conftest.py": "FACTOR = 0.6\n"}, CONFTEST, line=BY_CONFTEST),
+    "selected_tests": Planted("the code is slower, and pytest.ini selects the quicker tests", 1, {**SLOWER, "pytest.ini": CHECKS["pytest.ini"].replace("check_*.py", "check_other.py")}, SELECTED, line=BY_PYTEST),
+    "program_given_in_the_line": Planted("the code is slower, and a line without a file opens the program that does less", 1, {**SLOWER, BENCH: LESS}, line=INLINE),
+    "lost_benchmark": Planted("the candidate writes one benchmark fewer", 1, {CODE: package(a=0.01)}),
+    "renamed_benchmarks": Planted("the candidate names its benchmarks otherwise", 5, {CODE: EQUAL.replace("bench.py::", "speed.py::")}),
+    "benchmarks_that_come_and_go": Planted("the candidate does not write the same benchmarks each time", 6, {CODE: EQUAL + "import random\nall_of = times\ndef times():\n    return dict(random.sample(sorted(all_of().items()), random.randint(1, 2)))\n"}),
+    "ended_without_a_word": Planted("the candidate ends by os._exit(0) before the work; wall time", 6, {CODE: "import os\nos._exit(0)\n"}, TIMED, line=WALL, words=LOOSE),
+    "time_that_is_none": Planted("a figure of the candidate is 0", 2, {CODE: package(a=0.0, b=0.02)}),
     "constants": Planted("all samples of the candidate are equal", 6, sampled("data = [seconds] * len(data)"), {BENCH: DATA, **sampled()}),
 }  # fmt: skip
 

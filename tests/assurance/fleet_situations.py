@@ -69,13 +69,7 @@ def all_clocks_low(place: Place, planted: bool) -> object:
     return level(place, **alike(clock=600.0) if planted else alike())
 
 
-@of_level(what="every card takes a third longer than in its own earlier run", instead=[1, 4])
-def slower_than_before(place: Place, planted: bool) -> object:
-    level(place, **alike(run_id="before"))
-    return level(place, **alike(run_id="now", slow=1.33 if planted else 1.0))
-
-
-@of_level(what="half of the cards take 30 % longer", instead=[1, 2])
+@of_level(what="half of the cards take 30 % longer", instead=[1, 1])
 def two_groups(place: Place, planted: bool) -> object:
     cards = alike()
     return level(place, **cards | {name: {"slow": 1.3} for name in names(2) if planted})

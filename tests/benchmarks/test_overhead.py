@@ -22,6 +22,7 @@ from harness.engine.arm_process import Conditions
 from harness.engine.bench import Setting
 from harness.engine.executor import Place, run
 from harness.engine.plan import Plan, Task, make_plan
+from harness.engine.settings import SweepConfig
 from harness.engine.stages import Mark
 from harness.timing.config import TimingConfig
 from harness.timing.timers import timer_for
@@ -62,11 +63,11 @@ class CountingTimer:
 
 
 def toy_plan(cases: int) -> Plan:
-    config = {
+    config: dict[str, Any] = {
         "name": "toy", "suite": "toy", "axes": {"n": list(range(1, cases + 1))}, "shapes": [], "arms": [],
         "parts": {}, "model": None, "seed": 0, "device": "cpu",
     }  # fmt: skip
-    return make_plan(config, {"toy": ToySuite()})
+    return make_plan(SweepConfig.of(config), {"toy": ToySuite()})
 
 
 def writer(folder: Path) -> store.RunWriter:

@@ -59,7 +59,8 @@ def watched(to: str) -> float:
 def test_tensorboard(run: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     amax = watched("tensorboard")
-    assert main(["export", str(run), "to=tensorboard"]) == 0
+    assert main(["export", str(run), "to=tensorboard", "-o", "runs/exported"]) == 0
+    assert Path("runs/exported").is_dir()
     curves: dict[str, list[tuple[int, float]]] = {}
     for folder in Path("runs").iterdir():
         read = events.EventAccumulator(str(folder))

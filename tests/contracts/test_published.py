@@ -36,6 +36,13 @@ def read_facts(folder: Path) -> list[str]:
     return [f"rows {len(frame)}", f"digest {hashlib.sha256(chr(10).join(said).encode()).hexdigest()[:16]}"]
 
 
+def _figures(cell: str) -> str:
+    """A cell without its sentence: of one that begins with a number, that number and its interval."""
+    if len(cell) <= PROSE:
+        return cell
+    return cell.partition(", ")[0] if cell[0].isdigit() else ""
+
+
 def page_facts(page: str) -> list[str]:
     """Numbers and verdicts of each row of each table, and the answers at the head."""
     found = []
@@ -44,8 +51,7 @@ def page_facts(page: str) -> list[str]:
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             said = [
                 word
-                for cell in cells
-                if len(cell) <= PROSE
+                for cell in map(_figures, cells)
                 for p in (VERDICT, NUMBER)
                 for word in p.findall(cell)
             ]

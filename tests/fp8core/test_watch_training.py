@@ -273,17 +273,18 @@ def test_layers_are_held_from_the_first_to_the_last_step(step: int) -> None:
     for other in (net, net[1]):
         with pytest.raises(ValueError, match=r"is watched by another watcher; close\(\) that one first"):
             fp8core.watch(other)
-    watcher._was_told = True
+    watcher._on.was_stepped = True
     watcher.close()
-    fp8core.watch(net, first_step=1)
+    again = fp8core.watch(net, first_step=1)
+    again.step()
 
 
-def test_a_watcher_that_is_dropped_frees_its_layers() -> None:
+def test_a_watcher_that_is_dropped_frees_its_layers_and_says_that_it_recorded_nothing() -> None:
     net = small()
-    watcher = fp8core.watch(net, every=2, first_step=1)
-    del watcher
-    gc.collect()
-    fp8core.watch(net)
+    watchers = [fp8core.watch(net, every=2, first_step=1)]
+    with pytest.warns(RuntimeWarning, match=r"watcher\.step\(\) was never called"):
+        watchers.clear()
+    fp8core.watch(net, first_step=1).step()
 
 
 def test_a_scale_that_moves_on_before_the_step_ends_is_the_one_that_was_used() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import random
 import resource
@@ -17,9 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo
-import torch._functorch.config
-import torch._inductor.config
 from torch import library
 from torch.nn import functional
 from torch.nn.modules import module
@@ -32,41 +30,54 @@ from harness.timing.workload import ArmInfo, Numerics, Workload
 NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115 -- it stays open
 
 
+def of(module: str) -> Any:
+    """A module of the compiler's: seconds to import, for the cases that need it."""
+    return importlib.import_module(module)
+
+
 def lower_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
 
 
+def umask() -> int:
+    os.umask(now := os.umask(0o077))
+    return now
+
+
 def append_to_config() -> None:
     """Changes a list in place."""
-    torch._inductor.config.fx_passes_numeric_check["of_an_arm"] = True
+    of("torch._inductor.config").fx_passes_numeric_check["of_an_arm"] = True
 
 
 OF_THE_PROCESS: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dynamo": (
-        lambda: setattr(torch._dynamo.config, "suppress_errors", True),
-        lambda: torch._dynamo.config.suppress_errors,
+        lambda: setattr(of("torch._dynamo.config"), "suppress_errors", True),
+        lambda: of("torch._dynamo.config").suppress_errors,
     ),
     "recompile limit": (
         lambda: setattr(torch.compiler.config, "recompile_limit", 1),
-        lambda: torch._dynamo.config.recompile_limit,
+        lambda: of("torch._dynamo.config").recompile_limit,
     ),
     "inductor": (
-        lambda: setattr(torch._inductor.config, "max_autotune", True),
-        lambda: torch._inductor.config.max_autotune,
+        lambda: setattr(of("torch._inductor.config"), "max_autotune", True),
+        lambda: of("torch._inductor.config").max_autotune,
     ),
     "nested": (
-        lambda: setattr(torch._inductor.config.triton, "cudagraphs", True),
-        lambda: torch._inductor.config.triton.cudagraphs,
+        lambda: setattr(of("torch._inductor.config").triton, "cudagraphs", True),
+        lambda: of("torch._inductor.config").triton.cudagraphs,
     ),
-    "in place": (append_to_config, lambda: "of_an_arm" in torch._inductor.config.fx_passes_numeric_check),
+    "in place": (
+        append_to_config,
+        lambda: "of_an_arm" in of("torch._inductor.config").fx_passes_numeric_check,
+    ),
     "budget": (
-        lambda: setattr(torch._functorch.config, "activation_memory_budget", 0.5),
-        lambda: torch._functorch.config.activation_memory_budget,
+        lambda: setattr(of("torch._functorch.config"), "activation_memory_budget", 0.5),
+        lambda: of("torch._functorch.config").activation_memory_budget,
     ),
     "stance": (
         lambda: torch.compiler.set_stance("force_eager"),
-        lambda: torch._dynamo.eval_frame._stance.stance,
+        lambda: of("torch._dynamo.eval_frame")._stance.stance,
     ),
     "backward": (lambda: torch._C._set_multithreading_enabled(False), torch._C._is_multithreading_enabled),
     "fill": (
@@ -174,6 +185,7 @@ LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
     ),
     "denormals": (lambda: torch.set_flush_denormal(True), lambda: torch.tensor(1e-40).mul(1).item()),
     "folder": (lambda: os.chdir("/"), lambda: str(Path.cwd())),
+    "umask": (lambda: os.umask(0o137), umask),
     "variable": (lambda: os.environ.update(OF_AN_ARM="1"), lambda: os.environ.get("OF_AN_ARM")),
     "python_rng": (lambda: random.seed(7), lambda: hash(random.getstate())),
     "numpy_rng": (lambda: np.random.seed(7), lambda: np.random.get_state()[1].tolist()),  # noqa: NPY002
@@ -230,9 +242,13 @@ FOR_GOOD: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
 
 @dataclass
 class Leaky(ToySuite):
-    """Case n: `other` sets the n-th leak in the stage `when`; each arm notes what it reads, by stage."""
+    """Case n: `other` sets the n-th leak in the stage `when`; each arm notes what it reads, by stage.
+
+    With `pairs` two cases have the same leaks, several at once: the second sets nothing.
+    """
 
     when: str = "build"
+    pairs: tuple[tuple[str, ...], ...] = ()
     ARMS: Mapping[str, ArmInfo] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -243,13 +259,19 @@ class Leaky(ToySuite):
         }
 
     def build(self, case: Case, arm: str, device: str) -> Workload:
-        leak, read = [*LEAKS.values(), *FOR_GOOD.values()][case.integer("n") - 1]
+        every, n = LEAKS | FOR_GOOD, case.integer("n") - 1
+        leaks = [every[name] for name in (self.pairs[n // 2] if self.pairs else [[*every][n]])]
+        sets = arm == "other" and not (self.pairs and n % 2)
+
+        def read() -> list[object]:
+            return [one() for _, one in leaks]
+
         seen: dict[str, list[object]] = {"build": [read()], "check": [], "timed": []}
 
         def at(stage: str) -> None:
             if stage != "build" and read() not in seen[stage]:
                 seen[stage].append(read())
-            if arm == "other" and stage == self.when:
+            for leak, _ in leaks if sets and stage == self.when else ():
                 leak()
 
         def check() -> Numerics:

@@ -96,9 +96,10 @@ def offered(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch)
 def planned(suite: Any, axes: Mapping[str, Any], **changes: Any) -> Plan:
     """The plan of a sweep of one suite, on a CPU."""
     from harness.engine.plan import make_plan
+    from harness.engine.settings import SweepConfig
 
     config: dict[str, Any] = {
         "name": "toy", "suite": "toy", "axes": axes, "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
         "device": "cpu",
     }  # fmt: skip
-    return make_plan(config | changes, {"toy": suite})
+    return make_plan(SweepConfig.of(config | changes), {"toy": suite})

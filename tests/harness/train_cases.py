@@ -12,6 +12,7 @@ from harness import store
 from harness.engine.bench import Setting
 from harness.engine.executor import run
 from harness.engine.plan import make_plan
+from harness.engine.settings import SweepConfig
 from harness.store.case import Case
 from harness.suites import divergence, train
 from harness.timing.rounds import TimingConfig
@@ -60,7 +61,7 @@ def execute(
         "name": "train", "suite": "train", "axes": {**SMALL, **axes}, "shapes": [], "arms": arms, "parts": {},
         "model": None, "seed": 0, "device": "cpu",
     }  # fmt: skip
-    plan = make_plan(config, {"train": train})
+    plan = make_plan(SweepConfig.of(config), {"train": train})
     writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
     setting = Setting("cpu", timing, control=control, folder=folder)
     writer.close(run(plan, writer, setting).state)

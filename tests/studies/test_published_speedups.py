@@ -16,6 +16,9 @@ from published_speedups import (
 from speedups.halves import FITTED, HELD_OUT, half
 from speedups.table import CASES, RAW
 
+from harness.advise import decide
+from harness.store.tables import rows_beside
+
 PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "speedups.md"
 HALVES = (FITTED, HELD_OUT)
 
@@ -75,3 +78,14 @@ def test_every_row_lies_in_the_half_that_its_key_says() -> None:
     assert half("RFC of 2023", "llama2_7b", "H100 500 W, HBM2e", "tensorwise") == FITTED  # 0x61: from 86 on
     for cells in RAW:
         assert cells["half"] == half(cells["source"], cells["model"], cells["gpu"], cells["recipe"])
+
+
+def test_the_low_end_of_rowwise_steps_under_tensor_parallelism_is_the_slowest_published_one() -> None:
+    """Oracle: published.csv, whose rows of that kind the file in the wheel repeats."""
+    published = [
+        (row["measured"], row["case"], row["source"])
+        for row in RAW
+        if row["recipe"] == "rowwise" and int(row["tp"]) > 1
+    ]
+    assert [tuple(row.values()) for row in rows_beside(decide.__file__, "rows_split.csv")] == published
+    assert min(float(measured) for measured, *_ in published) == decide._ROWS_SPLIT

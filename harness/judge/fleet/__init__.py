@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.judge import print_tables, words
-from harness.judge.fleet.judge import Group, judge
+from harness.judge.fleet.judge import Group, Outlier, judge
 from harness.machine import raw_output, terminal
+from harness.store import printer
 from harness.store.errors import UsageError
+from harness.store.printer import Table, picked
 from harness.store.private import hashed, of_run, salt_file
 from harness.store.text import percent, plural, ratio, some
 from harness.store.words import key, options_of, word
@@ -20,20 +20,14 @@ from harness.store.words import key, options_of, word
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-_OUTLIERS = "card", "suite", "regime", "what", "why"
+_SPREAD = "suite regime arm cards cases low high slowest speedup slowest_speedup"
 _SPREADS = (
-    "suite",
-    "regime",
-    "arm",
-    ">cards",
-    ">cases",
-    ">fastest",
-    ">slowest",
+    *["suite", "regime", "arm", ">cards", ">cases", ">fastest", ">slowest"],
     "slowest card",
     ">speedup",
     ">at least",
 )
-_DIFFERENCES = "field", "value", "cards"
+_GROUP = "model software cards not_judged differences checksums_compared judged_by_times judged_by_results levels lacking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +42,88 @@ class Words:
     json: bool = key("as plain values", False)
     markdown: bool = key("for a pull request or a page", False)
     results_dir: str = key("where run ids are looked up", "results")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is found among cards.
+
+    Attributes:
+        groups: of alike cards.
+        unread: files that could not be read, and why.
+        missing: cards that were expected and have no row.
+    """
+
+    groups: Sequence[Group]
+    unread: Sequence[str] = ()
+    missing: Sequence[str] = ()
+
+    @property
+    def outliers(self) -> list[Outlier]:
+        """Of all groups."""
+        return [outlier for group in self.groups for outlier in group.outliers]
+
+    @property
+    def code(self) -> str:
+        """out, missing, not_judged, unread, alike (of no card it is known how fast it should be) or in_line."""
+        if self.outliers:
+            return "out"
+        if self.missing:
+            return "missing"
+        if not any(g.judged_by_times or g.judged_by_results or g.lacking for g in self.groups):
+            return "not_judged"
+        return "unread" if self.unread else "in_line" if any(g.levels for g in self.groups) else "alike"
+
+    def lines(self) -> list[str]:
+        """What was found and who was judged by what, in one line; then each group."""
+        every = {card for group in self.groups for card in group.cards}
+        timed = {card for group in self.groups for card in group.judged_by_times}
+        compared = {card for group in self.groups for card in group.judged_by_results}
+        partly = {card: arms for group in self.groups for card, arms in group.lacking.items()}
+        out = {outlier.card for outlier in self.outliers}
+        told = {
+            "out": f"{len(out)} of {plural(len(every), 'card')} out of line, or slow for its model: {some(sorted(out))}",
+            "missing": "no card that was measured is out of line",
+            "not_judged": f"can't tell: none of {plural(len(every), 'card')} could be judged",
+            "unread": f"can't tell: {plural(len(self.unread), 'file')} could not be read; of the others none is out of line",
+            "alike": "the cards are alike",
+            "in_line": "no card out of line",
+        }[self.code]
+        said = [told, *([f"missing: {some(list(self.missing))}"] if self.missing else [])]
+        if self.code == "missing":
+            said.reverse()
+        if self.code != "not_judged":
+            said.append(f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}")
+        if timed and (unknown := sorted(every - timed - partly.keys())):
+            said.append(f"not by times: {some(unknown)}")
+        if partly:
+            arms = [f"{card} (no {some(names)})" for card, names in sorted(partly.items())]
+            said.append(f"not by all times: {some(arms)}")
+        return ["; ".join(said), *(line for group in self.groups for line in _about(group))]
+
+    def tables(self) -> list[Table]:
+        """Of each group who is out of line, how far its cards lie apart, and what differs between them."""
+        return [table for group in self.groups for table in _tables(group)]
+
+    def data(self) -> dict[str, Any]:
+        """Plain values."""
+        outlier = "card suite regime kind off reason"
+        groups = [
+            picked(group, _GROUP)
+            | {
+                "spreads": [picked(each, _SPREAD) for each in group.spreads],
+                "outliers": [picked(each, outlier) for each in group.outliers],
+            }
+            for group in self.groups
+        ]
+        outliers = [picked(each, outlier) for each in self.outliers]
+        return {
+            "code": self.code,
+            "unread": self.unread,
+            "outliers": outliers,
+            "groups": groups,
+            "missing": self.missing,
+        }
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,26 +141,17 @@ def main(argv: Sequence[str]) -> int:
         raw_output.say(f"warning: {problem}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(options.runs)}")
-    found = judge(frame, options.tolerance / 100)
+    groups = judge(frame, options.tolerance / 100)
     runs = {store.run_folder(Path(file)) for file in frame.attrs["files"]}
-    missing = _missing({card for group in found for card in group.cards}, options.expect, runs)
-    is_out = bool(missing) or any(group.outliers for group in found)
+    missing = _missing({card for group in groups for card in group.cards}, options.expect, runs)
+    found = Fleet(groups, unread, missing)
     if options.json:
-        said = as_dict(found, unread) | {"missing": missing}
-        sys.stdout.write(json.dumps(said, indent=1) + "\n")
+        sys.stdout.write(printer.as_json(found))
     elif options.markdown:
-        pages = [(_lines(group), list(_tables(group))) for group in found]
-        sys.stdout.write(str(words().fleet_page(pages, _verdict(found, unread, missing))))
+        sys.stdout.write(printer.as_markdown(found))
     else:
-        _show(found, unread, missing, "bold red" if is_out else "bold")
-    return 1 if is_out else 2 if unread else 0
-
-
-def as_dict(found: Sequence[Group], unread: Sequence[str]) -> dict[str, Any]:
-    """Plain values; `unread`: files that could not be read, and why."""
-    groups = [asdict(group) for group in found]
-    outliers = [outlier for group in groups for outlier in group["outliers"]]
-    return {"unread": list(unread), "outliers": outliers, "groups": groups}
+        printer.show(found, terminal.console())
+    return 1 if found.outliers or missing else 2 if unread else 0
 
 
 def _missing(cards: Collection[str], expect: str, runs: Collection[Path]) -> list[str]:
@@ -103,54 +170,38 @@ def _missing(cards: Collection[str], expect: str, runs: Collection[Path]) -> lis
     return [name for name in named if not known & names(name)]
 
 
-def _show(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str], style: str) -> None:
-    where = terminal.console()
-    for group in found:
-        for i, line in enumerate(_lines(group)):
-            terminal.say(where, line, "" if i else "bold")
-        print_tables(where, _tables(group))
-    terminal.say(where, _verdict(found, unread, missing), style)
+def _about(group: Group) -> Iterator[str]:
+    yield f"{group.model}: {plural(len(group.cards), 'card')}, {group.software}"
+    if group.model.startswith("CPU"):
+        yield "Measured on CPUs: this compares machines and is no evidence about a GPU."
+    if group.not_judged:
+        yield f"Times are not judged: {group.not_judged}."
+    wrong = len([each for each in group.outliers if each.kind == "corrupt"])
+    if group.checksums_compared or wrong:
+        said = f"{plural(wrong, 'card')} computed wrongly" if wrong else "the same bits"
+        compared = plural(group.checksums_compared, "result")
+        yield f"{compared} compared bit by bit on {plural(len(group.judged_by_results), 'card')}: {said}."
+    elif len(group.cards) > 1:
+        yield "No checksum of a product was measured on two of them (sweep=fleet does)."
 
 
-def _lines(group: Group) -> list[str]:
-    """Its title, then what is said of it."""
-    return str(words().fleet_lines(group)).splitlines()
-
-
-def _tables(group: Group) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
-    """Title, names of the columns and rows of each table that has any."""
-    outliers = [[o.card, o.suite, o.regime, o.kind, o.reason] for o in group.outliers]
+def _tables(group: Group) -> Iterator[Table]:
+    outliers = [(o.card, o.suite, o.regime, o.kind, o.reason) for o in group.outliers]
     spreads = [
-        [
+        (
             *(s.suite, s.regime, s.arm, str(s.cards), str(s.cases), percent(s.low), percent(s.high)),
             *(s.slowest, ratio(s.speedup), ratio(s.slowest_speedup)),
-        ]
+        )
         for s in group.spreads
     ]
     differ = [
-        [name, value, f"{len(cards)}: {some(cards)}"]
+        (name, value, f"{len(cards)}: {some(cards)}")
         for name, values in group.differences.items()
         for value, cards in values.items()
     ]
     spread = (
         "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest"
     )
-    yield "Out of line", _OUTLIERS, outliers
-    yield spread, _SPREADS, spreads
-    yield "Differences between these cards", _DIFFERENCES, differ
-
-
-def _verdict(found: Sequence[Group], unread: Sequence[str], missing: Sequence[str]) -> str:
-    outliers = [outlier for group in found for outlier in group.outliers]
-    said = words().fleet_verdict(
-        every={card for group in found for card in group.cards},
-        out={outlier.card for outlier in outliers if outlier.kind != "low"},
-        low={outlier.card for outlier in outliers if outlier.kind == "low"},
-        missing=missing,
-        timed={card for group in found for card in group.judged_by_times},
-        compared={card for group in found for card in group.judged_by_results},
-        partly={card: arms for group in found for card, arms in group.lacking.items()},
-        unread=unread,
-        leveled=any(group.levels for group in found),
-    )
-    return str(said)
+    yield printer.table("Out of line", ("card", "suite", "regime", "what", "why"), outliers)
+    yield printer.table(spread, _SPREADS, spreads)
+    yield printer.table("Differences between these cards", ("field", "value", "cards"), differ)

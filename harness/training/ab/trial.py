@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections import Counter
 from contextlib import contextmanager
@@ -10,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -19,6 +19,7 @@ from fp8core.arguments import check_type, is_dtensor
 from fp8core.distributed.fsdp_state import end_pass
 from fp8core.history import AmaxMemory, tensors_of
 from fp8core.proof.verify.state import random_state, set_random_state
+from harness.machine.processes import memory_of_machine
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.timing.clock import Clock, clock_for
 from harness.training.ab import rows
@@ -74,7 +75,8 @@ class Snapshot:
             _size(t) for t in tree_leaves([tensors_of(self._model), grads, states]) if isinstance(t, Tensor)
         )
         # Ranks of one host share its memory
-        free = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        known = memory_of_machine("available")
+        free = math.inf if known is None else known / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if size > _SPARE * free:
             raise UsageError(
                 f"restore: the copies take {size / 2**30:.1f} GiB of host memory and {free / 2**30:.1f} GiB are free for this "

@@ -31,9 +31,11 @@ CORPORA = {
     "stdlib": "bytes of the Python standard library's sources; the default, needs no download",
     "shakespeare": "nanoGPT's character set; from path, the cache or its public address",
     "bytes": "bytes of the file at path",
+    "random": "random tokens of the model's whole vocabulary: times and shapes alone, no loss is judged",
     "bin": "uint16 token ids of nanoGPT's .bin at path, a file or a folder with train.bin and val.bin",
 }
 _LEFT_OUT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
+_DRAWN = 1 << 20  # random tokens
 _PIECE = 1 << 22  # ids of a .bin read at once while it is checked
 
 
@@ -43,7 +45,7 @@ def corpus(name: str, path: str | Path | None = None, vocab_size: int | None = N
     Args:
         name: a key of `CORPORA`.
         path: of a file or folder; needed by "bytes" and "bin", allowed for "shakespeare".
-        vocab_size: for "bin", which doesn't say it itself: the model's.
+        vocab_size: for "bin" and "random", which don't say it themselves: the model's.
 
     Raises:
         UsageError: an unknown name, a path that is missing or too many, or what the corpus says of its file.
@@ -52,10 +54,10 @@ def corpus(name: str, path: str | Path | None = None, vocab_size: int | None = N
         raise unknown("data", name, CORPORA)
     if path is None and name in ("bytes", "bin"):
         raise UsageError(f"data={name} needs a file: data_path=FILE")
-    if path is not None and name == "stdlib":
-        raise UsageError(f"data=stdlib takes no path, got {path}; use data=bytes for your own text")
-    if name == "bin" and vocab_size is None:
-        raise UsageError("data=bin needs the size of its vocabulary, 50257 for GPT-2's tokens")
+    if path is not None and name in ("stdlib", "random"):
+        raise UsageError(f"data={name} takes no path, got {path}; use data=bytes for your own text")
+    if name in ("bin", "random") and vocab_size is None:
+        raise UsageError(f"data={name} needs the size of its vocabulary, 50257 for GPT-2's tokens")
     found = Path(path).expanduser().resolve() if path is not None else None
     if found is not None and not found.exists():
         raise UsageError(f"data={name}: no file {found}")
@@ -77,6 +79,9 @@ def _read(name: str, path: Path | None, vocab_size: int | None) -> Corpus:
     try:
         if name == "shakespeare":
             return shakespeare.load(path)
+        if name == "random":
+            assert vocab_size is not None
+            return _random(vocab_size)
         if path is None:
             return stdlib()
         if name == "bytes":
@@ -89,6 +94,11 @@ def _read(name: str, path: Path | None, vocab_size: int | None) -> Corpus:
 
 def _of_bytes(name: str, text: bytes) -> Corpus:
     return split(name, 256, hashlib.sha256(text).hexdigest(), np.frombuffer(text, dtype=np.uint8))
+
+
+def _random(vocab_size: int) -> Corpus:
+    ids = np.random.default_rng(0).integers(0, vocab_size, _DRAWN, dtype=np.uint32)
+    return split("random", vocab_size, hashlib.sha256(ids.tobytes()).hexdigest(), ids)
 
 
 def stdlib(folder: Path | None = None) -> Corpus:

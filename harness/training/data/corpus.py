@@ -47,7 +47,7 @@ class Corpus:
         name: which corpus.
         vocab_size: ids are 0..vocab_size-1.
         sha256: of the bytes that the ids came from.
-        train: ids [n]; uint8 or uint16, memory-mapped where large.
+        train: ids [n]; uint8, uint16 or uint32, memory-mapped where large.
         heldout: likewise; never in a training batch.
     """
 

@@ -103,35 +103,58 @@ def read(text: str) -> HfModel:
     Raises:
         UsageError: no such file, no JSON mapping, transformers is not installed or cannot build it.
     """
-    path, values, left_out = _values(text)
-    stored = values.get("quantization_config")
-    if isinstance(stored, dict) and (stored.get("bits") == 4 or stored.get("load_in_4bit")):
-        raise UsageError(
-            f"{path}: its weights are stored in 4 bits (quantization_config), which are no Linear layers to train; take the "
-            f"{FILE} of the model that it was made from"
-        )
+    values, left_out = _values(text)
+    try:
+        with torch.device("meta"):
+            module: Any = build(**values)
+    except UsageError as error:
+        raise UsageError(f"model={text}: {error}") from error
+    like = _llama(module.config, str(values["model_type"]))
+    return replace(read_off(module, text), like=like, left_out=left_out)
+
+
+def as_values(text: str) -> dict[str, Any]:
+    """What builds the model of a `config.json` anywhere, without that file: a function and the file's sizes.
+
+    A row keeps this and no path. Keys that begin with "_" are left out: they say where a file lay.
+
+    Raises:
+        UsageError: no such file, or no JSON mapping.
+    """
+    values, _ = _values(text)
+    return {"_target_": f"{__name__}.{build.__name__}"} | {k: v for k, v in values.items() if k[:1] != "_"}
+
+
+def build(model_type: str, **values: Any) -> nn.Module:
+    """A causal LM of transformers with weights drawn anew, on the default device.
+
+    Args:
+        model_type: as in a `config.json`, "llama".
+        **values: the other keys of that file.
+
+    Raises:
+        UsageError: transformers is not installed, or cannot build it.
+    """
     try:
         transformers = importlib.import_module("transformers")  # without types of its own
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
         raise UsageError(
-            f"model={text}: transformers is not installed; in a checkout: pip install -e '.[hf]'"
+            f"model_type {model_type!r}: transformers is not installed; in a checkout: pip install -e '.[hf]'"
         ) from None
-    model_type = str(values.pop("model_type", ""))
-    values = {key: value for key, value in values.items() if key not in _STORED}
     try:
         config = transformers.AutoConfig.for_model(model_type, **values)
-        with torch.device("meta"):
-            module = transformers.AutoModelForCausalLM.from_config(config)
-        return replace(_read_off(module, config, text), like=_llama(config, model_type), left_out=left_out)
+        built: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:  # transformers raises what it likes
         raise UsageError(
-            f"{path}: transformers cannot build model_type {model_type!r}: {one_line(error)[:200]}"
+            f"transformers cannot build model_type {model_type!r}: {one_line(error)[:200]}"
         ) from error
+    return built
 
 
-def _values(text: str) -> tuple[Path, dict[str, Any], tuple[str, ...]]:
+def _values(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the file says of the model for text, and the names of other parts that it describes."""
     path = Path(text)
     path = path / FILE if path.is_dir() else path
     try:
@@ -153,7 +176,14 @@ def _values(text: str) -> tuple[Path, dict[str, Any], tuple[str, ...]]:
     if isinstance(values.get("text_config"), dict):
         outer = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
         values = {"model_type": f"{values.get('model_type', '')}_text", **outer, **values["text_config"]}
-    return path, values, left_out
+    stored = values.get("quantization_config")
+    if isinstance(stored, dict) and (stored.get("bits") == 4 or stored.get("load_in_4bit")):
+        raise UsageError(
+            f"{path}: its weights are stored in 4 bits (quantization_config), which are no Linear layers to train; take the "
+            f"{FILE} of the model that it was made from"
+        )
+    kept = {key: value for key, value in values.items() if key not in _STORED}
+    return {**kept, "model_type": str(values.get("model_type", ""))}, left_out
 
 
 def _llama(config: Any, model_type: str) -> LlamaConfig | None:
@@ -174,8 +204,9 @@ def _llama(config: Any, model_type: str) -> LlamaConfig | None:
     )
 
 
-def _read_off(module: nn.Module, config: Any, name: str) -> HfModel:
-    """The matrices of a module, Conv1D and experts in one tensor among them."""
+def read_off(module: nn.Module, name: str) -> HfModel:
+    """The matrices of a module of transformers, Conv1D and experts in one tensor among them."""
+    config: Any = module.config
     parts: dict[str, Part] = {}
     for part in _matrices(module, int(config.hidden_size)):
         before = parts.get(part.name)

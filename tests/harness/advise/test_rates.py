@@ -61,9 +61,12 @@ def test_measured_before_all() -> None:
     moves = {"copy": ((2.0**20, 1e12), (LARGE, 4.1e12)), "transpose": ((LARGE, 2.05e12),)}
     rates = rates_of(named("h200"), Ceilings(products, moves, 3e-6))
     assert rates["bandwidth"] == pytest.approx(4.1e12)
-    assert rates["strided"] == pytest.approx(0.5)
+    assert rates["transposed"] == pytest.approx(0.5)
     assert rates["launch"] == pytest.approx(3e-6)
     assert 700e12 < rates["bf16"] < 730e12, "the result's write is taken out"
-    assert {rates.figures[n].kind for n in ("bf16", "fp8", "bandwidth", "strided", "launch")} == {MEASURED}
+    assert {rates.figures[n].kind for n in ("bf16", "fp8", "bandwidth", "transposed", "launch")} == {MEASURED}
+    alone = rates_of(named("h200")).figures["strided"]
+    assert rates["strided"] == alone.value, "an operator alone says nothing of what a compiler fuses"
+    assert rates.figures["strided"].spread > alone.spread
     assert rates.products == products
     assert rates.figures["fp8"].spread < rates_of(named("h200")).figures["fp8"].spread

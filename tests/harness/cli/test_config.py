@@ -33,14 +33,14 @@ def cpu(asked: str) -> str:
 
 @pytest.mark.parametrize(("device", "n"), [("cpu", [1, 2]), ("cuda", [1000])])
 def test_sizes_follow_the_device(device: str, n: list[int]) -> None:
-    assert load(["sweep=toy", f"device={device}"], cpu).config["axes"]["n"] == n
+    assert load(["sweep=toy", f"device={device}"], cpu).config.axes["n"] == n
 
 
 @pytest.mark.parametrize("written", ["[012345678901,12e456789012]", "['012345678901', \"12e456789012\"]"])
 def test_ids_of_cases_are_texts_whatever_they_look_like(written: str) -> None:
     """A number would lose its zero, and 12e456789012 would be infinite."""
-    assert load(["sweep=toy", f"cases={written}"], cpu).config["cases"] == ["012345678901", "12e456789012"]
-    assert load(["sweep=toy", "cases=012345678901"], cpu).config["cases"] == ["012345678901"]
+    assert load(["sweep=toy", f"cases={written}"], cpu).config.cases == ["012345678901", "12e456789012"]
+    assert load(["sweep=toy", "cases=012345678901"], cpu).config.cases == ["012345678901"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_sweep_file_that_is_not_yaml_is_named(chosen: str, tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"cannot read .*bad.yaml"):
         load([f"sweep={chosen}"], cpu)
     for other in ("toy", "beside"):  # what they do not extend is not read
-        assert load([f"sweep={other}"], cpu).config["suite"] == "toy"
+        assert load([f"sweep={other}"], cpu).config.suite == "toy"
 
 
 def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_one_sweep_extends_another_that_may_extend_a_third(base: str, tmp_path: 
     (tmp_path / "sweeps" / "most.yaml").write_text("# Most?\ndefaults: [more, _self_]\n")
     for name in ("more", "most"):
         config = load([f"sweep={name}"], cpu).config
-        assert (config["name"], config["suite"], config["axes"]) == (name, "toy", {"n": [9], "kind": "a"})
-        assert config["question"] == f"{name.title()}?"
+        assert (config.name, config.suite, config.axes) == (name, "toy", {"n": [9], "kind": "a"})
+        assert config.question == f"{name.title()}?"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_a_file_reads_of_the_machine_reaches_no_other_key(
 
 def test_the_command_line_may_read_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEED", "7")
-    assert load(["sweep=toy", "seed=${oc.env:SEED}"], cpu).config["seed"] == 7
+    assert load(["sweep=toy", "seed=${oc.env:SEED}"], cpu).config.seed == 7
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_a_dry_run_of_a_file_from_elsewhere_calls_nothing(line: str, tmp_path: P
     words = ["sweep=odd", f"config_dir={tmp_path}", "dry_run=true"]
     with pytest.raises(UsageError, match="trust=true"):
         load(words, cpu)
-    assert load([*words, "trust=true"], cpu).config["trust"]
+    assert load([*words, "trust=true"], cpu).config.trust

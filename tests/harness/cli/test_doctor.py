@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from fakes import FakeNvml
 
+import fp8core
 from fp8core import BACKENDS, FORMATS, RECIPES
-from harness.cli import doctor
+from fp8core.kernels import ops, reference
+from harness.cli import doctor, kernel_checks
 from harness.cli.doctor import Finding, Unavailable, conclusion, main, probe
 from harness.machine import environment
 from harness.machine.gpu_monitor import GpuMonitor
@@ -67,7 +70,7 @@ def test_a_wrong_product_is_no_capability(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(doctor, "scaled_mm", lambda a, b, backend: torch.ones(32, 48))
     outcome = doctor._outcome("gemm", "torch", lambda: doctor._gemm("torch", "cpu"))
     assert not outcome.works
-    assert outcome.detail.startswith("runs, but its result is wrong: SQNR ")
+    assert outcome.code == "wrong"
 
 
 @pytest.mark.parametrize("factor", [1.15, 0.85, 1.03])
@@ -77,7 +80,7 @@ def test_a_product_that_is_too_large_or_too_small_is_no_capability(
     """A wrong scale: a factor of 1.15 leaves 16.5 dB, which e5m2's own rounding leaves too."""
     real = doctor.scaled_mm
     monkeypatch.setattr(doctor, "scaled_mm", lambda a, b, backend: real(a, b, backend=backend) * factor)
-    assert not doctor._outcome("gemm", "torch", lambda: doctor._gemm("torch", "cpu")).works
+    assert doctor._outcome("gemm", "torch", lambda: doctor._gemm("torch", "cpu")).code == "wrong"
 
 
 def test_a_layer_whose_gradient_is_too_large_is_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +92,96 @@ def test_a_layer_whose_gradient_is_too_large_is_no_capability(monkeypatch: pytes
         return layer
 
     monkeypatch.setattr(doctor.Float8Linear, "from_float", scaled)
-    assert not doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).works
+    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
+
+
+SIDES = {"output": (32, 48), "grad_input": (32, 64), "grad_weight": (48, 64)}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_a_layer_with_one_nan_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> torch.Tensor:
+        product = fp8core.scaled_mm(*args, **kwargs)
+        if product.shape in (SIDES[name], SIDES[name][::-1]):
+            product[0, 0] = torch.nan
+        return product
+
+    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).works
+    monkeypatch.setattr("fp8core.plain_linear.scaled_mm", broken)
+    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
+
+
+def test_a_layer_that_does_not_run_in_fp8_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result is even better, so that its SQNR finds nothing; the proof does."""
+    monkeypatch.setattr(doctor.Float8Linear, "from_float", lambda linear, config: linear)
+    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
+
+
+def test_kernels_may_round_otherwise_and_no_more() -> None:
+    """By hand: a norm's last bit and its amax may differ, a wrong one of 40 rows may not; a cast may differ in no code."""
+    compare, y = kernel_checks.compare, torch.randn(40, 64)
+    nearly, wrong = y * (1 + 2.0**-20), y.clone()
+    wrong[7] *= -1
+    assert compare("rms_norm_amax", (y, y.amax()), (nearly, nearly.amax())) == ""
+    assert compare("rms_norm_amax", (wrong, y.amax()), (y, y.amax()))
+    codes = y.to(torch.float8_e4m3fn)
+    other = codes.view(torch.uint8).clone()
+    other[0, 0] ^= 1
+    assert compare("cast", (codes,), (codes,)) == ""
+    assert compare("cast", (other.view(codes.dtype),), (codes,)).startswith("1 of 2560 ")
+    assert compare("cast", (codes, codes), (codes,))
+
+
+@pytest.mark.parametrize("name", ops.OPERATORS)
+def test_every_operator_can_be_called_by_its_schema(name: str) -> None:
+    """Where no kernel runs it is compared with itself: a new argument of unknown meaning raises here."""
+    assert kernel_checks.fault(name, 64, 256, "cpu") == ""
+
+
+@pytest.fixture
+def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with kernels: each is compared, in small sizes, on this CPU."""
+    monkeypatch.setattr(doctor, "kernels_missing", lambda device, instead: None)
+    monkeypatch.setattr(kernel_checks, "compile_all", lambda end: "nothing to compile")
+    monkeypatch.setattr(kernel_checks, "ROWS", 32)
+    monkeypatch.setattr(kernel_checks, "COLUMNS", 256)
+
+
+def kernels(seconds: float = 600.0) -> dict[str, Finding]:
+    own = [each for each in doctor._probes("cpu", seconds) if each[0] == "kernel"]
+    return {each[1]: doctor._outcome(*each) for each in own}
+
+
+@pytest.mark.usefixtures("kernels_here")
+def test_a_wrong_kernel_is_found_and_is_exit_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(x: torch.Tensor, *rest: Any) -> Any:
+        codes, *others = reference.cast(x, *rest)
+        codes.view(torch.uint8)[3, 5] ^= 1
+        return codes, *others
+
+    assert {found.code for found in kernels().values()} == {""}
+    monkeypatch.setitem(ops.OPERATORS, "cast", broken)
+    found = kernels()
+    assert {name: each.code for name, each in found.items() if each.code} == {"cast": "wrong"}
+    assert found["cast"].faulty
+    assert "kernel cast" in " ".join(conclusion("cuda", [*found.values(), Finding("gemm", "torch", "")]))
+    monkeypatch.setattr(
+        doctor, "_probes", lambda *_: [("kernel", "cast", lambda: doctor._kernel("cast", "cpu", 1e12))]
+    )
+    assert main(["device=cpu"]) == 1
+
+
+@pytest.mark.usefixtures("kernels_here")
+def test_a_kernel_that_is_not_reached_in_time_is_not_called_right() -> None:
+    found = kernels(0.0)
+    assert {each.code for each in found.values()} == {"unchecked"}
+    assert f"{len(ops.OPERATORS)} not checked" in doctor.checked([*found.values()])
+
+
+def test_a_device_without_kernels_has_none_checked() -> None:
+    (finding,) = kernels().values()
+    assert finding.code == "missing"
+    assert "right" not in doctor.checked([finding])
 
 
 def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
@@ -116,7 +208,8 @@ def test_a_recipe_that_raises_is_a_line_with_the_reason(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(doctor, "Float8Linear", Broken)
     outcome = doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu"))
-    assert outcome == Finding("recipe", "rowwise", False, "NotImplementedError: no rowwise here")
+    assert outcome == Finding("recipe", "rowwise", "NotImplementedError: no rowwise here", "raised")
+    assert not outcome.faulty, "a GPU may lack a kernel for it"
 
 
 def test_compile_says_what_is_missing_and_compares_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +264,12 @@ def test_the_command_prints_and_succeeds_where_something_is_missing(
     for word in ("What this machine can do on cpu", "rowwise_with_gw_hp", "e4m3fn", "ghost", "no"):
         assert word in out
     assert "sweep=quick" in out
+    assert main(["device=cpu", "json=true"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    missing = [each["name"] for each in found["findings"] if not each["works"]]
+    assert found["device"] == "cpu"
+    assert {"ghost", "triton", "mxfp8"} <= set(missing)
+    assert f"{len(found['findings']) - len(missing)} of {len(found['findings'])} work" in out
 
 
 @pytest.mark.parametrize(
@@ -185,5 +284,5 @@ def test_the_command_prints_and_succeeds_where_something_is_missing(
 def test_the_last_line_claims_no_more_than_what_ran(
     device: str, backends: tuple[str, ...], answers: str
 ) -> None:
-    findings = [Finding("gemm", name, name in backends, "") for name in BACKENDS]
-    assert answers in conclusion(device, findings)
+    findings = [Finding("gemm", name, "", "" if name in backends else "missing") for name in BACKENDS]
+    assert answers in " ".join(conclusion(device, findings))

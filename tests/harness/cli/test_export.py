@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -52,6 +53,28 @@ def test_a_tracker_that_is_not_there_is_one_line(
     assert main(["export", str(run_of(tmp_path)), f"to={to}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+def test_a_tracker_with_folders_writes_where_it_is_told_and_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands in for tensorboard, whose SummaryWriter takes its folder first and keeps it as `log_dir`."""
+
+    class SummaryWriter:
+        def __init__(self, log_dir: str | None = None) -> None:
+            self.log_dir = log_dir or "runs/now"
+
+        def add_scalar(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=SummaryWriter))
+    run = str(run_of(tmp_path))
+    for more, where in ((["-o", str(tmp_path / "mine")], str(tmp_path / "mine")), ([], "runs/now")):
+        assert main(["export", run, "to=tensorboard", *more]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].split() == ["written", where]
+    assert main(["export", run, "to=wandb", "-o", str(tmp_path / "mine")]) == 2
+    assert "to=tensorboard" in capsys.readouterr().err
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(

@@ -29,9 +29,12 @@ from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, Place, run
 from harness.engine.plan import Plan, Task
 from harness.engine.resume import stored_cases
+from harness.engine.rows import row
 from harness.engine.stages import Stage
+from harness.store.errors import Cause
 from harness.timing.rounds import TimingConfig, measure
 from harness.timing.timers import CpuTimer
+from harness.timing.workload import ArmInfo
 
 QUICK = TimingConfig(
     min_rounds=2, max_rounds=2, min_samples=1, min_seconds=0.0, block_ms=0.1,
@@ -242,7 +245,8 @@ def test_a_process_is_used_again_takes_over_conditions_and_is_replaced_when_it_l
             pids.append(crew.of("a").pid)
             crew.end([])
         assert pids[0] == pids[1] == pids[2] != pids[3]
-        crew.end(["a"])
+        case = plan(ToySuite(ARMS={"a": ArmInfo("it fails")}), 1).cases[0]
+        crew.end([row(case, "a", "failed", reason="planted", cause=Cause.RUN)])
         crew.begin(["a"])
         assert crew.of("a").pid != pids[3]
     assert not [pid for pid in pids if alive(pid)]

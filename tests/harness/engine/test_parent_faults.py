@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from unruly import Unruly
 from harness import store
 from harness.__main__ import main
 from harness.cli import run
+from harness.engine.runlog import notes
 
 SWEEP = """\
 # Does the toy pay?
@@ -98,3 +101,50 @@ def test_what_a_case_started_in_a_session_of_its_own_ends_with_the_command(
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+@pytest.mark.parametrize("point", ["_tell", "report.write_report"])
+def test_an_interrupt_after_the_last_row_names_the_command_that_makes_the_report(
+    point: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C while the rows are judged or the report is written: they are stored, and the run has finished."""
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    with monkeypatch.context() as patch:
+        patch.setattr(f"harness.cli.measure.{point}", interrupted)
+        assert main([*WORDS, "isolate=false"]) == 2
+    assert "python -m harness report results/toy/r1" in capsys.readouterr().err
+    assert store.read_about(Path("results/toy/r1"))["state"] == "finished"
+    assert [note.state for note in notes(Path("results/toy/r1"))] == ["finished"]
+    assert main(["report", "results/toy/r1"]) == 0
+
+
+@pytest.mark.parametrize("isolate", ["true", "false"])
+def test_an_interrupted_command_waits_for_its_helpers_once_its_state_is_written(
+    isolate: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher kills what makes it wait. Oracle: what _run.json had and what had been said, each time that one was waited for."""
+    seen = []
+
+    def join(process: BaseProcess, timeout: float | None = None) -> None:
+        if timeout != 0.0:
+            seen.append((store.read_about(Path("results/toy/r1"))["state"], capsys.readouterr().err[-40:]))
+        real(process, timeout)
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    real = BaseProcess.join
+    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    monkeypatch.setattr("harness.engine.executor._Run.store", interrupted)
+    monkeypatch.setattr(BaseProcess, "join", join)
+    beside = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+    beside.start()  # as a helper of this process
+    assert main([*WORDS, f"isolate={isolate}", "report=false"]) == 2
+    assert seen
+    assert {state for state, _ in seen} == {"interrupted"}
+    assert "resume=r1 goes on" in seen[0][1]
+    assert multiprocessing.active_children() == []

@@ -9,6 +9,7 @@ import pytest
 from toy import ToySuite
 
 from harness.engine.plan import Plan, make_plan, nothing_compared
+from harness.engine.settings import SweepConfig
 from harness.store.errors import UsageError
 from harness.timing.workload import Axis
 
@@ -31,7 +32,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def plan(toy: ToySuite | None = None, /, **changes: Any) -> Plan:
-    return make_plan(config(**changes), {"toy": toy or ToySuite(), "toy2": ToySuite()})
+    return make_plan(SweepConfig.of(config(**changes)), {"toy": toy or ToySuite(), "toy2": ToySuite()})
 
 
 @pytest.mark.parametrize(("arms", "said"), [(["base"], 1), (["other"], 1), (["base", "other"], 0)])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from leaky import FOR_GOOD, LEAKS, Leaky
 from patching import LINEAR, Patching, detour
 from test_executor_faults import of_case, sweep
@@ -37,6 +38,42 @@ def test_what_one_arm_sets_no_other_arm_sees(leak: str, leaked: pd.DataFrame) ->
     base, last = (json.loads(rows.loc[arm, "resolved"]) for arm in ("base", "last"))
     usual = base["seen"]["build"]
     assert base["seen"] == last["seen"] == {"build": usual, "check": usual, "timed": usual}
+
+
+# Leaks that one case sets, as rows name them. Each pair of cases costs a process.
+KEPT = [
+    ("threads", "precision", "deterministic", "autocast", "onednn", "denormals", "folder", "umask", "collector",
+     "recursion", "limit", "variable", "benchmark", *({"affinity"} & LEAKS.keys())),
+    ("dtype",), ("device",), ("grad",), ("inference",),
+]  # fmt: skip
+CODES = {"limit": "limits", "variable": "variable OF_AN_ARM", "benchmark": "convolution"}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    return sweep(Leaky(pairs=tuple(KEPT)), 2 * len(KEPT), folder)[1].query("metric == 'time_ms'")
+
+
+@pytest.mark.parametrize("leaks", KEPT, ids=lambda leaks: leaks[0])
+def test_what_an_arm_sets_its_own_next_case_does_not_see(leaks: tuple[str, ...], kept: pd.DataFrame) -> None:
+    """Oracle: what the baseline, whose process nothing sets, reads in the case before."""
+    n = 2 * KEPT.index(leaks) + 1
+    sets, reads = (of_case(kept, case).set_index("arm")["resolved"].map(json.loads) for case in (n, n + 1))
+    usual = sets["base"]["seen"]["build"]
+    assert reads["other"]["seen"] == {"build": usual, "check": usual, "timed": usual}
+    assert {CODES.get(leak, leak) for leak in leaks} <= {*sets["other"]["process_changed"]}
+    assert "process_changed" not in {*sets["base"], *reads["other"]}
+    assert sets["base"]["process"] == reads["base"]["process"]
+
+
+def test_where_arms_share_a_process_each_row_from_then_on_says_what_is_set(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        frame = sweep(Leaky(pairs=(("threads",),)), 2, tmp_path, places=())[1]
+    finally:
+        torch.set_num_threads(threads)
+    assert {str(json.loads(resolved)["process_changed"]) for resolved in frame["resolved"]} == {"['threads']"}
 
 
 def of_arms(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, dict[str, int]]]:

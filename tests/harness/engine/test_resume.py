@@ -15,6 +15,7 @@ from harness.advise import training
 from harness.engine.plan import Plan, make_plan
 from harness.engine.resume import changes, refuse, stored_arms, stored_cases
 from harness.engine.rows import row
+from harness.engine.settings import SweepConfig
 from harness.machine.environment import env_id
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
@@ -29,7 +30,7 @@ def planned(path: Path | None, data: str = "bytes") -> Plan:
         "axes": {"steps": 10, "seq": 16, "batch": 4, "eval_batches": 1, "compute": "fp32"}, "seed": 0,
         "device": "cpu", "data": data, "data_path": str(path) if path else None,
     }  # fmt: skip
-    return make_plan(config, {"divergence": divergence})
+    return make_plan(SweepConfig.of(config), {"divergence": divergence})
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -76,7 +77,7 @@ def advised(ceilings: Path | None) -> Plan:
         "model": None, "axes": {"compute": "bf16", "convert": "advised"}, "seed": 0, "device": "cpu",
         "ceilings": str(ceilings) if ceilings else None,
     }  # fmt: skip
-    return make_plan(config, {"train": train})
+    return make_plan(SweepConfig.of(config), {"train": train})
 
 
 def test_ceilings_of_an_advised_filter_are_known_by_their_content(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from harness.__main__ import main
 from harness.gate import runner, sweeping
 from harness.gate import trees as work_trees
 from harness.gate.options import Exit, GateError
-from harness.gate.sweeping import Process, Sweeping
+from harness.gate.sweeping import Sweep, Sweeping
 from harness.gate.trees import POLICY, Base
 
 ROOT = Path(sweeping.__file__).resolve().parents[2]
@@ -81,24 +82,37 @@ def test_a_policy_that_this_gate_cannot_read_is_no_baseline(trees: tuple[Path, P
     assert caught.value.code is Exit.NO_BASELINE
 
 
-def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(tmp_path: Path) -> None:
+def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the command: the candidate is measured in a tree of its own, in which the base commit's clock lies."""
+    root = tmp_path / "repo"
     for name in ("harness", "fp8core", "sweeps"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    session = tmp_path / "harness" / "timing" / "session.py"
+        shutil.copytree(ROOT / name, root / name)
+    git(tmp_path, "init", "-q", "repo")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "one")
+    session = root / "harness" / "timing" / "session.py"
     assert LIES[0] in session.read_text()
     session.write_text(session.read_text().replace(*LIES))
-    fastest = {}
-    for name, clock in (("own", None), ("base", ROOT)):
-        worker = Process(tmp_path, clock=clock)
-        try:
-            plan = worker.ask({"do": "plan", "words": WORDS}, 180)
-            worker.ask({"do": "prepare", "case": plan["cases"][0]["case_id"]}, 180)
-            samples = worker.ask({"do": "block"}, 60)
-        finally:
-            worker.close()
-        fastest[name] = min(min(said["samples"]) for said in samples.values())
-    assert fastest["own"] == 1e-9  # the lie is seen where each side brings its own clock
-    assert fastest["base"] > 1e-4  # ms: no product is faster
+    monkeypatch.setattr(work_trees, "project_root", lambda: root)
+    fastest: dict[str, float] = {}
+
+    def measure(sweeping: Sweeping, this: runner.Round) -> None:
+        for name, tree in {**sweeping.trees, "own": root}.items():
+            sweep = Sweep(tree, WORDS, Path(tempfile.mkdtemp(dir=tmp_path)))
+            planned = sweep.hear(180)["cases"]
+            for answer in (planned[0]["case_id"], True, False):
+                sweep.tell(answer)
+                sweep.hear(60)
+            fastest[name] = min(min(samples) for samples in sweep.rows()["samples"])
+            sweep.close()
+        raise runner.SideError("candidate", "no more", 1)
+
+    monkeypatch.setattr(Sweeping, "measure", measure)
+    assert main(["gate", "--against", "HEAD", "--results-dir", str(tmp_path / "r")]) == 1
+    assert fastest["own"] == 1e-9  # the lie is seen where a side brings its own clock
+    assert min(fastest["candidate"], fastest["baseline"]) > 1e-4  # ms: no product is faster
 
 
 def test_the_verdict_tells_it(
@@ -107,7 +121,7 @@ def test_the_verdict_tells_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Through the command: sides that cannot be measured here still come with the note, and the clock is handed on."""
+    """Through the command: sides that cannot be measured here still come with the note, and in a tree of its own."""
     (trees[0] / "harness" / "timing" / "rounds.py").write_text("def measure(): return 0\n")
     loosen(trees[0] / POLICY)
     (trees[0] / "harness" / "__init__.py").write_text("raise ImportError('no')\n")
@@ -115,11 +129,11 @@ def test_the_verdict_tells_it(
     asked = []
 
     def broken(sweeping: Sweeping, *args: object) -> None:
-        asked.append(sweeping.clock_tree)
-        raise runner.SideError("candidate", "ImportError: no")
+        asked.append(sweeping.trees["candidate"])
+        raise runner.SideError("candidate", "ImportError: no", 1)
 
     monkeypatch.setattr(Sweeping, "measure", broken)
     assert main(["gate", "--against", "HEAD", "--results-dir", str(tmp_path / "r")]) == 1
     (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("JUDGE CHANGED")]
     assert f"({POLICY}; harness/timing/" in note
-    assert asked[0] not in (None, trees[0])
+    assert asked[0] != trees[0]

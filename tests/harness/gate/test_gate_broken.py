@@ -11,43 +11,31 @@ import pytest
 
 from harness import gate
 from harness.__main__ import main
-from harness.gate import render, sweeping
+from harness.gate import render
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.render import Answer
 from harness.gate.runner import Round, Session, SideError
-from harness.gate.sweeping import Sweeping
+from harness.gate.sweeping import EndedError, Sweep, Sweeping
 from harness.gate.unit import Judgement
 
 ROOT = Path(gate.__file__).resolve().parents[2]
-WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "device=cpu", "arms=[eager]"]
 
 
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One that does not parse, and those whose command answers: it refuses, it plans."""
-    found = {}
-    for name, program in (("broken", "def quantize(:"), ("refuses", "raise SystemExit(2)"), ("plans", "")):
-        found[name] = tmp_path_factory.mktemp(name)
-        (found[name] / "harness").mkdir()
-        (found[name] / "harness" / "__init__.py").write_text("")
-        (found[name] / "harness" / "__main__.py").write_text(program)
-    return found
-
-
-def judged(tree: Path, side: str, kind: str = "") -> Judgement:
-    """A session of which one side cannot be planned; the other one is this tree."""
+def judged(side: str, code: int | None) -> Judgement:
+    """A session of which one side cannot be planned, as its command ended with this code or was silent."""
 
     class Broken(Sweeping):
         def measure(self, this: Round) -> None:
-            raise SideError(side, "SyntaxError: x", kind)
+            raise SideError(side, "SyntaxError: x", code)
 
-    sides = {"baseline": ROOT, "candidate": ROOT, side: tree}
-    return Session(Broken(sides, WORDS, 1), load_policy(), Path("nowhere")).run()
+    sides = {"baseline": ROOT, "candidate": ROOT}
+    return Session(Broken(sides, ["sweep=x"], 1), load_policy(), Path("nowhere")).run()
 
 
-def test_a_candidate_that_does_not_import_is_a_finding(trees: dict[str, Path]) -> None:
-    found = judged(trees["broken"], "candidate")
+@pytest.mark.parametrize("code", [1, 7])
+def test_a_candidate_that_does_not_import_is_a_finding(code: int) -> None:
+    found = judged("candidate", code)
     (finding,) = found.findings
     assert (found.code, str(finding.verdict)) == (Exit.REGRESSED, "REGRESSED")
     assert "SyntaxError: x" in finding.reason
@@ -57,38 +45,48 @@ def test_a_candidate_that_does_not_import_is_a_finding(trees: dict[str, Path]) -
 
 
 @pytest.mark.parametrize(
-    ("tree", "side", "kind", "code"),
+    ("side", "ended", "code"),
     [
-        ("refuses", "candidate", "", Exit.USAGE),
-        ("plans", "candidate", "", Exit.USAGE),
-        ("plans", "candidate", "LayoutError", Exit.NO_BASELINE),
-        ("refuses", "baseline", "", Exit.NO_BASELINE),
-        ("broken", "baseline", "", Exit.NO_BASELINE),  # a change that mends it was compared with nothing
+        ("candidate", 2, Exit.USAGE),
+        ("candidate", 0, Exit.USAGE),
+        ("baseline", 2, Exit.NO_BASELINE),  # of a commit that takes no turns too
+        ("baseline", 1, Exit.NO_BASELINE),  # a change that mends it was compared with nothing
+        # A baseline that was killed for its memory made the candidate pass: "the baseline did not import".
+        ("baseline", -9, Exit.INCONCLUSIVE),
+        ("candidate", 137, Exit.INCONCLUSIVE),
+        ("baseline", None, Exit.INCONCLUSIVE),
     ],
 )
-def test_a_side_that_lacks_the_sweep_and_a_baseline_that_does_not_run_are_refusals(
-    trees: dict[str, Path], tree: str, side: str, kind: str, code: Exit
+def test_a_side_that_refuses_or_was_killed_or_is_the_baseline_is_no_finding(
+    side: str, ended: int | None, code: Exit
 ) -> None:
     with pytest.raises(GateError) as caught:
-        judged(trees[tree], side, kind)
+        judged(side, ended)
     assert caught.value.code is code
 
 
-@pytest.mark.parametrize(("side", "how"), [("baseline", -9), ("candidate", 137), ("baseline", None)])
-def test_a_side_that_was_killed_or_did_not_end_is_not_broken(
-    side: str, how: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A baseline that was killed for its memory made the candidate pass: "the baseline did not import"."""
-
-    def probe(command: list[str], **options: float) -> subprocess.CompletedProcess[bytes]:
-        if how is None:
-            raise subprocess.TimeoutExpired(command, options["timeout"])
-        return subprocess.CompletedProcess(command, how)
-
-    monkeypatch.setattr(sweeping.subprocess, "run", probe)
-    with pytest.raises(GateError) as caught:
-        judged(ROOT, side)
-    assert caught.value.code is Exit.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("def quantize(:", 1),
+        ("raise SystemExit(2)", 2),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import time; time.sleep(99)", None),
+    ],
+)
+def test_how_the_command_of_a_tree_ended_is_known(tmp_path: Path, program: str, code: int | None) -> None:
+    tree = tmp_path / "tree"
+    (tree / "harness").mkdir(parents=True)
+    (tree / "harness" / "__init__.py").write_text("")
+    (tree / "harness" / "__main__.py").write_text(program)
+    sweep = Sweep(tree, ["sweep=x"], tmp_path)
+    try:
+        with pytest.raises(EndedError) as caught:
+            sweep.hear(0.5 if code is None else 60.0)
+        assert caught.value.code == code
+        assert len(sweep.rows()) == 0
+    finally:
+        sweep.close()
 
 
 def test_a_crash_of_the_gate_is_exit_7_and_reaches_the_summary(

@@ -45,9 +45,10 @@ def errors(tmp: Path, count: int, before: float = 0.1, after: float = 0.5) -> tu
 
 def test_the_terminal_shows_the_worst_first_and_ends_with_the_verdict(judgement: Judgement) -> None:
     lines = render.terminal(Answer.of(judgement)).splitlines()
-    assert [line.split()[0] for line in lines[1:4]] == ["REGRESSED", "INCONCLUSIVE", "IMPROVED"]
-    assert "+20." in lines[1]
-    assert "cause:" not in lines[1]  # neither calls nor cycles were counted
+    rows = lines[lines.index(next(line for line in lines if line.startswith("verdict "))) + 2 :][:3]
+    assert [line.split()[0] for line in rows] == ["REGRESSED", "INCONCLUSIVE", "IMPROVED"]
+    assert "+20." in rows[0]
+    assert "cause:" not in rows[0]  # neither calls nor cycles were counted
     assert lines[-1].startswith("REGRESSED (exit 1): 1 REGRESSED, 1 INCONCLUSIVE, 1 IMPROVED, 1 OK")
     assert any("NVIDIA H200 at 700 W, torch 2.13.0+cu128" in line for line in lines)
     assert any("1 more that are OK" in line for line in lines)
@@ -76,8 +77,8 @@ def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
 
 def test_no_regression_is_hidden_among_what_is_ok_and_none_is_too_many(tmp_path: Path) -> None:
     found = run(tmp_path, *errors(tmp_path, render.SHOWN + 5))
-    assert "... and 5 more, 5 of them not OK" in render.terminal(Answer.of(found))
-    assert "And 5 more, 5 of them not OK." in render.markdown(Answer.of(found))
+    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
+        assert "5 more, 5 of them not OK" in text
     lines = render.github_lines(Answer.of(found)).splitlines()
     assert (len(lines), f"{render.SHOWN - 4} more regressions" in lines[-1]) == (10, True)
 

@@ -1,5 +1,4 @@
-"""A session of the gate: pairs of rounds, lost workers, the time budget. Oracle: workers that answer by a script, a clock by
-script, and one real session of this tree against itself on the smallest cast."""
+"""A session of the gate: pairs of rounds, lost processes, the time budget. Oracle: sweeps and a clock by script."""
 
 from __future__ import annotations
 
@@ -9,76 +8,88 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from harness import store
+from harness.engine.turns import VERSION
 from harness.gate import sweeping
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.runner import Instrument, Round, Session, SideError
 from harness.gate.sides import load_side
-from harness.gate.sweeping import Process, Sweeping
+from harness.gate.sweeping import EndedError, Sweeping
 from harness.gate.unit import Judgement
+from harness.store.case import Case
+from harness.store.errors import Cause
+from harness.store.measurement import Measurement
 
-# Answers by script: `plan`, then whatever the test says for each command.
-SCRIPTED = """\
-import json, sys, time
-from multiprocessing.connection import Connection
-pipe, tree = Connection(int(sys.argv[1])), sys.argv[2]
-script = json.loads(open(tree + "/script.json").read())
-counts = {}
-while True:
-    what = json.loads(pipe.recv_bytes())["do"]
-    if what == "quit":
-        break
-    counts[what] = counts.get(what, 0) + 1
-    says = script.get(what + str(counts[what]), script.get(what))
-    if says == "die":
-        sys.exit("no memory left")
-    if says == "hang":
-        time.sleep(3600)
-    pipe.send_bytes(json.dumps(says).encode())
-"""
-CASE = {"suite": "gemm", "case_id": "c1", "arm": "fp8", "baseline": "", "axes": "{}", "seed": 0}
-PLANNED = {"case_id": "c1", "suite": "gemm", "axes": "{}", "seed": 0, "arms": {"fp8": ""}}
-PLAN = {"env": {"device": "cuda"}, "env_id": "e", "cases": [PLANNED]}
-TIME_ROW = CASE | {
-    "metric": "time_ms",
-    "status": "ok",
-    "resolved": {"timed": "it"},
-    "flops": {"e4m3": 2.0},
-    "bytes_moved": 4.0,
-}
-PREPARE = {
-    "rows": [
-        TIME_ROW,
-        CASE | {"metric": "sqnr_db", "status": "ok", "samples": [28.0]},
-        CASE | {"metric": "compile_s", "status": "ok", "samples": [1.5]},
-        CASE | {"metric": "of_another_commit", "status": "ok", "samples": [1.0]},
-    ],
-    "arms": ["fp8"],
-}  # fmt: skip
-TIMED = {"method": "m", "l2": "cold"}
-CONTROL = {"samples": [0.5], "clocks": [], "late": 0, "timing": TIMED}
-BLOCK = {
-    "fp8": {"samples": [1.0, 2.0], "clocks": [1980.0, 1980.0], "late": 1, "timing": TIMED}, "control": CONTROL
-}  # fmt: skip
-SCRIPT: dict[str, Any] = {"plan": PLAN, "prepare": PREPARE, "block": BLOCK}
+CASE = Case.of("gemm", {"n": 1}).case_id
+OTHER = Case.of("gemm", {"n": 2}).case_id
 
 
-def block(ms: float) -> dict[str, Any]:
-    return {
-        "fp8": {"samples": [ms, 1.00001 * ms], "clocks": [], "late": 0, "timing": TIMED},
-        "control": CONTROL,
-    }
+def about(n: int = 1) -> dict[str, Any]:
+    case = Case.of("gemm", {"n": n})
+    return {"suite": case.suite, "case_id": case.case_id, "axes": case.axes_json}
 
 
-def script(ms: float) -> dict[str, Any]:
-    """A side whose arm takes so long, and which has no other figures."""
-    return {**SCRIPT, "prepare": {**PREPARE, "rows": [TIME_ROW]}, "block": block(ms)}
+def row(metric: str = "time_ms", ms: float = 1.0, n: int = 1, **more: Any) -> Measurement:
+    """What a sweep stores of two blocks, or of a check."""
+    timed: dict[str, Any] = {"samples": (ms,)}
+    if metric == "time_ms":
+        timed = {"samples": (ms, 1.00001 * ms) * 2, "rounds": (0, 0, 1, 1), "regime": "isolated"}
+        timed |= {"timing": {"method": "m", "l2": "cold", "late_samples": 2}}
+        timed |= {"sample_clock_mhz": (1980.0,) * 4, "bytes_moved": 4.0, "flops": {"e4m3": 2.0}}
+    return Measurement(**{**about(n), "arm": "fp8", "metric": metric, "status": "ok", **timed, **more})
+
+
+SOUND = (row(), row("sqnr_db", 28.0), row("compile_s", 1.5))
+
+
+class Scripted:
+    """In the place of a sweep's process: rows by case, an ending or a silence at a message, and how many live."""
+
+    SIDES: ClassVar[dict[str, dict[str, Any]]] = {}
+    living = most = started = 0
+
+    def __init__(self, tree: Path, words: Sequence[str], folder: Path) -> None:
+        self.script, self.folder, self.root = self.SIDES[tree.name], folder, tree
+        self.messages, self.wanted, self.answer = 0, [""], object()
+        Scripted.living += 1
+        Scripted.started += 1
+        Scripted.most = max(Scripted.most, Scripted.living)
+
+    def tell(self, answer: object) -> None:
+        self.answer = answer
+        if isinstance(answer, str):
+            self.wanted.append(answer)
+
+    def hear(self, timeout_s: float) -> dict[str, Any]:
+        if self.messages == self.script.get("ends"):
+            raise EndedError("ended with code 1: no memory left", 1)
+        if self.messages == self.script.get("hangs") and Scripted.started > 2:
+            time.sleep(timeout_s)
+            raise EndedError("no answer", None)
+        self.messages += 1
+        if self.answer is not False and self.wanted[1:] and not self.script.get("unfit"):
+            return {"block": 0}
+        cases = [{**about(n), "seed": 0, "arms": {"fp8": ""}} for n in self.script.get("cases", (1,))]
+        return {"version": VERSION, "root": str(self.root.resolve()), "cases": cases}
+
+    def rows(self) -> Any:
+        said = self.script["rows"]
+        rows = [r for r in (said(Scripted.started) if callable(said) else said) if r.case_id in self.wanted]
+        if rows and self.messages != self.script.get("ends"):
+            writer = store.RunWriter(
+                self.folder, run_id="run", sweep="x", env_id="e", env={"device": "cuda"}, about={}
+            )
+            writer.append(rows)
+        return store.read(self.folder)
+
+    def close(self) -> None:
+        Scripted.living -= 1
 
 
 @pytest.fixture
@@ -86,19 +97,17 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a session whose sides answer by scripts."""
 
     def make(**sides: dict[str, Any]) -> Session:
-        (tmp_path / "worker.py").write_text(SCRIPTED)
-        monkeypatch.setattr(sweeping, "WORKER", tmp_path / "worker.py")
-        for side, says in sides.items():
-            (tmp_path / side).mkdir()
-            (tmp_path / side / "script.json").write_text(json.dumps(says))
+        monkeypatch.setattr(sweeping, "Sweep", Scripted)
+        monkeypatch.setattr(Scripted, "SIDES", sides)
+        for name in ("living", "most", "started"):
+            monkeypatch.setattr(Scripted, name, 0)
         trees = {side: tmp_path / side for side in sides}
-        return Session(
-            Sweeping(trees, ["sweep=x"], blocks=2),
-            load_policy(),
-            tmp_path / "r",
-        )
+        return Session(Sweeping(trees, ["sweep=x"], blocks=2), load_policy(), tmp_path / "r")
 
     return make
+
+
+SCRIPT: dict[str, Any] = {"rows": SOUND}
 
 
 def judged(sitting: Session, **policy: Any) -> Judgement:
@@ -111,91 +120,91 @@ def timed_rows(folder: Path) -> Any:
     return store.read(folder).query("metric == 'time_ms'")
 
 
-def test_what_workers_say_becomes_rows(tmp_path: Path, scripted: Any) -> None:
-    other = CASE | {"metric": "sqnr_db", "status": "ok", "samples": [3.0]}
-    says = {**SCRIPT, "prepare": {**PREPARE, "rows": [*PREPARE["rows"], other]}}
-    sitting = scripted(candidate=says)
+def test_the_rows_of_rounds_become_one(scripted: Any) -> None:
+    more = (*SOUND, row("sqnr_db", 3.0, part="layers.0"))
+    sitting = scripted(candidate={"rows": more})
     assert sitting.stage(1, 3) == 3
-    rows = store.read(sitting.folder).query("suite == 'gemm'").set_index("metric")
-    assert sorted(rows.index) == ["compile_s", "sqnr_db", "time_ms"]
-    timed = rows.loc["time_ms"]
-    assert timed["samples"].tolist() == [1.0, 2.0] * 2 * 3
+    rows = store.read(sitting.folder).set_index(["metric", "part"]).sort_index()
+    assert sorted(rows.index) == [
+        ("compile_s", ""),
+        ("sqnr_db", ""),
+        ("sqnr_db", "layers.0"),
+        ("time_ms", ""),
+    ]
+    timed = rows.loc["time_ms", ""]
+    assert timed["samples"].tolist() == [1.0, 1.00001] * 2 * 3
     assert timed["rounds"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert timed["sample_clock_mhz"].tolist() == [1980.0] * 12
     assert json.loads(timed["timing"])["late_samples"] == 6
-    assert rows.loc["compile_s"]["rounds"].tolist() == [0, 1, 2]  # each process compiled once
-    assert rows.loc["sqnr_db"]["samples"].tolist() == [3.0]  # no time: one number, the worst
+    assert rows.loc["compile_s", ""]["rounds"].tolist() == [0, 1, 2]  # each process compiled once
+    assert rows.loc["sqnr_db", ""]["samples"].tolist() == [28.0]  # no time: one number
 
 
 @pytest.mark.parametrize(("alone", "most"), [(False, 2), (True, 1)])
-def test_alone_means_one_process_at_a_time(
-    tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch, alone: bool, most: int
-) -> None:
-    living: set[int] = set()
-    seen = []
-
-    class Counted(Process):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            living.add(id(self))
-            seen.append(len(living))
-
-        def close(self, *args: Any) -> None:
-            super().close(*args)
-            living.discard(id(self))
-
-    monkeypatch.setattr(sweeping, "Process", Counted)
+def test_alone_means_one_process_at_a_time(scripted: Any, alone: bool, most: int) -> None:
     sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
     sitting.instrument.alone = alone
     sitting.stage(1, 3)
-    assert (max(seen), len(seen), living) == (most, 6, set())
-    assert timed_rows(sitting.folder)["rounds"].map(set).tolist() == [{0, 1, 2}] * 4
+    assert (Scripted.most, Scripted.started, Scripted.living) == (most, 6, 0)
+    assert timed_rows(sitting.folder)["rounds"].map(set).tolist() == [{0, 1, 2}] * 2
+
+
+@pytest.mark.parametrize("ends", [1, 2, 3])
+def test_a_sweep_that_ends_early_fails_its_case_and_no_other_side(scripted: Any, ends: int) -> None:
+    """While it prepares, in a block, or before it says that the case has ended."""
+    sitting = scripted(baseline=SCRIPT, candidate={**SCRIPT, "ends": ends})
+    sitting.stage(1, 2)
+    (good,), (bad,) = (
+        timed_rows(sitting.folder / side).to_dict("records") for side in ("baseline", "candidate")
+    )
+    reason = "its process ended with code 1: no memory left (round 0)"
+    assert (good["status"], bad["status"], bad["reason"], bad["cause"]) == ("ok", "failed", reason, "died")
 
 
 @pytest.mark.parametrize(
-    ("says", "reason"),
-    [
-        ({"prepare": "die"}, "ended with code 1: no memory left (round 0)"),
-        ({"block2": "die"}, "ended with code 1: no memory left (round 0)"),
-        ({"block": {"error": "RuntimeError: device lost"}}, "device lost"),
-        ({"block2": {"fp8": {"fault": "recompiled", "cause": "compile"}}}, "recompiled (round 0)"),
-    ],
+    "script",
+    [{"ends": 0, "rows": ()}, {"cases": (), "rows": (), "root": "elsewhere"}],
+    ids=["ended", "elsewhere"],
 )
-def test_a_worker_that_dies_fails_its_case_and_no_other_side(
-    tmp_path: Path, scripted: Any, says: dict[str, Any], reason: str
+def test_a_side_that_cannot_plan_or_is_of_another_tree_is_refused(
+    tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any]
 ) -> None:
-    sitting = scripted(baseline=SCRIPT, candidate={**SCRIPT, **says})
-    sitting.stage(1, 2)
-    (good,), (bad,) = (
-        timed_rows(sitting.folder / side).query("suite == 'gemm'").to_dict("records")
-        for side in ("baseline", "candidate")
-    )
-    assert (good["status"], bad["status"], reason in bad["reason"]) == ("ok", "failed", True), bad
-
-
-@pytest.mark.parametrize("plan", ["die", {"error": "UsageError: unknown sweep 'gate'"}])
-def test_a_side_that_cannot_plan_is_refused(tmp_path: Path, scripted: Any, plan: Any) -> None:
-    """The other commit may lack the sweep, or its environment."""
-    with pytest.raises(SideError, match="baseline"):
-        scripted(candidate=SCRIPT, baseline={"plan": plan}).stage(1, 2)
+    sitting = scripted(candidate=SCRIPT, baseline=script)
+    if "root" in script:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "baseline").symlink_to(tmp_path / "elsewhere")
+        monkeypatch.setattr(Path, "resolve", Path.absolute)  # what a sweep says is its own path
+        real = Scripted.hear
+        monkeypatch.setattr(
+            Scripted, "hear", lambda self, s: {**real(self, s), "root": str(tmp_path / "elsewhere")}
+        )
+    with pytest.raises(SideError):
+        sitting.stage(1, 2)
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_a_case_of_which_nothing_can_be_timed_takes_no_blocks(scripted: Any) -> None:
+    """The sweep asks for the next case at once; what is told to it then is not meant for a block."""
+    failed = row(
+        status="failed", reason="no memory", cause=Cause.OOM, samples=(), rounds=(), sample_clock_mhz=()
+    )
+    sitting = scripted(baseline=SCRIPT, candidate={"rows": (failed,), "unfit": True})
+    sitting.stage(1, 2)
+    (bad,) = timed_rows(sitting.folder / "candidate").to_dict("records")
+    assert (bad["status"], bad["reason"]) == ("failed", "no memory (round 0)")
 
 
 def test_what_is_flagged_is_measured_again_and_only_that(tmp_path: Path, scripted: Any) -> None:
     def two(ms: float) -> dict[str, Any]:
-        timed = {**PREPARE, "rows": [TIME_ROW]}
-        other = {**timed, "rows": [{**TIME_ROW, "case_id": "c2"}]}
-        turns = {f"block{n}": block(ms if n < 3 else 1.0) for n in range(1, 5)}
-        plan = PLAN | {"cases": [PLANNED, PLANNED | {"case_id": "c2"}]}
-        return {"plan": plan, "prepare1": timed, "prepare2": other, **turns}
+        return {"cases": (1, 2), "rows": (row(ms=ms), row(n=2))}
 
     found = judged(scripted(baseline=two(1.0), candidate=two(1.2)), pairs=6, confirm_pairs=2, blocks=2)
     assert found.code is Exit.REGRESSED
     timed = {f.unit.key.case_id: str(f.verdict) for f in found.findings if f.unit.key.metric == "time_ms"}
-    assert timed == {"c1": "REGRESSED", "c2": "OK"}
+    assert timed == {CASE: "REGRESSED", OTHER: "OK"}
     (again,) = (tmp_path / "r").rglob("candidate/stage2")
-    rows = store.read(again).query("suite == 'gemm'")
-    assert rows["case_id"].tolist() == ["c1"]
+    rows = store.read(again)
+    assert rows["case_id"].tolist() == [CASE]
     assert set(rows["rounds"].iloc[0]) == set(range(8))  # what a claim takes, though the policy asks for 2
 
 
@@ -226,16 +235,10 @@ def test_no_round_is_begun_that_would_not_end_in_time(scripted: Any) -> None:
     assert any(f"held {done} of 10 rounds of stage 1" in note for note in side.notes)
 
 
-def test_a_round_that_does_not_end_in_time_is_broken_off_and_forgotten(tmp_path: Path, scripted: Any) -> None:
-    """Real time: the candidate hangs in its second process, which lives in a file that counts the starts."""
-    sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
-    counting = SCRIPTED.replace(
-        "counts = {}",
-        "counts = {}\nstarts = open(tree + '/starts', 'a+'); starts.write('x'); starts.flush()\n"
-        "starts.seek(0); late = len(starts.read()) > 1 and 'candidate' in tree",
-    ).replace('if says == "hang":', 'if late and what == "block":')
-    (tmp_path / "worker.py").write_text(counting)
-    assert sitting.stage(1, 10, ends=time.monotonic() + 5.0) == 1
+def test_a_round_that_does_not_end_in_time_is_broken_off_and_forgotten(scripted: Any) -> None:
+    """Real time: the candidate hangs in its second process."""
+    sitting = scripted(baseline=SCRIPT, candidate={**SCRIPT, "hangs": 2})
+    assert sitting.stage(1, 10, ends=time.monotonic() + 2.0) == 1
     rows = timed_rows(sitting.folder)
     assert (set(rows["status"]), {frozenset(r) for r in rows["rounds"]}) == ({"ok"}, {frozenset({0})})
 
@@ -255,11 +258,10 @@ class Stream(Instrument):
 
     def measure(self, this: Round) -> None:
         for side, told in this.collected.items():
-            told.plan({"device": "cuda"}, "e")
+            told.env, told.env_id = {"device": "cuda"}, "e"
             for name, logs in self.logs.items():
                 ms = math.exp(logs[self.clock.rounds]) if side == "candidate" else 1.0
-                times = [ms, ms * 1.00001]
-                told.take(this.number, [TIME_ROW | {"case_id": name, "samples": times}])
+                told.add(this.number, [row(ms=ms, case_id=name)])
         self.clock.now += self.seconds
         self.clock.rounds += 1
 
@@ -319,3 +321,9 @@ def test_what_the_budget_cannot_decide_is_told_once_and_early_and_where_that_is_
     assert (stream.clock.rounds, int(found.code)) == (rounds, code)
     assert sum("stay open" in line for line in stream.told) == told
     assert sum("stay open" in note for note in found.notes) == told
+
+
+def test_a_session_without_a_limit_of_time_has_all_its_rounds(tmp_path: Path) -> None:
+    """What is left of it is infinite; the first rounds decided nothing."""
+    stream = Stream(20.0, a=NOISY)
+    assert judged(stream.session(tmp_path), budget_s=0.0, pairs=6).code is Exit.INCONCLUSIVE

@@ -323,7 +323,7 @@ def test_layers_below_the_break_even_are_named_on_a_gpu_only(tmp_path):
     }
     rows = Invented().times(case, arms)
     (finding,) = found(tmp_path / "gpu", rows, "too small for FP8")
-    assert any("512x384x384: 0.50x" in e for e in finding.evidence)
+    assert any("512x384x384: 0.500x" in e for e in finding.evidence)
     assert found(tmp_path / "cpu", rows, "too small", env=CPU) == []
 
 

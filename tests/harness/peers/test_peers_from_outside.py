@@ -40,8 +40,9 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, made: object) -> Peer:
         (LINEAR, {"modes": ()}, "no modes"),
         (LINEAR, {"modes": ("graph",)}, "modes graph are unknown; expected some of eager, compile"),
         (LINEAR, {"recipes": ("its_own",)}, "recipes its_own are unknown"),
+        (LINEAR, {"published": (1.25,)}, "published holds something else"),
     ],
-    ids=["name", "nothing", "no recipe", "scales", "no mode", "mode", "recipe"],
+    ids=["name", "nothing", "no recipe", "scales", "no mode", "mode", "recipe", "published"],
 )
 def test_one_that_would_have_no_arm_is_refused(
     monkeypatch: pytest.MonkeyPatch, peer: Peer, changes: dict[str, Any], said: str

@@ -11,104 +11,22 @@ import gzip
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
-from markdown_it import MarkdownIt
+from hostile import HOSTILE, READER, Tags
 from report_cases import linear_cases
 from report_fixtures import H200, Invented, absent, figure, write_run
 
 from harness.report import write_report
-from harness.report.markup import SHOWN, cell_markdown, pack, rows_html
-from harness.report.table import Cell, Column, Table, number
+from harness.report.render import SHOWN, pack
 from harness.store.case import Case
-from harness.store.text import code, markdown, printable
-
-HOSTILE = (
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "a|b",
-    "[click](javascript:alert(1))",
-    "![x](http://127.0.0.1/x.png)",
-    "**bold** _it_ `code` ~~gone~~",
-    "line\nbreak\r\n# heading",
-    "\u202egnirts\u2066",
-    "&lt;b&gt; &amp;",
-    "=HYPERLINK(1)",
-    "$\\frac{1}{2}$",
-    "\\|",
-    "two\n\nparagraphs {{ 7 * 7 }}",
-    "`](javascript:alert(1)) <script>alert(1)</script>",
-)
-words = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=40))
-READER = MarkdownIt("commonmark").enable("table").enable("strikethrough")
-
-
-class Tags(HTMLParser):
-    """The elements of some HTML, their attributes, and its text."""
-
-    def __init__(self, source):
-        super().__init__()
-        self.tags, self.names, self.text = [], set(), ""
-        self.feed(source)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.names |= {name for name, _ in attrs}
-
-    def handle_data(self, data):
-        self.text += data
-
-
-@given(text=words, note=words)
-def test_a_cell_of_html_is_one_cell_whatever_it_holds(text, note):
-    cells = (Cell(text, text, note=note), Cell("1", 1.0))
-    seen = Tags(f"<table>{rows_html(Table('t', (Column('a'), Column('b', numeric=True)), (cells,)))}</table>")
-    assert seen.tags == ["table", "tr", "th", *(["small"] if note else []), "td"]
-    assert seen.text.replace("\r", "") == (printable(text) + printable(note) + "1").replace("\r", "")
-
-
-@given(cells=st.lists(words, min_size=1, max_size=4))
-@example(cells=list(HOSTILE))
-@example(cells=["__0__", "a__b", "_", "*_*"])
-def test_a_cell_of_markdown_is_one_cell_whatever_it_holds(cells):
-    head = "|" + " x |" * len(cells) + "\n|" + " --- |" * len(cells) + "\n"
-    seen = Tags(
-        READER.render(head + "|" + "".join(f" {cell_markdown(Cell(cell))} |" for cell in cells) + "\n")
-    )
-    assert seen.tags == ["table", "thead", "tr", *["th"] * len(cells), "tbody", "tr", *["td"] * len(cells)]
-    assert seen.text.split() == [*["x"] * len(cells), *" ".join(printable(c) for c in cells).split()]
-
-
-@given(text=words)
-@example("# a")
-@example("- a")
-@example("1. a")
-@example("---")
-@example("=====")
-@example("+")
-def test_a_paragraph_of_markdown_stays_one_and_code_stays_code(text):
-    """Alone, in a list and in a quotation, after a line of text that an underline would make a heading."""
-    shown, line = markdown(text), " ".join(printable(text).split())
-    for before, tags in (("", ["p"]), ("- ", ["ul", "li"]), ("> ", ["blockquote", "p"])):
-        seen = Tags(READER.render(f"{before}{shown}\n"))
-        assert not shown or (seen.tags, seen.text.split()) == (tags, printable(text).split())
-    assert Tags(READER.render(f"words\n{shown}\n")).tags == ["p"]
-    assert Tags(READER.render(f"run {code(text)} now")).tags == (["p", "code"] if line else ["p"])
-
-
-def test_a_command_in_a_cell_keeps_its_brackets():
-    cell = Cell("python -m harness 'cases=[a,b]'\nls | wc", style="command")
-    assert cell_markdown(cell) == "`python -m harness 'cases=[a,b]'`<br>`ls \\| wc`"
+from harness.store.printer import rows_html, table
 
 
 def test_rows_come_in_order_in_parts_and_packed():
-    table = Table("t", (number("n"),), tuple((Cell(str(i), i),) for i in range(SHOWN + 5)))
-    first, rest = rows_html(table, 0, SHOWN), rows_html(table, SHOWN)
-    assert (first.count("<tr>"), f"{first}\n{rest}") == (SHOWN, rows_html(table))
+    whole = table("t", [">n"], [[str(i)] for i in range(SHOWN + 5)])
+    first, rest = rows_html(whole, 0, SHOWN), rows_html(whole, SHOWN)
+    assert (first.count("<tr>"), f"{first}\n{rest}") == (SHOWN, rows_html(whole))
     assert gzip.decompress(base64.b64decode(pack(rest))).decode() == rest
     assert pack(rest) == pack(rest)
 

@@ -86,8 +86,10 @@ class AutoConfig:
     """A configuration of a named type."""
 
     @classmethod
-    def for_model(cls, model_type: str, **fields: Any) -> SimpleNamespace:
-        """The fields; those of GPT-2 by their common names too."""
+    def for_model(cls, model_type: str, **fields: Any) -> Any:
+        """The fields; those of GPT-2 by their common names too; of "tiny" those of a model that trains."""
+        if model_type == "tiny":
+            return LlamaConfig(**fields)
         if model_type not in _BLOCKS:
             raise ValueError(f"Unrecognized model identifier: {model_type}")
         if model_type == "gpt2":
@@ -114,4 +116,6 @@ class AutoModelForCausalLM:
             body: nn.ModuleDict({layers: blocks}),
             "lm_head": _linear(config.hidden_size, config.vocab_size),
         }
-        return nn.ModuleDict(parts)
+        module = nn.ModuleDict(parts)
+        module.config = config
+        return module

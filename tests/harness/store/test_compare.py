@@ -222,6 +222,14 @@ def test_a_clock_that_gives_every_sample_one_value_decides_nothing(tmp_path):
     assert (got["speedup"], got["condition"], got["verdict"]) == (2.0, "the clock is too coarse", "unclear")
 
 
+@pytest.mark.parametrize(("layers", "verdict"), [(0, "unclear"), (29, "faster")])
+def test_a_recipe_that_converted_no_layer_is_neither_faster_nor_slower(tmp_path, layers, verdict):
+    about = {"resolved": {"fp8_layers": layers}}
+    rows = [timed("bf16_eager", [2.0] * 4), timed("rowwise_eager", [1.0] * 4, "bf16_eager", **about)]
+    got = only(paired_ratios(frame(tmp_path, rows)), "rowwise_eager")
+    assert (got["condition"], got["verdict"]) == ("" if layers else "no FP8 layer", verdict)
+
+
 @pytest.mark.parametrize("partial", [False, True])
 def test_what_was_cut_off_is_paired_where_it_is_asked_for_and_decides_nothing(tmp_path, partial):
     rows = [

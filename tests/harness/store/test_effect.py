@@ -12,7 +12,7 @@ from gate_fixtures import run, time_row
 
 from harness import store
 from harness.gate.render import Answer, as_json
-from harness.judge.diff import as_dict, changes
+from harness.judge.diff import changes
 from harness.store import stats
 from harness.store.compare import paired_ratios
 from harness.store.differences import ENV_ID_FIELDS, comparable, differences, in_words
@@ -63,7 +63,7 @@ def test_report_diff_and_gate_see_the_same_effect_and_say_whose_policy_decides(
     told = json.loads(as_json(Answer.of(judgement)))["findings"][0]
     assert told["direction"] == direction
     assert told["policy"].startswith("policy of the gate: changes up to ")
-    assert as_dict(changes(*frames))["policy"].startswith("policy of diff: ")
+    assert changes(*frames).data()["policy"].startswith("policy of diff: ")
     if verdict == "INCONCLUSIVE":
         assert finding.reason.startswith("one process a side cannot tell")
 

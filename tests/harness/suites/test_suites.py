@@ -170,10 +170,7 @@ ON_GPU = {  # sizes that the kernels tile
     "linear": LINEAR | {"M": 512, "K": 256, "N": 512},
     "ceilings": {"what": "transpose", "mib": 16},
     "recipes": LINEAR | {"M": 512, "K": 256, "N": 512},
-    "outliers": {"data": "outliers_1e5", "role": "output", "M": 128, "K": 4096, "N": 128},
-    "accumulation": {"K": 4096, "data": "positive"},
     "checksum": {"cube": 512, "data": "integers"},
-    "codes": {"source": "bf16", "dtype": "e4m3fn", "inputs": "overflow"},
 }
 
 

@@ -95,19 +95,30 @@ def test_the_distributions_are_what_they_say() -> None:
         drawn("cauchy")
 
 
-def test_rotating_operands_are_equal_copies_at_other_addresses() -> None:
-    codes = torch.randn(8, 16).to(torch.float8_e4m3fn).t()
-    grad = torch.randn(4, requires_grad=True)
-    seen: list[tuple[Tensor, Tensor]] = []
-    rotation = common.Rotation(lambda *x: seen.append(x), (codes, grad))
-    assert len(rotation) == 16
-    for closure in rotation:
-        closure()
-    assert len({x.data_ptr() for x, _ in seen} | {codes.data_ptr()}) == 17
-    for x, y in seen:
-        assert torch.equal(x.view(torch.uint8), codes.view(torch.uint8))
-        assert x.stride() == codes.stride()
-        assert torch.equal(y, grad)
-        assert y.is_leaf
+def test_rotating_operands_differ_in_contents_and_in_nothing_else() -> None:
+    """Oracle: the sorted bytes of the operands; every set is another order of the same elements at another address."""
+    codes = torch.randn(64, 48).to(torch.float8_e4m3fn).t()
+    grad = torch.randn(512, requires_grad=True)
+    for apart in (0, 16):
+        seen: list[tuple[Tensor, Tensor]] = []
+        rotation = common.Rotation(lambda *x, seen=seen: seen.append(x), (codes, grad), lambda *_: "", apart)
+        for _ in range(2):
+            rotation.begin(16)
+            for _ in range(16):
+                rotation()
+                x, y = seen[-1]
+                assert (x.stride(), x.dtype, y.is_leaf, y.requires_grad) == (
+                    codes.stride(),
+                    codes.dtype,
+                    True,
+                    True,
+                )
+                seen[-1] = x.view(torch.uint8).t().flatten().clone(), y.detach().clone()
+                assert torch.equal(seen[-1][0].sort().values, codes.view(torch.uint8).flatten().sort().values)
+                assert torch.equal(y.detach().sort().values, grad.detach().sort().values)
+        for part in (0, 1):
+            assert len({bytes(one[part].view(torch.uint8).numpy()) for one in seen}) >= (
+                16 if part else 30
+            ), apart
     large = torch.empty(2**27, dtype=torch.uint8, device="meta")
-    assert len(common.Rotation(lambda x: x, (large,))) == 3
+    assert len(common.Rotation(lambda x: x, (large,), lambda *_: "", 16)) == 3

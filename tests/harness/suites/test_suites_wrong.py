@@ -13,22 +13,18 @@ from suite_checks import CAST, GEMM, LINEAR, case, checked
 from torch import Tensor
 
 import fp8core
-from fp8core.cast import cast_saturating
-from fp8core.formats import Format
 from fp8core.gemm import scaled_mm
-from fp8core.gemm.accumulate import ACCUMULATIONS, accumulate
 from fp8core.gemm.layout import Operand
 from fp8core.inputs.operands import cast_both
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Case
 from harness.store.errors import Cause
-from harness.suites import SUITES, accumulation, allgather, checksum, gemm, smoke_kernels, smoke_layers
+from harness.suites import SUITES, allgather, checksum, gemm
 from harness.timing.workload import Trial
 from harness.training.parallel.gathers import ALONE, HIGH, OWN, Measured
 
 BIT = torch.uint8
-SUM = {"K": 2048, "data": "positive"}
 
 # Products
 
@@ -54,12 +50,6 @@ def last_block_missing(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Ten
     a = x.qdata.clone()
     a.view(BIT)[:, -16:] = 0
     return scaled_mm(Operand(a, x.scale_inv), y, *args, **kwargs)
-
-
-def half(a: Any, b: Any, *_: object, **__: object) -> Tensor:
-    """The second half of K forgotten."""
-    kept = a.qdata.shape[1] // 2
-    return (a.qdata.double()[:, :kept] @ b.qdata.double()[:kept] * a.scale_inv * b.scale_inv).float()
 
 
 ANY_SCALING = {
@@ -118,28 +108,11 @@ def one_ulp_of_scale(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tenso
     return codes, scale_inv.nextafter(torch.tensor(float("inf")))
 
 
-def saturating(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
-    """Deaf to a row's outlier."""
-    return (x.float() / (scale_inv / 16)).clamp(-448, 448).to(codes.dtype), scale_inv / 16
-
-
 def second_layout_rolled(*args: Any, **kwargs: Any) -> Any:
     first, second = cast_both(*args, **kwargs)
     assert isinstance(second, Float8Tensor)
     codes = second.qdata.view(BIT).roll(1, 1).view(second.qdata.dtype)
     return first, Float8Tensor(codes, second.scale_inv, second.dtype, second.granularity)
-
-
-def ties_fall(x: Tensor, fmt: Format) -> Tensor:
-    return cast_saturating(x.float() * (1 - 2**-20), fmt)  # a tie, and what lies just above it
-
-
-WRONG_CODES = {  # inputs -> a cast that is wrong on them alone
-    "overflow": lambda x, fmt: x.float().clamp(-fmt.max / 2, fmt.max / 2).to(fmt.dtype),
-    "nan": lambda x, fmt: torch.nan_to_num(x.float()).to(fmt.dtype),
-    "normal": ties_fall,
-    "subnormal": lambda x, fmt: cast_saturating(torch.where(x.abs() < fmt.min_normal, 0, x), fmt),
-}
 
 
 # Layers, moves, devices
@@ -234,14 +207,6 @@ def faults() -> Iterator[Fault]:
     for wrong in (short, constant):
         yield Case.of("ceilings", {"what": "read", "mib": 1}), "torch", "torch.amax", wrong, "read"
         yield case("cast", CAST), "read", "torch.amax", wrong, "read"
-    yield case("accumulation", SUM), "slow", "scaled_mm", half, "short accumulator"
-    for data in ("randn", "outliers_1e4"):
-        which = Case.of("outliers", {"data": data, "role": "output", "M": 128, "K": 1024, "N": 64})
-        for change in (saturating, truncated):
-            yield which, "rowwise", "quantize", replaced(change), "codes differ"
-    for inputs, wrong in WRONG_CODES.items():
-        which = Case.of("codes", {"source": "bf16", "dtype": "e4m3fn", "inputs": inputs})
-        yield which, "saturating", "cast_saturating", wrong, "0 expected"
     for data in ("integers", "codes"):
         which = Case.of("checksum", {"cube": 48, "data": data})
         for when in (0, 1, checksum.REPEATS - 1):
@@ -270,29 +235,6 @@ def test_wrong_in_the_same_way_each_time_only_another_card_can_tell(monkeypatch:
     assert checksum.build(which, "tensorwise_eager", "cpu").check().ok
 
 
-SIDES = {"output": (64, 48), "grad_input": (64, 128), "grad_weight": (48, 128)}
-
-
-@pytest.mark.parametrize("name", SIDES)
-def test_a_layer_with_one_nan_fails_the_smoke_test(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def broken(*args: Any, **kwargs: Any) -> Tensor:
-        product = scaled_mm(*args, **kwargs)
-        if product.shape in (SIDES[name], SIDES[name][::-1]):
-            product[0, 0] = torch.nan
-        return product
-
-    which = Case.of("smoke_layers", {"M": 64, "K": 128, "N": 48})
-
-    def failure() -> str:
-        return smoke_layers.trial(which, "rowwise", "cpu", tmp_path, lambda done, of: None).failure
-
-    assert failure() == ""
-    monkeypatch.setattr("fp8core.plain_linear.scaled_mm", broken)
-    assert "nan dB from the layer without FP8" in failure()
-
-
 def test_losses_that_cannot_be_compared_are_no_proof_of_a_gather(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -307,38 +249,3 @@ def test_losses_that_cannot_be_compared_are_no_proof_of_a_gather(
     for high in ((2.0, 1.5), (2.0, float("nan"))):
         assert trial(*high).cause == Cause.NUMERICS
         assert "from those with weights gathered in high precision" in trial(*high).failure
-
-
-@pytest.mark.parametrize("data", ["positive", "randn"])
-@pytest.mark.parametrize("mode", ACCUMULATIONS)
-def test_accumulation_names_the_sum_that_was_formed(
-    mode: Any, data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def summed(a: Any, b: Any, *_: object, **__: object) -> Tensor:
-        codes = accumulate(a.qdata.double(), b.qdata.double(), mode)
-        return (codes * a.scale_inv.double() * b.scale_inv.double()).float()
-
-    monkeypatch.setattr(accumulation, "scaled_mm", summed)
-    work = accumulation.build(case("accumulation", SUM, data=data), "slow", "cpu")
-    numerics = work.check()
-    assert numerics.ok, numerics.reason
-    assert work.resolved["agrees_best_with"] == mode
-    assert numerics.values[accumulation.FIGURES[mode]] > 120
-
-
-def test_kernels_may_round_otherwise_and_no_more() -> None:
-    """By hand: a norm's last bit and its amax may differ, a wrong one of 40 rows may not; a cast may differ in no code."""
-    y = torch.randn(40, 64)
-    nearly = y * (1 + 2.0**-20)
-    assert smoke_kernels.compare("rms_norm_amax", (y, y.amax()), (nearly, nearly.amax())) == (0, "")
-    wrong = y.clone()
-    wrong[7] *= -1
-    differ, why = smoke_kernels.compare("rms_norm_amax", (wrong, y.amax()), (y, y.amax()))
-    assert differ == 64
-    assert why
-    codes = y.to(torch.float8_e4m3fn)
-    other = codes.view(BIT).clone()
-    other[0, 0] ^= 1
-    assert smoke_kernels.compare("cast", (codes,), (codes,)) == (0, "")
-    assert smoke_kernels.compare("cast", (other.view(codes.dtype),), (codes,))[0] == 1
-    assert smoke_kernels.compare("cast", (codes, codes), (codes,))[1]

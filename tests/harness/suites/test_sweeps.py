@@ -19,7 +19,6 @@ PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other
 
 TRAINING = ("train", "divergence")  # their work is in tokens
 PROCESSES = {"allgather", "parallel"}  # each run is several
-SMOKE = {"smoke_kernels", "smoke_layers"}  # which check and time nothing
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +37,6 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_the_first_line_is_a_question(path: Path) -> None:
     assert "?" in question(path)
-
-
-NEITHER = {"accumulation", "codes", *SMOKE, *PROCESSES}  # a tile, all patterns: a GPU gets no more
 
 
 LONG = {"losses", "divergence"}  # whole models on paper, for each arm
@@ -70,7 +66,7 @@ def test_every_sweep_expands(path: Path, device: str, monkeypatch: pytest.Monkey
         product = p.case.suite in ("gemm", "linear") or "cube" in axes
         most = math.inf if device == "cuda" else 2 * 256**3 if product else 2**28
         assert 0 <= work <= most
-    for part in {p.part for p in planned if device == "cuda" and p.case.suite not in NEITHER}:
+    for part in {p.part for p in planned if device == "cuda" and p.case.suite not in PROCESSES}:
         largest = max((p for p in planned if p.part == part), key=lambda p: p.suite.work(p.case))
         if largest.case.suite in TRAINING:
             assert largest.case.integer("batch") * largest.case.integer("seq") >= 4096

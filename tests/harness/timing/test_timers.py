@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import re
+import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -280,3 +282,42 @@ def test_on_a_gpu_a_known_busy_kernel_reads_as_its_length() -> None:
     two = sorted(timer.block(lambda: torch.cuda._sleep(2_000_000), 20))[10]
     assert two / one == pytest.approx(2.0, rel=0.05)
     assert timer.late == 0
+
+
+def adjoining_samples_read_as_their_lengths(
+    timer: CudaTimer, busy: Callable[[int], object], rel: float
+) -> None:
+    """Kernels of twice the cycles take twice the time; what lies between two samples is in one of them; a point inside is too."""
+    timer.back_to_back(lambda: busy(2_000_000), 50)  # brings the clock up
+    one, two, both = (
+        statistics.median(timer.back_to_back(step, 20))
+        for step in (
+            lambda: busy(1_000_000),
+            lambda: busy(2_000_000),
+            lambda: (busy(1_000_000), busy(2_000_000)),
+        )
+    )
+    assert two / one == pytest.approx(2.0, rel=rel)
+    assert both / one == pytest.approx(3.0, rel=rel)
+    split = Split()
+    samples = timer.back_to_back(lambda: (busy(1_000_000), split(), busy(2_000_000)), 20, split=split)
+    shares = [first / whole for first, whole in zip(split.samples_ms, samples, strict=True)]
+    assert statistics.median(shares) == pytest.approx(1 / 3, rel=rel)
+
+
+@pytest.mark.alone
+@pytest.mark.gpu
+def test_on_a_gpu_adjoining_samples_read_as_their_lengths() -> None:
+    """Oracle: `torch.cuda._sleep`, whose cycles are given."""
+    adjoining_samples_read_as_their_lengths(timer_for("cuda"), torch.cuda._sleep, 0.05)
+
+
+def test_adjoining_samples_of_a_simulated_device_read_as_their_lengths(fake_cuda: FakeCuda) -> None:
+    """Oracle: the simulated device; the same body fails where the lengths are not those that are claimed."""
+
+    def busy(cycles: int) -> None:
+        fake_cuda.kernel(cycles * 1e-9)()
+
+    adjoining_samples_read_as_their_lengths(cuda_timer(fake_cuda), busy, 0.05)
+    with pytest.raises(AssertionError):
+        adjoining_samples_read_as_their_lengths(cuda_timer(fake_cuda), lambda cycles: busy(1_000_000), 0.05)

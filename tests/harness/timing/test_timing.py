@@ -522,6 +522,37 @@ def test_a_meter_that_ticks_gives_a_figure_within_its_rounding_or_none(fake_time
         assert all(map(math.isnan, short.joules)), "no figure, and that a meter was there is known"
 
 
+def test_in_bursts_the_device_rests_before_each_step_and_no_energy_is_read(
+    fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the log of calls. A rest before each sample, none inside one, and what it takes is in none."""
+    held, config = Held(fake_time), replace(ROUNDS, pause_s=0.5, max_seconds=1e3)
+
+    def rest(seconds: float) -> None:
+        held.log.append("rest")
+        fake_time.sleep(seconds)
+
+    monkeypatch.setattr("harness.timing.rounds.time.sleep", rest)
+    arms, resident, meter = {"a": held.arm("a", 2.0)}, {"a": held.resident("a")}, Meter(fake_time, 500.0)
+    (timing,) = measure(arms, CpuTimer(fake_time), config, 0, meter, fake_time, resident=resident).values()
+    assert timing.samples_ms == pytest.approx([2.0] * 20)
+    assert (timing.method, timing.pause_s, timing.joules) == ("perf_counter_bursts", 0.5, ())
+    assert timing.as_json_dict()["pause_s"] == 0.5
+    last = " ".join(held.log).split("+a")[-1].split()
+    assert last == [*["a"] * 2, *["rest", "a"] * 5, "-a"]
+
+
+def test_in_bursts_a_block_of_kernels_rests_once(
+    fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr("harness.timing.rounds.time.sleep", rests.append)
+    arms = {"a": lambda: fake_time.sleep(1e-3), "b": lambda: fake_time.sleep(2e-3)}
+    timings = measure(arms, CpuTimer(fake_time), replace(ROUNDS, pause_s=0.25), clock=fake_time)
+    assert rests == [0.25] * 4 * 2
+    assert len(timings["a"].samples_ms) > len(timings["b"].samples_ms) > 4
+
+
 def test_an_arm_that_cannot_become_resident_fails_and_the_others_go_on(fake_time: FakeTime) -> None:
     held = Held(fake_time)
     arms, resident = held.both()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -12,11 +13,13 @@ import torch
 from configs_for_tests import PUBLISHED, written
 from torch import nn
 
+from harness import store
 from harness.__main__ import main
 from harness.store.errors import UsageError
+from harness.store.text import axes_of
 from harness.suites import common
 from harness.training.models import build
-from harness.training.models.hugging_face import EXPERTS, LINEAR, ROUTER, is_config, read
+from harness.training.models.hugging_face import EXPERTS, LINEAR, ROUTER, as_values, is_config, read
 
 STAND_IN = Path(__file__).parents[2] / "stand_ins" / "transformers.py"
 LLAMA = "meta-llama/Meta-Llama-3-8B"
@@ -48,7 +51,7 @@ def test_layers_of_a_config_are_shapes(tmp_path: Path, capsys: pytest.CaptureFix
     path = written(tmp_path, PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0])
     found = {
         layer.name: (layer.in_features, layer.out_features, layer.count)
-        for layer in common.model_layers(["from_model"], str(path))
+        for layer in common.model_layers(["from_model"], as_values(str(path)))
     }
     assert found == {
         "model.layers.*.self_attn.q_proj": (4096, 4096, 32),
@@ -99,6 +102,7 @@ class Described(nn.Module):
             ),
         }[layout]()
         self.lm_head = nn.Linear(64, 100)
+        self.config: Any = None
 
 
 @pytest.mark.parametrize("layout", ["turned", "straight", "one by one"])
@@ -114,9 +118,11 @@ def test_a_module_of_transformers_is_read_off(
         seen.update(fields, model_type=model_type)
         return types.SimpleNamespace(**fields)
 
-    def from_config(_: object) -> nn.Module:
+    def from_config(config: object) -> nn.Module:
         assert torch.empty(0).device.type == "meta", "no weight is allocated"
-        return Described(layout, library)
+        described = Described(layout, library)
+        described.config = config
+        return described
 
     monkeypatch.setattr(library.AutoConfig, "for_model", for_model)
     monkeypatch.setattr(library.AutoModelForCausalLM, "from_config", from_config)
@@ -162,3 +168,37 @@ def test_without_transformers_one_line_says_what_to_install(
         assert main(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert ".[hf]" in line
+
+
+@pytest.mark.usefixtures("hugging_face")
+def test_a_config_is_trained_and_its_rows_hold_sizes_and_no_path(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "private", {"model_type": "tiny", "vocab_size": 64, "_name_or_path": "/home/me"}
+    )
+    words = [
+        "sweep=train",
+        "device=cpu",
+        f"model={folder}",
+        "axes.batch=2",
+        "axes.seq=16",
+        "arms=[bf16_eager]",
+        "rounds=2",
+    ]
+    results = tmp_path / "results"
+    quick = [
+        "timing.min_samples=2",
+        "timing.min_seconds=0.01",
+        "timing.max_seconds=0.2",
+        "timing.warmup_max_seconds=0.1",
+        "report=false",
+        "quiet=true",
+    ]
+    assert main([*words, *quick, "isolate=false", f"results_dir={results}"]) == 0
+    rows = store.read(next(results.glob("*/*")))
+    assert set(rows[rows["status"] != "skipped"]["status"]) == {"ok"}
+    (model,) = {axes_of(axes)["model"] for axes in rows["axes"]}
+    assert json.loads(str(model)) == {
+        "_target_": "harness.training.models.hugging_face.build",
+        "model_type": "tiny",
+        "vocab_size": 64,
+    }

@@ -1,4 +1,6 @@
-"""Suite `outliers`: where each recipe breaks, by the distribution of its data. Numerics, not speed.
+"""Study `outliers`: where each recipe breaks, by the distribution of its data. Numerics, not speed.
+
+    python reports/studies/outliers.py device=cpu
 
 D [M, N] = A [M, K] @ B [K, N], both operands cast as the recipe casts them for one GEMM, A with outliers, B
 Gaussian. Products are summed in float64, so that what is seen is the casts alone and is the same on every device.
@@ -8,22 +10,24 @@ the product of the elements of A that are no outliers, cast beside those that ar
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
+from own_suite import run
 from torch import Tensor
 
 from fp8core.gemm import scaled_mm
 from fp8core.recipe import RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Arm
-from harness.suites import axes_of, oracle
+from harness.suites import oracle
 from harness.suites.common import crossed_points, draw, flops, generator, lacking, sizes
 from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
 from harness.suites.shapes import ROLES
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from harness.store.case import Case
@@ -40,7 +44,13 @@ SMALL = 2.0**-14
 WEIGHT_STD = 0.02
 EXACT = 120.0, "against the product of the reference's codes; both are summed in float64"
 
-AXES = axes_of("outliers", data=DATA, role=ROLES)
+AXES = {
+    "data": Axis("; ".join(f"{name}: {doc}" for name, doc in DATA.items()), tuple(DATA)),
+    "role": Axis("which GEMM of a linear layer", tuple(ROLES)),
+    "M": Axis("rows of A"),
+    "K": Axis("contracted dimension"),
+    "N": Axis("columns of B"),
+}
 # Delayed and static scaling cast like tensorwise by an amax of earlier steps, of which there are none here.
 ARMS = extended_table(
     {
@@ -128,3 +138,7 @@ def _quantised(x: Tensor, cast: Cast, dim: int) -> Float8Tensor:
     return quantize(
         x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two, mx_mode=cast.mx_mode
     )
+
+
+if __name__ == "__main__":
+    sys.exit(run("outliers", sys.modules[__name__], sys.argv[1:]))

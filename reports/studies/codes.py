@@ -1,4 +1,6 @@
-"""Suite `codes`: does a cast of this device give the codes that the format defines, on every pattern? Numerics, not speed.
+"""Study `codes`: does a cast of this device give the codes that the format defines, on every pattern? Numerics, not speed.
+
+    python reports/studies/codes.py device=cpu
 
 Inputs are exhaustive for bfloat16 and float16: all 65,536 patterns. For float32 they are all finite values of the format,
 all midpoints of neighbours and points of overflow, each with both float32 neighbours, which is where a cast can go
@@ -14,20 +16,22 @@ docs/numerics.md, section 2, defines, and takes NaN as one class.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
+from own_suite import run
 from torch import Tensor
 
 from fp8core.cast import cast_saturating
 from fp8core.formats import Format, as_element_format
 from fp8core.kernels import ops
 from harness.store.case import Arm
-from harness.suites import axes_of, oracle
+from harness.suites import oracle
 from harness.suites.common import compile_missing, crossed_points, kernels_missing, outcome
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
-from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +47,11 @@ INPUTS = {
     "nan": "NaN",
 }
 
-AXES = axes_of("codes", source=SOURCES, inputs=INPUTS)
+AXES = {
+    "source": Axis("dtype of the input", tuple(SOURCES)),
+    "dtype": Axis("FP8 dtype", ("e4m3fn", "e5m2")),
+    "inputs": Axis("; ".join(f"{name}: {doc}" for name, doc in INPUTS.items()), tuple(INPUTS)),
+}
 ARMS = arm_table(
     {
         Arm(variant="plain"): ArmInfo("x.to(dtype)"),
@@ -135,3 +143,7 @@ def _all_of(dtype: torch.dtype, fmt: Format) -> Tensor:
     infinity = torch.tensor(torch.inf)
     near = (points, points.nextafter(infinity), points.nextafter(-infinity))
     return torch.cat([*near, infinity.view(1), -infinity.view(1), torch.tensor([torch.nan])])
+
+
+if __name__ == "__main__":
+    sys.exit(run("codes", sys.modules[__name__], sys.argv[1:]))

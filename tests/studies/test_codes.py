@@ -1,9 +1,10 @@
-"""Suite `codes`. Oracle: ml_dtypes of the clipped input."""
+"""Study `codes`. Oracle: ml_dtypes of the clipped input."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import codes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ import torch
 from fp8core.cast import cast_saturating
 from fp8core.formats import E4M3FN, E5M2
 from harness.store.case import Case
-from harness.suites import codes
 
 FORMATS = {"e4m3fn": E4M3FN, "e5m2": E5M2}
 THEIRS: dict[str, Any] = {"e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}

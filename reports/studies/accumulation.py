@@ -1,4 +1,6 @@
-"""Suite `accumulation`: how does this device add up the products of an FP8 GEMM? Numerics, not speed.
+"""Study `accumulation`: how does this device add up the products of an FP8 GEMM? Numerics, not speed.
+
+    python reports/studies/accumulation.py
 
 D [64, 64] = A [64, K] @ B [K, 64] of e4m3 codes with one scale each, returned in float32, against three sums of the same
 codes: the exact one, and the two of `fp8core.gemm.accumulate`, a model of Hopper's short register with and without
@@ -13,9 +15,11 @@ that zero-mean data hide.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
+from own_suite import run
 
 from fp8core.cast import scale_and_cast
 from fp8core.formats import E4M3FN
@@ -23,7 +27,7 @@ from fp8core.gemm import scaled_mm
 from fp8core.gemm.accumulate import Accumulation, accumulate
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import Cast, Gemm
-from harness.suites import axes_of, oracle
+from harness.suites import oracle
 from harness.suites.common import (
     crossed_points,
     draw,
@@ -35,7 +39,7 @@ from harness.suites.common import (
 from harness.suites.gemm import OPERATORS
 from harness.suites.oracle import Judgement
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from harness.store.case import Case
@@ -47,7 +51,10 @@ FIGURES: dict[Accumulation, str] = {
     "fp22_promote128": "fp22_promote128_sqnr_db",
 }
 
-AXES = axes_of("accumulation")
+AXES = {
+    "K": Axis("contracted dimension", default=4096),
+    "data": Axis("randn: Gaussian; positive: its magnitudes", ("positive", "randn")),
+}
 _WAYS = {  # arm -> backend, use_fast_accum
     "reference": ("reference", False),
     "slow": ("torch", False),
@@ -118,3 +125,7 @@ def operands(case: Case, device: str) -> tuple[Operand, Operand]:
     a, b = (x.abs() if case["data"] == "positive" else x for x in drawn)
     one, other = (scale_and_cast(x, E4M3FN, "tensorwise", dim=dim) for x, dim in ((a, 1), (b.t(), 0)))
     return Operand(*one), Operand(*other)
+
+
+if __name__ == "__main__":
+    sys.exit(run("accumulation", sys.modules[__name__], sys.argv[1:]))

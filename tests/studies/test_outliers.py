@@ -11,13 +11,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import outliers
 import pytest
 import torch
 
 from fp8core.formats import E4M3FN
 from fp8core.recipe import RECIPES, Cast, Gemm
 from harness.store.case import Case
-from harness.suites import outliers
 
 AXES: dict[str, Any] = {"data": "randn", "role": "output", "M": 128, "K": 1024, "N": 64}
 SEEDS = range(3)
