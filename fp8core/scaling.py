@@ -56,7 +56,9 @@ BLOCK = 128  # of "1x128" and "128x128"
 MX_BLOCK = 32  # of "1x32": OCP MX 1.0, section 5.1
 
 # Tensors: a number divided by a tensor would be a reciprocal and a product, see above
-_LARGEST = {fmt.dtype: torch.tensor(fmt.largest, device="cpu") for fmt in FORMATS.values() if fmt is not E8M0FNU}
+_LARGEST = {
+    fmt.dtype: torch.tensor(fmt.largest, device="cpu") for fmt in FORMATS.values() if fmt is not E8M0FNU
+}
 _INFINITY_BITS = 0x7F80_0000  # of float32; every bit pattern from here on is Inf or NaN
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign
 _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantissa bits of a float32
