@@ -3,8 +3,9 @@
     codes = RNE(clamp(float32(x) * scale, -fp8_max, +fp8_max))      round to nearest, ties to even
     x'    = float32(codes) * scale_inv
 
-The clamp always comes first. Without it, PyTorch has a different overflow rule for each dtype and version:
-e4m3fn gives NaN up to torch 2.11 and saturates from 2.12 on CPU, e5m2 gives Inf, both fnuz formats give NaN.
+The clamp comes first; in eager mode it is left out where a group's own amax gave the scale and it could move no code. Without
+it, PyTorch has a different overflow rule for each dtype and version: e4m3fn gives NaN up to torch 2.11 and saturates from
+2.12 on CPU, e5m2 gives Inf, both fnuz formats give NaN.
 With it, eager and compiled PyTorch, ml_dtypes and gfloat agree bit for bit (docs/numerics.md, section 2).
 
 Product and clamp are float32 whatever the input: in bfloat16 the product alone moves 0.9 % of the codes.
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def cast_saturating(
-    x: torch.Tensor, fmt: Format | torch.dtype | str, *, overwrite: bool = False
+    x: torch.Tensor, fmt: Format | torch.dtype | str, *, overwrite: bool = False, fits: bool = False
 ) -> torch.Tensor:
     """Rounds x to the format, without scaling it.
 
@@ -45,6 +46,8 @@ def cast_saturating(
         fmt: the target format.
         overwrite: x is a float32 temporary whose memory may be taken. In eager mode each temporary of this size costs
             as much as the arithmetic on it.
+        fits: x is such a temporary, and was scaled by its own amax: at most an ulp above fp8_max, or NaN. In eager mode the
+            clamp, which would move no code, is left out.
 
     Returns:
         Codes: the format's dtype, x's shape and strides. |x| > fp8_max and Inf give fp8_max with x's sign,
@@ -55,6 +58,8 @@ def cast_saturating(
         ValueError: fmt is no element format.
     """
     fmt = as_element_format(fmt)
+    if fits and not torch.compiler.is_compiling():
+        return x.to(fmt.dtype)
     largest = fmt.largest
     if not overwrite:
         check_hp(x)
@@ -108,13 +113,14 @@ def scale_and_cast(
         scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
     if scale.dim():
         scale = broadcast_block_scales(scale, x.shape, MX_BLOCK if granularity == "1x32" else BLOCK)
-    return cast_saturating(scaled_f32(x, scale), fmt, overwrite=True), scale_inv
+    fits = known_amax is None and granularity != "1x32"
+    return cast_saturating(scaled_f32(x, scale), fmt, overwrite=True, fits=fits), scale_inv
 
 
 def cast_rows_and_columns(
     x: torch.Tensor, fmt: Format | torch.dtype | str, *, power_of_two: bool = False
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """`scale_and_cast` of a matrix, "rowwise", with dim=1 and with dim=0; the same bits in fewer operators.
+    """`scale_and_cast` of a matrix, "rowwise", and of its transpose; the same bits in fewer operators.
 
     All scales are computed together, since in eager mode an operator on a hundred numbers costs what its dispatch costs.
 
@@ -124,25 +130,25 @@ def cast_rows_and_columns(
         power_of_two: round scales down to powers of two.
 
     Returns:
-        ((codes [M, K], scale_inv [M, 1]), (codes [M, K], scale_inv [1, K])), codes with x's strides.
+        ((codes [M, K], scale_inv [M, 1]), (codes [K, M], scale_inv [K, 1])), codes in memory as x is.
 
     Raises:
         TypeError, ValueError: as `scale_and_cast`.
     """
     fmt = as_element_format(fmt)
-    x = without_grad(x)
-    M, K = x.shape
-    row_amax, column_amax = amax(x, "rowwise", 1), amax(x, "rowwise", 0)
-    if row_amax.shape != (M, 1) or column_amax.shape != (1, K):
-        raise ValueError(
-            f"rowwise scales of x {[M, K]} need an amax [{M}, 1] and [1, {K}], got {list(row_amax.shape)} and "
-            f"{list(column_amax.shape)}; scale each along its own axis"
-        )
-    group_amax = torch.cat((row_amax, column_amax.t()))
-    scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
-    rows = cast_saturating(scaled_f32(x, scale[:M]), fmt, overwrite=True)
-    columns = cast_saturating(scaled_f32(x, scale[M:].t()), fmt, overwrite=True)
-    return (rows, scale_inv[:M]), (columns, scale_inv[M:].t())
+    check_hp(x)
+    given = without_grad(x)
+    x = given.float()
+    magnitude, (M, K) = x.abs(), x.shape
+    of_rows = magnitude.amax(1, keepdim=True) if K else x.new_zeros((M, 1))
+    of_columns = magnitude.amax(0)[:, None] if M else x.new_zeros((K, 1))
+    scale, scale_inv = compute_scale(torch.cat((of_rows, of_columns)), fmt, power_of_two)
+    row_scale, column_scale = scale.split((M, K))
+    row_inv, column_inv = scale_inv.split((M, K))
+    rows = cast_saturating(x * row_scale, fmt, overwrite=True, fits=True)
+    turned = x.t() * column_scale if x is given else x.t().mul_(column_scale)
+    columns = cast_saturating(turned, fmt, overwrite=True, fits=True)
+    return (rows, row_inv), (columns, column_inv)
 
 
 def cast_with_amax(

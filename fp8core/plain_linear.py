@@ -119,7 +119,7 @@ def cast_both_ways(
             return lines, transposed(lines)
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
             rows, columns = casts.cast_rows_and_columns(x, along_1.format, power_of_two=along_1.power_of_two)
-            return Operand(*rows), transposed(Operand(*columns))
+            return Operand(*rows), Operand(*columns)
     return cast_lines(x, along_1, 1), cast_lines(x, along_0, 0)
 
 

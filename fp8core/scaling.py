@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from fp8core.arguments import check_known, check_type
-from fp8core.formats import E8M0FNU, Format, as_element_format
+from fp8core.formats import E8M0FNU, FORMATS, Format, as_element_format
 
 
 def _amax_floor() -> float:
@@ -55,6 +55,8 @@ HP_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float
 BLOCK = 128  # of "1x128" and "128x128"
 MX_BLOCK = 32  # of "1x32": OCP MX 1.0, section 5.1
 
+# Tensors: a number divided by a tensor would be a reciprocal and a product, see above
+_LARGEST = {fmt.dtype: torch.tensor(fmt.largest, device="cpu") for fmt in FORMATS.values() if fmt is not E8M0FNU}
 _INFINITY_BITS = 0x7F80_0000  # of float32; every bit pattern from here on is Inf or NaN
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign
 _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantissa bits of a float32
@@ -144,16 +146,18 @@ def compute_scale(
     Raises:
         ValueError: fmt is no element format.
     """
-    fp8_max = as_element_format(fmt).largest
-    amax = without_grad(amax)
+    fmt, amax = as_element_format(fmt), without_grad(amax)
     compiled = torch.compiler.is_compiling() or type(amax) is not torch.Tensor  # or traced by other means
     if compiled:
-        scale = (fp8_max / amax.double().clamp(min=_amax_floor())).float()
+        scale = (fmt.largest / amax.double().clamp(min=_amax_floor())).float()
     else:  # the same bits in fewer operators; a zero of either sign is below the floor
-        scale = torch.full_like(amax, fp8_max).div_(amax.clamp(min=AMAX_FLOOR))
-    if power_of_two:
+        scale = _LARGEST[fmt.dtype] / amax.clamp(min=AMAX_FLOOR)
+    if power_of_two and compiled:
         # The mask alone would turn NaN into Inf; the minimum is NaN where either is
         scale = torch.minimum(scale, (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32))
+    elif power_of_two:  # by twice the fraction in [0.5, 1): exact; 0 and NaN stay, and views of a dtype are two operators each
+        fraction, _ = torch.frexp(scale)
+        scale = scale.div_(fraction.add_(fraction).clamp_(min=1))
     return scale, scale.double().reciprocal().float() if compiled else scale.reciprocal()
 
 

@@ -48,7 +48,7 @@ def compile_all(end: float) -> str:
         launched = [pool.apply_async(_launch, call) for call in calls]
         for each in launched:
             each.wait(max(0.0, end - time.monotonic()))
-        done = sum(each.ready() for each in launched)
+        done = sum(each.ready() and each.successful() for each in launched)
     return f"{done} of {len(calls)} launches in {time.monotonic() - begun:.0f} s by {count} processes"
 
 

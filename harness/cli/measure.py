@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from harness import report, store
+from harness.cli.cards import refuse_another_card
 from harness.cli.config import command_line
 from harness.engine import arms, executor, places, run_folder, runlog
 from harness.engine.arms import Limits, silence_s
@@ -25,7 +26,6 @@ from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
-from harness.judge.fleet.cards import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
 from harness.store.errors import UsageError

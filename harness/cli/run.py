@@ -41,7 +41,7 @@ def run_request(request: Request) -> int:
     gpus = places.of_command(config)
     shares = max(len(gpus), shard.count if shard is not None else 1)
     if shares > 1:
-        from harness.judge.fleet.cards import refuse_shares
+        from harness.cli.cards import refuse_shares
 
         refuse_shares(config, shares)
     made_up = list(_made_up_batches(plan))

@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
@@ -34,7 +34,6 @@ import torch
 from torch import Tensor, library, nn
 from torch.nn.modules import module
 
-from fp8core.tensor import Float8Tensor
 from harness.engine import process_state
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
@@ -51,7 +50,7 @@ from harness.machine.processes import (
     watch_stops,
 )
 from harness.store.errors import Cause, RemoteError, SpoiledError, cause_of, one_line
-from harness.suites.common import Rotation, elements
+from harness.suites.common import Rotation, elements, leaves
 from harness.timing import compiling
 from harness.timing.clock import EventClock, HostClock
 from harness.timing.peak import reaches
@@ -204,7 +203,9 @@ class _Held:
     def __init__(self, work: Workload, timer: Timer, device: str) -> None:
         self.work, self.timer, self.device = work, timer, device
         self.memory = ExitStack()
-        self.outputs: dict[str, _Output] = {}  # of each closure one of the last timed calls, chosen at random
+        self.outputs: dict[
+            str, _Output | None
+        ] = {}  # of each closure one of the last timed calls, chosen at random
         self.fastest_ms = math.inf  # by the median of a block
         self.fault: tuple[str, Cause] = "", Cause.NONE  # why its times do not count
         self._turns: dict[str, Callable[[], object]] = {"run": work.run}
@@ -230,12 +231,12 @@ class _Held:
         of = self.closure(closure)
         if not isinstance(of, Rotation):
             return take(of, n, calls, **marks)
+        of.grow(n * calls)
+        self.outputs[closure] = None  # the one before may be of operands that are gone
         chosen, samples = 1 + _chance.randrange(n), list[float]()
         while (done := len(samples)) < n:
             due = (chosen if done < chosen else n) - done
-            sets, due = len(of), max(1, min(due, of.begin(due * calls) // calls))
-            if len(of) != sets:
-                self.outputs.pop(closure, None)  # its operands are gone
+            due = max(1, min(due, of.begin(due * calls) // calls))
             marks["probe"] = functools.partial(self._keep, closure, of) if done + due == chosen else None
             samples += take(of, due, calls, **marks)
         self.fastest_ms = min(self.fastest_ms, statistics.median(samples))
@@ -243,12 +244,12 @@ class _Held:
 
     def _keep(self, closure: str, of: Rotation) -> None:
         """Copies what the last call returned; on the stream of the calls, which waits for no other stream or thread."""
-        leaves = list(_leaves(of.result))
-        if odd := [type(x).__name__ for x in leaves if type(x) not in (Tensor, nn.Parameter)]:
+        found = list(leaves(of.result))
+        if odd := [type(x).__name__ for x in found if type(x) not in (Tensor, nn.Parameter)]:
             why = f"{', '.join(odd)} is no plain tensor: it may be computed when it is read"
             self.fault = self.fault if self.fault[0] else (why, Cause.DEFERRED)
             return
-        if sum(x.nbytes for x in leaves) > LARGE:
+        if sum(x.nbytes for x in found) > LARGE:
             self.outputs.clear()
         self.outputs[closure] = _Output(of, of.at, of.turned, _copied(of.result))
 
@@ -263,12 +264,17 @@ class _Held:
             return why, Cause.TAMPERED
         kept, self.outputs = self.outputs, {}
         for one in kept.values():
+            if one is None:
+                return "no output of the timed calls was kept to be compared", Cause.UNPROVEN
+            one.fill()
             if wrong := one.judged(one.result):
                 return f"an output of the timed calls is not that of its inputs: {wrong}", Cause.STALE
-            for x in _leaves(one.again()):
+            for x in leaves(one.again()):
                 if x.numel() > 1:  # not a constant that many calls may share
                     _overwrite(x)
-            if not _same(found := _copied(one.again()), one.result) and (wrong := one.judged(found)):
+            one.fill()
+            found = _copied(one.again())
+            if not _same(found, one.result) and (wrong := one.judged(found)):
                 why = f"a second call returned what was overwritten since the first one: {wrong}"
                 return why, Cause.REPLAYED
         rate = 1e3 * sum(self.work.flops.values()) / self.fastest_ms
@@ -287,29 +293,20 @@ class _Output:
     turned: tuple[int, ...]
     result: Any
 
-    def again(self) -> Any:
-        """What the function returns for the same contents now."""
+    def fill(self) -> None:
+        """Makes its operands what they were: an arm may have written into them."""
         self.of.fill(self.turned)
+
+    def again(self) -> Any:
+        """What the function returns for them now."""
         return self.of.function(*self.at)
 
     def judged(self, result: Any) -> str:
         """What is wrong with a result; "" for nothing."""
-        self.of.fill(self.turned)  # an arm may have written into its operands
         try:
             return self.of.judge(result, self.at, _chance.randrange(2**31))
         except Exception as error:  # noqa: BLE001 - of a result that cannot be compared
             return one_line(error)
-
-
-def _leaves(result: Any) -> Iterator[Any]:
-    """The tensors of a result, and whatever else is in it."""
-    if type(result) is Float8Tensor:
-        result = result.qdata, result.scale_inv
-    if type(result) in (tuple, list):
-        for part in result:
-            yield from _leaves(part)
-    else:
-        yield result
 
 
 def _copied(result: Any) -> Any:
@@ -318,7 +315,7 @@ def _copied(result: Any) -> Any:
 
 def _same(first: Any, second: Any) -> bool:
     """Whether two results agree to the bit."""
-    pairs = zip(_leaves(first), _leaves(second), strict=True)
+    pairs = zip(leaves(first), leaves(second), strict=True)
     return all(torch.equal(elements(x), elements(y)) for x, y in pairs)
 
 
@@ -476,6 +473,8 @@ def _operators(work: Workload) -> int:
             self.calls += 1
             return func(*args, **(kwargs or {}))
 
+    if isinstance(work.run, Rotation):
+        work.run()  # which makes its operands
     with work.held(), Counter() as counter:
         work.run()
     return counter.calls

@@ -62,6 +62,8 @@ _NULLABLE = {"value", "bytes_moved"}  # where there is no number
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 _ENCODED = pa.schema([(f.name, _DICTIONARY if f.name in TEXTS else f.type) for f in SCHEMA])
 
+MOST_TIME = 1e100  # in seconds or milliseconds, or its inverse: squares and ratios of such times are numbers
+_TIMES = [name for name, of in METRICS.items() if of.unit in ("s", "ms")]
 # Most bytes of a text; of the names that are not here `NAME`.
 NAME = 2**12
 LONGEST = {"axes": 2**16, "reason": 4 * REASON, **dict.fromkeys(JSON_COLUMNS[1:], 2**24)}
@@ -224,6 +226,13 @@ def _faults_of_samples(table: pa.Table) -> Iterator[tuple[int, str]]:
     counts = compute.list_value_length(samples).fill_null(0).to_numpy()
     drawn = samples.flatten()
     yield from _inside(samples, compute.is_nan(drawn).fill_null(True), "samples that are no number")
+    if "metric" in has:
+        size, times = np.abs(drawn.to_numpy(zero_copy_only=False)), is_in(table, "metric", _TIMES).to_pylist()
+        beyond = np.isfinite(size) & (size > 0) & ((size < 1 / MOST_TIME) | (size > MOST_TIME))
+        unlike = _inside(
+            samples, pa.array(beyond), "a time that no clock gives, whose ratios may be no numbers"
+        )
+        yield from (each for each in unlike if times[each[0]])
     for name in {"rounds", "sample_clock_mhz"} & has:
         beside = table[name].combine_chunks()
         sizes = compute.list_value_length(beside).fill_null(0).to_numpy()

@@ -17,6 +17,7 @@ from torch._C._autograd import DeviceType
 
 from fp8core.gemm import backend_named, layout
 from fp8core.proof.profiled_gemms import profiler_events
+from fp8core.tensor import Float8Tensor
 from harness.store.case import expand
 from harness.store.errors import Cause
 from harness.suites.shapes import FROM_MODEL, Layer
@@ -411,10 +412,13 @@ class Rotation(Sequence[Closure]):
         self.begin(0)
         return functools.partial(self.function, *self._sets[index])
 
+    def grow(self, calls: int) -> None:
+        """Makes a set for each of so many calls, where they overlap; those before are gone."""
+        if not self._apart and self._count < min(calls, COPIES_MOST):
+            self._count, self._sets = min(calls, COPIES_MOST), []
+
     def begin(self, calls: int) -> int:
         """Before calls that are timed: fills the sets anew where fewer are left; how many calls have a set each."""
-        if calls > self._count and not self._apart and self._count < COPIES_MOST:
-            self._count, self._sets = min(calls, COPIES_MOST), []
         calls = min(calls, self._count)
         if not self._sets or calls > self._left:
             self.fill([_chance.randrange(len(source)) for source in self._sources])
@@ -436,8 +440,8 @@ class Rotation(Sequence[Closure]):
                 more = min(size, len(buffer) - size)
                 buffer[size : size + more] = buffer[:more]
                 size += more
-        for operands in self._sets:
-            torch.autograd.graph.increment_version(operands)  # a cast may be kept for as long as it stands
+        # A cast may be kept for as long as its version stands
+        torch.autograd.graph.increment_version(list(itertools.chain(*self._sets)))
 
     def _make(self) -> None:
         """The buffers, and the operands of each set as tensors of their own: the views of one would show that they are."""
@@ -485,6 +489,17 @@ def elements(x: Tensor) -> Tensor:
     raw = raw.view(torch.uint8) if x.dtype.is_floating_point and x.itemsize == 1 else raw
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return raw.as_strided((span,), (1,))
+
+
+def leaves(result: Any) -> Iterator[Any]:
+    """The tensors of a result, and whatever else is in it."""
+    if type(result) is Float8Tensor:
+        result = result.qdata, result.scale_inv
+    if type(result) in (tuple, list):
+        for part in result:
+            yield from leaves(part)
+    else:
+        yield result
 
 
 # The layers of a model

@@ -26,7 +26,7 @@ from harness.store.case import arm_of
 from harness.store.compare import BOTH_SIDES, ONE_SIDE, TIMES, pairs_of, rows_of
 from harness.store.outside import parse
 
-SENTENCES = ("README.md", "results/README.md")  # pages whose sentences people write
+SENTENCES = ("README.md", "PACKAGE.md", "results/README.md")  # pages whose sentences people write
 _FIGURE = re.compile(r"\b(\d+\.\d+)(?=x|(?: to| and| or) \d+\.\d+x)")
 _SAYS_AA = re.compile(r"A/A|control|noise", re.IGNORECASE)
 

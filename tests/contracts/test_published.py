@@ -42,12 +42,15 @@ def page_facts(page: str) -> list[str]:
     for line in page.splitlines():
         if line.startswith("|"):
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            # what follows is a note
+            figures = [cell.partition(", " if cell[:1].isdigit() else "; ")[0] for cell in cells]
             said = [
                 word
-                for cell in cells
-                if len(cell) <= PROSE
+                for cell, figure in zip(cells, figures, strict=True)
+                for shown in [cell if len(cell) <= PROSE else figure]
+                if len(shown) <= PROSE
                 for p in (VERDICT, NUMBER)
-                for word in p.findall(cell)
+                for word in p.findall(shown)
             ]
         elif line.startswith("**"):
             said = VERDICT.findall(line.partition("**")[2].partition("**")[0])

@@ -144,7 +144,7 @@ def signed(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> t
 
 def codes_of(change: Callable[..., torch.Tensor]) -> Patches:
     where = ("fp8core.cast.cast_saturating", "fault_checks.cast_saturating")
-    return [(target, lambda x, fmt, overwrite=False: change(x, fmt)) for target in where]
+    return [(target, lambda x, fmt, **_: change(x, fmt)) for target in where]
 
 
 def without_clamp(x: torch.Tensor, fmt: Any) -> torch.Tensor:
@@ -188,7 +188,8 @@ def both_ways(change: Callable[..., Any]) -> Patches:
     """A fault of a cast along one axis, in the function that casts along both axes too."""
 
     def rows_and_columns(x: torch.Tensor, fmt: Any, *, power_of_two: bool = False) -> Any:
-        return tuple(change(x, fmt, "rowwise", dim=dim, power_of_two=power_of_two) for dim in (1, 0))
+        rows, columns = (change(x, fmt, "rowwise", dim=d, power_of_two=power_of_two) for d in (1, 0))
+        return rows, tuple(part.t() for part in columns)
 
     return [("fp8core.cast.scale_and_cast", change), ("fp8core.cast.cast_rows_and_columns", rows_and_columns)]
 

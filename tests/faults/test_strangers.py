@@ -120,6 +120,9 @@ FOLDERS: dict[str, Callable[[Path], object]] = {
         pa.table({**{k: [v] for k, v in row().items()}, "samples": [["x" * 2**20] * 9]}), folder / "part-bad.parquet"
     ),
     "infinite flops": lambda folder: part(folder, row(flops='{"bf16":1e999}'), row("b", flops='{"bf16":NaN}')),
+    "times at both ends of float64": lambda folder: part(
+        folder, *(row(arm, samples=[time] * 2, value=time, baseline="bf16_eager", case_id="c2") for arm, time in (("bf16_eager", 5e-324), ("rowwise_eager", 1.7e308)))
+    ),
     "extensions that are a number": lambda folder: part(folder, row(resolved='{"extensions":5}'), row("b", resolved='{"memory":[1]}')),
     "150 levels": lambda folder: part(folder, row(resolved='{"a":' + "[" * 150 + "]" * 150 + "}")),
     "half a character": lambda folder: part(folder, row(resolved='{"recipe":"\\ud800"}')),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import own_suite
 import pytest
 import torch
 import yaml
@@ -22,7 +23,7 @@ import fp8core
 from harness.__main__ import commands, main
 from harness.peers.peer import GEMM_RECIPES
 from harness.store.extensions import TABLES
-from harness.suites import gemm
+from harness.suites import SUITES, gemm
 from harness.training import ab
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +170,11 @@ def test_a_command_of_the_troubleshooting_table_runs(
 ) -> None:
     """Sweeps up to their plan, on a CPU; what a row says is refused is refused."""
     monkeypatch.chdir(tmp_path)
+    if study := re.match(r"python reports/studies/(\w+)\.py *(.*)", command):
+        monkeypatch.setattr(SUITES, "data", dict(SUITES.data))
+        suite = importlib.import_module(study[1])
+        assert own_suite.run(study[1], suite, [*study[2].split(), "device=cpu", "dry_run=true"]) == 0
+        return
     words = shlex.split(command)[3:]
     if not words[0].startswith("sweep="):
         assert words[0] in commands()

@@ -38,7 +38,7 @@ def test_the_promises_hold_and_a_blind_gate_breaks_them(tmp_path) -> None:
     cells = study.grid(POLICY, 100, noises=noises, rounds=(10,))
     found = study.rates(POLICY, 3, noises=noises[::2])
     kept = [*study.promises(cells), *study.rate_promises(found)]
-    assert len(kept) == 6 + 9
+    assert len(kept) == 7 + 9
     for promise in kept:
         slack = 3 * math.sqrt(promise.bound * (1 - promise.bound) / 100)
         bound = promise.bound + (-slack if promise.at_least else slack)

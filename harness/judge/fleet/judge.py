@@ -192,11 +192,9 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
     }
     every = set[tuple[str, ...]]().union(*arms.values())
     lacking = {card: sorted(" ".join(filter(None, arm)) for arm in every - own) for card, own in arms.items()}
-    results = rows[of_results & ~wrong]
-    results = results.assign(bits=[parse(text).get("checksum") for text in results["resolved"]]).dropna(
-        subset="bits"
-    )
-    given = results.groupby([*_BITS, "card"])["bits"].agg(set)  # several where a card contradicts itself
+    results = rows[of_results & ~wrong].copy()
+    results["bits"] = [parse(text).get("checksum") for text in results["resolved"]]
+    results = results.dropna(subset="bits")
     several = results.groupby(_BITS).filter(lambda own: own["card"].nunique() > 1)
     refuted = {
         r["card"]: f"product {r['arm']} of case {r['case_id']}: {r['reason']}"
@@ -213,7 +211,7 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
         not_judged=not_judged,
         spreads=list(_spreads(shared, times)),
         outliers=[
-            *_corrupt(given, refuted),
+            *_corrupt(results, refuted),
             *_failing(now),
             *_out_of_line(shared, tolerance),
             *_low(times, envs, levels),
@@ -267,16 +265,14 @@ def _levels(times: pd.DataFrame, envs: Mapping[Card, Mapping[str, Any]]) -> dict
     for row in times[times["suite"].isin(PRODUCTS)].to_dict("records"):
         flops = {dtype: count for dtype, count in parse(row["flops"]).items() if count}
         device = of_env(envs[row["card"]])
-        for dtype, count in flops.items() if device and len(flops) == 1 else ():
-            peak = 1e12 * (device.peak_tflops(dtype) or math.nan)
-            if count / peak >= LONG_S:
-                best = [
-                    1e12 * r.tflops for r in device.reached if r.rate == ("fp8" if is_fp8(dtype) else dtype)
-                ]
-                rate = count / (row["value"] * SECONDS[row["unit"]])
-                found[row["card"]] = max(
-                    rate / max(best, default=REACHES * peak), found.get(row["card"], 0.0)
-                )
+        if device is None or len(flops) != 1:
+            continue
+        ((dtype, count),) = flops.items()
+        peak = 1e12 * (device.peak_tflops(dtype) or math.nan)
+        if count / peak >= LONG_S:
+            best = [1e12 * r.tflops for r in device.reached if r.rate == ("fp8" if is_fp8(dtype) else dtype)]
+            rate = count / (row["value"] * SECONDS[row["unit"]])
+            found[row["card"]] = max(rate / max(best, default=REACHES * peak), found.get(row["card"], 0.0))
     return found
 
 
@@ -307,7 +303,7 @@ def _spreads(shared: pd.DataFrame, times: pd.DataFrame) -> Iterator[Spread]:
         suite, regime, arm = map(str, place)
         levels = own.groupby("card")["off"].median()
         slowest = max(levels.index, key=lambda card: (levels[card], card))
-        gains = np.exp((own["base"] - own["log"]).groupby(own["card"]).mean().dropna())
+        gains = (own["base"] - own["log"]).groupby(own["card"]).mean().dropna().map(math.exp)
         low, high = (math.expm1(level) for level in (levels.min(), levels[slowest]))
         speedups = (float(gains.median()), float(gains.min())) if len(gains) else (None, None)
         yield Spread(
@@ -315,15 +311,19 @@ def _spreads(shared: pd.DataFrame, times: pd.DataFrame) -> Iterator[Spread]:
         )
 
 
-def _corrupt(given: pd.Series[Any], refuted: Mapping[Card, str]) -> Iterator[Outlier]:
+def _corrupt(results: pd.DataFrame, refuted: Mapping[Card, str]) -> Iterator[Outlier]:
     """Cards whose results are wrong, and why: refuted by the card's own check, or of other bits than most cards'."""
     found = dict(refuted)
-    for (case, arm), own in given.groupby(level=[0, 1]):
-        (first, votes), *others = Counter(value for values in own for value in values).most_common()
-        known = 2 * votes > len(own) and all(count < votes for _, count in others)
-        said = f"{votes} of {len(own)} cards give {first}" if known else "no value has a majority"
-        for (*_, card), values in own.items():
-            if not known or values != {first}:
+    for place, own in results.groupby(_BITS):
+        case, arm = map(str, place)
+        given: dict[Card, set[str]] = {str(card): {*of["bits"]} for card, of in own.groupby("card")}
+        (first, votes), *others = Counter(
+            value for values in given.values() for value in values
+        ).most_common()
+        is_known = 2 * votes > len(given) and all(count < votes for _, count in others)
+        said = f"{votes} of {len(given)} cards give {first}" if is_known else "no value has a majority"
+        for card, values in given.items():
+            if not is_known or values != {first}:
                 gave = " and ".join(sorted(values))
                 found.setdefault(card, f"product {arm} of case {case} has checksum {gave}, {said}")
     return (Outlier(card, CHECKSUM, "", "corrupt", 0.0, why) for card, why in sorted(found.items()))

@@ -11,6 +11,11 @@ import pytest
 from ways import WAYS
 
 from harness import store
+from harness.engine.arm_process import _Held
+from harness.store.case import Case
+from harness.store.errors import Cause
+from harness.suites import gemm
+from harness.timing.timers import CpuTimer
 
 SIZES = ["axes.M=64", "axes.K=128", "device=cpu"]
 SWEEPS = {  # by the part of a peer that they time
@@ -54,3 +59,24 @@ def test_no_way_gets_a_speed(part: str, tmp_path: Path) -> None:
     wanted = {name: way.causes for name, way in WAYS.items() if way.part == part}
     assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(wanted, "failed")
     assert not {name: cause for name, (_, cause) in found.items() if cause not in wanted[name]}
+
+
+def test_an_output_is_kept_of_any_number_of_calls_and_none_is_no_proof() -> None:
+    """Oracle: none; more samples than operand sets were made for lost the output that was to be compared."""
+    sizes = {
+        "shape_set": "custom",
+        "layer": "custom",
+        "role": "output",
+        "data": "randn",
+        "M": 16,
+        "K": 16,
+        "N": 16,
+    }
+    held = _Held(gemm.build(Case.of("gemm", sizes, 0), "bf16_eager", "cpu"), CpuTimer(), "cpu")
+    for calls in range(1, 8):
+        for n in (1, 65, 100):
+            assert len(held.take("run", held.timer.block, n, calls)) == n
+            assert held.outputs["run"] is not None
+    assert held.unproven() == ("", Cause.NONE)
+    held.outputs["run"] = None
+    assert held.unproven()[1] is Cause.UNPROVEN

@@ -216,7 +216,7 @@ WAYS = {
         "computes while it is checked, then returns the last result", _later(lambda last, *_: last)
     ),
     "warm_up_only": Way(
-        "computes twenty calls, then returns the last result", _later(lambda last, *_: last, 20), REPLAY
+        "computes eight calls, then returns the last result", _later(lambda last, *_: last, 8), REPLAY
     ),
     "copy_of_the_last": Way("returns copies of the last result", _later(lambda last, *_: last.clone())),
     "stored_on_disk": Way("returns what it wrote to a file", _on_disk),

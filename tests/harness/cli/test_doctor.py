@@ -164,7 +164,7 @@ def test_a_wrong_kernel_is_found_and_is_exit_1(monkeypatch: pytest.MonkeyPatch) 
     found = kernels()
     assert {name: each.code for name, each in found.items() if each.code} == {"cast": "wrong"}
     assert found["cast"].faulty
-    assert "kernel cast" in conclusion("cuda", [*found.values(), Finding("gemm", "torch", "")])
+    assert "kernel cast" in " ".join(conclusion("cuda", [*found.values(), Finding("gemm", "torch", "")]))
     monkeypatch.setattr(
         doctor, "_probes", lambda *_: [("kernel", "cast", lambda: doctor._kernel("cast", "cpu", 1e12))]
     )

@@ -15,6 +15,7 @@ from harness.cli import doctor
 from harness.cli.config import Request, load
 from harness.engine.plan import Plan, make_plan
 from harness.judge.verdict.result import MIN_SEEDS
+from harness.store.published import of_peer
 from harness.store.words import options_of
 from harness.suites import SUITES
 from harness.timing.session import METERED_S
@@ -119,10 +120,26 @@ def test_bursts_and_sustained_steps_are_of_one_case() -> None:
         assert {*one.arms} <= {*other.arms}
 
 
+@pytest.mark.parametrize(
+    ("name", "arm", "peer"),
+    [
+        ("peers", "nocompile_tensorwise_eager", "nocompile"),
+        ("torchao_authors", "torchao_tensorwise_compile", "torchao"),
+    ],
+)
+def test_peers_are_timed_at_their_authors_model_and_tokens(name: str, arm: str, peer: str) -> None:
+    """Oracle: the figures that the authors publish."""
+    (case,) = planned(name, "cuda")[1].cases
+    assert arm in case.arms
+    tokens = case.case.integer("batch") * case.case.integer("seq")
+    shape = {"model": case.case.text("model"), "tokens": tokens}
+    assert shape in [dict(each.shape) for each in of_peer(peer)]
+
+
 def test_the_loss_has_eight_seeds_a_side() -> None:
     cases = planned("loss", "cuda")[1].cases
     assert len({case.case["seed"] for case in cases}) == 8 >= MIN_SEEDS
-    assert {case.arms for case in cases} == {("base", "tensorwise")}
+    assert {case.arms for case in cases} == {("base", "base_eps", "tensorwise")}
     assert len({case.case["seed"] for case in planned("loss", "cpu")[1].cases}) >= MIN_SEEDS
 
 

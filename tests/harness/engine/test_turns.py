@@ -19,6 +19,7 @@ from harness import store
 from harness.__main__ import main
 from harness.engine import control, turns
 from harness.store.case import Case
+from harness.suites.common import timed
 from harness.timing import compiling
 from harness.timing.workload import Numerics, Workload
 
@@ -80,6 +81,14 @@ def test_it_asks_for_each_case_and_each_block_and_stores_what_any_sweep_does(toy
     assert (set(timed["rounds"]), timed["status"]) == ({0, 1}, "ok")
     assert json.loads(timed["resolved"])["operator_calls"] == 2
     assert rows.loc[CASE, "other", "sqnr_db"]["value"] == 30.0
+
+
+def test_what_makes_the_operands_of_a_call_is_no_operator_of_it(toy: ToySuite) -> None:
+    """Oracle: one addition. The first call of a rotation draws its operands."""
+    work = timed(torch.add, [torch.ones(4)] * 2, lambda: Numerics({}), lambda *_: "")
+    toy.behaviour = {"other": lambda case: work}
+    _, _, rows = measured(CASE, *BLOCKS, None)
+    assert json.loads(rows.loc[CASE, "other", "time_ms"]["resolved"])["operator_calls"] == 1
 
 
 def test_a_gate_that_is_gone_interrupts_it(toy: ToySuite) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from published_results import by_run, sentence
 from report_pages import machine
 
 from harness.judge.reproduced import Found
@@ -33,6 +34,7 @@ def test_every_table_and_the_picture_say_that_a_peer_was_not_reproduced(h200) ->
 
 
 def test_the_table_of_peers_has_shape_device_and_source_of_the_authors_figure(h200) -> None:
+    assert all(isinstance(column.title, str) for column in tables.peers(h200).columns)
     (row,) = (row for row in tables.peers(h200).rows if row[0].text == ARM)
     told = " ".join(cell.text for cell in row)
     for part in ("0.859x", "16,384 tokens, 4 of 32", "1.06x to 1.10x", "4,096 tokens", "8 H100", "https://"):
@@ -62,3 +64,9 @@ def test_the_fastest_product_stands_beside_the_public_ones_on_both_sides() -> No
 
 def test_a_cpu_has_no_product_to_set_beside_them(cpu_machine) -> None:
     assert tables.best_product(cpu_machine, "gemm") == ""
+
+
+def test_the_sentence_and_the_table_of_the_readmes_say_it_too(h200) -> None:
+    words = h200.reproductions[ARM].words
+    assert words in sentence(DAY)
+    assert any(words in cell.note for row in by_run(DAY).rows for cell in row)

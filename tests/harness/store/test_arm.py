@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import codes
+import outliers
 import pytest
 from report_fixtures import write_run
 
@@ -27,6 +29,7 @@ from harness.store.measurement import Measurement
 from harness.suites import SUITES, divergence
 
 ROOT = Path(__file__).parents[3]
+STUDIES = {"outliers": outliers, "codes": codes}
 
 
 # Names and records
@@ -56,9 +59,8 @@ def test_published_names_read_back_and_say_what_their_rows_say() -> None:
         assert parse(name) == record
         if record.variant == "fastest":  # an arm that left (docs/LOG.md); its rows stay
             continue
-        assert SUITES[suite].ARMS[original_name(name)].record(original_name(name)) == replace(
-            record, control=False
-        )
+        arms = STUDIES[suite].ARMS if suite in STUDIES else SUITES[suite].ARMS
+        assert arms[original_name(name)].record(original_name(name)) == replace(record, control=False)
         assert record.control == (row["baseline"] + CONTROL_SUFFIX == name)
 
 
