@@ -19,7 +19,7 @@ from harness.advise.layer import gemm_sizes
 from harness.advise.plan import GIB, MARGIN, TOO_LARGE
 from harness.advise.rates import FIGURES
 from harness.machine.terminal import printable, say, table
-from harness.store.text import number, plural
+from harness.store.text import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,7 +224,6 @@ def _templates() -> jinja2.Environment:
         "fit": _fit,
         "short": lambda name: name if len(name) <= _NAME else f"...{name[3 - _NAME :]}",
         "scaled": _scaled,
-        "plural": plural,
     }
     made.globals |= {
         "decide": decide,

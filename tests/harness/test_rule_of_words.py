@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from noises import quiet, simulated
 
-from harness.advise.command import answer, parse
-from harness.advise.views import lines as lines_of_advice
 from harness.cli.doctor import Finding, Tried
 from harness.judge.diff import Changes, Timed
 from harness.judge.verdict.rule import CurveVerdict
@@ -54,10 +52,6 @@ TIMED = Timed("train", "c", "{}", "a_eager", "", "time_ms", 1.0, 0.9, 0.9, 0.89,
 
 def changes() -> Changes:
     return Changes({}, (), (), (), (), (TIMED,), (), ())
-
-
-def advice() -> Any:
-    return answer(parse(["model=llama3_1b", "gpu=h200", "checkpointing=full"]))
 
 
 @dataclass
@@ -108,17 +102,6 @@ KINDS = {
         },
         {"resolved": "a record of its own: test_diff", "parts": "a record of its own: test_diff"},
     ),
-    "advice": Kind(
-        advice,
-        {"warnings": (TOLD,), "made_up": TOLD},
-        {
-            "careful": "asked for",
-            "checks": "one that is off is a warning",
-            "with_head": "a gain that is left out",
-            "gather_from": "a threshold: full=true",
-        },
-        lambda found: Shown(lines_of_advice(found)),
-    ),
 }
 
 
@@ -153,14 +136,6 @@ def test_a_trial_that_is_on_counts_in_that_line_what_stands_below_it(field: str)
     (line,) = [line for line in planted.lines() if tone(line) == "green"]
     assert line.startswith(clean)
     assert len(line) > len(clean)
-
-
-def test_an_advice_counts_its_warnings() -> None:
-    (line,) = [line for line in lines_of_advice(advice()) if tone(line) == "green"]
-    assert line.startswith("FP8: on")
-    assert "1 warning: full=true" in " ".join(
-        " ".join(lines_of_advice(replace(advice(), warnings=(TOLD,)))).split()
-    )
 
 
 def test_a_pass_counts_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
