@@ -29,6 +29,8 @@ def _name_the_cpu() -> None:
         os.environ["TORCHINDUCTOR_CPP_MARCH"] = named["march"]
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _name_the_cpu()  # Inductor reads it when it is imported
 
 import torch  # noqa: E402

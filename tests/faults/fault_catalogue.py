@@ -13,6 +13,7 @@ lists what was predicted and what was found, and here stands what was found:
     refused      fp8core itself, which raises at the first step
     gradient     L6 of the verdict, the gradient norms
     early loss   L3, the course
+    not finite   L1, a loss that is no number
     late loss    L4, the late window or the held-out loss
     state        no run of this kind: it takes a write to a weight, or more microbatches, in the middle of a step
     verify       no verdict on curves, but `fp8core.verify`: the arithmetic is right, and not the one that was asked for
@@ -353,7 +354,7 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         Fault("no scaling", "gemm_band", "early loss", scale_of(no_scaling)),
         Fault("scale inverted", "exact_scales", "early loss", scale_of(inverted)),
-        Fault("scale four times too large", "gemm_band", "late loss", scale_of(four_times)),
+        Fault("scale four times too large", "gemm_band", "not finite", scale_of(four_times)),
         Fault("scale by a float32 reciprocal", "exact_scales", "numerics", scale_of(by_reciprocal)),
         Fault("power of two rounded up", "exact_scales", "early loss", scale_of(rounded_up), "rowwise"),
         Fault("no floor of amax", "non_finite", "numerics", scale_of(without_floor), "rowwise"),
@@ -361,7 +362,7 @@ FAULTS: dict[str, Fault] = {
         Fault("scale on the wrong axis", "layer_rows", "refused", amax_of(other_axis), "rowwise"),
         Fault("amax of half a block", "heterogeneous_blocks", "gradient", amax_of(half_blocks), "blockwise"),
         Fault("square scales transposed", "heterogeneous_blocks", "numerics", amax_of(square_transposed), "blockwise"),
-        Fault("amax without magnitude", "exact_scales", "gradient", amax_of(signed)),
+        Fault("amax without magnitude", "exact_scales", "not finite", amax_of(signed)),
         Fault("missing clamp", "every_code", "numerics", codes_of(without_clamp)),
         Fault("truncation for rounding", "every_code", "gradient", codes_of(truncated)),
         Fault("half up for half to even", "every_code", "numerics", codes_of(half_up)),

@@ -28,7 +28,7 @@ from harness.suites import divergence
 from harness.training import meta_estimate
 from harness.training.loop import train
 
-GATES = {"early loss": {"L3"}, "late loss": {"L4", "L4h"}, "gradient": {"L6"}}
+GATES = {"not finite": {"L1"}, "early loss": {"L3"}, "late loss": {"L4", "L4h"}, "gradient": {"L6"}}
 # These fail their gate only in runs of the table's batch or length.
 TABLE_ONLY = (
     "no scaling", "amax of half a block", "one direction's codes for both", "fused cast: rows for columns",

@@ -60,7 +60,7 @@ class Fleet:
 
     @property
     def outliers(self) -> list[Outlier]:
-        """Of all groups."""
+        """Those of all groups."""
         return [outlier for group in self.groups for outlier in group.outliers]
 
     @property
@@ -102,7 +102,7 @@ class Fleet:
         return ["; ".join(said), *(line for group in self.groups for line in _about(group))]
 
     def tables(self) -> list[Table]:
-        """Of each group who is out of line, how far its cards lie apart, and what differs between them."""
+        """Who is out of line in each group, how far its cards lie apart, and what differs between them."""
         return [table for group in self.groups for table in _tables(group)]
 
     def data(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_every_operator_can_be_called_by_its_schema(name: str) -> None:
 
 @pytest.fixture
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU with kernels: each is compared, in small sizes, on this CPU."""
+    """Kernels are compared as on a GPU that has them, in small sizes, on this CPU."""
     monkeypatch.setattr(doctor, "kernels_missing", lambda device, instead: None)
     monkeypatch.setattr(kernel_checks, "compile_all", lambda end: "nothing to compile")
     monkeypatch.setattr(kernel_checks, "ROWS", 32)

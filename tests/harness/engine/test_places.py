@@ -17,15 +17,16 @@ from harness.__main__ import main
 from harness.cli import run
 from harness.engine import places
 from harness.engine.places import Gpu, chosen, gpus
+from harness.engine.settings import SweepConfig
 from harness.machine import device_lock, environment
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.errors import UsageError
 
 GPUS = [Gpu(i, f"uuid-{i}") for i in range(4)]
-CONFIG: dict[str, Any] = {
-    "isolate": True, "device": "cuda", "devices": None, "case_memory_gib": None, "case_timeout_s": None, "case_wall_s": None,
-    "workers": None,
-}  # fmt: skip
+
+
+def settings(**changes: Any) -> SweepConfig:
+    return SweepConfig.of({"name": "toy", "device": "cuda", **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def test_a_worker_sees_its_own_gpu_and_its_rows_say_which(monkeypatch: pytest.Mo
     real = environment.of_gpu
     monkeypatch.setattr(environment, "monitor_for", lambda device: GpuMonitor(index=0, nvml=FakeNvml()))
     monkeypatch.setattr(environment, "of_gpu", lambda facts, index: real(facts, index, FakeCuda()))
-    found = places.places_for(CONFIG | {"devices": "all"}, GPUS[:2], {"device": "cuda", "torch": "2.13"}, 2)
+    found = places.places_for(settings(devices="all"), GPUS[:2], {"device": "cuda", "torch": "2.13"}, 2)
     assert [p.conditions.environ["CUDA_VISIBLE_DEVICES"] for p in found] == ["GPU-uuid-0", "GPU-uuid-1"]
     assert [p.env["gpu_memory_gib"] for p in found] == [140.0, 139.0]
     assert found[0].env["gpu_uuid_hash"] != found[1].env["gpu_uuid_hash"]
@@ -78,7 +79,7 @@ def test_a_worker_sees_its_own_gpu_and_its_rows_say_which(monkeypatch: pytest.Mo
 
 
 def test_one_gpu_is_left_as_the_user_made_it_visible() -> None:
-    (place,) = places.places_for(CONFIG, GPUS[:1], {}, 1)
+    (place,) = places.places_for(settings(), GPUS[:1], {}, 1)
     assert place.conditions.environ == dict(os.environ)
     assert place.conditions.memory_bytes is None
     assert place.env_id is None
@@ -86,12 +87,11 @@ def test_one_gpu_is_left_as_the_user_made_it_visible() -> None:
 
 def test_workers_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "free_bytes", lambda device: 100 * 2**30)
-    cpu = CONFIG | {"device": "cpu"}
-    (place,) = places.places_for(cpu, (), {}, 3)
+    (place,) = places.places_for(settings(device="cpu"), (), {}, 3)
     assert place.conditions.memory_bytes == 30 * 2**30
-    (place,) = places.places_for(cpu | {"case_memory_gib": 0.5}, (), {}, 3)
+    (place,) = places.places_for(settings(device="cpu", case_memory_gib=0.5), (), {}, 3)
     assert place.conditions.memory_bytes == 2**29
-    assert places.places_for(cpu | {"isolate": False}, (), {}, 3) == []
+    assert places.places_for(settings(device="cpu", isolate=False), (), {}, 3) == []
 
 
 HOLD = """
