@@ -12,7 +12,7 @@
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          .ci/gpu on a GPU machine: kernels checked, training steps, casts, sweeps and a loss, in slots of 8.5 minutes;
 #                   run it again to continue. ARGS=dry_run=true prints the commands, ARGS=device=cpu rehearses it all here, in some minutes
-# make gpu-tests    the tests that need a GPU, 1.5 minutes on an H200 with 16 cores
+# make gpu-tests    the tests that need a GPU: 1.5 minutes on an H200 with 16 cores (2026-11-27; some were added since)
 # make published    reports/published, docs/evidence.md, docs/compatibility.md and reports/published/studies/plain-casts.md, from results/published;
 #                   refuses runs whose code is that of no commit and sentences that leave out what their rows hold;
 #                   the page of advice from predictions, some minutes
