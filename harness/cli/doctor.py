@@ -229,7 +229,7 @@ def _probes(device: str, kernels_s: float = 30.0) -> Iterator[tuple[str, str, Ca
         yield "kernel", f"all {len(OPERATORS)}", partial(_refuse, why)
     else:
         end = time.monotonic() + kernels_s
-        yield "compile", "kernels", partial(kernel_checks.compile_all, end)
+        yield "compile", "kernels", partial(_compile_kernels, end)
         for name in OPERATORS:
             yield "kernel", name, partial(_kernel, name, device, end)
     for name in BACKENDS:
@@ -304,6 +304,13 @@ def _dtype(fmt: Format, device: str) -> str:
 
 def _refuse(why: str) -> str:
     raise Unavailable(why)
+
+
+def _compile_kernels(end: float) -> str:
+    is_whole, words = kernel_checks.compile_all(end)
+    if not is_whole:
+        raise Unavailable(words, "unchecked")
+    return words
 
 
 def _kernel(name: str, device: str, end: float) -> str:
@@ -414,6 +421,8 @@ def _peer(peer: Peer, device: str) -> str:
         if absent is not None:
             raise Unavailable(absent)
         lacking = [why for recipe in peer.recipes if (why := peer.unfit(recipe, device))]
+        if lacking and len(lacking) == len(peer.recipes) and not peer.cast:
+            raise Unavailable("; ".join(lacking))
         return "; ".join([f"{peer.version()}: {peer.doc}", *lacking])
     finally:
         logging.disable(silenced)

@@ -32,8 +32,8 @@ E4M3 = torch.float8_e4m3fn
 SCALARS = {"eps": 1e-5, "dtype": E4M3, "power_of_two": True, "margin": 1, "mode": "floor"}
 
 
-def compile_all(end: float) -> str:
-    """Fill Triton's cache on disk, tuned kernels with every candidate, by a process a core; return what was done.
+def compile_all(end: float) -> tuple[bool, str]:
+    """Fill Triton's cache on disk, tuned kernels with every candidate, by a process a core; whether all of it was done, in words too.
 
     A kernel that is in the cache costs nothing, so only those that changed take time. What a launch raises is seen again when that
     kernel is compared.
@@ -49,7 +49,8 @@ def compile_all(end: float) -> str:
         for each in launched:
             each.wait(max(0.0, end - time.monotonic()))
         done = sum(each.ready() and each.successful() for each in launched)
-    return f"{done} of {len(calls)} launches in {time.monotonic() - begun:.0f} s by {count} processes"
+    words = f"{done} of {len(calls)} launches in {time.monotonic() - begun:.0f} s by {count} processes"
+    return done == len(calls), words
 
 
 def _launch(name: str, source: str, columns: int) -> None:

@@ -81,7 +81,7 @@ def reproduction(arm: Arm, published: Sequence[Published], ran: Sequence[Ran]) -
     ]
     if not near:  # a figure of another mode is shown, and compared with nothing
         return Reproduction(Found.NOT_MEASURED, (own or theirs)[0]) if theirs else None
-    _, each, one = min(near, key=lambda found: found[0])
+    _, each, one = min(near, key=lambda found: (found[0], found[2].cut != ""))  # all of a model before a part
     if max(each.low / one.value, one.value / each.high) > 1 + OFF:
         return Reproduction(Found.NOT_REPRODUCED, each, one)
     return Reproduction(Found.REPRODUCED if _is_at(each, one) else Found.NOT_MEASURED, each, one)

@@ -132,8 +132,8 @@ class Machine:
     def pairs(self) -> list[Row]:
         """The newest of them for each case, arm and regime; one that could be formed before one that could not.
 
-        Where another run of the same code shows another ratio, it decides nothing; else its interval holds those of all of them, and its
-        clocks are those that lie furthest apart.
+        Where another run of the same code shows another ratio, it decides nothing; else its interval holds those of all of them, a verdict that
+        this interval does not bear is "unclear", and its clocks are those that lie furthest apart.
         """
         found = newest(self.every_pair, lambda pair: pair["speedup"] == pair["speedup"])
         if len(self.runs) < 2:
@@ -147,10 +147,23 @@ class Machine:
         codes = self._codes
         same = [o for o in others if codes[o["run_id"]] == codes[pair["run_id"]] and o["low"] == o["low"]]
         apart = [o for o in same if _apart(pair, o)]
+        if not same:
+            return pair
         if not apart:
-            wide = {"low": min(o["low"] for o in same), "high": max(o["high"] for o in same)} if same else {}
+            low, high = min(o["low"] for o in same), max(o["high"] for o in same)
             clocks: dict[str, Any] = max((dict(_clocks(o)) for o in (pair, *same)), key=_apart_by)
-            return {**pair, **wide, **clocks}
+            found = {**pair, "low": low, "high": high, **clocks}
+            bears = {
+                "faster": low > 1,
+                "slower": high < 1,
+                "same": max(high, 1 / low) <= max(TIE, pair["floor"]),
+            }
+            if bears.get(pair["verdict"], True):
+                return found
+            return found | {
+                "verdict": "unclear",
+                "reason": f"the interval of all runs is {text.interval(low, high)}",
+            }
         said = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
         return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {said}"}
 

@@ -212,27 +212,23 @@ def table_of(
     sortable: bool = True, key: str = "", count: int = 0,
 ) -> Table:  # fmt: skip
     """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
-    every = [*lead, *columns(name)]
-    made = make_table(
+    every = [beside_authors(machine, column) for column in (*lead, *columns(name))]
+    return make_table(
         f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count
     )
-    return beside_authors(machine, made)
 
 
-def beside_authors(machine: Machine, table: Table) -> Table:
-    """A table in which every arm of a peer says whether it does here what its authors publish."""
-    at = [place for place, column in enumerate(table.columns) if column.title in ("arm", "FP8 arm")]
-    said = machine.reproductions if at else {}
-    rows = tuple(
-        tuple(
-            cell._replace(note=", ".join(filter(None, (cell.note, said[cell.text].words))))
-            if place in at and cell.text in said
-            else cell
-            for place, cell in enumerate(row)
-        )
-        for row in table.rows
-    )
-    return replace(table, rows=rows) if said else table
+def beside_authors(machine: Machine, of: Column) -> Column:
+    """A column of the records' arms, in which each of a peer says whether it does here what its authors publish; others as they are."""
+    if (of.value or of.title) not in ("arm", arm_cell):
+        return of
+
+    def value(record: Any) -> Cell:
+        cell = of.cell(record)
+        theirs = machine.reproductions.get(cell.text)
+        return cell._replace(note=", ".join(filter(None, (cell.note, theirs.words)))) if theirs else cell
+
+    return replace(of, value=value)
 
 
 def make_table(

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import pandas as pd
 import pytest
 from noises import quiet, simulated
 
 from harness.cli.doctor import Finding, Tried
 from harness.judge.diff import Changes, Timed
-from harness.judge.verdict.rule import CurveVerdict
+from harness.judge.verdict.rule import verdict
 from harness.store.printer import MOST, as_text, tone
 from harness.training.ab.result import FP8, TrialResult
 
@@ -138,10 +139,13 @@ def test_a_trial_that_is_on_counts_in_that_line_what_stands_below_it(field: str)
     assert len(line) > len(clean)
 
 
-def test_a_pass_counts_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CurveVerdict, "read", [])
-    found = CurveVerdict(None, 0.0025, "PASS", reasons=["the same"], notes=[TOLD, TOLD])  # type: ignore[arg-type]
-    assert found.lines() == ["PASS: the same; 2 notes", TOLD, TOLD]
+def test_a_pass_counts_its_notes() -> None:
+    curves = [pd.DataFrame({"step": range(8), "val_loss": range(10, 2, -1)})] * 2
+    made = verdict(curves, curves)
+    (clean, *_) = replace(made, outcome="PASS", reasons=["the same"], notes=[]).lines()
+    found = replace(made, outcome="PASS", reasons=["the same"], notes=[TOLD, TOLD]).lines()
+    assert (clean, found[:3]) == ("PASS: the same", ["PASS: the same; 2 notes", TOLD, TOLD])
+    assert found[3:] == made.read
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -86,7 +86,7 @@ class Fleet:
             "missing": "no card that was measured is out of line",
             "not_judged": f"can't tell: none of {plural(len(every), 'card')} could be judged",
             "unread": f"can't tell: {plural(len(self.unread), 'file')} could not be read; of the others none is out of line",
-            "alike": "the cards are alike",
+            "alike": "the judged cards are alike",
             "in_line": "no card out of line",
         }[self.code]
         said = [told, *([f"missing: {some(list(self.missing))}"] if self.missing else [])]

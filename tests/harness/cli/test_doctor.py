@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ def test_every_operator_can_be_called_by_its_schema(name: str) -> None:
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compared as on a GPU that has them, in small sizes, on this CPU."""
     monkeypatch.setattr(doctor, "kernels_missing", lambda device, instead: None)
-    monkeypatch.setattr(kernel_checks, "compile_all", lambda end: "nothing to compile")
+    monkeypatch.setattr(kernel_checks, "compile_all", lambda end: (True, "nothing to compile"))
     monkeypatch.setattr(kernel_checks, "ROWS", 32)
     monkeypatch.setattr(kernel_checks, "COLUMNS", 256)
 
@@ -176,6 +177,28 @@ def test_a_kernel_that_is_not_reached_in_time_is_not_called_right() -> None:
     found = kernels(0.0)
     assert {each.code for each in found.values()} == {"unchecked"}
     assert f"{len(ops.OPERATORS)} not checked" in doctor.checked([*found.values()])
+
+
+@pytest.mark.usefixtures("kernels_here")
+@pytest.mark.parametrize(("is_whole", "code"), [(True, ""), (False, "unchecked")])
+def test_kernels_of_which_some_were_not_compiled_are_no_yes(
+    is_whole: bool, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_checks, "compile_all", lambda end: (is_whole, "some launches"))
+    (found,) = [
+        doctor._outcome(*each) for each in doctor._probes("cpu") if each[:2] == ("compile", "kernels")
+    ]
+    assert found.code == code
+
+
+def test_a_peer_none_of_whose_recipes_runs_here_is_missing() -> None:
+    """One that lacks some of them works, and names those."""
+    there = replace(doctor.PEERS["scaled_mm"], missing=lambda device: None, version=lambda: "1", cast=None)
+    some = replace(there, unfit=lambda recipe, device: "too old" if recipe == "rowwise" else None)
+    none = replace(there, unfit=lambda recipe, device: "too old")
+    found = [doctor._outcome("peer", "p", partial(doctor._peer, peer, "cuda")) for peer in (some, none)]
+    assert [each.code for each in found] == ["", "missing"]
+    assert all("too old" in each.detail for each in found)
 
 
 def test_a_device_without_kernels_has_none_checked() -> None:

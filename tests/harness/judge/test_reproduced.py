@@ -58,6 +58,13 @@ def test_another_shape_can_contradict_and_never_confirms(shape, cut) -> None:
     assert "another shape" not in found(0.859).words
 
 
+@pytest.mark.parametrize("part", [1.08, 0.859])
+def test_all_of_a_model_counts_before_a_part_of_it(part) -> None:
+    ran = [Ran(part, SPEEDUP, THEIRS, "4 of 32 layers"), Ran(1.08, SPEEDUP, THEIRS)]
+    for each in (ran, ran[::-1]):
+        assert reproduction(NOCOMPILE, of_peer(NOCOMPILE.peer), each).found == Found.REPRODUCED
+
+
 @pytest.mark.parametrize(
     ("arm", "ran"),
     [

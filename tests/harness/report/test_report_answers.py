@@ -138,6 +138,34 @@ def test_runs_of_the_same_code_that_disagree_are_no_yes(tmp_path, ms, code, verd
     assert ("runs of the same code disagree" in " ".join(lead_of(found))) == (verdict != "yes")
 
 
+def test_runs_of_the_same_code_are_one_interval_and_a_word_that_it_does_not_bear_is_not_said(tmp_path):
+    """Oracle: the pairs of each run alone. Of a ratio of 1.02 beside one of 1.00 nobody knows whether it is faster."""
+    runs = []
+    for name, ms, clock in (("05", 1.0, 1500.0), ("06", 0.98, 1755.0)):
+        rows = [
+            replace(r, sample_clock_mhz=(clock,) * len(r.samples))
+            if r.arm == "bf16_compile" and r.samples
+            else r
+            for case in layers({"bf16_compile": 1.0, "rowwise_compile": ms}, spread=0.001)
+            for r in case
+        ]
+        runs.append(
+            write_run(
+                tmp_path / name, [rows], env=H200 | {"code": "c1"}, env_id="one",
+                run_id=f"20260102T0304{name}Z-0123456-{name}",
+            )
+        )  # fmt: skip
+    found, alone = machine(*runs), [machine(run) for run in runs]
+    own = [[p for p in each.pairs if p["arm"] == "rowwise_compile"] for each in alone]
+    both = [p for p in found.pairs if p["arm"] == "rowwise_compile"]
+    assert {p["verdict"] for p in own[1]} == {"faster"}
+    assert {p["verdict"] for p in both} == {"unclear"}
+    for pair, *each in zip(both, *own, strict=True):
+        assert pair["speedup"] == each[1]["speedup"]
+        assert (pair["low"], pair["high"]) == (min(p["low"] for p in each), max(p["high"] for p in each))
+        assert (pair["clock_mhz"], pair["baseline_clock_mhz"]) == (1755.0, 1500.0)
+
+
 def test_clocks_that_differ_stand_beside_the_speed(tmp_path):
     """Under a power limit both sides are throttled, each at its own clock: the ratio stands, with both."""
     timing = {arm: {"throttled": True} for arm in ("bf16_compile", "rowwise_compile")}
