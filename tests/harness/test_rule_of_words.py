@@ -80,7 +80,7 @@ KINDS = {
         {
             "flops": "of MFU, which is then not stated",
             "gpu": "of MFU, which is then not stated",
-            "tokens": "without it no tokens/s are told",
+            "tokens": "without it no tokens/s are shown",
             "facts": "for the store",
             "method": "for the store",
             "layers": "counted in the proof",
