@@ -55,7 +55,7 @@ class Matched:
     """All units of two sides, the control's rounds, and what has to be told of them."""
 
     units: list[Unit]
-    control: Vector  # empty where there is none or no time is judged, NaN where it is no time
+    control: Vector  # empty where there is none or no time is judged, NaN where it failed or is no time
     notes: list[str]
 
 
@@ -407,7 +407,10 @@ def _control(baseline: Side, candidate: Side, mode: Mode) -> Vector:
     """Log ratios of the control case by round."""
     if mode == "machine-free":
         return np.empty(0)
-    frames = [side.first[side.first["status"] == "ok"] for side in (baseline, candidate)]
+    firsts = [side.first for side in (baseline, candidate)]
+    if any(((f["suite"] == CONTROL_SUITE) & (f["status"] == "failed")).any() for f in firsts):
+        return np.full(1, np.nan)
+    frames = [f[f["status"] == "ok"] for f in firsts]
     sides = [frame[frame["suite"] == CONTROL_SUITE] for frame in frames]
     if any(side.empty for side in sides):
         # A stored run of a plain sweep: the product that PyTorch alone computes stands in.
