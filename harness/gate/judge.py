@@ -201,7 +201,9 @@ def judge(
 
 def _judge_control(logs: Vector, policy: Policy) -> Control:
     if not np.isfinite(logs).all():
-        return Control(True, "the control case has an invalid time, so no time is judged; measure again")
+        return Control(
+            True, "the control case failed or has an invalid time, so no time is judged; measure again"
+        )
     if logs.size < MIN_ROUNDS:
         return Control(False, f"{logs.size} rounds of a control case: not judged", rounds=logs.size)
     mean, (low, high) = logs.mean(), stats.t_interval(logs, CONTROL_CONFIDENCE)

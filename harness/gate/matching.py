@@ -24,7 +24,7 @@ from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
 from harness.gate.unit import RATIO, Key, Pair, State, Unit
 from harness.store.case import controls
-from harness.store.errors import REFUTED
+from harness.store.errors import REFUTED, RETRYABLE
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
 from harness.store.text import axes_of, case_label, some
@@ -55,7 +55,7 @@ class Matched:
     """All units of two sides, the control's rounds, and what has to be told of them."""
 
     units: list[Unit]
-    control: Vector  # empty where there is none or no time is judged, NaN where it is no time
+    control: Vector  # empty where there is none or no time is judged, NaN where it failed or is no time
     notes: list[str]
 
 
@@ -138,7 +138,13 @@ def _units(
         if row.status == "failed" and (*arm, row.metric) not in measured and arm not in broken:
             others = arms.get(arm, [])
             failed = [other for other in others if other.status == "failed"]
-            if not failed and any(other.status == "ok" for other in others):
+            made = not failed and any(other.status == "ok" for other in others)
+            if made and row.cause in RETRYABLE:
+                unit.set_aside(
+                    State.OPEN, f"failed in the baseline: {row.reason}, which need not be its code's doing"
+                )
+                broken[arm] = unit
+            elif made:
                 mended.append(row.reason)
                 broken[arm] = None
             else:
@@ -162,18 +168,18 @@ def _units(
         if elsewhere and there is not None and there.status == "skipped":
             # Another machine may lack a compiler or a kernel, whatever the code.
             unit.set_aside(State.OPEN, f"{unit.why}; the baseline's machine is another")
-    if failed_twice := [unit for unit in broken.values() if unit]:
+    if unjudged := [unit for unit in broken.values() if unit]:
         notes.append(
             Loud(
-                f"NOT JUDGED: {len(failed_twice)} arms failed on both sides or are gone ({_arms(failed_twice)}); the first "
-                f"{failed_twice[0].why[:REASON]}"
+                f"NOT JUDGED: {len(unjudged)} arms failed on both sides, are gone, or were cut off in the baseline ({_arms(unjudged)}); "
+                f"the first {unjudged[0].why[:REASON]}"
             )
         )
     if mended:
         notes.append(
             f"{len(mended)} arms failed in the baseline and have nothing to fall behind; the first: {mended[0][:REASON]}"
         )
-    return units + failed_twice
+    return units + unjudged
 
 
 def _is_curve(row: Any) -> bool:
@@ -401,7 +407,10 @@ def _control(baseline: Side, candidate: Side, mode: Mode) -> Vector:
     """Log ratios of the control case by round."""
     if mode == "machine-free":
         return np.empty(0)
-    frames = [side.first[side.first["status"] == "ok"] for side in (baseline, candidate)]
+    firsts = [side.first for side in (baseline, candidate)]
+    if any(((f["suite"] == CONTROL_SUITE) & (f["status"] == "failed")).any() for f in firsts):
+        return np.full(1, np.nan)
+    frames = [f[f["status"] == "ok"] for f in firsts]
     sides = [frame[frame["suite"] == CONTROL_SUITE] for frame in frames]
     if any(side.empty for side in sides):
         # A stored run of a plain sweep: the product that PyTorch alone computes stands in.

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +22,7 @@ from harness.engine import control, turns
 from harness.store.case import Case
 from harness.suites.common import timed
 from harness.timing import compiling
+from harness.timing.config import Timing
 from harness.timing.workload import Numerics, Workload
 
 CASE = Case.of("toy", {"n": 1}).case_id
@@ -153,3 +155,13 @@ def test_it_compiles_with_empty_caches(toy: ToySuite, monkeypatch: pytest.Monkey
     toy.behaviour = {"other": lambda case: Workload(run=run, check=lambda: Numerics({}), compiled=True)}
     _, _, rows = measured(CASE, False, None)
     assert "nothing was compiled" in rows.loc[CASE, "other", "time_ms"]["reason"]
+
+
+def test_what_struck_one_block_struck_the_row() -> None:
+    how: Any = ("isolated", "wall", "cold", 0, 0.0, "", "", False, False)
+    quiet = Timing((1.0,), (0,), (), *how, late_samples=1)
+    struck = replace(quiet, throttled=True, contended=True)
+    for one, more in ((quiet, struck), (struck, quiet)):
+        joined = turns._joined(one, more, 1)
+        assert (joined.throttled, joined.contended, joined.late_samples) == (True, True, 2)
+        assert (joined.samples_ms, joined.rounds) == ((1.0, 1.0), (0, 1))

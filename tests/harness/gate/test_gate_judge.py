@@ -77,6 +77,17 @@ def test_a_control_invalidates_the_run_by_more_than_its_own_noise(
     assert (judgement.code, judgement.control.moved) == (code, code is Exit.INVALID)
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_where_the_control_failed_no_time_is_judged(tmp_path: Path, broken: int) -> None:
+    times = Times()
+    sides = [[time_row(1, times()), control_row(times())] for _ in range(2)]
+    assert run(tmp_path / "sound", *sides).code is Exit.OK
+    sides[broken][1] = dataclasses.replace(
+        sides[broken][1], status="failed", reason="lost", samples=(), rounds=()
+    )
+    assert run(tmp_path / "lost", *sides).code is Exit.INVALID
+
+
 def test_numerics_are_exact_and_speak_first(tmp_path: Path) -> None:
     times = Times()
     before = [time_row(1, times()), value_row(1, "sqnr_db", 28.5), control_row(times())]

@@ -88,6 +88,8 @@ LACKS = failed_row(1, "needs a compiler", status="skipped")
     [
         (NINE[:1], NINE, {}, 0, {"OK": 1}, "8 cases are new"),
         ([*NINE, failed_row(9, "code 7")], [*NINE, time_row(9, STEADY)], {}, 0, {"OK": 9}, "1 arms failed in the baseline"),
+        ([*NINE, failed_row(9, "code -9", cause=Cause.DIED)], [*NINE, time_row(9, STEADY)], {}, 0, {"OK": 9, "INCONCLUSIVE": 1},
+         "need not be its code's doing"),
         ([*NINE, failed_row(9, "full")], NINE, {}, 0, {"OK": 9, "INCONCLUSIVE": 1}, "not in the candidate"),
         ([*NINE, failed_row(9, "full")], [*NINE, failed_row(9, "too large", status="skipped")], {}, 0,
          {"OK": 9, "INCONCLUSIVE": 1}, "skipped: too large"),
@@ -95,7 +97,7 @@ LACKS = failed_row(1, "needs a compiler", status="skipped")
         (NINE[1:2], [LACKS], {"machine_free": True}, 1, {"REGRESSED": 1}, "needs a compiler"),
         (NINE[1:2], [LACKS], {"machine_free": True, "envs": NEWER}, 6, {"INCONCLUSIVE": 1}, "machine is another"),
     ],
-    ids=["new", "mended", "gone", "skipped", "never", "lost", "lost elsewhere"],
+    ids=["new", "mended", "killed", "gone", "skipped", "never", "lost", "lost elsewhere"],
 )  # fmt: skip
 def test_what_one_side_lacks(
     tmp_path: Path, before: Rows, after: Rows, options: dict[str, Any], code: int, counted: dict[str, int], said: str

@@ -161,6 +161,14 @@ def test_a_sweep_that_ends_early_fails_its_case_and_no_other_side(scripted: Any,
     assert (good["status"], bad["status"], bad["reason"], bad["cause"]) == ("ok", "failed", reason, "died")
 
 
+def test_a_sweep_that_ended_takes_no_further_part_in_its_round(scripted: Any) -> None:
+    rows = {"cases": (1, 2), "rows": (row(), row(n=2))}
+    sitting = scripted(baseline=rows, candidate={**rows, "ends": 2})
+    sitting.stage(1, 1)
+    cases = [timed_rows(sitting.folder / side)["case_id"].tolist() for side in ("baseline", "candidate")]
+    assert cases == [[CASE, OTHER], [CASE]]
+
+
 @pytest.mark.parametrize(
     "script",
     [{"ends": 0, "rows": ()}, {"cases": (), "rows": (), "root": "elsewhere"}],
