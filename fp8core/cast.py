@@ -146,7 +146,7 @@ def cast_rows_and_columns(
     row_scale, column_scale = scale.split((M, K))
     row_inv, column_inv = scale_inv.split((M, K))
     rows = cast_saturating(x * row_scale, fmt, overwrite=True, fits=True)
-    turned = x.t() * column_scale if x is given else x.t().mul_(column_scale)
+    turned = x.t() * column_scale if given.dtype == torch.float32 else x.t().mul_(column_scale)
     columns = cast_saturating(turned, fmt, overwrite=True, fits=True)
     return (rows, row_inv), (columns, column_inv)
 

@@ -118,7 +118,9 @@ def convert_to_float8_training(
             f"no layer was converted to FP8; pass allow_no_conversion=True if that is intended\n{fp8core.audit(result)}"
         )
     skipped = {
-        fqn: getattr(linear, WHY_NOT, NEVER_OFFERED) for fqn, linear in layers.items() if fqn not in converted
+        fqn: getattr(linear, WHY_NOT, NEVER_OFFERED)
+        for fqn, linear in layers.items()
+        if not isinstance(linear, Float8Linear)
     }
     _log_conversion(recipe, converted, skipped)
     return result

@@ -1,4 +1,4 @@
-"""What proves, counts and watches FP8 training; the library works without it and never imports it.
+"""What proves, counts and watches FP8 training; the library trains without it, and asks it only for the text of a refusal.
 
     verify            a step is run, and each FP8 product of it compared with float64
     audit             each weight that multiplies, whether in FP8, and why not; `expert_rows`, `other_weights` are its rows
