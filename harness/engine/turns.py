@@ -108,7 +108,8 @@ def _about(planned: PlannedCase) -> dict[str, Any]:
 
 
 def _joined(one: Timing, more: Timing, number: int) -> Timing:
-    """Two timings of an arm as one; what struck one block, struck the row."""
+    """Two timings of an arm as one; what struck one block, struck the row, and what is not known of one, is not of the row."""
+    known = one.contended, more.contended
     return replace(
         one,
         samples_ms=one.samples_ms + more.samples_ms,
@@ -117,8 +118,13 @@ def _joined(one: Timing, more: Timing, number: int) -> Timing:
         joules=one.joules + more.joules,
         split_ms=one.split_ms + more.split_ms,
         late_samples=one.late_samples + more.late_samples,
+        seconds=one.seconds + more.seconds,
         throttled=one.throttled or more.throttled,
-        contended=one.contended or more.contended,
+        throttle_reasons=tuple(dict.fromkeys(one.throttle_reasons + more.throttle_reasons)),
+        throttled_rounds=one.throttled_rounds + (number,) * bool(more.throttled_rounds),
+        contended=any(known) or (None if None in known else False),
+        contended_rounds=one.contended_rounds + (number,) * bool(more.contended_rounds),
+        stopped_rounds=one.stopped_rounds + more.stopped_rounds,
         failure=one.failure or more.failure,
         cause=one.cause or more.cause,
     )

@@ -160,8 +160,19 @@ def test_it_compiles_with_empty_caches(toy: ToySuite, monkeypatch: pytest.Monkey
 def test_what_struck_one_block_struck_the_row() -> None:
     how: Any = ("isolated", "wall", "cold", 0, 0.0, "", "", False, False)
     quiet = Timing((1.0,), (0,), (), *how, late_samples=1)
-    struck = replace(quiet, throttled=True, contended=True)
+    struck = replace(
+        quiet, throttled=True, contended=True, contended_rounds=(0,), throttled_rounds=(0,), stopped_rounds=1
+    )
     for one, more in ((quiet, struck), (struck, quiet)):
         joined = turns._joined(one, more, 1)
         assert (joined.throttled, joined.contended, joined.late_samples) == (True, True, 2)
         assert (joined.samples_ms, joined.rounds) == ((1.0, 1.0), (0, 1))
+        assert (
+            joined.contended_rounds
+            == joined.throttled_rounds
+            == (1,) * (more is struck) + (0,) * (one is struck)
+        )
+        assert joined.stopped_rounds == 1
+    unknown = replace(quiet, contended=None)
+    assert turns._joined(quiet, unknown, 1).contended is turns._joined(unknown, quiet, 1).contended is None
+    assert turns._joined(unknown, struck, 1).contended is True
