@@ -193,14 +193,7 @@ WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("sketched", [False, True])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "gaussian",
-        "positive",
-        *(pytest.param(k, marks=pytest.mark.slow) for k in ("mean", "shared direction", "ones")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["gaussian", "mean", "positive", "shared direction", "ones"])
 def test_a_wrong_product_is_seen(kind: str, sketched: bool) -> None:
     """Never verified, whatever the data; rows that are all equal may stand in each other's place."""
     passed = []
