@@ -50,7 +50,6 @@ COMMANDS = (
     (f"sweep=./mine.yaml run_id=two {QUICK}", "report   reports/two.html", 0),
     (f"sweep=./steps.yaml run_id=steps {QUICK}", "report   reports/steps.html", 0),
     ("resume=one", "nothing new", 0),
-    ("watch results/mine/one", "finished", 0),
     ("report results/mine/one results/steps/steps -o both.html", "both.html", 0),
     ("gate --baseline results/mine/one --candidate results/mine/two", "", 6),
     ("advise model=llama3_8b gpu=h200", "llama3_8b on H200", 0),
