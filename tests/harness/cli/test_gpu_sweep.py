@@ -145,7 +145,7 @@ def test_the_loss_has_eight_seeds_a_side() -> None:
 
 PYTHON = """#!/bin/sh
 echo "$@" >> {calls}
-case "$*" in *"session-bursts "*|*"session-bursts") exec sleep 60;; *"session-products"*) exit 2;; *"session-casts"*) exit 1;; esac
+case "$*" in *=session-bursts) exec sleep 60;; *=session-products) exit 2;; *=session-casts) exit 1;; esac
 """
 
 
