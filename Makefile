@@ -35,7 +35,7 @@ TRITON_36 ?= build/triton-3.6.0
 DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
 # by path, since collecting all of them takes a minute
 GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/test_either_device.py tests/fp8core/test_torch_mm.py tests/fp8core/kernels \
-  tests/harness/training/models/test_gpu.py tests/harness/engine/test_either_device.py
+  tests/harness/training/models/test_gpu.py tests/harness/engine/test_either_device.py tests/faults/cheats
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 

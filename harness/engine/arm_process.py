@@ -69,6 +69,7 @@ Tell = Callable[[Stage | Steps], None]
 
 REPORT_S = 0.2  # between two messages about the steps of one run
 LARGE = 2**20  # bytes of an output by which no second one is kept
+WAIT_MS = 0.1  # what a host may take to see that a device is idle
 WAITED = 0.05  # of a block, for which it had no core: other load disturbs it
 SENT = (
     "metric",
@@ -207,6 +208,9 @@ class _Held:
             str, _Output | None
         ] = {}  # of each closure one of the last timed calls, chosen at random
         self.fastest_ms = math.inf  # by the median of a block
+        self.unfinished_ms = (
+            math.inf
+        )  # for how long the device worked on after a call beyond twice a sample; of all blocks the least
         self.fault: tuple[str, Cause] = "", Cause.NONE  # why its times do not count
         self._turns: dict[str, Callable[[], object]] = {"run": work.run}
 
@@ -277,7 +281,10 @@ class _Held:
             if not _same(found, one.result) and (wrong := one.judged(found)):
                 why = f"a second call returned what was overwritten since the first one: {wrong}"
                 return why, Cause.REPLAYED
-        rate = 1e3 * sum(self.work.flops.values()) / self.fastest_ms
+        if WAIT_MS < self.unfinished_ms < math.inf:
+            why = f"after each call the device works for {self.unfinished_ms:.3g} ms more than twice a sample"
+            return f"{why}: on a stream that the clock does not see", Cause.DEFERRED
+        rate = 1e3 * sum(self.work.flops.values()) / self.fastest_ms if self.fastest_ms else math.inf
         if not reaches(rate / 2, self.device, self.timer):
             why = f"{self.fastest_ms:.3g} ms are {rate:.3g} FLOP/s, over twice what products reach on this device"
             return why, Cause.TOO_FAST
@@ -480,6 +487,15 @@ def _operators(work: Workload) -> int:
     return counter.calls
 
 
+def _unfinished_ms(fn: Callable[[], object], timer: Timer) -> float:
+    """For how long the whole device works on once a call has returned: events of one stream don't see another one."""
+    timer.synchronize()
+    fn()
+    returned = time.perf_counter()
+    timer.synchronize()
+    return 1e3 * (time.perf_counter() - returned)
+
+
 def _first_call(work: Workload, timer: Timer) -> float:
     """Seconds of a call that compiles."""
     with work.held():
@@ -547,9 +563,11 @@ def sample(
     try:
         for _ in range(lead):
             fn()
+        unfinished_ms = 0.0 if timer.method == CpuTimer.method else _unfinished_ms(fn, timer)
         marks = {"split": held.work.split} if split else {}
         with timer.annotate(arm):
             samples = held.take(closure, getattr(timer, way), n, calls, **marks)
+        held.unfinished_ms = min(held.unfinished_ms, unfinished_ms - 2 * max(samples))
         waits = waited_s() - waited > WAITED * (time.perf_counter() - began)
     finally:
         end_children(before)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ways import WAYS
+from ways import GPU_WAYS, WAYS, Way
 
 from harness import store
+from harness.engine import arm_process
 from harness.engine.arm_process import _Held
 from harness.store.case import Case
 from harness.store.errors import Cause
@@ -18,17 +23,18 @@ from harness.suites import gemm
 from harness.timing.timers import CpuTimer
 
 SIZES = ["axes.M=64", "axes.K=128", "device=cpu"]
+GEMM = ["sweep=gemm", "shapes=[]"]
 SWEEPS = {  # by the part of a peer that they time
-    "gemm": ["sweep=gemm", "shapes=[]", "axes.N=64", *SIZES],
+    "gemm": [*GEMM, "axes.N=64", *SIZES],
     "linear": ["sweep=linear", "shapes=[]", "axes.N=64", *SIZES],
     "cast": ["sweep=cast", "axes.dtype=[e4m3fn]", "axes.granularity=[tensorwise]", "axes.src=[bf16]", *SIZES],
 }
 BRIEF = ["timing.min_seconds=0.02", "timing.max_seconds=0.05", "report=false"]
 
 
-def rows(folder: Path, part: str) -> dict[str, tuple[str, str]]:
+def rows(folder: Path, part: str, ways: dict[str, Way], words: list[str]) -> dict[str, tuple[str, str]]:
     """Way -> status and cause of its time."""
-    names = [f"honest_{part}", *(name for name, way in WAYS.items() if way.part == part)]
+    names = [f"honest_{part}", *(name for name, way in ways.items() if way.part == part)]
     package = folder / "site" / "cheats-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: cheats\nVersion: 1.0\n")
@@ -39,7 +45,7 @@ def rows(folder: Path, part: str) -> dict[str, tuple[str, str]]:
     path = os.pathsep.join(
         [str(package.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
-    command = [sys.executable, "-m", "harness", *SWEEPS[part], arms, *BRIEF, f"results_dir={folder}/results"]
+    command = [sys.executable, "-m", "harness", *words, arms, *BRIEF, f"results_dir={folder}/results"]
     environ = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -54,9 +60,21 @@ def rows(folder: Path, part: str) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("part", SWEEPS)
 def test_no_way_gets_a_speed(part: str, tmp_path: Path) -> None:
-    found = rows(tmp_path, part)
+    none_gets_a_speed(tmp_path, part, WAYS, SWEEPS[part])
+
+
+@pytest.mark.gpu
+def test_no_way_gets_a_speed_on_a_gpu(tmp_path: Path) -> None:
+    """The products take longer than a host needs to see that the device is idle."""
+    words = [*GEMM, "axes.M=8192", "axes.K=8192", "axes.N=8192", "device=cuda"]
+    none_gets_a_speed(tmp_path, "gemm", GPU_WAYS, words)
+
+
+def none_gets_a_speed(folder: Path, part: str, ways: dict[str, Way], words: list[str]) -> None:
+    """Each way has failed, by one of its causes; the honest twin has not."""
+    found = rows(folder, part, ways, words)
     assert found.pop(f"honest_{part}") == ("ok", "")
-    wanted = {name: way.causes for name, way in WAYS.items() if way.part == part}
+    wanted = {name: way.causes for name, way in ways.items() if way.part == part}
     assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(wanted, "failed")
     assert not {name: cause for name, (_, cause) in found.items() if cause not in wanted[name]}
 
@@ -78,5 +96,55 @@ def test_an_output_is_kept_of_any_number_of_calls_and_none_is_no_proof() -> None
             assert len(held.take("run", held.timer.block, n, calls)) == n
             assert held.outputs["run"] is not None
     assert held.unproven() == ("", Cause.NONE)
+    held.fastest_ms = 0.0
+    assert held._look()[1] is Cause.TOO_FAST
     held.outputs["run"] = None
     assert held.unproven()[1] is Cause.UNPROVEN
+
+
+class SideStream(CpuTimer):
+    """A device that works on for `busy_s` after each call, of which the events of the current stream say `sample_ms`."""
+
+    method = "cuda_events"
+
+    def __init__(self, busy_s: float, sample_ms: float) -> None:
+        super().__init__()
+        self.busy_s, self.sample_ms, self.calls = busy_s, sample_ms, 0
+
+    def block(self, fn: Callable[[], object], n: int, calls: int = 1, probe: Any = None) -> list[float]:
+        super().block(fn, n, calls, probe)
+        return [self.sample_ms] * n
+
+    def synchronize(self) -> None:
+        self.calls += 1
+        if self.busy_s and self.calls % 2 == 0:  # the one before a call finds it idle
+            time.sleep(self.busy_s)
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "sample_ms", "cause"),
+    [
+        (0.02, 0.2, Cause.DEFERRED),
+        (0.02, 20.0, Cause.NONE),
+        (0.0, 0.2, Cause.NONE),
+    ],
+)
+def test_work_that_the_clocks_stream_does_not_see_is_no_speed(
+    busy_s: float, sample_ms: float, cause: Cause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: how long the device is busy, which the fake one is told."""
+    sizes = {
+        "shape_set": "custom",
+        "layer": "custom",
+        "role": "output",
+        "data": "randn",
+        "M": 16,
+        "K": 16,
+        "N": 16,
+    }
+    workload = gemm.build(Case.of("gemm", sizes, 0), "bf16_eager", "cpu")
+    held = _Held(replace(workload, flops={}), SideStream(busy_s, sample_ms), "cpu")
+    monkeypatch.setitem(arm_process._held, "arm", held)
+    for _ in range(3):
+        arm_process.sample(print, "arm", "run", "block", 2, 1, 0, on_host=False, rotating=False, split=False)
+    assert held.unproven()[1] is cause

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fp8core.tensor import quantize
 from harness.peers import Peer, nanochat_style
-from harness.timing.timers import CpuTimer
+from harness.timing.timers import CpuTimer, CudaTimer
 
 Product = Callable[..., Any]
 CHECKS = 2  # calls of the check of suite gemm, tensorwise: one under the profiler; and one to spare
@@ -182,7 +182,7 @@ def _coarse(last: Tensor, *given: Any) -> Tensor:
 
 
 def _bytes(*given: Any) -> bytes:
-    return b"".join(bytes(x.view(torch.uint8).t().contiguous().numpy()) for x in given[:2])
+    return b"".join(bytes(x.view(torch.uint8).t().contiguous().cpu().numpy()) for x in given[:2])
 
 
 class Way(NamedTuple):
@@ -252,7 +252,81 @@ WAYS = {
     "first_cast": Way("a cast that returns the codes of the first input", _first_cast, REPLAY, "cast"),
     "first_forward": Way("a layer that returns its first output", lambda: _forward_once, part="linear"),
 }
+
+
+def _side_stream() -> Product:
+    """No one waits for it but who reads the whole device."""
+    stream: list[torch.cuda.Stream] = []
+
+    def product(*given: Any) -> Tensor:
+        stream[:] = stream or [torch.cuda.Stream()]
+        with torch.cuda.stream(stream[0]):
+            return honest(*given)
+
+    return product
+
+
+def _graph() -> Product:
+    """A CUDA graph over the operands of its first call."""
+    kept: list[Any] = []
+
+    def product(*given: Any) -> Tensor:
+        if not kept:
+            honest(*given)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                kept[:] = [graph, honest(*given)]
+        kept[0].replay()
+        return kept[1]
+
+    return product
+
+
+def _slow_events() -> Product:
+    """Events of its own in the timers of its process."""
+
+    class Event:
+        def __init__(self, **_: Any) -> None: ...
+        def record(self, *_: Any) -> None: ...
+        def query(self) -> bool:
+            return False
+
+        def elapsed_time(self, _: Any) -> float:
+            return 1e-6
+
+    def turned(last: Tensor, *given: Any) -> Tensor:
+        for timer in gc.get_objects():
+            if type(timer) is CudaTimer:
+                timer._events = lambda n: [Event() for _ in range(n)]
+        return honest(*given)
+
+    return _after(CHECKS, turned)
+
+
+# Written for a GPU; no GPU has run them yet.
+GPU_WAYS = {
+    "side_stream": Way("computes on a stream that it does not wait for", _side_stream, ("deferred",)),
+    "stale_graph": Way("replays a CUDA graph over the operands of its first call", _graph, REPLAY),
+    "slow_events": Way("puts events of its own into the timers", _slow_events, ("too_fast", "deferred")),
+    "patched_event_method": Way(
+        "replaces torch.cuda.Event.elapsed_time",
+        lambda: _patched(torch.cuda.Event, "elapsed_time"),
+        ("tampered",),
+    ),
+    **{
+        name: WAYS[name]
+        for name in (
+            "replay_by_pointer",
+            "replay_by_contents",
+            "copy_of_the_last",
+            "patched_event",
+            "lazy_tensor",
+        )
+    },
+}
 UNSEEN = {
+    "short_call_on_a_side_stream": "its calls take under 0.1 ms and twice what it shows: no host sees an idle device sooner",
     "cached_clones": "keeps copies by all contents: no contents come twice while it is timed, so it is timed as it computes",
     "knows_the_contents": "knows that contents are one tensor's elements from another one on, and turns a stored result alike",
     "constant_data": "returns what it stored where the case itself asks for operands that are all 0 or all 1",
@@ -273,8 +347,9 @@ def __getattr__(name: str) -> Peer:
         "honest_cast": lambda x, dtype, granularity: _cast(x, dtype),
         "honest_linear": honest_layer,
     }
-    if name not in WAYS and name not in parts:
+    ways = WAYS | GPU_WAYS
+    if name not in ways and name not in parts:
         raise AttributeError(name)
-    part = name.removeprefix("honest_") if name in parts else WAYS[name].part
-    made: dict[str, Any] = {part: parts[name] if name in parts else WAYS[name].make()}
+    part = name.removeprefix("honest_") if name in parts else ways[name].part
+    made: dict[str, Any] = {part: parts[name] if name in parts else ways[name].make()}
     return Peer(name, name, lambda device: None, lambda: "1", ("tensorwise",), ("eager",), **made)
