@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import flop_registry
 
 from fp8core import audit, convert_to_float8_training
+from fp8core.proof.formulas import SCORES, VALUES
+from fp8core.proof.recorder import Recorder
 from fp8core.recipe import RECIPES
 from harness.advise.model import Linear, Model, Outside, Traffic, mark_head, weighted
 from harness.store.errors import UsageError
@@ -32,9 +31,11 @@ from harness.training.models.flops import register_flop_formulas
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from fp8core.proof.recorder import Row
+
 _BLOCKS = "layers"  # the list of blocks in the models of this project
-_ATTENTION = "scaled_dot_product"
-_FREE = ("empty", "_unsafe_view", "detach", "device", "lift_fresh", "alias")  # operators that move no data
+_ATTENTION = (SCORES, VALUES)
+_FREE = ("empty", "_unsafe_view", "detach", "lift_fresh", "alias")  # operators that move no data
 _LOOKUPS = ("embedding", "index_select", "gather", "index")  # they read what they return, not the table
 
 
@@ -106,42 +107,50 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Mode
                 part._buffers[key] = None if buffer is None else _blank(buffer)
             if isinstance(part, nn.RMSNorm):
                 part.forward = functools.partial(_one_kernel_norm, part)  # type: ignore[method-assign]  # of this copy alone
-        calls = _Calls(module, barred)
-        recorder = _Recorder(calls)
+        recorder = Recorder(module)
+        calls = _Calls(module, barred, recorder)
         try:
             with recorder:
                 loss = module(*(_blank(part) for part in inputs))
                 for hook in calls.hooks:  # what checkpointing runs again is no other use of a layer
                     hook.remove()
-                recorder.turn()
+                turn = len(recorder.rows)
                 if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
                     raise UsageError(
                         f"{name}: model(*batch) returned no loss; expected one number, a 0-dimensional tensor that "
                         "depends on the weights"
                     )
                 loss.backward()
+                results = {recorder.number_of(p.grad) for p in module.parameters() if p.grad is not None}
         except UsageError:
             raise
         except Exception as error:  # the user's code may raise anything
-            where = next((fqn for fqn in reversed(calls.running) if fqn), type(module).__name__)
+            where = recorder.raised or type(module).__name__
             first = next(iter(str(error).strip().splitlines()), "")[:200]
             raise UsageError(
                 f"{name} cannot be traced: {where} failed on tensors without values: {type(error).__name__}: {first}; "
                 "a step that looks at values (.item(), a branch on data) has no place in a forward pass that is traced"
             ) from error
-    forward, backward = recorder.finish(p.grad for p in module.parameters() if p.grad is not None)
+    forward, backward = traffic(recorder.rows[:turn], recorder.rows[turn:], results)
+    products = [
+        (row, product)
+        for row in recorder.rows[:turn]
+        for product in row.products or ()
+        if row.owner not in calls.layers or product.role in _ATTENTION
+    ]
+    attention = sum(p.flops * (0.5 if p.is_causal else 1.0) for _, p in products if p.role in _ATTENTION)
     layers = mark_head(tuple(calls.layers.values()), _vocabularies(module))
     return Model(
         name,
         layers,
         common_rows((layer.tokens, layer.K * layer.N) for layer in layers),
-        recorder.attention,
-        recorder.other,
+        attention,
+        sum(product.flops for _, product in products if product.role not in _ATTENTION),
         forward,
         backward,
         sum(p.numel() for p in module.parameters()),
         _blocks(module),
-        experts=recorder.grouped,
+        experts=any("grouped" in row.operator.overloadpacket.__name__ for row, _ in products),
     )
 
 
@@ -176,44 +185,53 @@ def barred_layers(module: nn.Module) -> dict[str, dict[str, str]]:
 
 
 class _Calls:
-    """Which layers are running, and what each Linear was called with. Keeps their inputs alive, so that ids stay apart."""
+    """What each Linear was called with."""
 
-    def __init__(self, module: nn.Module, barred: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self, module: nn.Module, barred: Mapping[str, Mapping[str, str]], recorder: Recorder
+    ) -> None:
         self.layers: dict[str, Linear] = {}
-        self.running: list[str] = []
-        self._barred = barred
-        self._inputs: list[Tensor] = []
+        self._barred, self._recorder = barred, recorder
         self._ids: dict[object, int] = {}
         self.hooks = [
-            hook
+            part.register_forward_pre_hook(functools.partial(self._entered, fqn))
             for fqn, part in module.named_modules()
-            for hook in (
-                part.register_forward_pre_hook(functools.partial(self._entered, fqn)),
-                part.register_forward_hook(self._left),
-            )
+            if isinstance(part, nn.Linear)
         ]
 
-    def _entered(self, fqn: str, part: nn.Module, args: tuple[Any, ...]) -> None:
-        self.running.append(fqn)
-        if not (isinstance(part, nn.Linear) and args and isinstance(args[0], Tensor)):
+    def _entered(self, fqn: str, part: nn.Linear, args: tuple[Any, ...]) -> None:
+        if not (args and isinstance(args[0], Tensor)):
             return
         x, rows = args[0], args[0].numel() // part.in_features
         if (before := self.layers.get(fqn)) is not None:
             self.layers[fqn] = replace(before, tokens=before.tokens + rows)
             return
-        self._inputs.append(x)
-        view = (_storage(x), x.shape, x.stride(), x.storage_offset())
+        view = (self._recorder.number_of(x), x.shape, x.stride(), x.storage_offset())
         read = self._ids.setdefault(view, len(self._ids))
         sizes = (part.in_features, part.out_features, rows)
         self.layers[fqn] = Linear(fqn, *sizes, read, self._barred.get(fqn, {}))
 
-    def _left(self, *_: object) -> None:
-        self.running.pop()
 
-    @property
-    def in_linear(self) -> bool:
-        """Whether a Linear is running, whose products are counted by its sizes."""
-        return bool(self.running) and self.running[-1] in self.layers
+def traffic(
+    forward: Sequence[Row], backward: Sequence[Row], results: Iterable[int]
+) -> tuple[Traffic, Traffic]:
+    """What the operators of both passes read and write, matrix products apart.
+
+    What can run once a product is done, and before the next whose result it needs, is one fused kernel: it reads each
+    storage from outside once. What it makes is written if a product or another kernel reads it, or if it is a result. A
+    later kernel makes it again from what it was made of, as a compiler does, if that is less to read than writing it and
+    reading it back.
+
+    Args:
+        forward: rows of the forward pass.
+        backward: and of the backward pass.
+        results: storages that whoever comes next reads.
+    """
+    kernels = _Kernels()
+    phases = [kernels.of(rows) for rows in (forward, backward)]
+    kernels.used.update(results)
+    first, second = (phase.traffic(kernels.used) for phase in phases)
+    return first, second
 
 
 @dataclass(slots=True)
@@ -239,99 +257,60 @@ class _Phase:
         return Traffic(self.eager_bytes, moved, self.eager_kernels, launched)
 
 
-class _Recorder(TorchDispatchMode):
-    """Adds up what operators read and write; matrix products apart.
+class _Kernels:
+    """Which fused kernel makes and reads what; see `traffic`. `used`: storages that must be written."""
 
-    What can run once a product is done, and before the next whose result it needs, is one fused kernel: it reads each
-    storage from outside once. What it makes is written if a product or another kernel reads it, or if it is a result. A
-    later kernel makes it again from what it was made of, as a compiler does, if that is less to read than writing it and
-    reading it back.
-    """
-
-    def __init__(self, calls: _Calls) -> None:
-        super().__init__()
-        self.attention = self.other = 0.0
-        self.grouped = False
-        self._forward, self._backward = _Phase(), _Phase()
-        self._phase = self._forward
-        self._calls = calls
-        self._used: set[int] = set()
+    def __init__(self) -> None:
+        self.used: set[int] = set()
         self._made: dict[int, dict[int, int]] = {}  # storage -> what it is made of
         self._reads: dict[int, set[int]] = {}  # kernel -> storages
         self._ready: dict[int, int] = {}  # storage -> the kernel that makes it, or the first that can read it
-        self._next = self._first = 0  # the kernel that can read the last product; the first one of the phase
+        self._next = 0  # the kernel that can read the last product
         self._lookups = 0
-        self._kept: list[torch.UntypedStorage] = []  # or an address could be given to another
 
-    def turn(self) -> None:
-        """The forward pass is over."""
-        self._phase = self._backward
-        self._next = self._first = self._next + 1
-
-    def finish(self, results: Iterable[Tensor]) -> tuple[Traffic, Traffic]:
-        """Traffic forward and backward; `results` are read by whoever comes next."""
-        self._used |= {_storage(tensor) for tensor in results}
-        return self._forward.traffic(self._used), self._backward.traffic(self._used)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        made = [t for t in tree_iter(result) if isinstance(t, Tensor)]
-        # Storages, not tensors: autograd copies a gradient that someone else holds.
-        self._kept += [tensor.untyped_storage() for tensor in made]
-        if func.is_view or name.startswith(_FREE) or func.namespace == "prim":
-            return result
-        given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
-        self._phase.eager_kernels += 1
-        if _ATTENTION in name or func.overloadpacket in flop_registry:
-            self._product(func.overloadpacket, name, given, args, made)
-        else:
-            self._between(name, given, made)
-        return result
-
-    def _product(self, op: Any, name: str, given: list[Tensor], args: Any, made: list[Tensor]) -> None:
+    def of(self, rows: Iterable[Row]) -> _Phase:
+        """One pass."""
         self._next += 1
-        self._ready |= dict.fromkeys(map(_storage, made), self._next)
-        self._phase.products += 1
-        self._used |= {_storage(tensor) for tensor in given}
-        if self._phase is self._backward:
-            return
-        if _ATTENTION in name:
-            q, k, v = given[:3]
-            share = 0.5 if any(argument is True for argument in args) else 1.0  # the only such one: is_causal
-            pairs = q.shape[:-2].numel() * q.shape[-2] * k.shape[-2]
-            self.attention += 2.0 * share * pairs * (q.shape[-1] + v.shape[-1])
-        elif not self._calls.in_linear:
-            self.other += float(flop_registry[op](*args, out_val=made[0]))
-            self.grouped = self.grouped or "grouped" in name
+        first, phase = self._next, _Phase()
+        for row in rows:
+            name = row.operator.overloadpacket.__name__
+            if row.operator.is_view or name.startswith(_FREE):
+                continue
+            phase.eager_kernels += 1
+            if row.products:
+                phase.products += 1
+                self._next += 1
+                self._ready |= dict.fromkeys(row.written, self._next)
+                self.used.update(row.read)
+            else:
+                self._between(row, name, first, phase)
+        return phase
 
-    def _between(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
-        written = sum(map(_bytes, made))
-        reads = {_storage(t): _bytes(t) for t in given}
+    def _between(self, row: Row, name: str, first: int, phase: _Phase) -> None:
+        reads, written = row.read, sum(row.written.values())
         if name.startswith(_LOOKUPS) and not name.endswith("backward"):
             self._lookups += 1
             reads = {-self._lookups: written}
-        self._phase.eager_bytes += written + sum(reads.values())
-        kernel = max([self._first, *(self._ready.get(storage, 0) for storage in reads)])
+        phase.eager_bytes += written + sum(reads.values())
+        kernel = max([first, *(self._ready.get(storage, 0) for storage in reads)])
         origin: dict[int, int] = {}
         for storage, size in reads.items():
             origin |= self._source(storage, size, kernel)
         self._reads.setdefault(kernel, set()).update(origin)
-        for tensor in made:
-            storage = _storage(tensor)
+        for storage, size in row.written.items():
             self._made[storage], self._ready[storage] = origin, kernel
-            self._phase.made.setdefault(kernel, {})[storage] = (_bytes(tensor), origin)
+            phase.made.setdefault(kernel, {})[storage] = (size, origin)
 
     def _source(self, storage: int, size: int, kernel: int) -> dict[int, int]:
         """What a kernel reads to have a tensor."""
         origin = self._made.get(storage)
         if origin is not None and self._ready[storage] == kernel:
             return origin
-        if origin is not None and storage not in self._used:
+        if origin is not None and storage not in self.used:
             reads = self._reads.get(kernel, set())
             if sum(amount for source, amount in origin.items() if source not in reads) < 2 * size:
                 return origin
-        self._used.add(storage)
+        self.used.add(storage)
         return {storage: size}
 
 
@@ -347,12 +326,3 @@ def _one_kernel_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 def _blank(tensor: Tensor) -> Tensor:
     """Fake CPU tensor of the same shape and dtype."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _bytes(tensor: Tensor) -> int:
-    """What is read or written of it: an expanded tensor lies in memory once."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

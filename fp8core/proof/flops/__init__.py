@@ -20,7 +20,7 @@ from fp8core.proof.flops.count import (
     share_in_fp8,
 )
 from fp8core.proof.flops.counter import MatmulCounter, count_matmuls
-from fp8core.proof.flops.formulas import (
+from fp8core.proof.formulas import (
     CAUSAL_SHARE,
     Causal,
     attention_flops,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fp8core.proof.flops.formulas import Causal
+    from fp8core.proof.formulas import Causal
+    from fp8core.proof.recorder import Phase
 
-Phase = Literal["forward", "backward", "recompute", "outside"]
 FP8_DTYPES = ("e4m3", "e5m2")
 EMULATED = "emulated"
 WEIGHT = "weight"  # role of a product with a parameter

@@ -1,4 +1,4 @@
-"""The counter: a dispatch mode that sees each operator of a step, and hooks that tell which module runs.
+"""The counter: who owns the matrix products that a recorder sees, and in which dtype they run.
 
 Who owns a product:
 
@@ -7,44 +7,33 @@ Who owns a product:
     softmax     a product of activations whose result goes into a softmax is "attention scores"; one that takes a
                 softmax's result is "attention values"
 
-Operators inside of another (those of a grouped product that runs as a loop) are not seen, so nothing counts twice. A
-tensor subclass is asked to run its own operators first, so that the products that really run are those that count.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from fp8core.arguments import PLAIN_TENSORS, check_known, check_type
+from fp8core.arguments import check_known, check_type
 from fp8core.gemm import backend_named
-from fp8core.proof.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Phase, Uncounted, name_in_layer
-from fp8core.proof.flops.formulas import (
-    CAUSAL_SHARE,
-    PRODUCT,
-    SCORES,
-    VALUES,
-    Causal,
-    Product,
-    grouped_rows,
-    products,
-)
+from fp8core.proof.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Uncounted, name_in_layer
 from fp8core.proof.flops.provenance import Origin, Provenance
+from fp8core.proof.formulas import CAUSAL_SHARE, PRODUCT, SCORES, VALUES, Causal, Product, grouped_rows
+from fp8core.proof.recorder import IN_FORWARD, Recorder, Row, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fp8core.proof.recorder import Phase
+
 aten = torch.ops.aten
 _SOFTMAXES = (aten._softmax, aten._safe_softmax, aten._masked_softmax)
-_IN_FORWARD = -1  # id of no graph task
 _APPLIED: Any = torch.autograd.Function
 
 
@@ -67,7 +56,7 @@ def count_matmuls(step_fn: Callable[[], object], model: nn.Module, *, causal: Ca
         raise TypeError(
             f"step_fn is a {type(step_fn).__name__}; expected a function that runs one training step"
         )
-    with MatmulCounter(model, causal=causal) as counter, torch.compiler.set_stance("force_eager"):
+    with MatmulCounter(model, causal=causal) as counter:
         step_fn()
     return counter.result()
 
@@ -91,11 +80,14 @@ class _Record:
 
 
 class MatmulCounter:
-    """Counts while its block runs; see `count_matmuls`. What is compiled must run in eager mode meanwhile.
+    """Counts while its block runs, in eager mode; see `count_matmuls`.
 
     Args:
         model: whose parameters and modules own the products.
         causal: as in `count_matmuls`.
+
+    Attributes:
+        recorder: sees the operators.
     """
 
     def __init__(self, model: nn.Module, *, causal: Causal = "full") -> None:
@@ -107,31 +99,28 @@ class MatmulCounter:
         self._records: list[_Record] = []
         self._uncounted: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._causal_flops = 0.0
-        self._running: list[tuple[str, nn.Module, bool]] = []  # name, module, entered in a backward pass
         self._made_by: dict[tuple[int, int], list[_Record]] = {}  # (graph task, sequence number of a node)
-        self._hooks: list[Any] = []
+        self._end = ExitStack()
         # Of each `autograd.Function` that runs: the memory that operators wrote
         self._written: list[set[int]] = []
-        self._mode = _Mode(self._ran, any(isinstance(p, FakeTensor) for p in model.parameters()))
+        self.recorder = Recorder(model)
+        self.recorder.after.append(self._ran)
 
     def __enter__(self) -> MatmulCounter:
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             self._names[id(parameter)].append(name_in_layer(name))
             self._provenance.add_parameter(parameter)
         for fqn, module in self._model.named_modules():
-            self._hooks.append(module.register_forward_pre_hook(self._entered(fqn)))
-            self._hooks.append(module.register_forward_hook(self._left, always_call=True))
+            self._end.callback(module.register_forward_pre_hook(self._entered(fqn)).remove)
         self._apply = vars(_APPLIED)["apply"]
         setattr(_APPLIED, "apply", classmethod(self._applied))  # noqa: B010
-        self._mode.__enter__()
+        self._end.callback(setattr, _APPLIED, "apply", self._apply)
+        self._end.enter_context(torch.compiler.set_stance("force_eager"))
+        self._end.enter_context(self.recorder)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._mode.__exit__(*error)
-        setattr(_APPLIED, "apply", self._apply)  # noqa: B010
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._end.close()
 
     def result(self) -> MatmulCount:
         """What was counted so far."""
@@ -148,15 +137,15 @@ class MatmulCounter:
             self._causal_flops,
         )
 
-    def _ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _ran(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One operator has run."""
+        func = row.operator
         if self._written and isinstance(func, OpOverload) and not func.is_view and "empty" not in func.name():
-            self._written[-1].update(map(_memory, _tensors(out)))
-        found = products(func, args, kwargs, out, self._causal)
-        if found is None:
-            self._uncounted[str(getattr(func, "overloadpacket", func)), self._module_name()] += 1
-        elif found:
-            self._multiplied(func, args, kwargs, out, found)
+            self._written[-1].update(map(_memory, tensors_in(out)))
+        if row.products is None:
+            self._uncounted[str(getattr(func, "overloadpacket", func)), row.owner] += 1
+        elif row.products:
+            self._multiplied(row, args, kwargs, out)
         elif isinstance(func, OpOverload):
             if func.overloadpacket in _SOFTMAXES:
                 record = self._provenance.of(args[0]).product
@@ -166,29 +155,26 @@ class MatmulCounter:
 
     def _applied(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """An `autograd.Function` runs: a result that comes from no operator (NumPy's, a kernel's) may be a product."""
-        self._written.append({_memory(x) for x in _tensors(args)})
+        self._written.append({_memory(x) for x in tensors_in(args)})
         try:
             out = self._apply.__get__(None, function)(*args, **kwargs)
         finally:
             written = self._written.pop()
         own = function.__module__.partition(".")[0] in ("torch", "fp8core")
-        if not own and not {_memory(x) for x in _tensors(out) if x.is_floating_point()} <= written:
-            self._uncounted[f"Function {function.__name__}", self._module_name()] += 1
+        if not own and not {_memory(x) for x in tensors_in(out) if x.is_floating_point()} <= written:
+            self._uncounted[f"Function {function.__name__}", self.recorder.owner()] += 1
         if self._written:
             self._written[-1] |= written
         return out
 
-    def _multiplied(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, found: tuple[Product, ...]
-    ) -> None:
+    def _multiplied(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        func, phase = row.operator, row.phase
         operands = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() and arg.is_floating_point()]
         origins = [self._provenance.of(operand) for operand in operands]
         task = torch._C._current_graph_task_id()
-        phase = self._phase(task)
-        first = next(
-            (part for part in (out if isinstance(out, tuple | list) else (out,)) if isinstance(part, Tensor)),
-            None,
-        )
+        if task == IN_FORWARD and any(made != IN_FORWARD for made, _ in self._made_by):
+            self._made_by = {key: value for key, value in self._made_by.items() if key[0] == IN_FORWARD}
+        first = next(tensors_in(out), None)
         shape = () if first is None else tuple(first.shape)
         dtype = _dtype(operands, origins)
         if func is torch.ops.fp8core.scaled_grouped_mm.default and not backend_named(args[-1]).is_fp8:
@@ -198,15 +184,16 @@ class MatmulCounter:
         true_share = min(1.0, rows / multiplied) if rows and multiplied else 1.0
         if rows and first is not None:
             self._provenance.set(first, Origin(rows=rows))
-        for product in found:
+        for product in row.products or ():
             owner, role, source = self._owner(product, origins, task, phase, shape)
-            if not owner and role == PRODUCT and source is None and not self._running:
+            if not owner and role == PRODUCT and source is None and not self.recorder.running:
                 phase = "outside"
+            flops = product.flops * (CAUSAL_SHARE[self._causal] if product.is_causal else 1.0)
             record = _Record(
-                owner, role, str(func.overloadpacket), dtype, phase, product.flops * true_share, shape, source
+                owner, role, str(func.overloadpacket), dtype, phase, flops * true_share, shape, source
             )
             self._records.append(record)
-            self._causal_flops += product.flops if product.is_causal and phase != "recompute" else 0
+            self._causal_flops += flops if product.is_causal and phase != "recompute" else 0
             if phase in ("forward", "recompute"):
                 number = torch._C._autograd._get_sequence_nr() - 1
                 self._made_by.setdefault((task, number), []).append(record)
@@ -233,13 +220,14 @@ class MatmulCounter:
         named = self._named(origins)
         if named:
             return named[-1], WEIGHT if product.role == PRODUCT else product.role, None
-        if self._running and isinstance(self._running[-1][1], nn.Linear) and product.role == PRODUCT:
+        running = self.recorder.running
+        if running and isinstance(running[-1][1], nn.Linear) and product.role == PRODUCT:
             # Casts that were made before the step (`fp8core.microbatches`), or a weight made of several parameters
-            return f"{self._running[-1][0]}.weight".lstrip("."), WEIGHT, None
+            return f"{running[-1][0]}.weight".lstrip("."), WEIGHT, None
         role = product.role
         if role == PRODUCT and any(origin.of_softmax for origin in origins):
             role = VALUES
-        return self._module_name(), role, None
+        return self.recorder.owner(), role, None
 
     def _named(self, origins: list[Origin]) -> list[str]:
         """Names of the parameters among the operands; one of the running module last, and no bias where there is a weight."""
@@ -247,7 +235,7 @@ class MatmulCounter:
         for origin in origins:
             if origin.parameter is not None:
                 known = self._names[id(origin.parameter)]
-                prefix = f"{self._module_name()}."
+                prefix = f"{self.recorder.owner()}."
                 mine = [name for name in known if name.startswith(prefix) or (prefix == "." and name)]
                 names.append(((bool(mine), origin.parameter.dim() > 1), (mine or known)[0]))
         return [name for _, name in sorted(names, key=lambda item: item[0])]
@@ -267,23 +255,11 @@ class MatmulCounter:
         if node is None:
             return []
         number = node._sequence_nr()
-        inner = [made for made, key in self._made_by if key == number and _IN_FORWARD < made < task]
-        return self._made_by.get((max(inner, default=_IN_FORWARD), number), [])
-
-    def _phase(self, task: int) -> Phase:
-        if task == _IN_FORWARD:
-            if any(made != _IN_FORWARD for made, _ in self._made_by):
-                self._made_by = {key: value for key, value in self._made_by.items() if key[0] == _IN_FORWARD}
-            return "forward"
-        again = torch.is_grad_enabled() or any(inside for _, _, inside in self._running)
-        return "recompute" if again else "backward"
-
-    def _module_name(self) -> str:
-        return self._running[-1][0] if self._running else ""
+        inner = [made for made, key in self._made_by if key == number and IN_FORWARD < made < task]
+        return self._made_by.get((max(inner, default=IN_FORWARD), number), [])
 
     def _entered(self, fqn: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, _: Any) -> None:
-            self._running.append((fqn, module, torch._C._current_graph_task_id() != _IN_FORWARD))
             for parameter in module.parameters(recurse=False):
                 if (
                     id(parameter) not in self._names
@@ -293,43 +269,6 @@ class MatmulCounter:
                 self._provenance.add_parameter(parameter)
 
         return hook
-
-    def _left(self, module: nn.Module, *_: Any) -> None:
-        while self._running:
-            if self._running.pop()[1] is module:
-                return
-
-
-class _Mode(TorchDispatchMode):
-    """Reports every operator on plain tensors, with arguments and result."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, ran: Callable[[Any, Any, Any, Any], None], is_fake: bool) -> None:
-        super().__init__()
-        self._ran, self._is_fake = ran, is_fake
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if (
-            any(hasattr(kind, "__tensor_flatten__") for kind in types)
-            or func is torch.ops.prim.device.default
-        ):
-            return NotImplemented  # the subclass then runs its own operators, in sight of this mode
-        if not self._is_fake and any(issubclass(kind, FakeTensor) for kind in types):
-            return func(*args, **kwargs)  # DTensor asks for the shape of a result
-        if isinstance(func, OpOverload) and func._can_decompose():
-            with self:  # inference mode hands composite operators on whole
-                whole = func.decompose(*args, **kwargs)
-                if whole is not NotImplemented:
-                    return whole
-        out = func(*args, **kwargs)
-        self._ran(func, args, kwargs, out)
-        return out
-
-
-def _tensors(given: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(given) if type(x) in PLAIN_TENSORS and x.layout is torch.strided]
 
 
 def _memory(x: Tensor) -> int:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fp8core.proof.recorder import tensors_in
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -93,7 +95,7 @@ class Provenance:
     def follow(self, func: Any, args: Any, out: Any) -> None:
         """Passes origins on through an operator that multiplies no matrices."""
         name = func.overloadpacket.__name__
-        inputs = [part for part in _tensors(args) if part.is_floating_point()]
+        inputs = [part for part in tensors_in(args) if part.is_floating_point()]
         if not inputs or name in _LOOKUPS:
             origin = NOTHING
         elif func.is_view:
@@ -115,7 +117,7 @@ class Provenance:
                 next((origin.product for origin in origins if origin.product is not None), None),
                 _rows_put(name, args) or next((origin.rows for origin in origins if origin.rows), None),
             )
-        for part in _tensors(out):
+        for part in tensors_in(out):
             self.set(part, origin)
 
 
@@ -137,14 +139,6 @@ def plain_parts(x: Tensor) -> Iterator[Tensor]:
         inner = getattr(x, name)
         if isinstance(inner, Tensor):
             yield from plain_parts(inner)
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for part in tree:
-            yield from _tensors(part)
 
 
 def _storage(x: Tensor) -> StorageWeakRef | None:

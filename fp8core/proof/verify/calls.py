@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
@@ -32,6 +32,7 @@ from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.layer_rules import gemms_reason
 from fp8core.linear import Float8Linear
 from fp8core.proof.audit import audit
+from fp8core.proof.flops import MatmulCounter
 from fp8core.proof.verify.gathered_codes import GatheredCodes
 from fp8core.proof.verify.operands import cast_as, input_of, matrix, plain, quietly
 from fp8core.proof.verify.oracle import TiledOperand
@@ -323,21 +324,26 @@ def values_of(given: Any) -> torch.Tensor:
     return given.hp if isinstance(given, CastInput) else given
 
 
-class Watch(TorchDispatchMode):
+class Watch:
     """Watches a model while the block runs; `proofs` then says what was seen.
 
-    As a dispatch mode it sees each FP8 GEMM, on every backend but "reference", and each write to a tensor.
+    It looks at each FP8 GEMM, on every backend but "reference", and at each write to a tensor.
+
+    Args:
+        model: to watch.
+        on_write: called with each tensor that an operator is about to write.
 
     Attributes:
+        counter: of the matrix products, whose recorder sees the operators.
         modules: what is watched, by name.
         stray: FP8 GEMMs that ran outside of all layers.
         gathered: codes of inputs, weights and gradients that a collective brought.
         sums: of gradients, by weight.
-        on_write: called with each tensor that an operator is about to write.
     """
 
     def __init__(self, model: nn.Module, on_write: Callable[[torch.Tensor], None] = lambda _: None) -> None:
-        super().__init__()
+        self.counter = MatmulCounter(model)
+        self.counter.recorder.before.append(self._look)
         self.found = {
             layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason, layer.all_gather)
             for layer in audit(model).layers
@@ -364,18 +370,10 @@ class Watch(TorchDispatchMode):
         self.trains = {fqn: [0, 0] for fqn, _ in self.modules}
         self._end = ExitStack()
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Or `torch.compile` would fall back to eager mode while this looks."""
-        return True
-
-    def __torch_dispatch__(
-        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(kind, FakeTensor) for kind in types):
-            return op(*args, **(kwargs or {}))  # DTensor asks for the shape of a result
-        if any(kind not in PLAIN_TENSORS for kind in types):
-            return NotImplemented  # a subclass first becomes what it does: modes come before subclasses
+    def _look(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operator is about to run."""
+        if not isinstance(op, OpOverload):
+            return
         if op._schema.is_mutable:
             for argument, value in zip(op._schema.arguments, args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
@@ -385,9 +383,9 @@ class Watch(TorchDispatchMode):
         name = op.name().partition(".")[0]
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]
-            given = {spec.name: value for spec, value in zip(op._schema.arguments, args, strict=False)} | (
-                kwargs or {}
-            )
+            given = {
+                spec.name: value for spec, value in zip(op._schema.arguments, args, strict=False)
+            } | kwargs
             fast = given.get("use_fast_accum", not given.get("promote_every", 128))
             sums = ("fast" if fast else "promoted") if registers_of(a.device, bool(fast)) else "float32"
             if name == "fp8core::matmul":  # b lies as [N, K]
@@ -395,7 +393,6 @@ class Watch(TorchDispatchMode):
             else:
                 b, scale_b = b.mT, scale_b.mT if scale_b.dim() > 1 else scale_b
                 self._gemm(((a, scale_a), (b, scale_b)), sums, given.get("backend", "torch"))
-        return op(*args, **(kwargs or {}))
 
     def __enter__(self) -> Watch:
         self._end.enter_context(self.gathered.watched())
@@ -409,10 +406,10 @@ class Watch(TorchDispatchMode):
                 module.register_forward_hook(self._after, prepend=first, always_call=True),
             ):
                 self._end.callback(handle.remove)
-        return super().__enter__()
+        self._end.enter_context(self.counter)
+        return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
         self._end.close()
         sums: list[Sums | BiasSum] = [*self.sums.values(), *self.biases.values()]
         for each in sums:
@@ -460,7 +457,7 @@ class Watch(TorchDispatchMode):
 
     def _is_seen(self) -> bool:
         """Whether this thread hands its operators to this mode."""
-        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+        return any(mode is self.counter.recorder for mode in _get_current_dispatch_mode_stack())
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self._is_seen():

@@ -6,22 +6,21 @@ as they come. Both end in `conclude`, the one place where observations become wo
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
-from fp8core.proof.flops import MatmulCount, MatmulCounter
+from fp8core.proof.flops import MatmulCount
 from fp8core.proof.profiled_gemms import Profiled, profiling
 from fp8core.proof.verify.calls import Watch
 from fp8core.proof.verify.probe import tested_recipes
 from fp8core.proof.verify.proof import Proof
 from fp8core.proof.verify.records import inconclusive
-from fp8core.proof.wire import count_collectives
+from fp8core.proof.wire import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,17 +69,10 @@ class Passes:
     @contextmanager
     def compare(self) -> Iterator[None]:
         """A step in eager mode, whatever was compiled: each call is held against independent arithmetic."""
-        with ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(self.watch)
-            counter = stack.enter_context(MatmulCounter(self.model))
-            counts = None
-            if dist.is_available() and dist.is_initialized():
-                counts = stack.enter_context(count_collectives())
+        with self.watch:
             yield
-        if counts is not None:
-            self.gathers = counts.of("all_gather")
-        self.matmuls = counter.result()
+        self.gathers = Collectives(self.watch.counter.recorder.rows).of("all_gather")
+        self.matmuls = self.watch.counter.result()
         self.look_at_scales()
 
     @contextmanager

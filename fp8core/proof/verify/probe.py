@@ -53,7 +53,7 @@ def tested_recipes(watch: calls.Watch, model: nn.Module) -> tuple[tuple[str, ...
 
 def _faults(module: nn.Module, step: Callable[[], Any]) -> list[str]:
     watch = calls.Watch(nn.ModuleList([module]))
-    with torch.compiler.set_stance("force_eager"), torch.enable_grad(), watch:
+    with torch.enable_grad(), watch:
         step()
     (proof,) = watch.proofs()
     idle = [name for name, gemm in proof.gemms.items() if not gemm.calls]

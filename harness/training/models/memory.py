@@ -20,18 +20,16 @@ allocator loses to fragments, the libraries' workspaces, the CUDA context (about
 from __future__ import annotations
 
 import copy
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from fp8core import Float8Linear, Float8Tensor
+from fp8core import Float8Linear
 from fp8core.gemm.reference import ShapesAlone
-from fp8core.history import AmaxMemory, tensors_of
+from fp8core.history import AmaxMemory
 from fp8core.inputs.operands import serves_both
+from fp8core.proof.recorder import Recorder, alive_and_most
 from harness.training.models.common import replace_parameters
 
 if TYPE_CHECKING:
@@ -82,12 +80,12 @@ def predict(
         head = getattr(model, "head", None)
         if isinstance(head, nn.Module):
             head.register_forward_hook(lambda _, given, made: logits.append(_bytes(made)))
-        with _Lifetimes([*tensors_of(model), *inputs]) as lifetimes:
+        with Recorder() as recorder:
             with torch.autocast(kind, autocast or torch.bfloat16, enabled=autocast is not None):
                 loss = model(*inputs)
-            kept = lifetimes.alive
+            kept, _ = alive_and_most(recorder.rows)
             loss.backward()
-            most = lifetimes.most
+            _, most = alive_and_most(recorder.rows)
         fp8_weights = min(_kept_weights(model), kept)
     of_logits = logits[-1] if logits else 0
     return of_weights(model) | {
@@ -132,42 +130,6 @@ def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:
         f"a training step needs {least}{total / GIB:.2f} GiB and {free_bytes / GIB:.2f} GiB are free; GiB by part: "
         f"{', '.join(f'{part} {size / GIB:.2f}' for size, part in parts)}; try {', '.join(ways)}"
     )
-
-
-class _Lifetimes(TorchDispatchMode):
-    """Bytes of the storages that operators make within the block: alive now, and the most at once.
-
-    Attributes:
-        alive, most: bytes.
-    """
-
-    def __init__(self, outside: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.alive = self.most = 0
-        self._seen = {storage._cdata for tensor in outside for storage in _storages(tensor)}
-        self._outside = list(outside)  # or an address could be given to another storage
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for part in tree_iter(result):
-            for storage in _storages(part) if isinstance(part, Tensor) else ():
-                key, size = storage._cdata, storage.nbytes()
-                if key not in self._seen:
-                    self._seen.add(key)
-                    self.alive += size
-                    self.most = max(self.most, self.alive)
-                    weakref.finalize(storage, self._remove, key, size)
-        return result
-
-    def _remove(self, key: int, size: int) -> None:
-        self._seen.discard(key)
-        self.alive -= size
-
-
-def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    if isinstance(tensor, Float8Tensor):
-        return [tensor.qdata.untyped_storage(), tensor.scale_inv.untyped_storage()]
-    return [tensor.untyped_storage()]
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -109,7 +109,7 @@ _WITHOUT_PRODUCTS = (
 
 
 def products(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, causal: Causal
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> tuple[Product, ...] | None:
     """The matrix products of one call.
 
@@ -118,10 +118,10 @@ def products(
         args: of the call.
         kwargs: of the call.
         out: its result.
-        causal: a key of `CAUSAL_SHARE`.
 
     Returns:
-        Its products, empty if it has none; None if it has some, or may have, and there is no formula for them.
+        Its products, of attention over all pairs; empty if it has none; None if it has some, or may have, and there is
+        no formula for them.
     """
     if isinstance(func, HigherOrderOperator) or not isinstance(func, OpOverload):
         return None if "attention" in str(func) or "triton" in str(func) else ()
@@ -135,7 +135,7 @@ def products(
         return special(args, out)
     name = packet.__name__
     if name.startswith("_scaled_dot_product") and "math" not in name:
-        return _attention(func, args, kwargs, causal)
+        return _attention(func, args, kwargs)
     if packet in flop_registry:
         count = flop_registry[packet](*args, **kwargs, out_val=out)
         return (
@@ -201,15 +201,12 @@ def register_with_torch(more: Mapping[Any, Callable[..., int]] | None = None) ->
             register_flop_formula(op)(count)
 
 
-def _attention(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], causal: Causal
-) -> tuple[Product, ...]:
+def _attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Product, ...]:
     given: dict[str, Any] = {argument.name: argument.default_value for argument in func._schema.arguments}
     given |= dict(zip(given, args, strict=False)) | kwargs
     q, k, v = given["query"], given["key"], given["value"]
     is_causal = bool(given["is_causal"])
-    share = CAUSAL_SHARE[causal] if is_causal else 1.0
-    share *= 2 if "backward" in func.overloadpacket.__name__ else 1
+    share = 2 if "backward" in func.overloadpacket.__name__ else 1
     of_scores, of_values = attention_flops(
         q.shape[:-2].numel(), 1, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     )
