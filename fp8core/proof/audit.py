@@ -9,12 +9,13 @@ A layer is only counted as FP8 if its class, recipe and backend make it so: an e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from fp8core.distributed.weight_gather import NOT_ASKED, NOT_CONVERTED, weight_gather_precision
+from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
 from fp8core.inputs.operands import casts_route
 from fp8core.linear import Float8Linear
@@ -24,7 +25,7 @@ from fp8core.proof.other_weights import WeightAudit, audit_weights
 from fp8core.replace import NEVER_OFFERED, WHY_NOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 _UNKNOWN = "other products are not known without a step: audit(model, step=...)"
 _ROLES = {
@@ -140,12 +141,7 @@ class Audit:
         else:
             rows = [(*row[:2], *row[3:]) for row in rows]
             head = ("layer", "shape (K x N)", "FP8 GEMMs", "recipe, or why not")
-        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
-        lines = [
-            "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]))
-            for row in (head, *rows)
-        ]
-        return "\n".join((*lines, self._summary()))
+        return "\n".join((*as_table([head, *rows]), self._summary()))
 
     def _layer_rows(self) -> Iterable[tuple[str, ...]]:
         for layer in self.layers:
@@ -212,6 +208,22 @@ class Audit:
             return start + self.count.text
         share = "all" if self.fp8_flop_share == 1 else percent(self.fp8_flop_share)
         return f"{start}{share} of their FLOPs in FP8, by size; {_UNKNOWN}"
+
+
+def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines whose cells stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def fp8_modules(model: nn.Module) -> dict[str, Any]:
+    """FP8 layers and products of experts in FP8, by name."""
+    return {
+        fqn: module
+        for fqn, module in model.named_modules()
+        if isinstance(module, Float8Linear)
+        or (isinstance(module, GroupedMatmul) and module.recipe is not None)
+    }
 
 
 def audit(

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fp8core.arguments import PLAIN_TENSORS
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm.layout import Operand
+from fp8core.history import ROLES
 from fp8core.scaling import BLOCK, MX_BLOCK
 from fp8core.tensor import Float8Tensor
 
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from fp8core.proof.sampled_places import SampledPlaces
     from fp8core.recipe import Cast, Recipe
 
-READS = {  # role -> the operands of GEMMs that it is
-    "input": (("output", "a"), ("grad_weight", "b")),
-    "weight": (("output", "b"), ("grad_input", "b")),
-    "grad_output": (("grad_input", "a"), ("grad_weight", "a")),
+READS = {  # GEMM -> its operands a and b: what they are, and whether their first dimension is contracted
+    "output": (("input", False), ("weight", False)),
+    "grad_input": (("grad_output", False), ("weight", True)),
+    "grad_weight": (("grad_output", True), ("input", True)),
 }
 CAST, HIGH_PRECISION, CODES_ONLY, NOT_SEEN = "cast", "high precision", "codes only", "not seen"
 MAXIMA = 3  # the first figures of a row are maxima: amax, scale_inv, -scale_inv; the others are sums
@@ -59,8 +60,13 @@ def slots(recipe: Recipe) -> dict[Slot, Cast | None]:
     Two GEMMs share a slot where the same codes serve both.
     """
     result: dict[Slot, Cast | None] = {}
-    for role, ((one, a), (other, b)) in READS.items():
-        first, second = getattr(recipe.gemms[one], a), getattr(recipe.gemms[other], b)
+    for role in ROLES:
+        (one, first), (other, second) = (
+            (name, cast)
+            for name, gemm in recipe.gemms.items()
+            for (read, _), cast in zip(READS[name], (gemm.a, gemm.b), strict=True)
+            if read == role
+        )
         if first == second and (first is None or first.axis_free):
             result[Slot(role, (one, other))] = first
         else:

@@ -26,12 +26,9 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 import fp8core.gemm.grouped
 import fp8core.kernels.ops  # noqa: F401  # both define operators of torch.ops.fp8core
-from fp8core.gemm import backend_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from fp8core.recipe import Recipe
 
 Causal = Literal["full", "half"]
 CAUSAL_SHARE: Mapping[str, float] = {
@@ -160,27 +157,6 @@ def attention_flops(
     """(scores, values) of one forward pass over all pairs: see the module docstring."""
     pairs = 2.0 * batch * heads * queries * keys
     return pairs * head_dim, pairs * (head_dim if value_dim is None else value_dim)
-
-
-def gemm_dtypes(recipe: Recipe | None, high_precision: str) -> list[str]:
-    """What output, grad_input and grad_weight of a layer run in: "e4m3", "e5m2" (if an operand is), `high_precision`, "fp32".
-
-    Args:
-        recipe: of the layer; None: it is not converted.
-        high_precision: the name for what is not FP8. The GEMMs of an emulated recipe are "fp32".
-    """
-    if recipe is None:
-        return [high_precision] * 3
-    dtypes = []
-    for gemm in recipe.gemms.values():
-        if gemm.a is None or gemm.b is None:
-            dtypes.append(high_precision)
-        elif not backend_named(recipe.backend).is_fp8:
-            dtypes.append("fp32")
-        else:
-            formats = {gemm.a.format.short, gemm.b.format.short}
-            dtypes.append("e5m2" if "e5m2" in formats else "e4m3")
-    return dtypes
 
 
 def register_with_torch(more: Mapping[Any, Callable[..., int]] | None = None) -> None:

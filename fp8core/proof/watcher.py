@@ -21,8 +21,8 @@ from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.linear import Float8Linear
 from fp8core.observers import WATCHED
+from fp8core.proof.audit import fp8_modules
 from fp8core.proof.cast_records import Sink, records_of, sink_of
 from fp8core.proof.cast_stats import HIGH_PRECISION, NOT_SEEN, StepStats
 from fp8core.proof.sampled_places import SampledPlaces
@@ -170,7 +170,7 @@ class Watcher:
 
     def _obstacle(self) -> str:
         """Why the step that comes can't be watched; "" if it can."""
-        layers = watchable(self._model)
+        layers = fp8_modules(self._model)
         if not layers:
             return "the model has no FP8 layer to watch; call convert_to_float8_training(model) before watch(model)"
         if not self._eager_steps and (name := compiled_part(self._model)) is not None:
@@ -182,7 +182,7 @@ class Watcher:
 
     def _hold(self) -> None:
         """The layers are this watcher's until it is closed or dropped; some may have come since the last call."""
-        for layer in watchable(self._model).values():
+        for layer in fp8_modules(self._model).values():
             _HOLDERS[layer] = weakref.ref(self)
 
     def _begin(self) -> None:
@@ -314,7 +314,7 @@ class _On:
 
     def watch(self, model: nn.Module, eager: bool) -> None:
         self.stats = StepStats(self._places)
-        for fqn, layer in watchable(model).items():
+        for fqn, layer in fp8_modules(model).items():
             experts = (
                 model.get_submodule(fqn.rpartition(".")[0]) if isinstance(layer, GroupedMatmul) else None
             )
@@ -333,16 +333,6 @@ class _On:
         if self._is_eager:
             self._is_eager = False
             _EAGER_MODE.give_back()
-
-
-def watchable(model: nn.Module) -> dict[str, Any]:
-    """FP8 layers and products of experts in FP8, by name."""
-    return {
-        fqn: module
-        for fqn, module in model.named_modules()
-        if isinstance(module, Float8Linear)
-        or (isinstance(module, GroupedMatmul) and module.recipe is not None)
-    }
 
 
 def compiled_part(model: nn.Module) -> str | None:

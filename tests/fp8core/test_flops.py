@@ -21,7 +21,7 @@ from fp8core import (
     grouped_mm,
     microbatches,
 )
-from fp8core.proof.flops import MatmulCount, not_in_fp8, percent
+from fp8core.proof.flops import MatmulCount, percent
 
 aten = torch.ops.aten
 TOKENS, WIDTH = 32, 64
@@ -189,7 +189,7 @@ def test_gpt2_by_its_configuration(plain: bool) -> None:
     assert count.flops == total
     assert count.fp8_share == pytest.approx(batch * seq * 6 * blocks / total, rel=1e-12)
     half = batch * seq * attention / 2 / total
-    assert not_in_fp8(count.matmuls) == pytest.approx(
+    assert count.not_in_fp8 == pytest.approx(
         {
             "lm_head": batch * seq * 6 * head / total,
             "attention scores": half,

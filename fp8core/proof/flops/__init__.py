@@ -15,16 +15,13 @@ from fp8core.proof.flops.count import (
     Matmul,
     MatmulCount,
     Uncounted,
-    not_in_fp8,
     percent,
-    share_in_fp8,
 )
 from fp8core.proof.flops.counter import MatmulCounter, count_matmuls
 from fp8core.proof.formulas import (
     CAUSAL_SHARE,
     Causal,
     attention_flops,
-    gemm_dtypes,
     register_with_torch,
 )
 
@@ -38,9 +35,6 @@ __all__ = [
     "Uncounted",
     "attention_flops",
     "count_matmuls",
-    "gemm_dtypes",
-    "not_in_fp8",
     "percent",
     "register_with_torch",
-    "share_in_fp8",
 ]

@@ -115,7 +115,17 @@ class MatmulCount:
     @property
     def fp8_share(self) -> float:
         """Share of them with FP8 operands, 0..1; 0 where nothing was counted."""
-        return share_in_fp8(self.matmuls)
+        return sum(row.flops for row in self.of_model if row.is_fp8) / self.flops if self.flops else 0.0
+
+    @property
+    def not_in_fp8(self) -> dict[str, float]:
+        """Name -> share of them of what is not in FP8, largest first; names as `Matmul.name`."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        for row in self.of_model:
+            if not row.is_fp8:
+                sums[f"{row.name} (emulated)" if row.dtype == EMULATED else row.name] += row.flops
+        ranked = sorted(sums.items(), key=lambda item: -item[1])
+        return {name: amount / self.flops for name, amount in ranked if amount}
 
     @property
     def text(self) -> str:
@@ -130,26 +140,6 @@ class MatmulCount:
             if row.phase in wanted:
                 sums[row.dtype] += row.flops
         return dict(sums)
-
-
-def share_in_fp8(matmuls: Iterable[Matmul]) -> float:
-    """Share of the FLOPs of forward and backward pass whose operands are FP8, 0..1; 0 without any."""
-    rows = [row for row in matmuls if row.phase in ("forward", "backward")]
-    total = sum(row.flops for row in rows)
-    return sum(row.flops for row in rows if row.is_fp8) / total if total else 0.0
-
-
-def not_in_fp8(matmuls: Iterable[Matmul]) -> dict[str, float]:
-    """Name -> share of the FLOPs of forward and backward pass, of what is not in FP8, largest first; names as `Matmul.name`."""
-    rows = [row for row in matmuls if row.phase in ("forward", "backward")]
-    total = sum(row.flops for row in rows)
-    sums: defaultdict[str, float] = defaultdict(float)
-    for row in rows:
-        if not row.is_fp8:
-            sums[f"{row.name} (emulated)" if row.dtype == EMULATED else row.name] += row.flops
-    return {
-        name: amount / total for name, amount in sorted(sums.items(), key=lambda item: -item[1]) if amount
-    }
 
 
 def percent(share: float) -> str:
@@ -169,7 +159,7 @@ def text(count: MatmulCount) -> str:
     else:
         share = "all" if count.uncounted and count.fp8_share == 1 else percent(count.fp8_share)
         line = f"{share} of the counted matmul FLOPs in FP8"
-        rest = _short(not_in_fp8(count.matmuls))
+        rest = _short(count.not_in_fp8)
         if rest:
             line += "; not in FP8: " + ", ".join(f"{name} {percent(share)}" for name, share in rest.items())
     if count.uncounted:

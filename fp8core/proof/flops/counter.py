@@ -95,15 +95,15 @@ class MatmulCounter:
         check_known("causal convention", causal, CAUSAL_SHARE)
         self._model, self._causal = model, causal
         self._names: defaultdict[int, list[str]] = defaultdict(list)
-        self._provenance = Provenance()
         self._records: list[_Record] = []
         self._uncounted: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._causal_flops = 0.0
         self._made_by: dict[tuple[int, int], list[_Record]] = {}  # (graph task, sequence number of a node)
         self._end = ExitStack()
-        # Of each `autograd.Function` that runs: the memory that operators wrote
+        # Of each `autograd.Function` that runs: the storages that operators wrote
         self._written: list[set[int]] = []
         self.recorder = Recorder(model)
+        self._provenance = Provenance(self.recorder.number_of)
         self.recorder.after.append(self._ran)
 
     def __enter__(self) -> MatmulCounter:
@@ -141,7 +141,7 @@ class MatmulCounter:
         """One operator has run."""
         func = row.operator
         if self._written and isinstance(func, OpOverload) and not func.is_view and "empty" not in func.name():
-            self._written[-1].update(map(_memory, tensors_in(out)))
+            self._written[-1].update(row.written)
         if row.products is None:
             self._uncounted[str(getattr(func, "overloadpacket", func)), row.owner] += 1
         elif row.products:
@@ -155,13 +155,16 @@ class MatmulCounter:
 
     def _applied(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """An `autograd.Function` runs: a result that comes from no operator (NumPy's, a kernel's) may be a product."""
-        self._written.append({_memory(x) for x in tensors_in(args)})
+        self._written.append(set(map(self.recorder.number_of, tensors_in(args))))
         try:
             out = self._apply.__get__(None, function)(*args, **kwargs)
         finally:
             written = self._written.pop()
         own = function.__module__.partition(".")[0] in ("torch", "fp8core")
-        if not own and not {_memory(x) for x in tensors_in(out) if x.is_floating_point()} <= written:
+        if (
+            not own
+            and not {self.recorder.number_of(x) for x in tensors_in(out) if x.is_floating_point()} <= written
+        ):
             self._uncounted[f"Function {function.__name__}", self.recorder.owner()] += 1
         if self._written:
             self._written[-1] |= written
@@ -269,10 +272,6 @@ class MatmulCounter:
                 self._provenance.add_parameter(parameter)
 
         return hook
-
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
 
 
 def _dtype(operands: list[Tensor], origins: list[Origin]) -> str:

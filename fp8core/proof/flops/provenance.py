@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fp8core.proof.recorder import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _LOOKUPS = ("embedding",)  # their result is an activation
 _PUTS = ("index_copy", "index_copy_", "index_add", "index_add_")
@@ -53,44 +52,38 @@ class _Place(NamedTuple):
 
 
 class Provenance:
-    """Origins by storage; keeps no tensor's memory alive."""
+    """Origins by storage, as a recorder numbers them; keeps no tensor's memory alive."""
 
-    def __init__(self) -> None:
-        self._origins: dict[int, tuple[StorageWeakRef, Origin]] = {}
-        self._places: dict[int, tuple[StorageWeakRef, list[_Place]]] = {}
+    def __init__(self, number_of: Callable[[Tensor], int]) -> None:
+        self._number_of = number_of
+        self._origins: dict[int, Origin] = {}
+        self._places: dict[int, list[_Place]] = {}
 
     def add_parameter(self, parameter: nn.Parameter) -> None:
         """Makes a parameter, or the parts of one that is a tensor subclass, known at its present storage."""
         for part in plain_parts(parameter):
-            ref = _storage(part)
-            if ref is None or not part.numel():
+            if part.layout is not torch.strided or not part.numel():
                 continue
-            _, places = self._places.setdefault(ref.cdata, (ref, []))
+            places = self._places.setdefault(self._number_of(part), [])
             place = _Place(int(part.storage_offset()), int(part.storage_offset()) + part.numel(), parameter)
             if not any(known[:2] == place[:2] for known in places):
                 places.append(place)
 
     def of(self, x: Tensor) -> Origin:
         """The origin of a plain tensor."""
-        ref = _storage(x)
-        if ref is None:
+        if x.layout is not torch.strided:
             return NOTHING
-        if ref.cdata in self._places:
-            first = x.storage_offset()
-            for place in self._places[ref.cdata][1]:
-                if place.first <= first < place.end:
-                    return Origin(parameter=place.parameter)
-        return self._origins[ref.cdata][1] if ref.cdata in self._origins else NOTHING
+        number = self._number_of(x)
+        for place in self._places.get(number, ()):
+            if place.first <= x.storage_offset() < place.end:
+                return Origin(parameter=place.parameter)
+        return self._origins.get(number, NOTHING)
 
     def set(self, x: Tensor, origin: Origin) -> None:
         """Notes an origin, unless the storage is a parameter's."""
-        ref = _storage(x)
-        if ref is None or ref.cdata in self._places:
-            return
-        if origin == NOTHING:
-            self._origins.pop(ref.cdata, None)
-        else:
-            self._origins[ref.cdata] = (ref, origin)
+        number = self._number_of(x)
+        if number not in self._places:
+            self._origins[number] = origin
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         """Passes origins on through an operator that multiplies no matrices."""
@@ -139,10 +132,3 @@ def plain_parts(x: Tensor) -> Iterator[Tensor]:
         inner = getattr(x, name)
         if isinstance(inner, Tensor):
             yield from plain_parts(inner)
-
-
-def _storage(x: Tensor) -> StorageWeakRef | None:
-    """None for a tensor without storage, such as a sparse one."""
-    if x.layout is not torch.strided or is_traceable_wrapper_subclass(x):
-        return None
-    return StorageWeakRef(x.untyped_storage())

@@ -24,14 +24,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.arguments import PLAIN_TENSORS, is_dtensor
-from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
 from fp8core.gemm.accumulate import registers_of
 from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.layer_rules import gemms_reason
 from fp8core.linear import Float8Linear
-from fp8core.proof.audit import audit
+from fp8core.proof.audit import audit, fp8_modules
+from fp8core.proof.cast_stats import READS
 from fp8core.proof.flops import MatmulCounter
 from fp8core.proof.verify.gathered_codes import GatheredCodes
 from fp8core.proof.verify.operands import cast_as, input_of, matrix, plain, quietly
@@ -52,11 +52,6 @@ if TYPE_CHECKING:
     from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Recipe
 
-READS = {  # GEMM -> its operands: what they are, and whether their first dimension is contracted
-    "output": (("input", False), ("weight", False)),
-    "grad_input": (("grad_output", False), ("weight", True)),
-    "grad_weight": (("grad_output", True), ("input", True)),
-}
 NODES = ("_ScaledLinearBackward", "_GroupedMatmulBackward")
 OPERATORS = ("aten::_scaled_mm", "fp8core::matmul", "fp8core::scaled_grouped_mm")
 
@@ -348,11 +343,7 @@ class Watch:
             layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason, layer.all_gather)
             for layer in audit(model).layers
         }
-        self.modules: list[tuple[str, Any]] = [
-            (fqn, m)
-            for fqn, m in model.named_modules()
-            if isinstance(m, Float8Linear) or (isinstance(m, GroupedMatmul) and m.recipe is not None)
-        ]
+        self.modules = list(fp8_modules(model).items())
         for fqn, module in self.modules:
             proof = self.found.setdefault(fqn, LayerProof(fqn, str(module.recipe), "", of_experts=True))
             for name, gemm in module.recipe.gemms.items():

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
+from fp8core.proof.audit import as_table
+from fp8core.proof.cast_stats import READS
 from fp8core.proof.flops.count import FP8_DTYPES
 from fp8core.recipe import GEMMS
 
@@ -22,11 +24,6 @@ if TYPE_CHECKING:
     from fp8core.proof.verify.proof import Proof
     from fp8core.proof.verify.records import LayerProof
 
-ROLES = {
-    "output": ("input", "weight"),
-    "grad_input": ("grad_output", "weight"),
-    "grad_weight": ("grad_output", "input"),
-}
 HIGH_PRECISION = "high precision"
 DID_NOT_RUN = "did not run"
 NOT_KNOWN = "not known"  # of experts in high precision
@@ -89,9 +86,9 @@ class Census:
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
-        table = [tuple(CensusRow.__dataclass_fields__), *(tuple(vars(row).values()) for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        lines = as_table(
+            [tuple(CensusRow.__dataclass_fields__), *(tuple(vars(row).values()) for row in self.rows)]
+        )
         lines += [f"{code}: {layer} {', '.join(gemms)}".rstrip() for code, layer, gemms in self.findings]
         return "\n".join(lines)
 
@@ -143,9 +140,9 @@ def _rows(layer: LayerProof, products: list[Matmul]) -> Iterator[CensusRow]:
     none = NOT_KNOWN if layer.of_experts else DID_NOT_RUN
     of_backward = [name for name in GEMMS[1:] if layer.gemms and not layer.gemms[name].received]
     for name in GEMMS:
-        gemm = layer.gemms.get(name)
+        gemm, roles = layer.gemms.get(name), [role for role, _ in READS[name]]
         received = {} if gemm is None else gemm.received
-        asked = dict(zip(ROLES[name], (HIGH_PRECISION,) * 2 if gemm is None else gemm.asked, strict=True))
+        asked = dict(zip(roles, (HIGH_PRECISION,) * 2 if gemm is None else gemm.asked, strict=True))
         for role, seen in received.items():
             exact = gemm is not None and gemm.operands > 0 and not layer.faults
             sure = ("nearest even", "none") if exact else ("not compared", "not compared")
@@ -156,8 +153,8 @@ def _rows(layer: LayerProof, products: list[Matmul]) -> Iterator[CensusRow]:
         # A backward product in high precision is one of those that received no codes
         dtypes = high[name == "output"] if name == "output" or not of_backward or name in of_backward else []
         for dtype in dtypes:
-            for role in ROLES[name]:
+            for role in roles:
                 yield CensusRow(layer.fqn, name, role, asked[role], dtype)
         if not (received or dtypes):
-            for role in ROLES[name]:
+            for role in roles:
                 yield CensusRow(layer.fqn, name, role, asked[role], none)

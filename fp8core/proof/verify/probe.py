@@ -15,6 +15,7 @@ from torch import nn
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.history import ROLES, mark_ready
 from fp8core.linear import Float8Linear
+from fp8core.proof.cast_stats import READS
 from fp8core.proof.verify import calls
 from fp8core.proof.verify.state import restored_randomness
 from fp8core.scaling import HP_DTYPES
@@ -87,7 +88,7 @@ def _of_layer(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> list[
         mark_ready(memory)
         held = {
             role
-            for name, reads in calls.READS.items()
+            for name, reads in READS.items()
             for (role, _), cast in zip(reads, (recipe.gemms[name].a, recipe.gemms[name].b), strict=True)
             if cast is not None and cast.scaling != "dynamic"
         }

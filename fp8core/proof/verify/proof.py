@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fp8core.proof.flops import MatmulCount, not_in_fp8
+from fp8core.proof.flops import MatmulCount
 from fp8core.recipe import GEMMS
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types only."""
-        shares = {"fp8_flop_share": self.matmuls.fp8_share, "not_in_fp8": not_in_fp8(self.matmuls.matmuls)}
+        shares = {"fp8_flop_share": self.matmuls.fp8_share, "not_in_fp8": self.matmuls.not_in_fp8}
         words = {"exit_code": self.exit_code, "line": self.line, "compared": self.compared}
         return {**words, **shares, **asdict(self)}
 

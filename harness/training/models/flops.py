@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from fp8core import Float8Linear
+from fp8core.gemm import backend_named
 from fp8core.proof.flops import (
     CAUSAL_SHARE,
     FP8_DTYPES,
     attention_flops,
     count_matmuls,
-    gemm_dtypes,
     register_with_torch,
 )
 from harness.training.models.common import CausalAttention
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
+
+    from fp8core.recipe import Recipe
 
 # Share of attention's T x T that counts
 FORMULAS: Mapping[str, float] = {"palm": CAUSAL_SHARE["full"], "causal": CAUSAL_SHARE["half"]}
@@ -81,6 +83,27 @@ def recomputed(
         if not isinstance(last, (Float8Linear, Router)):
             counts[high_precision] -= 2.0 * batch_size * seq * last.in_features * last.out_features
     return _some(counts)
+
+
+def gemm_dtypes(recipe: Recipe | None, high_precision: str) -> list[str]:
+    """What output, grad_input and grad_weight of a layer run in: "e4m3", "e5m2" (if an operand is), `high_precision`, "fp32".
+
+    Args:
+        recipe: of the layer; None: it is not converted.
+        high_precision: the name for what is not FP8. The GEMMs of an emulated recipe are "fp32".
+    """
+    if recipe is None:
+        return [high_precision] * 3
+    dtypes = []
+    for gemm in recipe.gemms.values():
+        if gemm.a is None or gemm.b is None:
+            dtypes.append(high_precision)
+        elif not backend_named(recipe.backend).is_fp8:
+            dtypes.append("fp32")
+        else:
+            formats = {gemm.a.format.short, gemm.b.format.short}
+            dtypes.append("e5m2" if "e5m2" in formats else "e4m3")
+    return dtypes
 
 
 def register_flop_formulas() -> None:
