@@ -42,11 +42,18 @@ PRODUCT, CONVOLUTION, SCORES, VALUES = "product", "convolution", "attention scor
 
 
 class Product(NamedTuple):
-    """One matrix product of an operator's call; `is_causal`: a fused operator was told to mask the upper triangle."""
+    """One matrix product of an operator's call.
+
+    Attributes:
+        role, flops: what it is, and how much.
+        is_causal: a fused operator was told to mask the upper triangle.
+        sizes: M, K, N of a product of two matrices; () of others.
+    """
 
     role: str
     flops: float
     is_causal: bool = False
+    sizes: tuple[int, ...] = ()
 
 
 # Operator -> place of its left operand; FLOPs are 2 x elements of the result x the operand's last size
@@ -124,7 +131,9 @@ def products(
         return None if "attention" in str(func) or "triton" in str(func) else ()
     packet = func.overloadpacket
     if packet in _LEFT:
-        return (Product(PRODUCT, 2.0 * _first(out).numel() * _last_size(args[_LEFT[packet]])),)
+        made, K = _first(out), _last_size(args[_LEFT[packet]])
+        sizes = (made.shape[0], K, made.shape[1]) if made.dim() == 2 else ()
+        return (Product(PRODUCT, 2.0 * made.numel() * K, sizes=sizes),)
     if packet in _GROUPED:
         return (Product(PRODUCT, _grouped_flops(args, kwargs, _GROUPED[packet])),)
     special = _SPECIAL.get(packet)

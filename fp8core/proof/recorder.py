@@ -250,6 +250,13 @@ def alive_and_most(rows: Iterable[Row]) -> tuple[int, int]:
     return alive, most
 
 
+def layer_shapes(rows: Iterable[Row]) -> list[tuple[str, int, int, int]]:
+    """(module, M, K, N) of each product of matrices in the forward pass, once: as JSON, a file that `sweep=gemm shapes=FILE` takes."""
+    forward = (row for row in rows if row.phase == "forward" and row.owner)
+    found = ((row.owner, *p.sizes) for row in forward for p in row.products or () if p.sizes)
+    return list(dict.fromkeys(found))
+
+
 def tensors_in(given: Any) -> Iterator[Tensor]:
     """Those that have a storage, of arguments or results, in order."""
     if type(given) in _ENDS:

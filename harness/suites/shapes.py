@@ -12,10 +12,12 @@ The last columns are the M, K, N of the GEMM itself, which is what a case of the
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.store.errors import unknown
+from harness.store.errors import UsageError, unknown
 from harness.store.tables import beside
 
 if TYPE_CHECKING:
@@ -84,19 +86,23 @@ def linear_points(shape_sets: Iterable[str], axes: Axes, model_layers: Sequence[
     """One point for each layer shape and token count: shape_set, layer, M (tokens), K (in), N (out).
 
     Args:
-        shape_sets: names in `SHAPES`, or "from_model" for `model_layers`.
+        shape_sets: names in `SHAPES`, "from_model" for `model_layers`, or FILE.json with [layer, M, K, N] of each layer of
+            a job, as `fp8core.proof.recorder.layer_shapes` gives them, whose tokens are its own.
         axes: `M`, `K` and `N` replace the named sets by the product of their values (`tokens` is then not
             read); otherwise `tokens` gives M.
         model_layers: the linear layers of the model that the command line names.
 
     Raises:
-        UsageError: an unknown set.
+        UsageError: an unknown set, or a file that holds no shapes.
         ValueError: only some of M, K, N; no shapes; no tokens; "from_model" without a model.
     """
     if any(axes.get(name) for name in "MKN"):
         return _by_number(axes)
     points: list[Point] = []
     for name in shape_sets:
+        if name.endswith(".json"):
+            points += _recorded(Path(name))
+            continue
         shape_set = _named(name, model_layers)
         for layer in merge(shape_set.layers):
             tokens = (layer.in_features,) if shape_set.cubes else axes.get("tokens") or shape_set.tokens
@@ -142,6 +148,23 @@ def _by_number(axes: Axes) -> list[Point]:
     products = itertools.product(*(axes[name] for name in "MKN"))
     named = {"shape_set": CUSTOM, "layer": CUSTOM}
     return [{**named, **dict(zip("MKN", sizes, strict=True))} for sizes in products]
+
+
+def _recorded(path: Path) -> list[Point]:
+    """The layers of a file, each size once."""
+    names: dict[tuple[int, ...], list[str]] = {}
+    try:
+        for layer, *sizes in json.loads(path.read_text(encoding="utf-8")):
+            M, K, N = map(int, sizes)
+            names.setdefault((M, K, N), []).append(str(layer))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"shapes={path}: {error}; expected JSON, [[layer, M, K, N], ...] of each layer"
+        ) from None
+    return [
+        {"shape_set": path.stem, "layer": "+".join(same), **dict(zip("MKN", sizes, strict=True))}
+        for sizes, same in names.items()
+    ]
 
 
 def _named(name: str, model_layers: Sequence[Layer]) -> ShapeSet:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from fp8core import convert_to_float8_training
+from fp8core.proof.recorder import Recorder, layer_shapes
+from harness.store.errors import UsageError
 from harness.suites.shapes import CUSTOM, FROM_MODEL, ROLES, SHAPES, Layer, gemm_points, linear_points, merge
 
 
@@ -66,3 +72,29 @@ def test_cubes_are_plain_gemms_whatever_the_tokens() -> None:
 def test_a_layer_that_happens_to_be_a_cube_keeps_its_roles() -> None:
     square = [p for p in gemm_points(["llama3_8b"], {"tokens": [4096]}) if p["layer"] == "q+o"]
     assert [p["role"] for p in square] == list(ROLES)
+
+
+def test_shapes_that_a_job_ran(tmp_path: Path) -> None:
+    """Oracle: the sizes of the layers by hand; two alike are one point, attention without a Linear is none."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Linear(96, 64), torch.nn.Linear(64, 96))
+    model = convert_to_float8_training(model, module_filter_fn=lambda _, fqn: fqn == "0")
+    with Recorder(model) as recorder:
+        model(torch.randn(4, 8, 64)).sum().backward()
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(layer_shapes(recorder.rows)))
+    job = {"shape_set": "job", "M": 32}
+    assert linear_points([str(file)], {}) == [
+        {**job, "layer": "0+2", "K": 64, "N": 96},
+        {**job, "layer": "1", "K": 96, "N": 64},
+    ]
+    points = gemm_points([str(file)], {"role": ["grad_weight"]})
+    assert [tuple(point[name] for name in "MKN") for point in points] == [(96, 32, 64), (64, 32, 96)]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]", '[["a", 1, 2]]', '[["a", 1, 2, "x"]]'])
+def test_a_file_without_shapes_is_refused(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UsageError, match=r"job\.json: .*; expected JSON"):
+        linear_points([str(file)], {})
