@@ -70,9 +70,20 @@ class LayerAudit:
         return f"{self.fqn}.weight" if self.fqn else "weight"
 
     @property
-    def flops_per_token(self) -> int:
-        """FLOPs of one forward and backward pass, divided by tokens: 2 K N for each GEMM."""
-        return 2 * self.in_features * self.out_features * self.gemms
+    def flops_of_a_gemm(self) -> int:
+        """FLOPs of one of the GEMMs, divided by tokens."""
+        return 2 * self.in_features * self.out_features
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """K and N."""
+        return self.in_features, self.out_features
+
+    @property
+    def words(self) -> str:
+        """The recipe, or why it has none; and how its weight is gathered where that was asked for."""
+        asked = self.all_gather not in ("", NOT_ASKED, NOT_CONVERTED)
+        return (self.recipe or self.reason) + (f"; all-gather: {self.all_gather}" if asked else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +131,12 @@ class Audit:
         """
         if self.count is not None:
             return self.count.fp8_share
-        total = sum(layer.flops_per_token for layer in self.layers)
-        fp8 = sum(2 * layer.in_features * layer.out_features * layer.fp8_gemms for layer in self.layers)
-        total += sum(row.flops_of_a_gemm * row.gemms for row in self.experts)
-        total += sum(row.flops_of_a_gemm * row.gemms for row in self.weights)
-        fp8 += sum(row.flops_of_a_gemm * row.fp8_gemms for row in self.experts)
-        return fp8 / total if total else 0.0
+        total = sum(row.flops_of_a_gemm * row.gemms for row in self._rows)
+        return sum(row.flops_of_a_gemm * row.fp8_gemms for row in self._rows) / total if total else 0.0
+
+    @property
+    def _rows(self) -> tuple[LayerAudit | ExpertsAudit | WeightAudit, ...]:
+        return *self.layers, *self.experts, *self.weights
 
     def share_of(self, owner: str) -> float | None:
         """Share of a step's matmul FLOPs that a parameter takes part in, 0..1; None if no step was run."""
@@ -134,7 +145,16 @@ class Audit:
         return sum(row.flops for row in self.count.of_model if row.owner == owner) / self.count.flops
 
     def __str__(self) -> str:
-        rows = [*self._layer_rows(), *self._expert_rows(), *self._weight_rows()]
+        rows: list[tuple[str, ...]] = [
+            (
+                row.fqn or "(model)",
+                " x ".join(map(str, row.size)),
+                self._share_text(row.owner),
+                f"{row.fp8_gemms}/{row.gemms}",
+                row.words + self._unused(row.owner),
+            )
+            for row in self._rows
+        ]
         if self.count is not None:
             rows += _rows_without_weight(self.count)
             head: tuple[str, ...] = ("layer", "shape (K x N)", "FLOPs", "FP8 GEMMs", "recipe, or why not")
@@ -142,41 +162,6 @@ class Audit:
             rows = [(*row[:2], *row[3:]) for row in rows]
             head = ("layer", "shape (K x N)", "FP8 GEMMs", "recipe, or why not")
         return "\n".join((*as_table([head, *rows]), self._summary()))
-
-    def _layer_rows(self) -> Iterable[tuple[str, ...]]:
-        for layer in self.layers:
-            gather = (
-                ""
-                if layer.all_gather in ("", NOT_ASKED, NOT_CONVERTED)
-                else f"; all-gather: {layer.all_gather}"
-            )
-            yield (
-                layer.fqn or "(model)",
-                f"{layer.in_features} x {layer.out_features}",
-                self._share_text(layer.owner),
-                f"{layer.fp8_gemms}/{layer.gemms}",
-                (layer.recipe or layer.reason) + gather + self._unused(layer.owner),
-            )
-
-    def _expert_rows(self) -> Iterable[tuple[str, ...]]:
-        for row in self.experts:
-            yield (
-                row.fqn,
-                f"{row.experts} x {row.sizes[0]} x {row.sizes[1]}",
-                self._share_text(row.fqn),
-                f"{row.fp8_gemms}/{row.gemms}",
-                (f"{row.recipe}, {row.route}" if row.converted else row.reason) + self._unused(row.fqn),
-            )
-
-    def _weight_rows(self) -> Iterable[tuple[str, ...]]:
-        for row in self.weights:
-            yield (
-                row.fqn,
-                " x ".join(map(str, row.shape)),
-                self._share_text(row.fqn),
-                f"0/{row.gemms}",
-                row.reason + self._unused(row.fqn),
-            )
 
     def _share_text(self, owner: str) -> str:
         share = self.share_of(owner)

@@ -17,6 +17,7 @@ Samples are copied at once, because optimizers change their tensors in place, an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,6 +76,7 @@ def slots(recipe: Recipe) -> dict[Slot, Cast | None]:
     return result
 
 
+@dataclass(slots=True, eq=False)
 class Row:
     """Figures of one cast.
 
@@ -85,10 +87,7 @@ class Row:
         value: float64 [9] on the tensor's device; None until `StepStats.count`.
     """
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: torch.Tensor | None = None) -> None:
-        self.value = value
+    value: torch.Tensor | None = None
 
     @property
     def counted(self) -> torch.Tensor:

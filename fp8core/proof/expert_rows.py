@@ -59,6 +59,21 @@ class ExpertsAudit:
         """FLOPs of one of the GEMMs, divided by tokens."""
         return 2 * self.sizes[0] * self.sizes[1] * self.experts_per_token
 
+    @property
+    def owner(self) -> str:
+        """Its name, as `fp8core.proof.flops` has it."""
+        return self.fqn
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """As they lie."""
+        return self.experts, *self.sizes
+
+    @property
+    def words(self) -> str:
+        """The recipe and its route, or why there is none."""
+        return f"{self.recipe}, {self.route}" if self.converted else self.reason
+
 
 def audit_experts(model: nn.Module) -> tuple[ExpertsAudit, ...]:
     """Each stacked weight of each module of experts, with its state; `fp8core.audit` lists them too."""

@@ -47,13 +47,13 @@ class Product(NamedTuple):
     Attributes:
         role, flops: what it is, and how much.
         is_causal: a fused operator was told to mask the upper triangle.
-        sizes: M, K, N of a product of two matrices; () of others.
+        sizes: M, K, N of a product of two matrices.
     """
 
     role: str
     flops: float
     is_causal: bool = False
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, int, int] | None = None
 
 
 # Operator -> place of its left operand; FLOPs are 2 x elements of the result x the operand's last size
@@ -132,7 +132,7 @@ def products(
     packet = func.overloadpacket
     if packet in _LEFT:
         made, K = _first(out), _last_size(args[_LEFT[packet]])
-        sizes = (made.shape[0], K, made.shape[1]) if made.dim() == 2 else ()
+        sizes = (made.shape[0], K, made.shape[1]) if made.dim() == 2 else None
         return (Product(PRODUCT, 2.0 * made.numel() * K, sizes=sizes),)
     if packet in _GROUPED:
         return (Product(PRODUCT, _grouped_flops(args, kwargs, _GROUPED[packet])),)

@@ -47,6 +47,22 @@ class WeightAudit:
     reason: str
     gemms: int
     flops_of_a_gemm: int
+    fp8_gemms = 0
+
+    @property
+    def owner(self) -> str:
+        """Its name, as `fp8core.proof.flops` has it."""
+        return self.fqn
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """As it lies."""
+        return self.shape
+
+    @property
+    def words(self) -> str:
+        """Why it is not FP8."""
+        return self.reason
 
 
 def audit_weights(model: nn.Module, seen: Collection[str] | None = None) -> tuple[WeightAudit, ...]:

@@ -38,40 +38,21 @@ Phase = Literal["forward", "backward", "recompute", "outside"]
 IN_FORWARD = -1  # id of no graph task
 _ENDS = (*PLAIN_TENSORS, FakeTensor)  # tensors whose operators lead to no others
 
-# Operator -> (what it is called here, position of what this rank gives). One name whatever the variant: a coalesced call
-# or one with lists of tensors is still the same collective.
-_COLLECTIVES: dict[str, tuple[str, int]] = {
-    "c10d::_allgather_base_": ("all_gather", 1),
-    "c10d::allgather_": ("all_gather", 1),
-    "c10d::allgather_coalesced_": ("all_gather", 1),
-    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 1),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
-    "c10d::reduce_scatter_": ("reduce_scatter", 1),
-    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "c10d::allreduce_": ("all_reduce", 0),
-    "c10d::allreduce_coalesced_": ("all_reduce", 0),
-    "c10d::alltoall_base_": ("all_to_all", 1),
-    "c10d::alltoall_": ("all_to_all", 1),
-    "c10d::broadcast_": ("broadcast", 0),
-    "c10d::reduce_": ("reduce", 0),
-    "c10d::gather_": ("gather", 1),
-    "c10d::scatter_": ("scatter", 1),
-    "c10d::send": ("send", 0),
-    "c10d::recv_": ("recv", 0),
-    "_c10d_functional::all_gather_into_tensor": ("all_gather", 0),
-    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", 0),
-    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", 0),
-    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
-    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", 0),
-    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
-    "_c10d_functional::all_reduce": ("all_reduce", 0),
-    "_c10d_functional::all_reduce_": ("all_reduce", 0),
-    "_c10d_functional::all_reduce_coalesced": ("all_reduce", 0),
-    "_c10d_functional::all_reduce_coalesced_": ("all_reduce", 0),
-    "_c10d_functional::all_to_all_single": ("all_to_all", 0),
-    "_c10d_functional::broadcast": ("broadcast", 0),
-    "_c10d_functional::broadcast_": ("broadcast", 0),
-}
+# What part of an operator's name it is called here, whatever the variant: a coalesced call, or one with lists of tensors, is
+# still the same collective. The first that fits
+_COLLECTIVES = (
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+)
+_INTO = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")  # of c10d: results come first
 
 
 class Sent(NamedTuple):
@@ -273,11 +254,12 @@ def size_of(x: Tensor) -> int:
 
 
 def _sent(func: Any, args: Any) -> Sent | None:
-    if not isinstance(func, OpOverload) or "c10d" not in func.namespace:
+    if not isinstance(func, OpOverload) or func.namespace not in ("c10d", "_c10d_functional"):
         return None
-    found = _COLLECTIVES.get(func.name().partition(".")[0])
+    name = func.overloadpacket.__name__.replace("_", "")
+    found = next((each for each in _COLLECTIVES if each.replace("_", "") in name), None)
     if found is None:
         return None
-    given = list(tensors_in(args[found[1]]))
+    given = list(tensors_in(args[func.namespace == "c10d" and found in _INTO]))
     dtypes = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in given)
-    return Sent(found[0], "+".join(dtypes), sum(x.numel() * x.element_size() for x in given))
+    return Sent(found, "+".join(dtypes), sum(x.numel() * x.element_size() for x in given))

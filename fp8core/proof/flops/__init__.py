@@ -19,21 +19,17 @@ from fp8core.proof.flops.count import (
 )
 from fp8core.proof.flops.counter import MatmulCounter, count_matmuls
 from fp8core.proof.formulas import (
-    CAUSAL_SHARE,
     Causal,
-    attention_flops,
     register_with_torch,
 )
 
 __all__ = [
-    "CAUSAL_SHARE",
     "FP8_DTYPES",
     "Causal",
     "Matmul",
     "MatmulCount",
     "MatmulCounter",
     "Uncounted",
-    "attention_flops",
     "count_matmuls",
     "percent",
     "register_with_torch",

@@ -130,7 +130,35 @@ class MatmulCount:
     @property
     def text(self) -> str:
         """One line: the share, what is not in FP8, what could not be counted, and conventions."""
-        return text(self)
+        if not self.flops:
+            line = "no matrix product was counted"
+        else:
+            share = "all" if self.uncounted and self.fp8_share == 1 else percent(self.fp8_share)
+            line = f"{share} of the counted matmul FLOPs in FP8"
+            rest = _short(self.not_in_fp8)
+            if rest:
+                line += "; not in FP8: " + ", ".join(
+                    f"{name} {percent(share)}" for name, share in rest.items()
+                )
+        if self.uncounted:
+            calls: defaultdict[str, int] = defaultdict(int)
+            for row in self.uncounted:
+                calls[row.operator] += row.calls
+            line += "; cannot be counted: " + ", ".join(f"{name} ({n} calls)" for name, n in calls.items())
+        if self.causal_flops:
+            which = (
+                "all pairs of a causal mask"
+                if self.causal == "full"
+                else "half of the pairs of a causal mask"
+            )
+            line += f"; fused attention counts {which}"
+        repeated = sum(row.flops for row in self.matmuls if row.phase == "recompute")
+        if repeated and self.flops:
+            line += f"; recomputation adds {percent(repeated / self.flops)} and is not counted"
+        outside = sum(row.flops for row in self.matmuls if row.phase == "outside")
+        if outside and self.flops:
+            line += f"; products outside of the model (an optimizer's, say) add {percent(outside / self.flops)} and are not counted"
+        return line
 
     def by_dtype(self, phases: Iterable[Phase] = ("forward", "backward")) -> dict[str, float]:
         """dtype -> FLOPs of these passes."""
@@ -150,35 +178,6 @@ def percent(share: float) -> str:
     if shown == "0.0" and share > 0:
         return "below 0.1 %"
     return f"{shown} %"
-
-
-def text(count: MatmulCount) -> str:
-    """See `MatmulCount.text`."""
-    if not count.flops:
-        line = "no matrix product was counted"
-    else:
-        share = "all" if count.uncounted and count.fp8_share == 1 else percent(count.fp8_share)
-        line = f"{share} of the counted matmul FLOPs in FP8"
-        rest = _short(count.not_in_fp8)
-        if rest:
-            line += "; not in FP8: " + ", ".join(f"{name} {percent(share)}" for name, share in rest.items())
-    if count.uncounted:
-        calls: defaultdict[str, int] = defaultdict(int)
-        for row in count.uncounted:
-            calls[row.operator] += row.calls
-        line += "; cannot be counted: " + ", ".join(f"{name} ({n} calls)" for name, n in calls.items())
-    if count.causal_flops:
-        which = (
-            "all pairs of a causal mask" if count.causal == "full" else "half of the pairs of a causal mask"
-        )
-        line += f"; fused attention counts {which}"
-    repeated = sum(row.flops for row in count.matmuls if row.phase == "recompute")
-    if repeated and count.flops:
-        line += f"; recomputation adds {percent(repeated / count.flops)} and is not counted"
-    outside = sum(row.flops for row in count.matmuls if row.phase == "outside")
-    if outside and count.flops:
-        line += f"; products outside of the model (an optimizer's, say) add {percent(outside / count.flops)} and are not counted"
-    return line
 
 
 def _short(shares: dict[str, float]) -> dict[str, float]:

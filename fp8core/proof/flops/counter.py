@@ -52,13 +52,22 @@ def count_matmuls(step_fn: Callable[[], object], model: nn.Module, *, causal: Ca
         TypeError: step_fn is no function, or model no module.
         ValueError: another convention.
     """
+    check_step(step_fn)
+    with MatmulCounter(model, causal=causal) as counter:
+        step_fn()
+    return counter.result()
+
+
+def check_step(step_fn: object) -> None:
+    """Refuses what is no function of a step.
+
+    Raises:
+        TypeError: names its type.
+    """
     if not callable(step_fn):
         raise TypeError(
             f"step_fn is a {type(step_fn).__name__}; expected a function that runs one training step"
         )
-    with MatmulCounter(model, causal=causal) as counter:
-        step_fn()
-    return counter.result()
 
 
 @dataclass(slots=True)

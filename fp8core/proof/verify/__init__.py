@@ -28,7 +28,6 @@ float32, is said in the line. docs/verify.md lists planted faults and what catch
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -36,10 +35,11 @@ from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
+from fp8core.proof.flops.counter import check_step
 from fp8core.proof.verify.census import Census, census
 from fp8core.proof.verify.passes import Passes, conclude
 from fp8core.proof.verify.proof import Proof
-from fp8core.proof.verify.ranks import RANK_TIMEOUT_S, Ranks
+from fp8core.proof.verify.ranks import RANK_TIMEOUT_S
 from fp8core.proof.verify.records import GemmProof, LayerProof
 from fp8core.proof.verify.state import State
 
@@ -81,10 +81,7 @@ def verify(
         ValueError: an unknown recipe. All of these before step_fn is called.
     """
     check_type("model", model, nn.Module, "verify(step_fn, model)")
-    if not callable(step_fn):
-        raise TypeError(
-            f"step_fn is a {type(step_fn).__name__}; expected a function that runs one training step"
-        )
+    check_step(step_fn)
     wanted = None if recipe is None else as_recipe(recipe)
 
     def see() -> Passes:
@@ -109,12 +106,7 @@ def verify(
             )
         return passes
 
-    proof = conclude(
-        see, Ranks(), recipe=wanted, fp8_all_gather=fp8_all_gather, rank_timeout_s=rank_timeout_s
-    )
-    if announce:
-        sys.stdout.write(proof.line + "\n")
-    return proof
+    return conclude(see, wanted, fp8_all_gather, rank_timeout_s, announce)
 
 
 class StepProof:
@@ -190,13 +182,4 @@ class StepProof:
             self._passes.problems = [] if self.complete else [text]
             return self._passes
 
-        proof = conclude(
-            see,
-            Ranks(),
-            recipe=self._recipe,
-            fp8_all_gather=self._fp8_all_gather,
-            rank_timeout_s=rank_timeout_s,
-        )
-        if announce:
-            sys.stdout.write(proof.line + "\n")
-        return proof
+        return conclude(see, self._recipe, self._fp8_all_gather, rank_timeout_s, announce)

@@ -6,6 +6,7 @@ as they come. Both end in `conclude`, the one place where observations become wo
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from fp8core.proof.profiled_gemms import Profiled, profiling
 from fp8core.proof.verify.calls import Watch
 from fp8core.proof.verify.probe import tested_recipes
 from fp8core.proof.verify.proof import Proof
+from fp8core.proof.verify.ranks import Ranks
 from fp8core.proof.verify.records import inconclusive
 from fp8core.proof.wire import Collectives
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fp8core.proof.verify.ranks import Ranks
     from fp8core.proof.verify.records import LayerProof
     from fp8core.recipe import Recipe
 
@@ -89,13 +90,13 @@ class Passes:
 
 def conclude(
     see: Callable[[], Passes],
-    ranks: Ranks,
-    *,
     recipe: Recipe | None,
     fp8_all_gather: bool,
     rank_timeout_s: float,
+    announce: bool,
 ) -> Proof:
     """The verdict over what was seen, of this rank and of all others; an exception on the way is reported to them first."""
+    ranks = Ranks()
     try:
         seen = see()
         proofs = seen.watch.proofs()
@@ -118,7 +119,7 @@ def conclude(
         warnings.append(
             f"{len(ranks.gradients)} gradients differ between ranks, as if they were not reduced: {some}"
         )
-    return Proof(
+    proof = Proof(
         ok=not problems and not unchecked,
         problems=tuple(problems),
         warnings=tuple(warnings),
@@ -136,8 +137,11 @@ def conclude(
         matmuls=seen.matmuls,
         compiled=seen.profiled.compiled,
         shared_weights=len(ranks.alike & seen.watch.shared.layers),
-        unjudged=tuple(proof.fqn for proof in proofs if proof.unjudged),
+        unjudged=tuple(layer.fqn for layer in proofs if layer.unjudged),
     )
+    if announce:
+        sys.stdout.write(proof.line + "\n")
+    return proof
 
 
 def _problems(

@@ -106,12 +106,8 @@ class LayerProof:
     def unjudged(self) -> bool:
         """The loss does not depend on it: no gradient came, or nothing but zeros, so that its gradients show nothing."""
         led_to, reached = self.backward
-        right = (
-            not (self.faults or self.not_checked) and self.gemms["output"].telling > 0
-            if self.gemms
-            else False
-        )
-        return right and led_to > 0 and not (reached and self.gradient)
+        right = self.gemms and not (self.faults or self.not_checked) and self.gemms["output"].telling
+        return bool(right) and led_to > 0 and not (reached and self.gradient)
 
     def compared(self, gemm: str, found: Difference) -> None:
         """Takes in what a GEMM's result came to."""

@@ -24,13 +24,8 @@ from torch import nn
 
 from fp8core import Float8Linear
 from fp8core.gemm import backend_named
-from fp8core.proof.flops import (
-    CAUSAL_SHARE,
-    FP8_DTYPES,
-    attention_flops,
-    count_matmuls,
-    register_with_torch,
-)
+from fp8core.proof.flops import FP8_DTYPES, count_matmuls
+from fp8core.proof.formulas import CAUSAL_SHARE, attention_flops, register_with_torch
 from harness.training.models.common import CausalAttention
 from harness.training.models.llama_moe import Moe, Router
 
