@@ -111,8 +111,6 @@ def test_a_renamed_benchmark_is_listed_on_both_sides(root: Path) -> None:
     policy = root.parent / "policy.yaml"  # one within the repository would be the change's own
     policy.write_text("allow:\n  - {match: {case: 'bench.py::a'}, until: 2999-01-01, reason: renamed to c}\n")
     assert run(root, "--policy", str(policy))[0] == 0
-    commit(root, {SOURCE: package(c=0.01, d=0.02)})
-    assert run(root)[0] == 5
 
 
 LESS = {"bench/program.py": PROGRAM.replace("seconds *", "0.6 * seconds *")}
@@ -152,12 +150,6 @@ def test_what_was_seen_to_run_is_told_and_an_opened_file_is_seen(root: Path) -> 
         "of the change these files were read: src/pkg/__init__.py; src/pkg/data.txt",
         "not read: src/pkg/unused.py",
     } <= set(document["notes"])
-
-
-def test_a_command_that_writes_other_benchmarks_each_time_is_not_judged(root: Path) -> None:
-    own = package(a=0.01, b=0.02).replace("{", "{'bench.py::' + secrets.token_hex(3): 0.01, ")
-    commit(root, {SOURCE: "import secrets\n" + own})
-    assert run(root)[0] == 6
 
 
 # Failing runs
@@ -238,14 +230,9 @@ def test_a_folder_that_is_not_in_the_base_commit_is_no_baseline(root: Path) -> N
 PLAIN = FAKE.partition(" ")[2]  # without a path of its own
 
 
-def test_an_editable_install_of_the_checkout_is_refused_and_an_environment_a_tree_is_measured(
-    root: Path,
-) -> None:
-    """Both sides would run the checkout: 20 % slower, and equal on both sides."""
+def test_an_environment_a_tree_is_measured(root: Path) -> None:
+    """The way out of an editable install, for which see command_situations.py."""
     commit(root, {**SLOWER, ".gitignore": "results\nsite\n"})
-    code, said, document = run(root, command=PLAIN, PYTHONPATH=str(root / "src"))
-    assert (code, document["exit_code"], document.get("findings")) == (6, 6, None)
-    assert "PYTHONPATH=src:$PYTHONPATH" in said
     command = f"PYTHONPATH=site:$PYTHONPATH {PLAIN}"
     code, said, document = run(root, "--setup", "mkdir site && cp -r src/pkg site", command=command)
     assert (code, verdicts(document)) == (1, {"a": "REGRESSED", "b": "OK"}), said

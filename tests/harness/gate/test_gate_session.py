@@ -19,7 +19,7 @@ from harness.gate import sweeping
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.runner import Instrument, Round, Session, SideError
-from harness.gate.sides import load_side
+from harness.gate.sides import CONTROL_SUITE, load_side
 from harness.gate.sweeping import EndedError, Sweeping
 from harness.gate.unit import Judgement
 from harness.store.case import Case
@@ -269,7 +269,8 @@ class Stream(Instrument):
             told.env, told.env_id = {"device": "cuda"}, "e"
             for name, logs in self.logs.items():
                 ms = math.exp(logs[self.clock.rounds]) if side == "candidate" else 1.0
-                told.add(this.number, [row(ms=ms, case_id=name)])
+                suite = CONTROL_SUITE if name == "control" else "gemm"
+                told.add(this.number, [row(ms=ms, case_id=name, suite=suite)])
         self.clock.now += self.seconds
         self.clock.rounds += 1
 
@@ -307,6 +308,8 @@ def test_a_budget_that_cannot_hold_a_decision_is_refused_after_one_round(tmp_pat
 NOISY = np.random.default_rng(0).normal(0, 0.4, 20)
 QUIET = [0.001, -0.001] * 10
 UNSETTLED = [0.05, -0.05] * 10
+WIDENED = [0.01, -0.01] * 3 + [0.08, -0.08] * 2 + [0.0] * 10  # open after ten rounds
+STEADY, MOVED = [0.001, -0.001] * 10, [0.031, 0.029] * 10  # the control case, of which 1.5 % are allowed
 
 
 @pytest.mark.parametrize(
@@ -318,7 +321,12 @@ UNSETTLED = [0.05, -0.05] * 10
         ({"a": QUIET}, 7.0, 10, 0, 0),
         ({"a": UNSETTLED}, 22.0, 5, 1, 6),  # the time holds no more of them
         ({"a": [0.03, -0.03] * 10}, 7.0, 10, 0, 0),  # open after five rounds, decided by ten
-        ({"a": [0.01, -0.01] * 3 + [0.08, -0.08] * 2 + [0.0] * 10}, 2.0, 16, 0, 0),  # ten, and more
+        ({"a": WIDENED}, 2.0, 16, 0, 0),  # ten, and more
+        ({"a": WIDENED, "control": STEADY}, 2.0, 16, 0, 0),
+        ({"a": WIDENED, "control": MOVED}, 2.0, 10, 0, 3),  # no round more is worth its time
+        ({"a": WIDENED, "control": [0.014, 0.012] * 5 + MOVED}, 2.0, 16, 0, 3),  # it moved in those
+        ({"a": SLOWER, "control": MOVED}, 2.0, 10, 0, 3),  # nor one of the confirmation
+        ({"a": NOISY, "control": MOVED}, 2.0, 10, 0, 3),  # nothing is told of what the time cannot decide
     ],
 )
 def test_what_the_budget_cannot_decide_is_told_once_and_early_and_where_that_is_all_measuring_ends(

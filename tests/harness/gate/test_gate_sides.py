@@ -55,7 +55,6 @@ def rewrite(file: Path, **columns: pa.Array | None) -> None:
     [
         (1, "absent", 2, "candidate: no run"),
         (1, "empty", 2, "no rows in"),
-        (1, "malformed", 2, "cannot read"),  # the store skips it; a gate that did would lose cases in silence
         (1, "two environments", 3, "torch: 2.13.0+cu128 != 2.14"),
         (1, "other environment", 3, "driver: 570.124.06 != 575"),
     ],
@@ -74,8 +73,6 @@ def test_a_side_that_cannot_be_judged(
         folder = tmp_path / "none"
     elif how == "empty":
         next(folder.rglob("*.parquet")).unlink()
-    elif how == "malformed":
-        (folder / "stage1" / "part-9.parquet").write_bytes(b"PAR1 this is no parquet")
     elif how == "two environments":
         write(folder, [time_row(2, Times()())], stage=3, env={**ENV, "torch": "2.14"})
     else:
