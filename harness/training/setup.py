@@ -35,6 +35,8 @@ from harness.training.models.fused import fuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch.distributed import ProcessGroup
+
     from harness.training.models import Weights
 
 COMPUTE = ("fp32", "bf16_autocast", "bf16")
@@ -138,10 +140,13 @@ class Trainee:
         setup: what it was made from.
         model: the converted model; its parameters are those that the optimizer holds.
         run: the forward pass, model(*batch) -> loss, compiled if the set-up says so.
-        optimizer: AdamW.
+        optimizer: AdamW, where it was made by `prepare`.
         audit: every Linear, converted or not, with the reason. With a peer: the layers that fp8core would convert,
             which are those that the peer's layers took the place of.
         grad_norm: of the last step before clipping, 0-dimensional; None where `grad_clip` is None.
+        losses: of the last step's microbatches, 0-dimensional each.
+        before_pass: called with the number of each microbatch of a step before its passes.
+        scales_group: the ranks that share scales of delayed scaling; None: all.
     """
 
     setup: Setup
@@ -149,7 +154,10 @@ class Trainee:
     run: Callable[..., Tensor]
     optimizer: torch.optim.Optimizer
     audit: Audit
-    grad_norm: Tensor | None = field(default=None)
+    grad_norm: Tensor | None = None
+    losses: list[Tensor] = field(default_factory=list)
+    before_pass: Callable[[int], object] = lambda number: None
+    scales_group: ProcessGroup | None = None
 
     def step(
         self, batches: Sequence[tuple[Tensor, ...]], halfway: Callable[[], None] = lambda: None
@@ -180,9 +188,10 @@ class Trainee:
         Args, Returns: as `step`.
         """
         count = self.setup.accumulation
-        losses = []
+        self.losses = losses = []
         with self._casts_kept():
             for i, batch in enumerate(batches):
+                self.before_pass(i)
                 loss = self.forward(batch, None if count == 1 else i == 0)
                 (loss if count == 1 else loss / count).backward()
                 losses.append(loss.detach())
@@ -211,7 +220,7 @@ class Trainee:
     def update_scales(self) -> None:
         """What ends a step for delayed and static scales of fp8core's layers."""
         if self.setup.recipe is not None and not self.setup.peer:
-            update_scales(self.model)
+            update_scales(self.model, self.scales_group)
 
     def _casts_kept(self) -> AbstractContextManager[None]:
         """One cast of each weight for all microbatches, of fp8core's layers; its hooks would recompile."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -46,7 +46,8 @@ from harness.machine import ranks
 from harness.store.tables import beside
 from harness.training.models.common import mean_cross_entropy
 from harness.training.models.llama import Llama, rotations
-from harness.training.parallel.job import BATCH, SEQ, SIZES, ULP, Trainee, alone, train
+from harness.training.parallel.job import BATCH, SEQ, SIZES, ULP, alone, train
+from harness.training.setup import Trainee
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from harness.training.parallel.job import ParallelRun
 
 
+Made = tuple[Trainee, dict[str, Any]]  # on this rank, with facts for `resolved`
 MARGIN, DRAWS = 4.0, 3
 ROUNDING = (
     f"{MARGIN:g} x the largest change of one process's own losses when each weight moves by up to one unit in its last "
@@ -154,19 +156,18 @@ def run(name: str, job: ParallelRun) -> Ran:
     cell = CELLS[name]
     own = cell.of(job)
     try:
-        trainee = _WAYS[cell.way](own, **cell.how)
+        trainee, facts = _WAYS[cell.way](own, **cell.how)
     except ValueError as error:
         return Ran(refusal=" ".join(str(error).split()))
     counters.clear()
     # What compiled code sends is seen by no mode, and a mode is nothing that Dynamo compiles under.
     with nullcontext(Collectives()) if cell.compiled else count_collectives() as counts:
-        losses = train(own, trainee)
-    facts: dict[str, Any] = {
+        losses = train(own, trainee, _mine(own, trainee))
+    facts |= {
         "fp8_layers": sum(isinstance(m, Float8Linear) for m in trainee.model.modules()),
         "fp8_experts": sum(
             m.recipe is not None for m in trainee.model.modules() if isinstance(m, GroupedMatmul)
         ),
-        **trainee.facts,
     }
     if cell.compiled:
         facts["graphs"] = counters["stats"]["unique_graphs"]
@@ -185,19 +186,24 @@ def _scales_rows(recipe: Recipe) -> bool:
     return any(cast is not None and cast.granularity == "rowwise" for cast in casts)
 
 
-def _mine(job: ParallelRun) -> range:
-    """The microbatches of this rank, where each has its own."""
-    each = job.microbatches // dist.get_world_size()
-    return range(dist.get_rank() * each, (dist.get_rank() + 1) * each)
+def _mine(job: ParallelRun, trainee: Trainee) -> range:
+    """The microbatches of this rank: all, or its share."""
+    each = trainee.setup.accumulation
+    first = 0 if each == job.microbatches else dist.get_rank() * each
+    return range(first, first + each)
 
 
-def _ddp(job: ParallelRun) -> Trainee:
-    return Trainee(DistributedDataParallel(job.convert(job.build())), _mine(job))
+def _of_a_share(job: ParallelRun, model: nn.Module, **more: Any) -> Trainee:
+    return job.trainee(model, job.microbatches // dist.get_world_size(), **more)
+
+
+def _ddp(job: ParallelRun) -> Made:
+    return _of_a_share(job, DistributedDataParallel(job.convert(job.build()))), {}
 
 
 def _sharded(
     job: ParallelRun, checkpointing: str = "none", compiled: bool = False, mesh: Any = None, **policy: Any
-) -> Trainee:
+) -> Made:
     """FSDP2 of every block and of the rest; weights gathered in FP8 where the recipe allows it."""
     if job.recipe is not None:
         job = replace(job, recipe=replace(job.recipe, fp8_all_gather=True))
@@ -208,17 +214,16 @@ def _sharded(
         fully_shard(block, mesh=mesh, **policy)
     fully_shard(model, mesh=mesh, **policy)
 
-    def before_pass(last: bool) -> None:
-        if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(last)
-
     layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
-    facts: dict[str, object] = {}
+    facts: dict[str, Any] = {}
     if layers:
         facts["weights_gathered_as"] = sorted({weight_gather_precision(layer) for layer in layers})
     if compiled:
         facts["compiler"] = compiler(job.device)
-    return Trainee(model, _mine(job), before_pass=before_pass, facts=facts)
+    trainee = _of_a_share(job, model)
+    last = trainee.setup.accumulation - 1
+    trainee.before_pass = lambda number: model.set_requires_gradient_sync(number == last)
+    return trainee, facts
 
 
 def compiler(device: str) -> str:
@@ -226,15 +231,15 @@ def compiler(device: str) -> str:
     return "inductor" if device == "cuda" else "aot_eager"
 
 
-def _hsdp(job: ParallelRun) -> Trainee:
+def _hsdp(job: ParallelRun) -> Made:
     return _sharded(job, mesh=init_device_mesh(job.device, (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
-def _offloaded(job: ParallelRun) -> Trainee:
+def _offloaded(job: ParallelRun) -> Made:
     return _sharded(job, offload_policy=CPUOffloadPolicy(pin_memory=job.device != "cpu"))
 
 
-def _tensor_parallel(job: ParallelRun, sequence: bool = False, compiled: bool = False) -> Trainee:
+def _tensor_parallel(job: ParallelRun, sequence: bool = False, compiled: bool = False) -> Made:
     model: Any = job.convert(job.build())
     mesh = init_device_mesh(job.device, (dist.get_world_size(),))
     fp8 = job.recipe is not None
@@ -244,7 +249,7 @@ def _tensor_parallel(job: ParallelRun, sequence: bool = False, compiled: bool = 
     plan |= {f"layers.*.ffn.{name}": col() for name in ("gate", "up")}
     plan |= {f"layers.*.{name}": row(output_layouts=out) for name in ("attention.o", "ffn.down")}
     plan["head"] = col(output_layouts=Replicate())
-    facts: dict[str, object] = {}
+    facts: dict[str, Any] = {}
     if sequence:
         why = "no recipe" if job.recipe is None else gather_reason(job.recipe)
         if why is None and model.head.amaxes is not None:
@@ -264,7 +269,7 @@ def _tensor_parallel(job: ParallelRun, sequence: bool = False, compiled: bool = 
         facts["compiler"] = compiler(job.device)
         for block in model.layers:
             block.compile(fullgraph=True, dynamic=False, backend=compiler(job.device))
-    return Trainee(model, range(job.microbatches), facts=facts)
+    return job.trainee(model, job.microbatches), facts
 
 
 def _gathered(inputs: int) -> dict[str, Any]:
@@ -273,11 +278,11 @@ def _gathered(inputs: int) -> dict[str, Any]:
     return {"input_layouts": (Shard(1), *rest), "desired_input_layouts": (Replicate(), *rest)}
 
 
-def _expert_parallel(job: ParallelRun) -> Trainee:
+def _expert_parallel(job: ParallelRun) -> Made:
     """Experts shared out, all else as in DDP; each rank's tokens travel to their experts and back."""
     model = parallelize_experts(job.convert(job.build()), mean_gradient=True)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(expert_parameters(model)))
-    return Trainee(DistributedDataParallel(model), _mine(job))
+    return _of_a_share(job, DistributedDataParallel(model)), {}
 
 
 class _Stage(nn.Module):
@@ -303,7 +308,7 @@ class _Stage(nn.Module):
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
-def _pipeline(job: ParallelRun, schedule: str) -> Trainee:
+def _pipeline(job: ParallelRun, schedule: str) -> Made:
     rank, world = dist.get_rank(), dist.get_world_size()
     part = _Stage(job.convert(job.build()), rank, world)  # type: ignore[arg-type]  # still a Llama
     groups = [dist.new_group([other]) for other in range(world)]  # every rank takes part in making each
@@ -315,20 +320,23 @@ def _pipeline(job: ParallelRun, schedule: str) -> Trainee:
     made = logits if rank == world - 1 else inner
     stage = pipelining.PipelineStage(part, rank, world, device, input_args=given, output_args=made)
     pipe = getattr(pipelining, schedule)(stage, n_microbatches=job.microbatches, loss_fn=mean_cross_entropy)
-    batches = [job.batch(number) for number in range(job.microbatches)]
-    tokens, targets = (torch.cat(each) for each in zip(*batches, strict=True))
 
-    def passes(step: int) -> list[float]:
-        losses: list[Tensor] = []
-        pipe.step(
-            *([tokens] if rank == 0 else []), target=targets if rank == world - 1 else None, losses=losses
-        )
-        return [loss.item() for loss in losses]
+    class Stage(Trainee):
+        def gradients(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
+            """The passes of all stages; the last one knows the losses."""
+            tokens, targets = (torch.cat(each) for each in zip(*batches, strict=True))
+            self.losses = []
+            pipe.step(
+                *([tokens] if rank == 0 else []),
+                target=targets if rank == world - 1 else None,
+                losses=self.losses,
+            )
+            return tokens.new_empty(0)
 
-    return Trainee(part, range(job.microbatches), groups[rank], passes)
+    return job.trainee(part, job.microbatches, Stage, scales_group=groups[rank]), {}
 
 
-_WAYS: Mapping[str, Callable[..., Trainee]] = {
+_WAYS: Mapping[str, Callable[..., Made]] = {
     "ddp": _ddp,
     "sharded": _sharded,
     "hsdp": _hsdp,

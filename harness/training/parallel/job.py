@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fp8core import PrecisionSchedule, convert_experts_to_float8, convert_to_float8_training, update_scales
+from fp8core import PrecisionSchedule, audit, convert_experts_to_float8, convert_to_float8_training
 from harness.training.models.common import materialise
 from harness.training.models.llama import Llama, LlamaConfig
 from harness.training.models.llama_moe import Experts, LlamaMoe, Moe, MoeConfig
+from harness.training.setup import Setup, Trainee
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch.distributed as dist
 
     from fp8core.recipe import Recipe
 
@@ -105,70 +104,70 @@ class ParallelRun:
         text = torch.cat(drawn).to(self.device)
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
+    def trainee(self, model: nn.Module, passes: int, kind: type[Trainee] = Trainee, **more: Any) -> Trainee:
+        """The converted model, or this rank's part of it, ready for steps of so many microbatches."""
+        setup = Setup(
+            "",
+            BATCH * self.joined,
+            SEQ,
+            "fp32",
+            self.recipe,
+            accumulation=passes,
+            grad_clip=None,
+            seed=self.seed,
+        )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=LR, foreach=False)
+        return kind(setup, model, model, optimizer, audit(model), **more)
 
-@dataclass(slots=True)
-class Trainee:
-    """What one rank trains.
 
-    Attributes:
-        model: its part of the model.
+def train(
+    job: ParallelRun, trainee: Trainee, mine: Sequence[int], halfway: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Mean loss of this rank's microbatches, by step; empty where it knows of none.
+
+    Args:
+        job: what is trained.
+        trainee: on this rank.
         mine: numbers of the microbatches that it makes in each step.
-        group: the ranks that share scales of delayed scaling; None: all.
-        passes: forward and backward passes of one step in place of the usual ones; returns the loss of each microbatch
-            of which this rank knows it.
-        before_pass: called with whether the next pass is the last of its step.
-        facts: for `resolved`.
+        halfway: see `Trainee.step`.
     """
-
-    model: nn.Module
-    mine: Sequence[int]
-    group: dist.ProcessGroup | None = None
-    passes: Callable[[int], list[float]] | None = None
-    before_pass: Callable[[bool], None] = lambda last: None
-    facts: dict[str, object] = field(default_factory=dict)
-
-
-def train(job: ParallelRun, trainee: Trainee) -> list[float]:
-    """Mean loss of this rank's microbatches, by step; empty where it knows of none."""
     schedule = PrecisionSchedule.parse(job.schedule)
-    parameters = [p for p in trainee.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=LR, foreach=False)
+    batches = [job.batch(number) for number in mine]
     curve = []
     for step in range(job.steps):
         if schedule.rules:
             schedule.apply(trainee.model, step, job.steps)
-        losses = trainee.passes(step) if trainee.passes else _passes(job, trainee)
-        optimizer.step()
-        update_scales(trainee.model, trainee.group)
-        optimizer.zero_grad()
-        if losses:
+        trainee.step(batches, halfway)
+        if losses := [loss.item() for loss in trainee.losses]:  # in float64, as over ranks
             curve.append(sum(losses) / len(losses))
     return curve
 
 
-def _passes(job: ParallelRun, trainee: Trainee) -> list[float]:
-    """All passes of a step, with one sum of gradients for each group of microbatches, and these added at the end."""
-    losses, sums, count = list[float](), list[list[Tensor]](), len(trainee.mine)
-    parameters = list(trainee.model.parameters())
-    for place, number in enumerate(trainee.mine, 1):
-        trainee.before_pass(place == count)
-        loss = trainee.model(*job.batch(number))
-        (loss / count).backward()
-        losses.append(loss.item())
-        if job.groups > 1 and place % (count // job.groups) == 0:
-            sums.append([p.grad for p in parameters if p.grad is not None])
-            trainee.model.zero_grad()
-    for p, *grads in zip(parameters, *sums, strict=True) if sums else ():
-        p.grad = torch.stack(grads).sum(0)
-    return losses
-
-
 def alone(job: ParallelRun) -> list[float]:
     """The losses of one process that makes all microbatches itself."""
-    model = job.build()
+    built = job.build()
     if job.parts > 1:
-        in_parts(model, job.parts)
-    return train(job, Trainee(job.convert(model), range(job.microbatches)))
+        in_parts(built, job.parts)
+    model = job.convert(built)
+    trainee, parameters = job.trainee(model, job.microbatches), list(model.parameters())
+    sums, each = list[list[Tensor]](), job.microbatches // job.groups
+
+    def end_group(number: int = 0) -> None:
+        if number % each == 0 and parameters[0].grad is not None:
+            sums.append([p.grad for p in parameters if p.grad is not None])
+            model.zero_grad()
+
+    def add_up() -> None:
+        end_group()
+        for p, *grads in zip(parameters, *sums, strict=True):
+            p.grad = torch.stack(grads).sum(0)
+        sums.clear()
+
+    if job.groups == 1:
+        return train(job, trainee, range(job.microbatches))
+    trainee.before_pass = end_group
+    return train(job, trainee, range(job.microbatches), add_up)
 
 
 def in_parts(model: nn.Module, parts: int) -> None:

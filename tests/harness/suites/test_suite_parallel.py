@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from fp8core import RECIPES
 from harness.machine import ranks
@@ -16,8 +15,6 @@ from harness.training.parallel.job import (
     InParts,
     InShares,
     ParallelRun,
-    Trainee,
-    _passes,
     alone,
     in_parts,
     train,
@@ -36,23 +33,18 @@ def _one_thread() -> Any:
 
 def wrong(how: str, job: ParallelRun) -> list[float]:
     """Two ranks that train with a fault."""
-    trainee = cells._ddp(job)
-    model: nn.Module = trainee.model
+    trainee, _ = cells._ddp(job)
     if how == "no average":  # gradients of this rank alone
-        model = job.convert(job.build())
-    if how == "wrong batch":
-        trainee.mine = [0]
-    plain = Trainee(model, trainee.mine)
+        trainee = job.trainee(job.convert(job.build()), 1)
+    mine = range(1) if how == "wrong batch" else cells._mine(job, trainee)
     factor = {"sum": 2.0, "ten percent": 1.1}.get(how, 1.0)
 
-    def passes(step: int) -> list[float]:
-        losses = _passes(job, plain)
-        for p in model.parameters():
+    def spoil() -> None:
+        for p in trainee.model.parameters():
             assert p.grad is not None
             p.grad.mul_(factor)
-        return losses
 
-    return train(job, Trainee(model, trainee.mine, passes=passes))
+    return train(job, trainee, mine, spoil)
 
 
 @pytest.mark.parametrize(
