@@ -31,7 +31,7 @@ from harness.peers import PEERS
 from harness.store import printer
 from harness.store.errors import text_of
 from harness.store.extensions import TABLES
-from harness.store.printer import Table, picked
+from harness.store.printer import Table, Tone, picked
 from harness.store.text import some
 from harness.store.words import key, options_of
 from harness.suites.common import kernels_missing
@@ -108,6 +108,13 @@ class Tried:
 
     device: str
     findings: Sequence[Finding]
+
+    @property
+    def tone(self) -> Tone:
+        """Good where everything works, bad where something computes wrongly."""
+        if any(f.faulty for f in self.findings):
+            return "bad"
+        return "good" if all(f.works for f in self.findings) else ""
 
     def lines(self) -> list[str]:
         """How much works, what this machine can answer, and what to run next."""

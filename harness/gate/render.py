@@ -94,6 +94,15 @@ class Answer:
         """Notes that must not be overlooked."""
         return [note for note in (self.judgement.notes if self.judgement else ()) if isinstance(note, Loud)]
 
+    @property
+    def tone(self) -> printer.Tone:
+        """Good where all was judged and nothing is wrong; bad where something is."""
+        if self.code in (Exit.REGRESSED, Exit.NUMERICS, Exit.INVALID):
+            return "bad"
+        return (
+            "good" if self.code is Exit.OK and self.judgement and not self.judgement.could_not_judge else ""
+        )
+
     def lines(self) -> list[str]:
         """The answer, then what it rests on."""
         return [f"Gate: {self.head}", self.text or self.tally, *self.conditions]
@@ -156,7 +165,9 @@ def _open(judgement: Judgement) -> str:
 def terminal(answer: Answer) -> str:
     """A table of what matters first, then what it rests on; the last line is the verdict."""
     last = f"{answer.head} (exit {int(answer.code)}): {answer.text or answer.tally}"
-    shown: Any = SimpleNamespace(lines=lambda: [*answer.conditions, last], tables=answer.tables)
+    shown: Any = SimpleNamespace(
+        lines=lambda: [*answer.conditions, last], tables=answer.tables, tone=answer.tone
+    )
     return printer.as_text(shown, tables_first=True)
 
 

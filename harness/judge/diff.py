@@ -22,7 +22,7 @@ from harness.store.case import arm_of
 from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
 from harness.store.differences import differences
 from harness.store.outside import parse
-from harness.store.printer import Table, picked, table
+from harness.store.printer import Table, Tone, picked, table
 from harness.store.text import axes_of, case_label, constant_axes, number
 
 if TYPE_CHECKING:
@@ -143,6 +143,11 @@ class Changes:
     figures: tuple[tuple[str, str, str, str, float, float], ...]
     cpu: bool = False
     names: Sequence[str] = ("first", "second")
+
+    @property
+    def tone(self) -> Tone:
+        """None: a change is neither good nor bad."""
+        return ""
 
     def lines(self) -> list[str]:
         """What times did, what has none any more, and why what moved did."""

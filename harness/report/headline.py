@@ -27,12 +27,12 @@ from harness.report.records import (
 )
 from harness.report.runs import once
 from harness.report.standings import recipe, standings
-from harness.report.table import STYLES, columns, filled, known, resolved_of
+from harness.report.table import STYLES, columns, known, resolved_of
 from harness.report.verdicts import what_of
 from harness.store import text
 from harness.store.case import arm_of
 from harness.store.compare import SECONDS
-from harness.store.printer import Cell, Table
+from harness.store.printer import Cell, Table, filled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -255,13 +255,6 @@ def make_table(
     return Table(key, [c.heading for c in columns], rows, caption.strip(), sortable, left_out)
 
 
-def filled(table: Table, blank: str = "") -> Table:
-    """Without the columns in which every cell is blank."""
-    kept = [i for i in range(len(table.columns)) if any(row[i].text != blank for row in table.rows)]
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return replace(table, columns=[table.columns[i] for i in kept], rows=rows)
-
-
 def axis_columns(
     records: Sequence[Record], without: Sequence[str] | frozenset[str] | None = None
 ) -> list[Column]:

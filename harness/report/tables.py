@@ -18,13 +18,12 @@ from harness.report.table import (
     Record,
     axis_columns,
     columns,
-    filled,
     known,
     make_table,
     table_of,
 )
 from harness.store import text
-from harness.store.printer import Cell, Table
+from harness.store.printer import Cell, Table, filled
 from harness.store.published import rates_on
 
 if TYPE_CHECKING:

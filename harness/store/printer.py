@@ -11,9 +11,9 @@ import json
 import math
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from markupsafe import Markup, escape
 
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 MOST = 200  # characters of a line
 WIDE = 10_000  # no table is wrapped
-# A line that begins with one of these, maybe after a label, as in "FP8: on", says that all is well, or that something is not.
-GOOD = ("PASS", "OK", "yes", "on", "alike", "verified", "proved")
-BAD = ("FAIL", "REGRESSED", "BROKEN", "INVALID", "NUMERICS", r"no(?! \w)", "off", "does not fit", "NOT")
-_FIRST = re.compile(rf"(?:[^:]{{1,40}}: )?(?:({'|'.join(GOOD)})|{'|'.join(BAD)})(?!\w)")
+Tone = Literal["", "good", "bad"]  # of an answer
+_COLOURS: Mapping[Tone, str] = {"": "", "good": "green", "bad": "red"}
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in no XML document
 
 
@@ -72,6 +70,10 @@ class Table:
 class Result(Protocol):
     """What a command found."""
 
+    @property
+    def tone(self) -> Tone:
+        """ "good" where the first line says that all is well, "bad" where it says that something is not."""
+
     def lines(self) -> Sequence[str]:
         """The answer, then what it rests on; each of at most `MOST` characters."""
 
@@ -89,15 +91,22 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str | Ce
     return Table(caption, headings, cells, caption, sortable=False)
 
 
+def filled(of: Table, blank: str = "") -> Table:
+    """A table without the columns in which every cell is blank."""
+    kept = [i for i in range(len(of.columns)) if any(row[i].text != blank for row in of.rows)]
+    rows = [[row[i] for i in kept] for row in of.rows]
+    return replace(of, columns=[of.columns[i] for i in kept], rows=rows)
+
+
 # Text
 
 
 def show(result: Result, where: Console, tables_first: bool = False) -> None:
-    """Prints lines and tables; the answer in bold, words that are good or bad in colour."""
+    """Prints lines and tables; the answer in bold, in the colour of its tone."""
     if tables_first:
         _draw(result.tables(), where)
     for i, line in enumerate(_lines(result)):
-        where.print(_text(line), style="bold " * (i == 0) + tone(line), soft_wrap=True)
+        where.print(_text(line), style="" if i else f"bold {_COLOURS[result.tone]}", soft_wrap=True)
     if not tables_first:
         _draw(result.tables(), where)
 
@@ -151,12 +160,6 @@ def _text(words: str) -> Text:
 def _flat(words: str) -> str:
     """In one line, without control characters: none of it is a command to a terminal or to GitHub."""
     return printable(words).replace("\n", " ")
-
-
-def tone(line: str) -> str:
-    """ "green" where the first words of a line are good, "red" where they are bad, else ""."""
-    found = _FIRST.match(line)
-    return ("green" if found[1] else "red") if found else ""
 
 
 # Markdown

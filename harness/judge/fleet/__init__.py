@@ -12,7 +12,7 @@ from harness.judge.fleet.judge import Group, Outlier, judge
 from harness.machine import raw_output, terminal
 from harness.store import printer
 from harness.store.errors import UsageError
-from harness.store.printer import Table, picked
+from harness.store.printer import Table, Tone, picked
 from harness.store.private import hashed, of_run, salt_file
 from harness.store.text import percent, plural, ratio, some
 from harness.store.words import key, options_of, word
@@ -73,6 +73,12 @@ class Fleet:
         if not any(g.judged_by_times or g.judged_by_results or g.lacking for g in self.groups):
             return "not_judged"
         return "unread" if self.unread else "in_line" if any(g.levels for g in self.groups) else "alike"
+
+    @property
+    def tone(self) -> Tone:
+        """Good where every judged card is in line, bad where one is out of it or missing."""
+        tones: dict[str, Tone] = {"in_line": "good", "alike": "good", "out": "bad", "missing": "bad"}
+        return tones.get(self.code, "")
 
     def lines(self) -> list[str]:
         """What was found and who was judged by what, in one line; then each group."""

@@ -25,15 +25,16 @@ from harness.store.errors import UsageError
 from harness.store.printer import as_html, picked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pandas as pd
 
     from harness.judge.verdict.evidence import Finding, LossRun
-    from harness.store.printer import Table
+    from harness.store.printer import Table, Tone
     from harness.store.stats import Effect
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+_TONES: Mapping[Outcome, Tone] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": ""}
 MOST_MARGIN = 0.01  # a wider one says nothing of training the same
 LEAST_FALLS = 20.0  # margins that the base's loss falls by; the margin is narrower where it falls by less
 PASS_CONFIDENCE = 1 - 2 * ALPHA  # of the interval inside the margin
@@ -109,6 +110,11 @@ class CurveVerdict:
             line for runs, side in zip(self.sides, SIDES, strict=True) for line in _described(runs, side)
         ]
         return [*lines, *self.evidence.notes]
+
+    @property
+    def tone(self) -> Tone:
+        """Good for PASS, bad for FAIL."""
+        return _TONES[self.outcome]
 
     def lines(self) -> list[str]:
         """The verdict with how much is said beside it, its other reasons, what decides nothing, what was read."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
 import random
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import jinja2
-
 from harness.machine import hardware, mfu
-from harness.store import stats
+from harness.store import printer, stats
 from harness.store.compare import TIE
 from harness.store.errors import UsageError
 from harness.store.stats import MIN_ROUNDS, t_interval
@@ -27,6 +22,17 @@ if TYPE_CHECKING:
 
 BASE, AGAIN, FP8 = "base", "base:again", "fp8"
 ARMS = (BASE, AGAIN, FP8)
+_NAMES = {BASE: "bf16", AGAIN: "bf16 again", FP8: "FP8"}
+_MOST = 3  # blocks that are named
+# Key of `data()`, title and format of a figure of an arm
+_COLUMNS = (
+    ("step_ms", "ms", ".4g"),
+    ("tokens_per_s", "tokens/s a rank", ",.0f"),
+    ("mfu_mixed", "mixed MFU", ".1%"),
+    ("mfu_bf16_peak", "of the bf16 peak", ".1%"),
+    ("joules", "J", ".4g"),
+    ("peak_gib", "peak GiB", ".2f"),
+)
 # What a step is for: `warm` and `lead` are not timed; `compare` and `count` are the two steps of the proof; `none` counts
 # the FP8 GEMMs of a bf16 step, of which there must be none.
 Purpose = Literal["warm", "compare", "count", "none", "lead", "timed"]
@@ -119,6 +125,7 @@ class Plan:
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from harness.store.printer import Tone
     from harness.store.stats import Effect
 
     ByArm = Mapping[str, tuple[float, ...]]
@@ -324,24 +331,152 @@ class TrialResult:
         return "on" if self.effect.direction == "faster" else "off"
 
     @property
-    def beside(self) -> list[str]:
-        """Counts of what a reader of the decision must look at below it."""
-        blocks = sum(len(each.faults) for each in self.rounds)
-        counts = ((blocks, "block"), (len(self.notes), "note"))
-        found = [
-            f"{plural(count, one)} {'left out, ' * (one == 'block')}below" for count, one in counts if count
-        ]
-        return found + ["not all was put back"] * bool(self.not_restored)
+    def tone(self) -> Tone:
+        """Good where FP8 is on, bad where it is off."""
+        tones: Mapping[Decision, Tone] = {"on": "good", "off": "bad"}
+        return tones.get(self.decision, "")
+
+    @property
+    def is_timed(self) -> bool:
+        """Both precisions have a time that may be reported."""
+        return not self.refused and self.median_ms(BASE) > 0 and self.median_ms(FP8) > 0
+
+    @property
+    def no_mfu(self) -> str:
+        """Why no MFU is stated; "" where it is."""
+        name, uses = self.gpu[0] if self.gpu else "the GPU", self.mfu
+        mixed = [uses[arm].mfu_mixed if arm in uses else None for arm in (BASE, FP8)]
+        if not self.peaks:
+            return f"{name} is not in the table of peaks"
+        if None in mixed:
+            return "the dtype of some product, or its peak, is not known"
+        if any(share and share > 1 for share in mixed):
+            return (
+                f"it would be above the peaks of {name}; time, FLOPs (the masked half of attention is among them) or device "
+                "are wrong"
+            )
+        return ""
+
+    @property
+    def no_energy(self) -> str:
+        """Why no energy is stated; "" where it is."""
+        is_read = {BASE, FP8} <= self.joules.keys()
+        return "" if is_read else self.unmetered or "a reading of the counter failed"
 
     def _repr_html_(self) -> str:
-        lines = html.escape("\n".join(self.lines()))
-        return f"<pre>{lines}</pre>"
+        return str(printer.as_html(self))
 
     def lines(self) -> list[str]:
-        """The answer, in at most 20 lines."""
-        shown = {arm: self.median_ms(arm) for arm in (BASE, FP8)}
-        text = _template().render(r=self, ms=shown, mean=statistics.fmean)
-        return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+        """The answer with how much stands below it, what it rests on, and how the model was left."""
+        blocks = [(r.index, _NAMES[arm], why) for r in self.rounds for arm, why in r.faults.items()]
+        because = f", because {self.doubt}" if self.doubt else ""
+        left_out = f"{plural(len(blocks), 'block')} left out, below" if blocks else ""
+        notes = f"{plural(len(self.notes), 'note')} below" if self.notes else ""
+        undone = "not all was put back" if self.not_restored else ""
+        beside = filter(None, (left_out, notes, undone))
+        put_back = "" if self.restored is None else f", and put back were: {', '.join(self.restored)}"
+        in_fp8, in_bf16 = self.steps_run
+        found = [
+            "; ".join([f"for speed: {self.decision}{because}", *beside]),
+            *self._figures(),
+            self.proof,
+            *(f"round {index}, block of {arm} left out: {why}" for index, arm, why in blocks[:_MOST]),
+            f"{len(blocks) - _MOST} more blocks were left out" if blocks[_MOST:] else "",
+            *self.notes,
+            f"{in_fp8 + in_bf16} steps: {in_fp8} in FP8, {in_bf16} in bf16; the model was left in {self.ends_in}{put_back}",
+            f"NOT put back: {self.not_restored}" if self.not_restored else "",
+        ]
+        return [" ".join(line.split()) for line in found if line]
+
+    def _figures(self) -> Iterator[str]:
+        """Lines with a figure; none where none may be told."""
+        if self.refused:
+            return
+        effect, what = self.effect, f"FP8 ({self.recipe}) against bf16 in this loop"
+        if effect.has_interval:
+            floor = f"{self.floor:.3f}x" if self.floor > 0 else "unknown"
+            interval = f"{1 / effect.high:.3f} to {1 / effect.low:.3f}"
+            yield f"{what}: {effect.speedup:.3f}x ({interval}), {effect.rounds} paired rounds, noise floor {floor}"
+        else:
+            yield f"{what}: not measured"
+        base, fp8, gap = self.median_ms(BASE), self.median_ms(FP8), self.gap_ms
+        if self.is_timed and gap >= 0.1 * base:
+            rate = (
+                f" and comes to {1e3 * self.tokens / (fp8 + gap):,.0f} tokens/s a rank in FP8"
+                if self.tokens
+                else ""
+            )
+            waits = (
+                ". The loop waits for its loader longer than for the model: mend that first; the ratio is that of the steps "
+                "alone"
+            )
+            yield (
+                f"between steps: {gap:.4g} ms (data loader, logging); with it the loop gains {(base + gap) / (fp8 + gap):.3f}x"
+                f"{rate}{waits * (gap > base)}"
+            )
+        if self.is_timed and self.device == "cuda":
+            if self.no_energy:
+                yield f"energy: not measured: {self.no_energy}"
+            if self.no_mfu:
+                yield f"MFU: not stated: {self.no_mfu}"
+            elif self.gpu and self.peaks:
+                dtypes = sorted({dtype for flops in self.flops.values() for dtype, n in flops.items() if n})
+                peaks = ", ".join(f"{dtype} {self.peaks.peak_tflops(dtype):.4g}" for dtype in dtypes)
+                yield f"mixed MFU: each dtype by its own peak ({self.gpu[0]}: {peaks} TFLOP/s)"
+        if gaps := self.loss_gap:
+            mean, low, high = gaps
+            yield (
+                f"loss of FP8's blocks: {mean:+.2%} ({low:+.2%} to {high:+.2%}) of bf16's; blocks share one model, so this cannot "
+                "say how FP8 trains: sweep=divergence does"
+            )
+
+    def tables(self) -> list[printer.Table]:
+        """Figures of a step of each arm; none where none may be told."""
+        if self.refused:
+            return []
+        board, shown = "a GPU" if self.ranks > 1 else "the whole board", self.data()["arms"]
+        rows = [
+            [_NAMES[arm], *(_shown(figures[name], spec) for name, _, spec in _COLUMNS)]
+            for arm, figures in shown.items()
+        ]
+        slowest = f", the slowest of {self.ranks} ranks" if self.ranks > 1 else ""
+        energy = "" if self.no_energy else f"; joules of {board}, with what runs between steps"
+        columns = ["arm", *(f">{title}" for _, title, _ in _COLUMNS)]
+        return [printer.filled(printer.table(f"A step{slowest}{energy}", columns, rows))]
+
+    def data(self) -> dict[str, Any]:
+        """Plain values; of what is not known None."""
+        uses, joules, peak = ({}, {}, {}) if self.refused else (self.mfu, self.joules, self.peak_bytes)
+        has_mfu = not self.no_mfu
+
+        def of(arm: str) -> dict[str, float | None]:
+            ms = math.nan if self.refused else self.median_ms(arm)
+            use = uses[arm] if arm in uses and has_mfu else None
+            return {
+                "step_ms": ms,
+                "tokens_per_s": 1e3 * self.tokens / ms if self.tokens and ms > 0 else None,
+                "mfu_mixed": use.mfu_mixed if use else None,
+                "mfu_bf16_peak": use.mfu_bf16_peak if use else None,
+                "joules": statistics.fmean(j for _, j in joules[arm])
+                if arm in joules and not self.no_energy
+                else None,
+                "peak_gib": peak[arm] / 2**30 if arm in peak else None,
+            }
+
+        effect = self.effect
+        is_told = effect.has_interval and not self.refused
+        speedup = (effect.speedup, 1 / effect.high, 1 / effect.low) if is_told else (None, None, None)
+        names = "recipe device decision doubt ranks proof proved notes restored not_restored ends_in floor"
+        return printer.picked(self, names) | {
+            **dict(zip(("speedup", "low", "high"), speedup, strict=True)),
+            "rounds": effect.rounds,
+            "loss_gap": None if self.refused else self.loss_gap,
+            "arms": {arm: of(arm) for arm in (BASE, FP8)},
+        }
+
+
+def _shown(value: float | None, spec: str) -> str:
+    return format(value, spec) if value is not None and value > 0 else ""
 
 
 def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
@@ -369,9 +504,3 @@ def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
 
 def _median(seen: Sequence[tuple[int, float]]) -> float:
     return statistics.median(value for _, value in seen) if seen else math.nan
-
-
-@cache
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined).get_template("answer.txt.j2")

@@ -20,6 +20,7 @@ from fp8core.distributed.fsdp_state import end_pass
 from fp8core.history import AmaxMemory, tensors_of
 from fp8core.proof.verify.state import random_state, set_random_state
 from harness.machine.processes import memory_of_machine
+from harness.store import printer
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.timing.clock import Clock, clock_for
 from harness.training.ab import rows
@@ -467,7 +468,7 @@ class Trial:
 
     def report(self) -> str:
         """The answer in at most 20 lines; ends the trial if it is still under way and has one rank."""
-        return "\n".join(self._ended_if_alone().lines())
+        return printer.as_text(self._ended_if_alone()).rstrip()
 
     def save(self, results_dir: str | Path = "results") -> Path:
         """Stores the rounds as a run, which `python -m harness report FOLDER` renders; ends the trial as `report` does.

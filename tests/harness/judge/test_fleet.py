@@ -23,7 +23,6 @@ from harness.judge.fleet import Fleet
 from harness.judge.fleet.judge import Group, limit
 from harness.store.case import Case
 from harness.store.errors import Cause
-from harness.store.printer import tone
 from harness.suites import SUITES, checksum
 
 ROOT = Path(harness.judge.fleet.__file__).parents[3]
@@ -71,7 +70,7 @@ def test_the_word_on_a_healthy_fleet_is_no_larger_than_what_was_judged(
 ) -> None:
     groups = [replace(group, levels=levels) for group in judged(healthy)]
     assert Fleet(groups, unread, missing).code == code
-    assert (tone(Fleet(groups, unread, missing).lines()[0]) == "green") <= (code in ("in_line", "alike"))
+    assert (Fleet(groups, unread, missing).tone == "good") == (code in ("in_line", "alike"))
 
 
 def test_a_fleet_of_which_nothing_was_judged_is_not_called_well(healthy: Path) -> None:

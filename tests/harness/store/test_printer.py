@@ -5,6 +5,7 @@ Oracles: html.parser, markdown-it (CommonMark with GFM tables), ElementTree and 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from harness.store.printer import (
     Cell,
     JUnitCase,
     Table,
+    Tone,
     as_html,
     as_json,
     as_markdown,
@@ -30,7 +32,6 @@ from harness.store.printer import (
     rows_html,
     show,
     table,
-    tone,
 )
 from harness.store.text import code, markdown, printable
 
@@ -44,6 +45,7 @@ class Found:
     said: list[str]
     shown: list[Table] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
+    tone: Tone = ""
 
     def lines(self) -> list[str]:
         return self.said
@@ -134,21 +136,13 @@ def test_the_forms_hold_lines_and_tables_alike(bad: str) -> None:
     assert one_line(seen.text) == one_line(" ".join(["FP8: on", bad, "where a b", bad, "1"]))
 
 
-@pytest.mark.parametrize(
-    ("line", "colour"),
-    [
-        ("PASS: 8 pairs", "green"),
-        ("FP8: on, recipe rowwise", "green"),
-        ("FP8: off: no layer gains", "red"),
-        ("trains the same: no", "red"),
-        ("FAIL", "red"),
-        ("nothing", ""),
-        ("only one pair: onward", ""),
-        ("can't tell: none of 2", ""),
-    ],
-)
-def test_a_colour_is_that_of_the_first_word(line: str, colour: str) -> None:
-    assert tone(line) == colour
+@pytest.mark.parametrize(("tone", "style"), [("good", "1;32m"), ("bad", "1;31m"), ("", "1m")])
+def test_the_first_line_alone_has_the_colour_of_the_tone(tone: Tone, style: str) -> None:
+    """Oracle: codes of ANSI. Words never decide: a name may be "FAIL"."""
+    where = Console(force_terminal=True, color_system="standard", file=io.StringIO())
+    with where.capture() as seen:
+        show(Found(["FAIL PASS", "PASS: FAIL"], tone=tone), where)
+    assert seen.get().splitlines() == [f"\x1b[{style}FAIL PASS\x1b[0m", "PASS: FAIL"]
 
 
 def test_json_is_strict_and_keeps_what_is_finite() -> None:

@@ -5,6 +5,7 @@ Oracles: planted speedups and noises; a fake counter of energy; published peaks;
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -23,6 +24,7 @@ from harness.__main__ import main
 from harness.machine import hardware, mfu
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.compare import paired_ratios
+from harness.store.printer import as_json
 from harness.training.ab import rows
 from harness.training.ab.result import AGAIN, ARMS, BASE, FP8, Plan, Round, TrialResult, merged
 from harness.training.ab.watch import SEEN
@@ -237,7 +239,10 @@ def line(result: TrialResult, start: str) -> str:
 
 def test_mixed_mfu_stands_with_its_denominators() -> None:
     """By hand, with NVIDIA's 989 and 1979 TFLOP/s: 50 ms of 100; 10 ms and 39.58 / 1979 = 20 ms of 60."""
-    assert re.findall(r"[\d.]+%", line(of_h200(), "mixed MFU")) == ["50.0%", "50.0%", "50.0%", "83.4%"]
+    (table,) = of_h200().tables()
+    shares = [[cell.text for cell in row if cell.text.endswith("%")] for row in table.rows]
+    assert shares == [["50.0%", "50.0%"], ["50.0%", "83.4%"]]
+    assert "NVIDIA H200: bf16 989, e4m3 1979, e5m2 1979 TFLOP/s" in line(of_h200(), "mixed MFU")
 
 
 @pytest.mark.parametrize(
@@ -263,9 +268,12 @@ def test_an_mfu_that_is_not_known_is_not_stated(changes: dict[str, Any], words: 
 def test_no_line_gives_a_ratio_where_the_trial_has_none(changes: dict[str, Any], tmp_path: Path) -> None:
     result = of_h200(**changes)
     told = result.lines()
-    assert told[0].startswith("FP8 (tensorwise) against bf16 in this loop: no ratio: ")
+    assert told[0].startswith("for speed: cannot tell, because ")
     assert "planted" in told[0]
-    assert not any(line.startswith(("step:", "between", "energy", "mixed", "peak", "loss")) for line in told)
+    assert not any(line.startswith(("FP8", "between", "energy", "mixed", "loss")) for line in told)
+    assert not result.tables()
+    assert result.data()["speedup"] is None
+    assert set(json.loads(as_json(result))["arms"][FP8].values()) == {None}
     assert "x (" not in "\n".join(told)
     folder = rows.store(replace(result, device="cpu"), Plan(), "Net", tmp_path)
     assert set(store.read([folder])["status"]) == {"failed"}
