@@ -132,8 +132,7 @@ class Float8LinearConfig:
     @staticmethod
     def from_recipe(recipe: Recipe) -> Float8LinearConfig | None:
         """The configuration that means this recipe's casts and GEMMs; None if torchao's configuration has no words for them."""
-        casts = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b) if cast is not None]
-        if not all(cast.granularity in ("tensorwise", "rowwise") for cast in casts):
+        if not all(cast.granularity in ("tensorwise", "rowwise") for cast in recipe.casts):
             return None
         config = Float8LinearConfig(
             cast_config_input=_cast_config(recipe.output.a),
@@ -148,7 +147,7 @@ class Float8LinearConfig:
             enable_fsdp_float8_all_gather=recipe.fp8_all_gather,
             pad_inner_dim=recipe.pad_inner_dim,
             emulate=recipe.backend.startswith("reference"),
-            round_scales_to_power_of_2=any(cast.power_of_two for cast in casts),
+            round_scales_to_power_of_2=any(cast.power_of_two for cast in recipe.casts),
         )
         return config if config.to_recipe().gemms == recipe.gemms else None
 

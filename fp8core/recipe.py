@@ -212,9 +212,14 @@ class Recipe:
         )
 
     @property
+    def casts(self) -> list[Cast]:
+        """Of the operands of the three GEMMs, without those in high precision."""
+        return [cast for gemm in self.gemms.values() for cast in (gemm.a, gemm.b) if cast is not None]
+
+    @property
     def scaling(self) -> Scaling:
         """ "delayed" or "static" if any cast is, so that a layer must remember amaxes; else "dynamic"."""
-        scalings = {c.scaling for gemm in self.gemms.values() for c in (gemm.a, gemm.b) if c is not None}
+        scalings = {cast.scaling for cast in self.casts}
         if {"delayed", "static"} <= scalings:
             raise ValueError(f"recipe {self.name} mixes delayed and static casts; take one of the two")
         return next((s for s in scalings if s != "dynamic"), "dynamic")

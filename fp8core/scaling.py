@@ -54,6 +54,7 @@ HP_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float
 
 BLOCK = 128  # of "1x128" and "128x128"
 MX_BLOCK = 32  # of "1x32": OCP MX 1.0, section 5.1
+BLOCKS = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}
 
 # Tensors: a number divided by a tensor would be a reciprocal and a product, see above
 _LARGEST = {

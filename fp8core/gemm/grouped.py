@@ -20,7 +20,7 @@ from torch.library import custom_op
 
 from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
-from fp8core.scaling import BLOCK, MX_BLOCK
+from fp8core.scaling import BLOCKS
 
 
 def check_offsets(offsets: torch.Tensor, rows: int, *, exact: bool = True, multiple: int = 1) -> list[int]:
@@ -160,7 +160,7 @@ def _one_by_one(
     by_rows = b.qdata.dim() == 3
     result = a.qdata.new_zeros(layout.grouped_shape(a.qdata, b.qdata, offsets), dtype=out_dtype)
     ends = check_offsets(offsets, a.qdata.shape[0 if by_rows else 1], exact=False)
-    block = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}.get(granularity, 0)
+    block = BLOCKS.get(granularity, 0)
     for group, (first, end) in enumerate(itertools.pairwise([0, *ends])):
         if first == end:
             continue

@@ -71,8 +71,7 @@ INDUCTOR_GARBLES_CASTS = inductor_garbles_casts(torch.__version__, torch.version
 
 def casts_route(weight: torch.Tensor, recipe: Recipe) -> str:
     """ "kernels", or "plain PyTorch: " and why, for a layer's casts in eager mode; as for its weight."""
-    wanted = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b)]
-    reason = why_unfused(weight, recipe.kernels, *wanted)
+    reason = why_unfused(weight, recipe.kernels, *recipe.casts)
     return "kernels" if reason is None else f"plain PyTorch: {reason}"
 
 

@@ -24,7 +24,7 @@ import torch
 from fp8core.arguments import is_dtensor
 from fp8core.history import max_over_ranks
 from fp8core.inputs.operands import expected_amax, find_amax
-from fp8core.scaling import BLOCK, MX_BLOCK
+from fp8core.scaling import BLOCKS
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast, Recipe
 
 ORDER = "convert_to_float8_training first, then parallelize_module, then fully_shard"
-_BLOCKS = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}
 
 
 class TPLayout(NamedTuple):
@@ -129,9 +128,9 @@ class TPLayout(NamedTuple):
                 f"{name}={size} cannot be cut {style} over {self.size} ranks: {size} / {self.size} is no whole number; "
                 "take a tensor-parallel size that divides it, or leave the layer out of the plan"
             )
-        cast = next((c for c in _casts(recipe) if c.granularity in _BLOCKS), None)
-        if cast is not None and size // self.size % _BLOCKS[cast.granularity]:
-            block = _BLOCKS[cast.granularity]
+        cast = next((c for c in recipe.casts if c.granularity in BLOCKS), None)
+        if cast is not None and size // self.size % BLOCKS[cast.granularity]:
+            block = BLOCKS[cast.granularity]
             raise ValueError(
                 f"recipe {recipe} scales blocks of {block}, and {name}={size} cut {style} over {self.size} ranks leaves "
                 f"{size // self.size} a rank, which would cut a block; expected a multiple of {block}: take fewer "
@@ -215,7 +214,3 @@ def shared_amaxes(
         ]
         together = iter(max_over_ranks(torch.stack(parts), tp.group).unbind())
     return tuple(next(together) if need else seen.amax for seen, need in zip(tensors, needed, strict=True))
-
-
-def _casts(recipe: Recipe) -> list[Any]:
-    return [c for gemm in recipe.gemms.values() for c in (gemm.a, gemm.b) if c is not None]

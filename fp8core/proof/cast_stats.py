@@ -55,6 +55,16 @@ class Slot(NamedTuple):
     gemms: tuple[str, ...]
 
 
+def reads_of(recipe: Recipe, role: str) -> list[tuple[str, Cast | None]]:
+    """The two GEMMs that read a tensor, each with its cast of it: first the one that contracts its columns."""
+    return [
+        (name, cast)
+        for name, gemm in recipe.gemms.items()
+        for (read, _), cast in zip(READS[name], (gemm.a, gemm.b), strict=True)
+        if read == role
+    ]
+
+
 def slots(recipe: Recipe) -> dict[Slot, Cast | None]:
     """The operands that a recipe tells apart, with their casts; None is high precision.
 
@@ -62,12 +72,7 @@ def slots(recipe: Recipe) -> dict[Slot, Cast | None]:
     """
     result: dict[Slot, Cast | None] = {}
     for role in ROLES:
-        (one, first), (other, second) = (
-            (name, cast)
-            for name, gemm in recipe.gemms.items()
-            for (read, _), cast in zip(READS[name], (gemm.a, gemm.b), strict=True)
-            if read == role
-        )
+        (one, first), (other, second) = reads_of(recipe, role)
         if first == second and (first is None or first.axis_free):
             result[Slot(role, (one, other))] = first
         else:

@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         rows: of the operators so far.
         before: called with each operator, its arguments and keywords, before it runs.
         after: called with its row, arguments, keywords and result.
+        entered: called with name and module before its forward.
         running: name and module, and whether a backward pass entered it; the innermost module last.
         raised: name of the innermost module that the last exception left.
     """
@@ -118,6 +119,7 @@ class Recorder(TorchDispatchMode):
         self.rows: list[Row] = []
         self.before: list[Callable[[Any, Any, Any], None]] = []
         self.after: list[Callable[[Row, Any, Any, Any], None]] = []
+        self.entered: list[Callable[[str, nn.Module], None]] = []
         self.running: list[tuple[str, nn.Module, bool]] = []
         self.raised = ""
         self._model = nn.Module() if model is None else model
@@ -210,6 +212,8 @@ class Recorder(TorchDispatchMode):
         def hook(module: nn.Module, _: Any) -> None:
             self.raised = ""
             self.running.append((fqn, module, torch._C._current_graph_task_id() != IN_FORWARD))
+            for see in self.entered:
+                see(fqn, module)
 
         return hook
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fp8core.kernels.traffic import bytes_per_element
+from fp8core.proof.cast_stats import reads_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fp8core.recipe import Cast, Recipe
-
-# The tensors of a layer, and which operand of which GEMM each of them is.
-TENSORS = {
-    "input": (("output", "a"), ("grad_weight", "b")),
-    "weight": (("output", "b"), ("grad_input", "b")),
-    "grad_output": (("grad_input", "a"), ("grad_weight", "a")),
-}
 
 
 def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
@@ -27,7 +21,7 @@ def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
 
     Args:
         recipe: the casts of the three GEMMs.
-        sizes: rows and columns of each of `TENSORS`.
+        sizes: rows and columns of each of `fp8core.history.ROLES`.
     """
     total = 0.0
     for tensor, (rows, columns) in sizes.items():
@@ -42,7 +36,7 @@ def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
 
 def casts_of(recipe: Recipe, tensor: str) -> tuple[Cast | None, Cast | None]:
     """The casts of a tensor for the GEMM that contracts its columns, and for the one that contracts its rows."""
-    first, second = (getattr(recipe.gemms[name], side) for name, side in TENSORS[tensor])
+    first, second = (cast for _, cast in reads_of(recipe, tensor))
     return first, second
 
 

@@ -152,12 +152,14 @@ class MatmulCount:
                 else "half of the pairs of a causal mask"
             )
             line += f"; fused attention counts {which}"
-        repeated = sum(row.flops for row in self.matmuls if row.phase == "recompute")
-        if repeated and self.flops:
-            line += f"; recomputation adds {percent(repeated / self.flops)} and is not counted"
-        outside = sum(row.flops for row in self.matmuls if row.phase == "outside")
-        if outside and self.flops:
-            line += f"; products outside of the model (an optimizer's, say) add {percent(outside / self.flops)} and are not counted"
+        beside: dict[Phase, str] = {
+            "recompute": "recomputation adds {} and is",
+            "outside": "products outside of the model (an optimizer's, say) add {} and are",
+        }
+        for phase, words in beside.items():
+            more = sum(self.by_dtype([phase]).values())
+            if more and self.flops:
+                line += f"; {words.format(percent(more / self.flops))} not counted"
         return line
 
     def by_dtype(self, phases: Iterable[Phase] = ("forward", "backward")) -> dict[str, float]:

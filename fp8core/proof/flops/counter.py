@@ -114,13 +114,12 @@ class MatmulCounter:
         self.recorder = Recorder(model)
         self._provenance = Provenance(self.recorder.number_of)
         self.recorder.after.append(self._ran)
+        self.recorder.entered.append(self._entered)
 
     def __enter__(self) -> MatmulCounter:
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             self._names[id(parameter)].append(name_in_layer(name))
             self._provenance.add_parameter(parameter)
-        for fqn, module in self._model.named_modules():
-            self._end.callback(module.register_forward_pre_hook(self._entered(fqn)).remove)
         self._apply = vars(_APPLIED)["apply"]
         setattr(_APPLIED, "apply", classmethod(self._applied))  # noqa: B010
         self._end.callback(setattr, _APPLIED, "apply", self._apply)
@@ -270,17 +269,11 @@ class MatmulCounter:
         inner = [made for made, key in self._made_by if key == number and IN_FORWARD < made < task]
         return self._made_by.get((max(inner, default=IN_FORWARD), number), [])
 
-    def _entered(self, fqn: str) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, _: Any) -> None:
-            for parameter in module.parameters(recurse=False):
-                if (
-                    id(parameter) not in self._names
-                ):  # FSDP2 puts the gathered parameter in its place for a while
-                    name = next(key for key, value in module._parameters.items() if value is parameter)
-                    self._names[id(parameter)].append(f"{fqn}.{name}".lstrip("."))
-                self._provenance.add_parameter(parameter)
-
-        return hook
+    def _entered(self, fqn: str, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in self._names:  # FSDP2 puts the gathered parameter in its place for a while
+                self._names[id(parameter)].append(f"{fqn}.{name}".lstrip("."))
+            self._provenance.add_parameter(parameter)
 
 
 def _dtype(operands: list[Tensor], origins: list[Origin]) -> str:

@@ -182,8 +182,7 @@ def run(name: str, job: ParallelRun) -> Ran:
 
 
 def _scales_rows(recipe: Recipe) -> bool:
-    casts = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b)]
-    return any(cast is not None and cast.granularity == "rowwise" for cast in casts)
+    return any(cast.granularity == "rowwise" for cast in recipe.casts)
 
 
 def _mine(job: ParallelRun, trainee: Trainee) -> range:
