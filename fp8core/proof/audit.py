@@ -149,11 +149,12 @@ class Audit:
             (
                 row.fqn or "(model)",
                 " x ".join(map(str, row.size)),
-                self._share_text(row.owner),
+                self._share_text(owner),
                 f"{row.fp8_gemms}/{row.gemms}",
-                row.words + self._unused(row.owner),
+                row.words + self._unused(owner),
             )
             for row in self._rows
+            for owner in [row.owner if isinstance(row, LayerAudit) else row.fqn]
         ]
         if self.count is not None:
             rows += _rows_without_weight(self.count)

@@ -13,7 +13,7 @@ import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from fp8core.proof.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN, slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fp8core.proof.cast_stats import OperandStats, StepStats
     from fp8core.recipe import Recipe
@@ -203,19 +203,11 @@ def writer_named(name: str, folder: str | None = None) -> Any:
         raise ImportError(f"to={name!r} needs {name}: pip install {name} ({error})") from error
 
 
-class Sink:
-    """Where records go."""
+class Sink(NamedTuple):
+    """Where records go: what takes one, and what ends it."""
 
-    def __init__(
-        self, write: Callable[[CastRecord], object], close: Callable[[], object] = lambda: None
-    ) -> None:
-        self._write = write
-        self.close = close
-
-    def write(self, records: Iterable[CastRecord]) -> None:
-        """Hands over the records of a step, one by one."""
-        for record in records:
-            self._write(record)
+    write: Callable[[CastRecord], object]
+    close: Callable[[], object] = lambda: None
 
 
 def sink_of(to: Any, rank: int) -> Sink:

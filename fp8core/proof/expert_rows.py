@@ -60,11 +60,6 @@ class ExpertsAudit:
         return 2 * self.sizes[0] * self.sizes[1] * self.experts_per_token
 
     @property
-    def owner(self) -> str:
-        """Its name, as `fp8core.proof.flops` has it."""
-        return self.fqn
-
-    @property
     def size(self) -> tuple[int, ...]:
         """As they lie."""
         return self.experts, *self.sizes

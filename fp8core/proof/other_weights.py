@@ -50,11 +50,6 @@ class WeightAudit:
     fp8_gemms = 0
 
     @property
-    def owner(self) -> str:
-        """Its name, as `fp8core.proof.flops` has it."""
-        return self.fqn
-
-    @property
     def size(self) -> tuple[int, ...]:
         """As it lies."""
         return self.shape

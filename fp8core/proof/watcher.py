@@ -205,7 +205,8 @@ class Watcher:
             if stats.failure:
                 raise RuntimeError(stats.failure)
             self.latest = tuple(records_of(stats, self.steps, self._rank, recipes))
-            self._sink.write(self.latest)
+            for record in self.latest:
+                self._sink.write(record)
         except Exception as error:  # noqa: BLE001  # neither a full disk nor a callback may end the training
             self._fail(f"step {self.steps}: {type(error).__name__}: {error}")
             return
@@ -276,9 +277,8 @@ def _holder(layer: nn.Module) -> Watcher | None:
 class _EagerMode:
     """Eager mode for as long as one watcher needs it: stances of several would not be given back in turn."""
 
-    def __init__(self) -> None:
-        self._needed = 0
-        self._stance: Any = None
+    _needed = 0
+    _stance: Any = None
 
     def hold(self) -> None:
         if not self._needed:

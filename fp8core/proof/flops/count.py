@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from fp8core.proof.formulas import Causal
     from fp8core.proof.recorder import Phase
@@ -110,7 +110,7 @@ class MatmulCount:
     @property
     def flops(self) -> float:
         """FLOPs of one forward and backward pass."""
-        return sum(row.flops for row in self.of_model)
+        return sum(self.by_dtype().values())
 
     @property
     def fp8_share(self) -> float:
@@ -162,12 +162,11 @@ class MatmulCount:
                 line += f"; {words.format(percent(more / self.flops))} not counted"
         return line
 
-    def by_dtype(self, phases: Iterable[Phase] = ("forward", "backward")) -> dict[str, float]:
+    def by_dtype(self, phases: Collection[Phase] = ("forward", "backward")) -> dict[str, float]:
         """dtype -> FLOPs of these passes."""
-        wanted = tuple(phases)
         sums: defaultdict[str, float] = defaultdict(float)
         for row in self.matmuls:
-            if row.phase in wanted:
+            if row.phase in phases:
                 sums[row.dtype] += row.flops
         return dict(sums)
 

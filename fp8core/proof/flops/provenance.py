@@ -65,7 +65,8 @@ class Provenance:
             if part.layout is not torch.strided or not part.numel():
                 continue
             places = self._places.setdefault(self._number_of(part), [])
-            place = _Place(int(part.storage_offset()), int(part.storage_offset()) + part.numel(), parameter)
+            first = int(part.storage_offset())
+            place = _Place(first, first + part.numel(), parameter)
             if not any(known[:2] == place[:2] for known in places):
                 places.append(place)
 

@@ -132,9 +132,9 @@ class LayerProof:
 
     def problems(self) -> list[str]:
         """What is wrong, with the layer's name."""
-        shown = [f"{self.fqn or 'the model'}: {text}" for text in self.faults[:MOST_FAULTS]]
-        more = len(self.faults) - MOST_FAULTS
-        return shown + ([f"{self.fqn or 'the model'}: {more} more faults"] if more > 0 else [])
+        shown, more = self.faults[:MOST_FAULTS], len(self.faults) - MOST_FAULTS
+        shown += [f"{more} more faults"] * (more > 0)
+        return [f"{self.fqn or 'the model'}: {text}" for text in shown]
 
 
 def inconclusive(proofs: Iterable[LayerProof]) -> Iterator[str]:
