@@ -145,7 +145,8 @@ class Audit:
         return sum(row.flops for row in self.count.of_model if row.owner == owner) / self.count.flops
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [
+        rows: list[tuple[str, ...]] = [("layer", "shape (K x N)", "FLOPs", "FP8 GEMMs", "recipe, or why not")]
+        rows += [
             (
                 row.fqn or "(model)",
                 " x ".join(map(str, row.size)),
@@ -158,11 +159,8 @@ class Audit:
         ]
         if self.count is not None:
             rows += _rows_without_weight(self.count)
-            head: tuple[str, ...] = ("layer", "shape (K x N)", "FLOPs", "FP8 GEMMs", "recipe, or why not")
-        else:
-            rows = [(*row[:2], *row[3:]) for row in rows]
-            head = ("layer", "shape (K x N)", "FP8 GEMMs", "recipe, or why not")
-        return "\n".join((*as_table([head, *rows]), self._summary()))
+        shown = [(*row[:2], *row[2 + (self.count is None) :]) for row in rows]
+        return "\n".join((*as_table(shown), self._summary()))
 
     def _share_text(self, owner: str) -> str:
         share = self.share_of(owner)
