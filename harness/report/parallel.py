@@ -6,7 +6,6 @@ Nothing here is asserted: a cell without a row is empty. Where several runs have
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
@@ -17,11 +16,9 @@ from harness.report.table import (
     columns,
     make_table,
     resolved_of,
-    status_cell,
     table_of,
     word,
 )  # fmt: skip
-from harness.report.words import say
 from harness.store import text
 from harness.store.errors import Cause
 from harness.store.printer import Cell, Table
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.report.runs import Machine
-    from harness.report.table import Row
 
 SUITE = "parallel"
 GB = 1e9
@@ -108,42 +104,37 @@ def _cell(record: Record) -> Cell:
 
 
 def gathers_table(machine: Machine) -> Table:
-    """A row for each case and arm; an arm that could not run says why in the table of failed and skipped rows."""
-    arms = gathered((key_of(r), r) for r in machine.pick(suite="allgather"))
+    """A row for each case and arm whose collectives were counted."""
+    rows = machine.pick(suite=("train", "allgather"), metric=_COUNTED, status="ok")
+    arms = gathered((key_of(r), r) for r in rows)
     records = []
     for key, own in arms.items():
-        axes: Any = text.axes_of(own[0]["axes"])
-        record = {"ranks": axes["ranks"], "weights as": str(axes["param_dtype"]), "arm": own[0]["arm"]}
-        measured = {r["metric"] for r in own if not r["part"]}
-        if all(r["status"] == "ok" for r in own) and measured >= _FIGURES:
-            base = arms.get((*key[:2], own[0]["baseline"] or key[2]))
-            record |= _gathered(own, _sum(base, "wire_bytes", "all_gather") if base else 0, machine)
-        else:
-            record["gathered"] = status_cell(own[0])
-        records.append(record)
-    every = (resolved_of(r).get("weights") for own in arms.values() for r in own)
-    caption = say("caption_gathers", weights=next(filter(None, every), {})) if records else ""
-    return table_of(machine, "gathers", records, caption, sortable=False)
+        axes, about = text.axes_of(own[0]["axes"]), resolved_of(own[0])
+        size, base = (
+            _sum(own, "wire_bytes", "all_gather"),
+            arms.get((*key[:2], own[0]["baseline"] or key[2]), []),
+        )
+        apart = next((r["value"] for r in own if r["metric"] == "loss_deviation"), None)
+        of = _sum(base, "wire_bytes", "all_gather")
+        records.append(
+            {
+                "ranks": axes["ranks"],
+                "weights as": ", ".join(
+                    way.partition(":")[0]
+                    for way in about.get("weights_gathered_as") or [str(axes.get("param_dtype"))]
+                ),
+                "arm": own[0]["arm"],
+                "gathered": size,
+                "of_baseline": size / of if of else None,
+                "reduces": _sum(own, "collectives", "all_reduce"),
+                "scattered": _sum(own, "wire_bytes", "reduce_scatter"),
+                "same": None if apart is None else f"{text.number(apart, 2)} apart" if apart else "yes",
+            }
+        )
+    return table_of(machine, "gathers", records, sortable=False)
 
 
-_FIGURES = {"loss", "exposed_ms", "step_ms"}
-
-
-def _gathered(own: Sequence[Record], base: float, machine: Machine) -> Row:
-    by_metric: Row = {r["metric"]: r for r in own if not r["part"]}
-    size, apart = _sum(own, "wire_bytes", "all_gather"), by_metric.get("loss_deviation")
-    figures = {
-        "gathered": size,
-        "of_baseline": size / base if base else None,
-        "reduces": _sum(own, "collectives", "all_reduce"),
-        "scattered": _sum(own, "wire_bytes", "reduce_scatter"),
-        "loss": by_metric["loss"]["value"],
-        "same": apart and (f"{text.number(apart['value'], 2)} apart" if apart["value"] else "yes"),
-    }
-    exposed = statistics.median(by_metric["exposed_ms"]["samples"])
-    for name, ms in (("step", by_metric["step_ms"]["value"]), ("exposed", exposed)):
-        figures[name] = Cell(text.number(ms), ms, note="" if machine.is_gpu else "of a CPU")
-    return figures
+_COUNTED = ("wire_bytes", "collectives", "loss_deviation")
 
 
 def _sum(rows: Sequence[Record], metric: str, collective: str) -> float:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-GATHER = ["sweep=allgather", "ranks=2", "device=cpu", "axes.param_dtype=bf16", "run_id=r1", "quiet=true"]
-ARMS = ["no_fp8", "fp8", "fp8_precomputed"]
-RUN = Path("results/allgather/r1")
+ENDLESS = ["sweep=parallel", "axes.cell=fsdp2", "axes.steps=400", "device=cpu", "run_id=r1", "quiet=true"]
+ARMS = ["no_fp8", "tensorwise", "delayed"]
+RUN = Path("results/parallel/r1")
 PORT = 29555
 
 
@@ -83,12 +83,15 @@ def once(folder: Path) -> None:
 
 
 def test_all_gather_over_two_hosts(hosts: Hosts) -> None:
-    first, second = torchrun(hosts, 1, *GATHER, f"arms=[{','.join(ARMS)}]", "axes.rounds=2")
+    words = ["axes.compute=fp32", "axes.fp8_all_gather=true", "device=cpu", "run_id=r1", "quiet=true"]
+    first, second = torchrun(hosts, 1, "sweep=allgather", "ranks=2", *words)
     code, out, err = first.said(120)
     assert code == 0, (out, err)
     assert second.said(30)[:2] == (0, "")
-    assert on_hosts(RUN) == {2}
-    once(RUN)
+    folder = Path("results/allgather/r1")
+    assert on_hosts(folder) == {2}
+    frame = store.read(folder)
+    assert set(frame.loc[frame["metric"].isin(["time_ms", "loss_deviation"]), "status"]) == {"ok"}
     assert not [name for name in os.environ if name.startswith("GLOO")]  # found without being told
 
 
@@ -107,7 +110,7 @@ def test_training_in_parallel_over_two_hosts(hosts: Hosts, cells: list[str], eac
 
 def begin_and_wait_for_an_arm(hosts: Hosts) -> list[Command]:
     """The sweep with three arms, of which the first is stored and the second under way."""
-    commands = torchrun(hosts, 1, *GATHER, f"arms=[{','.join(ARMS)}]", "axes.rounds=100")
+    commands = torchrun(hosts, 1, *ENDLESS, f"arms=[{','.join(ARMS)}]")
     wait_for("the first arm", lambda: of_arm(ARMS[0]) == {"ok"}, 120)
     time.sleep(1.0)
     return commands
@@ -125,8 +128,8 @@ def ends_with_the_lost_rank_named(hosts: Hosts, command: Command, why: str) -> N
 
 
 def goes_on(hosts: Hosts) -> None:
-    words = [word for word in GATHER if not word.startswith("run_id=")]
-    for command in torchrun(hosts, 1, *words, f"arms=[{','.join(ARMS)}]", "axes.rounds=100", "resume=r1"):
+    words = [word for word in ENDLESS if not word.startswith("run_id=")]
+    for command in torchrun(hosts, 1, *words, f"arms=[{','.join(ARMS)}]", "resume=r1"):
         code, out, err = command.said(120)
         assert code == 0, (out, err)
     once(RUN)

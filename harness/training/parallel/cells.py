@@ -46,7 +46,7 @@ from harness.machine import ranks
 from harness.store.tables import beside
 from harness.training.models.common import mean_cross_entropy
 from harness.training.models.llama import Llama, rotations
-from harness.training.parallel.job import BATCH, SEQ, SIZES, ULP, alone, train
+from harness.training.parallel.job import BATCH, MARGIN, SEQ, SIZES, ULP, alone, deviation, train
 from harness.training.setup import Trainee
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 Made = tuple[Trainee, dict[str, Any]]  # on this rank, with facts for `resolved`
-MARGIN, DRAWS = 4.0, 3
+DRAWS = 3
 ROUNDING = (
     f"{MARGIN:g} x the largest change of one process's own losses when each weight moves by up to one unit in its last "
     f"place, {DRAWS} draws"
@@ -88,12 +88,6 @@ def alone_each(jobs: Sequence[ParallelRun]) -> list[list[float]]:
 def _several(jobs: tuple[ParallelRun, ...]) -> list[tuple[float, ...]]:
     (curves,) = ranks.run(alone_each, 1, jobs, device=jobs[0].device)
     return [tuple(losses) for losses in curves]
-
-
-def deviation(losses: Sequence[float], expected: Sequence[float]) -> float:
-    """Largest |loss - expected| over |expected|; nan where a loss is."""
-    apart = [abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)]
-    return float("nan") if any(x != x for x in apart) else max(apart)
 
 
 @dataclass(frozen=True, slots=True)

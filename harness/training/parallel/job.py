@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BATCH, SEQ = 4, 32
 LR = 0.3
 ULP = 2.0**-23  # of float32, relative
+MARGIN = 4.0  # of a bound, in largest changes seen
 SIZES: dict[str, Any] = {
     "vocab_size": 256, "max_seq": SEQ, "layers": 2, "width": 256, "heads": 4, "kv_heads": 4, "ffn": 256,
 }  # fmt: skip
@@ -168,6 +169,12 @@ def alone(job: ParallelRun) -> list[float]:
         return train(job, trainee, range(job.microbatches))
     trainee.before_pass = end_group
     return train(job, trainee, range(job.microbatches), add_up)
+
+
+def deviation(losses: Sequence[float], expected: Sequence[float]) -> float:
+    """Largest |loss - expected| over |expected|; nan where a loss is."""
+    apart = [abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)]
+    return float("nan") if any(x != x for x in apart) else max(apart)
 
 
 def in_parts(model: nn.Module, parts: int) -> None:

@@ -26,13 +26,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from fp8core import Float8Linear
 from fp8core.distributed.weight_gather import weight_gather_precision
-from harness.machine.ranks import Gang, RanksError
-from harness.store.errors import one_line
+from fp8core.proof.wire import count_collectives
+from harness.machine.ranks import Gang, RanksError, hosts
+from harness.store.errors import Cause, one_line
 from harness.timing.clock import Split, adjoining, clock_for
 from harness.timing.device_memory import peak_memory
 from harness.timing.timers import CpuTimer, release_memory
 from harness.timing.workload import Numerics, Workload
 from harness.training.batches import digest
+from harness.training.parallel.job import MARGIN, deviation
 from harness.training.setup import Setup, Trainee, forward_of, optimizer_of, prepare
 from harness.training.timed import STEPS, WATCHED, Arm, Source, Stepper, facts_of, first_fault, without_fp8
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S = 300.0  # of a command, and of each step before one was taken: a first step may compile kernels
+COUNTED = 3  # steps whose losses are compared, the last of which is counted
 LONGER = 4.0  # a step may take so many times what one took before
 SHARED = ("tokens_per_step", "parameters", "linear_layers", "fp8_layers", "batch_shapes")
 
@@ -115,6 +118,17 @@ class Part(Stepper):
             "batch_shapes": [[list(part.shape) for part in parts] for parts in self.batches[0]],
             "batch_sha256": digest(part for parts in self.batches[0] for part in parts),
         }
+
+    def counted(self, n: int) -> tuple[list[float], list[tuple[str, int, int]], int]:
+        """Losses of n steps; of the last one what this rank gave to collectives (what and of which dtype, calls, bytes), and
+        how many of them found scales.
+        """
+        losses = [float(self.run()) for _ in range(n - 1)]
+        with count_collectives() as counts:
+            losses.append(float(self.run()))
+        sizes = counts.bytes
+        sent = [(" ".join(key), calls, sizes[key]) for key, calls in sorted(counts.calls.items())]
+        return losses, sent, counts.scale_reductions
 
     def take(self, n: int) -> tuple[list[float], list[float]]:
         """Takes n adjoining steps: milliseconds of each on this rank, and of its passes."""
@@ -246,7 +260,7 @@ class RankedArm(Arm):
         self, setup: Setup, source: Source, device: str, world: int, prediction: dict[str, object] | str
     ) -> None:
         self.setup, self.source, self.device, self.world = setup, source, device, world
-        self.resolved = {"ranks": world, "prediction": prediction}
+        self.resolved = {"ranks": world, "hosts": hosts(world), "prediction": prediction}
         self.crew = Crew(gang_of(world, device))
         self.controls = control_of((without_fp8(setup), source, device), world)
         with self.resident():
@@ -279,6 +293,35 @@ class RankedArm(Arm):
         finally:
             with suppress(RanksError):
                 self.crew.run(leave)
+
+    def check(self) -> Numerics:
+        """Also what goes over the wire; losses must be those of the same layers with weights gathered in high precision."""
+        found, recipe = super().check(), self.setup.recipe
+        if not found.ok:
+            return found
+        if self.setup.compiled:
+            why = "what compiled code sends is not seen; the eager arm has it"
+            return replace(found, skipped={**found.skipped, "wire_bytes": why, "collectives": why})
+        losses, sent, self.resolved["scale_all_reduces_per_step"] = self.counted(self.setup)
+        parts = {("collectives", what): float(calls) for what, calls, _ in sent}
+        parts |= {("wire_bytes", what): float(size) for what, _, size in sent}
+        if recipe is None or not recipe.fp8_all_gather:
+            return replace(found, parts=parts)
+        high = replace(self.setup, recipe=recipe.with_fp8_all_gather(False))
+        expected, _, _ = self.counted(high)
+        # A GPU's backward kernels need not repeat their sums
+        bound = 0.0 if self.device == "cpu" else MARGIN * deviation(self.counted(high)[0], expected)
+        apart = deviation(losses, expected)
+        if not apart <= bound:  # also where a loss is NaN
+            why = f"losses differ by {apart:.2e} from those with weights gathered in high precision; bound {bound:.2e}"
+            return Numerics({}, ok=False, reason=why, cause=Cause.NUMERICS)
+        return replace(found, values={**found.values, "loss_deviation": apart}, parts=parts)
+
+    def counted(self, setup: Setup) -> tuple[list[float], list[tuple[str, int, int]], int]:
+        """`Part.counted` of a set-up from its initial state: losses of all ranks, what rank 0 sends."""
+        with entered(self.crew.run, (setup, self.source, self.device)):
+            every = self.crew.run(ask, "counted", COUNTED, n=COUNTED)
+        return [loss for losses, _, _ in every for loss in losses], *every[0][1:]
 
     def expected(self) -> Numerics:
         """The time of a step."""

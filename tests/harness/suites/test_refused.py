@@ -31,7 +31,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gemm": GEMM,
     "linear": LINEAR,
     "recipes": LINEAR,
-    "allgather": {"ranks": 2, "width": 32, "hidden": 32, "tokens": 16, "layers": 1, "rounds": 1, "param_dtype": "bf16"},
     "checksum": {"cube": 48, "data": "codes"},
     "parallel": {"cell": "ddp", "steps": 3},
     "train": SMALL,
@@ -42,8 +41,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("suite", "changes", "arm", "kind", "words"),
     [
-        ("allgather", {"width": 24}, "fp8", "shape", ""),
-        ("allgather", {"width": 24}, "no_fp8", "", ""),
         ("checksum", {"cube": 40}, "rowwise_eager", "shape", ""),
         ("divergence", {"batch": 3, "seq": 5}, "tensorwise", "shape", "15 tokens; GEMM grad_weight"),
         ("divergence", {"batch": 3, "seq": 5}, "rowwise_with_gw_hp", "", ""),

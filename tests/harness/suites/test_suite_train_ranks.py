@@ -24,7 +24,7 @@ from harness.timing.clock import Split
 from harness.timing.workload import Numerics
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.parallel import ranked
-from harness.training.setup import prepare
+from harness.training.setup import Setup, prepare
 from harness.training.steps import FirstStep
 from harness.training.timed import Arm, mean_loss
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 USERS = '{"_target_": "model_on_ranks.build", "batch": "model_on_ranks.batch"}'
 ARMS = ["bf16_eager", "tensorwise_eager"]
+NAN = float("nan")
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,55 @@ def test_the_first_step_of_two_ranks_is_one_processs_of_both_batches() -> None:
     assert trainee.grad_norm is not None
     for first in arm.controls:
         assert first.grad_norm == pytest.approx(float(trainee.grad_norm), rel=1e-5)
+
+
+@pytest.mark.parametrize(("compute", "size", "ranks"), [("fp32", 4, 2), ("bf16_autocast", 2, 3)])
+def test_codes_are_a_byte_each_at_the_collective_and_losses_stay(
+    compute: str, size: int, ranks: int, tmp_path: Path
+) -> None:
+    """Oracle: sizes of the model by hand. Three ranks have shards of unequal length, padded to those of the first."""
+    frame = execute(tmp_path, ARMS, model="llama_tiny", ranks=ranks, fp8_all_gather=True, compute=compute)
+    sent = {
+        arm: of["value"].sum()
+        for arm, of in frame[
+            (frame["metric"] == "wire_bytes") & frame["part"].str.startswith("all_gather")
+        ].groupby("arm")
+    }
+    trainee = prepare(train._setup(case(model="llama_tiny"), ARMS[1], 2), "cpu")
+    # Blocks are freed after the forward pass and gathered again; the rest stays
+    codes = sum(
+        (1 + layer.fqn.startswith("layers.")) * math.ceil(layer.out_features / ranks) * layer.in_features
+        for layer in trainee.audit.converted
+    )
+    assert codes > 0
+    assert sent["bf16_eager"] - sent["tensorwise_eager"] == codes * (size - 1)
+    assert row(frame, "tensorwise_eager", "loss_deviation")["value"] == 0
+    assert row(frame, "tensorwise_eager")["resolved"]["scale_all_reduces_per_step"] > 0
+    reduced = frame[(frame["metric"] == "collectives") & frame["part"].str.startswith("reduce_scatter")]
+    assert dict(zip(reduced["arm"], reduced["value"], strict=True)) == dict.fromkeys(
+        ARMS, len(ranked.blocks_of(trainee.model)) + 1
+    )
+
+
+@pytest.mark.parametrize("high", [1.5, NAN])
+def test_other_losses_than_those_of_weights_gathered_in_high_precision_have_no_speed(
+    high: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = train.build(case(model="llama_tiny", ranks=2, fp8_all_gather=True), ARMS[1], "cpu")
+    arm = work.run
+    assert isinstance(arm, ranked.RankedArm)
+    counted = arm.counted
+
+    def wrong(setup: Setup) -> Any:
+        losses, *rest = counted(setup)
+        gathers = setup.recipe is not None and setup.recipe.fp8_all_gather
+        return (losses if gathers else [*losses[:-1], high]), *rest
+
+    assert work.check().ok
+    monkeypatch.setattr(arm, "counted", wrong)
+    found = work.check()
+    assert (found.ok, found.cause) == (False, Cause.NUMERICS)
+    assert "weights gathered in high precision" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +18,7 @@ from fp8core.inputs.operands import cast_both
 from fp8core.recipe import RECIPES
 from fp8core.tensor import Float8Tensor, quantize
 from harness.store.case import Case
-from harness.store.errors import Cause
-from harness.suites import SUITES, allgather, checksum, gemm
-from harness.timing.workload import Trial
-from harness.training.parallel.gathers import ALONE, HIGH, OWN, Measured
+from harness.suites import SUITES, checksum, gemm
 
 BIT = torch.uint8
 
@@ -233,19 +229,3 @@ def test_wrong_in_the_same_way_each_time_only_another_card_can_tell(monkeypatch:
     monkeypatch.setattr(checksum, "_product", always_one_more)
     which = Case.of("checksum", {"cube": 48, "data": "codes"})
     assert checksum.build(which, "tensorwise_eager", "cpu").check().ok
-
-
-def test_losses_that_cannot_be_compared_are_no_proof_of_a_gather(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def trial(*high: float) -> Trial:
-        losses, ms = {OWN: [2.0, 1.0], HIGH: [*high]}, {way: [1.0, 1.0] for way in (OWN, HIGH, ALONE)}
-        monkeypatch.setattr("harness.machine.ranks.run", lambda *_, **__: [Measured(losses, ms)] * 2)
-        sizes = {"width": 32, "hidden": 48, "layers": 2, "tokens": 16, "rounds": 2}
-        which = Case.of("allgather", {**sizes, "ranks": 2, "param_dtype": "bf16"})
-        return allgather.trial(which, "fp8", "cpu", tmp_path, lambda done, of: None)
-
-    assert trial(2.0, 1.0).failure == ""
-    for high in ((2.0, 1.5), (2.0, float("nan"))):
-        assert trial(*high).cause == Cause.NUMERICS
-        assert "from those with weights gathered in high precision" in trial(*high).failure

@@ -18,7 +18,7 @@ PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other
 
 
 TRAINING = ("train", "divergence")  # their work is in tokens
-PROCESSES = {"allgather", "parallel"}  # each run is several
+PROCESSES = {"parallel"}  # each run is several
 
 
 @pytest.fixture(autouse=True)
