@@ -141,7 +141,7 @@ def _draw(tables: Iterable[Table], where: Console) -> None:
             justify: Any = "right" if column.numeric else "left"
             drawn.add_column(_text(column.title), justify=justify, no_wrap=column.numeric, overflow="fold")
         for row in of.rows:
-            drawn.add_row(*(_text(_whole(cell)) for cell in row))
+            drawn.add_row(*(_text(_whole(cell), "red" * (cell.style == "bad")) for cell in row))
         where.print()
         where.print(_text(of.caption), style="italic", soft_wrap=True)
         where.print(drawn)
@@ -151,10 +151,10 @@ def _whole(cell: Cell) -> str:
     return cell.text + f" ({cell.interval})" * bool(cell.interval) + f"; {cell.note}" * bool(cell.note)
 
 
-def _text(words: str) -> Text:
+def _text(words: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text(_flat(words))
+    return Text(_flat(words), style)
 
 
 def _flat(words: str) -> str:
