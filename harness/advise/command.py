@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,15 +116,12 @@ def main(words: Sequence[str]) -> int:
         return 0
     question = parse(words)
     found = AdviceView(answer(question), question.full)
-    if question.json == "true":
-        sys.stdout.write(printer.as_json(found))
-        return 0
-    if question.json:
+    if question.json not in ("", "true"):
         try:
             Path(question.json).write_text(printer.as_json(found), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
-    printer.show(found, console())
+    printer.show(found, console(), as_program=question.json == "true")
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import textwrap
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -101,8 +102,11 @@ def filled(of: Table, blank: str = "") -> Table:
 # Text
 
 
-def show(result: Result, where: Console, tables_first: bool = False) -> None:
-    """Prints lines and tables; the answer in bold, in the colour of its tone."""
+def show(result: Result, where: Console, tables_first: bool = False, as_program: bool = False) -> None:
+    """Prints lines and tables, the answer in bold, in the colour of its tone; or `data()` for a program."""
+    if as_program:
+        sys.stdout.write(as_json(result))
+        return
     if tables_first:
         _draw(result.tables(), where)
     for i, line in enumerate(_lines(result)):
