@@ -13,6 +13,7 @@ from harness.advise.casts import ENGINE, FP8CORE, provenance
 from harness.advise.plan import TOO_LARGE
 from harness.advise.rates import MEASURED
 from harness.advise.step import Ratio
+from harness.store import printer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -192,9 +193,9 @@ class Advice:
         return tuple(Reason(name, sentence(name, self), words[side]) for name, side in speaks.items())
 
     def _repr_html_(self) -> str:
-        from harness.advise.views import lines
+        from harness.advise.views import AdviceView
 
-        return f"<pre>{html.escape(chr(10).join(lines(self)))}</pre>"
+        return f"<pre>{html.escape(printer.as_text(AdviceView(self)))}</pre>"
 
     def finding(self, question: str) -> str:
         """What is found of one of the questions."""

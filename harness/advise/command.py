@@ -21,9 +21,10 @@ from harness.advise.scale.job import SCHEDULES, ClusterJob, layout
 from harness.advise.scale.need import memory_of
 from harness.advise.step import both_steps
 from harness.advise.training import plan_of, traced
-from harness.advise.views import WIDTH, as_dict, show
+from harness.advise.views import AdviceView
 from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console
+from harness.store import printer
 from harness.store.errors import UsageError, unknown
 from harness.store.words import HELP, key, options_of
 from harness.training.models import MODELS
@@ -114,17 +115,13 @@ def main(words: Sequence[str]) -> int:
         options_of(Question, words, USAGE)
         return 0
     question = parse(words)
-    found = answer(question)
-    if question.json:
-        text = json.dumps(as_dict(found), indent=1)
-        if question.json == "true":
-            print(text)  # noqa: T201  # asked for on standard output
-            return 0
+    found = AdviceView(answer(question), question.full)
+    if question.json not in ("", "true"):
         try:
-            Path(question.json).write_text(text + "\n")
+            Path(question.json).write_text(printer.as_json(found), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
-    show(found, console(WIDTH), question.full)
+    printer.show(found, console(), as_program=question.json == "true")
     return 0
 
 

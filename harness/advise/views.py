@@ -3,68 +3,184 @@
 from __future__ import annotations
 
 import functools
-import math
-import textwrap
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from rich.text import Text
 
 from harness.advise import decide
 from harness.advise.casts import not_by_default
 from harness.advise.layer import gemm_sizes
 from harness.advise.plan import GIB, MARGIN, TOO_LARGE
-from harness.advise.rates import FIGURES
-from harness.machine.terminal import printable, say, table
-from harness.store.text import number
+from harness.advise.rates import FIGURES, MEASURED
+from harness.store import printer
+from harness.store.text import number, plural, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-    from rich.table import Table
+    from collections.abc import Iterator, Mapping, Sequence
 
     from harness.advise.advice import Advice
     from harness.advise.step import Ratio
 
-WIDTH = 80
 _CODE_WIDTH = 78
-_NAME = 16  # columns
+_NAME = 16  # characters of a layer
+_MOST_CHECKS = 12
 # The output head in torchtitan, transformers and nanoGPT, Megatron, GPT-NeoX, and here
 HEADS = ("head", "lm_head", "output", "output_layer", "embed_out")
-_COLOURS = {decide.ON: "green", decide.OFF: "red", TOO_LARGE: "red"}
+_TONES: dict[str, printer.Tone] = {decide.ON: "good", decide.OFF: "bad", TOO_LARGE: "bad"}
 
 
-def show(found: Advice, where: Console, full: bool = False) -> None:
-    """The answer; with `full` the tables behind it. Names may hold anything: nothing is read as markup."""
-    first, *rest = lines(found)
-    say(where, first, "bold")
-    head = next((i for i, line in enumerate(rest) if i and not line.startswith("     ")), len(rest))
-    say(where, "\n".join(rest[:head]), f"bold {_COLOURS.get(found.answer, 'yellow')}")
-    for line in rest[head:]:
-        where.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-    if full:
-        _show_tables(found, where)
+@dataclass(frozen=True, slots=True)
+class AdviceView:
+    """An advice as a result of the printer; `full` has the tables behind it."""
+
+    advice: Advice
+    full: bool = False
+
+    @property
+    def tone(self) -> printer.Tone:
+        """Good for "on"; bad for "off" and for what does not fit."""
+        return _TONES.get(self.advice.answer, "")
+
+    def lines(self) -> list[str]:
+        """The answer with its code; of `full` what the tables leave open too."""
+        told = []
+        for part in _filled("advice.txt.j2", a=self.advice).split("\n\n"):
+            label, _, text = part.lstrip("\n").partition("\t")
+            if text.strip():
+                told.append(label + " ".join(text.split()))
+        code = "" if self.advice.answer == TOO_LARGE else code_of(self.advice)
+        told += ["code:", *(f"  {line}" for line in code.splitlines())] if code else []
+        return told + list(_open(self.advice)) * self.full
+
+    def tables(self) -> list[printer.Table]:
+        """Why, layers, products, recipes, parts of the step, rates, memory, checks."""
+        return list(_tables(self.advice)) if self.full else []
+
+    def data(self) -> dict[str, Any]:
+        """Plain values; times in milliseconds."""
+        return _data(self.advice)
 
 
-def lines(found: Advice) -> list[str]:
-    """The lines of the answer, wrapped at `WIDTH` between words; a longer word, such as a name, keeps its line."""
-    told: list[str] = []
-    for part in _filled("advice.txt.j2", a=found).split("\n\n"):
-        label, _, text = part.lstrip("\n").partition("\t")
-        if text.strip():
-            told += textwrap.wrap(
-                label + " ".join(text.split()),
-                WIDTH,
-                subsequent_indent=" " * min(len(label), 9),
-                break_long_words=False,
-                break_on_hyphens=False,
+def _open(found: Advice) -> Iterator[str]:
+    """What the tables leave open."""
+    chosen = found.chosen
+    for name, _, one in found.groups:
+        if not one.converted:
+            yield f"{name} stays in bf16: {one.reason.removeprefix('no: ')}"
+    for option in found.options if found.rates.has_fp8 else ():
+        why = option.why_off or option.unavailable
+        why = why or ("" if option is chosen else not_by_default(found.library, option.recipe))
+        if why:
+            yield f"recipe {option.recipe.name}: {why}"
+    pays = "at no number of tokens"
+    if found.pays_from:
+        pays = f"from {found.pays_from:,} tokens in a pass on (asked for: {found.model.tokens:,})"
+    yield f"Products of {chosen.recipe.name} pay {pays}."
+    takes = "stays below 5 % of the step on any number of GPUs"
+    if found.gather_from:
+        takes = f"takes more than 5 % of the bf16 step from {found.gather_from:,} GPUs on"
+    yield f"Gathering weights (FSDP) {takes}."
+
+
+def _tables(found: Advice) -> Iterator[printer.Table]:
+    table, chosen, rates, memory = printer.table, found.chosen, found.rates, found.memory
+    yield table(
+        "why", ["question", "here", "for"], [(r.question, r.finding, r.speaks_for) for r in found.reasons]
+    )
+    if rates.has_fp8:
+        layers = [
+            (
+                f"{_short(name)}{f' x{count}' if count > 1 else ''}{'' if one.converted else '*'}",
+                f"{one.layer.K}x{one.layer.N}",
+                _ms(one.cost.bf16),
+                f"{_ms(one.cost.fp8)} + {_ms(one.cost.casts)}",
+                times(one.ratio),
             )
-    code = "" if found.answer == TOO_LARGE else code_of(found)
-    return [*told, *(["code:", *(f"  {line}" for line in code.splitlines())] if code else [])]
+            for name, count, one in found.groups
+        ]
+        what = (
+            f"layers, forward and backward, recipe {chosen.recipe.name} (ms); speedup: with a cast of its own, though layers "
+            "that read one tensor pay for its cast once; *: stays in bf16"
+        )
+        yield table(what, ["layer", ">K x N", ">bf16", ">fp8 + casts", ">speedup"], layers)
+        yield _products(found)
+        recipes = [
+            (
+                o.recipe.name,
+                ", ".join(f"{size:.1f}" for size in o.recipe.cast_bytes.values()),
+                str(len(o.converted)),
+                times(o.step) if o.converted else "-",
+                f"{o.everything.value:.2f}x" if o.layers else "-",
+                "<-" if o is chosen else "",
+            )
+            for o in found.options
+        ]
+        what = (
+            "recipes: bytes of casts for an element of input, weight, gradient; the step's speedup by "
+            f"{found.library}; <- the one taken"
+        )
+        yield table(what, ["recipe", ">casts", ">layers", ">with the filter", ">all", ""], recipes)
+    bf16, fp8 = (parts.seconds for parts in found.parts)
+    steps = [
+        ("step" if part == "total" else part, *(_ms(own[part]) for own in (bf16, fp8)[: 1 + rates.has_fp8]))
+        for part in bf16
+        if bf16[part] or fp8[part]
+    ]
+    yield table("where the step goes (ms)", ["part", ">bf16", ">FP8"][: 2 + rates.has_fp8], steps)
+    figures = [
+        (
+            FIGURES[name],
+            _scaled(figure.value),
+            f"{figure.spread:.0%}",
+            f"{figure.kind}: {figure.source}" if figure.kind != MEASURED else figure.source,
+        )
+        for name, figure in rates.figures.items()
+    ]
+    yield table("what this rests on", ["figure", ">value", ">+-", "from"], figures)
+    if memory:
+        in_fp8 = memory.fp8 or {}
+        parts = [
+            (part, _gib(size, 2), _gib(in_fp8[part], 2) if in_fp8 else "-")
+            for part, size in memory.bf16.items()
+            if size or in_fp8.get(part)
+        ]
+        yield table("memory of a GPU, by the model (GiB)", ["part", ">bf16", ">FP8"], parts)
+    checks = [
+        (
+            *(check.what, check.case, check.arm, number(check.predicted), number(check.measured)),
+            printer.Cell(f"{check.error:+.0%}", style="" if check.trusted else "bad"),
+        )
+        for check in found.worst_checks[:_MOST_CHECKS]
+    ]
+    spreads = [
+        f"{count} {what}s: predicted / measured {r.value:.2f}, 95 % within {r.low:.2f} to {r.high:.2f}"
+        for count, what, r in found.check_spreads
+    ]
+    what = "; ".join(["predicted and measured, worst first", *spreads])
+    yield table(what, ["what", "case", "arm", ">predicted", ">measured", ">error"], checks)
+
+
+def _products(found: Advice) -> printer.Table:
+    """The products of each layer against the ridge of each dtype."""
+    rates, rows = found.rates, []
+    ridges = [rates[name] / rates["bandwidth"] for name in ("bf16", "fp8")]
+    for name, _, one in found.groups:
+        rows.append([_short(name), *[""] * 5])
+        for role, (M, K, N) in gemm_sizes(one.layer).items():
+            wide, narrow = M * K * N / (M * K + K * N + M * N), 2 * M * K * N / (M * K + K * N + 2 * M * N)
+            bound = " ".join("mc"[flops > ridge] for flops, ridge in zip((wide, narrow), ridges, strict=True))
+            in_fp8 = f"{narrow:.0f}" if role in found.chosen.recipe.fp8_gemms else "-"
+            times_ms = _ms(one.cost.bf16[role]), _ms(one.cost.fp8[role])
+            rows.append([f"  {role}", f"{M}x{K}x{N}", f"{wide:.0f}, {in_fp8}", *times_ms, bound])
+    what = (
+        "products: FLOP/byte against the ridge of each dtype, time (ms); ridge bf16 "
+        f"{ridges[0]:.0f}, FP8 {ridges[1]:.0f}; c: bound by computing, m: by memory, bf16 then FP8"
+    )
+    return printer.table(
+        what, ["layer, GEMM", ">M x K x N", ">F/B bf16, fp8", ">bf16", ">fp8", ">bound"], rows
+    )
 
 
 def sentence(question: str, found: Advice) -> str:
@@ -76,7 +192,7 @@ def code_of(found: Advice) -> str:
     """The code that does what was advised; "" where FP8 is off or nobody can tell."""
     if found.decision not in decide.POSITIVE:
         return ""
-    plan, gathers = found.plan, _picked(found, "library fp8_all_gather tp_fp8_all_gather schedule")
+    plan, gathers = found.plan, printer.picked(found, "library fp8_all_gather tp_fp8_all_gather schedule")
     gathers |= {"compiled": plan.compiled, "sharded": plan.dp > 1, "split": plan.tp > 1}
     gathers["update_scales"] = found.chosen.recipe.scaling != "dynamic"
     gathers["heads"] = HEADS if found.model.example else ()
@@ -120,76 +236,60 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) ->
     return "\n".join(line for line in code.splitlines() if line.strip())
 
 
-def as_dict(found: Advice) -> dict[str, Any]:
-    """The same as plain values; times in milliseconds, infinities as null."""
-    memory, chosen = found.memory, found.chosen
-    about = "library fp8_all_gather tp_fp8_all_gather schedule reasons plan"
-    return _plain(
-        {
-            "model": found.model.name,
-            "gpu": found.device.key,
-            "tokens": found.model.tokens,
-            "decision": found.answer,
-            "decision_by_time": chosen.by_time,
-            "loss": chosen.loss,
-            "recipe": chosen.recipe.name,
-            **_picked(found, about),
-            "not_measured": "; ".join(found.not_measured),
-            "memory": memory and _picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
-            "step_speedup": chosen.step,
-            "step_speedup_with_head": found.with_head,
-            "step_ms": {n: _ms(parts.seconds) for n, parts in zip(("bf16", "fp8"), found.parts, strict=True)},
-            "recipes": [
-                {
-                    "name": option.recipe.name,
-                    "cast_bytes": option.recipe.cast_bytes,
-                    "layers": len(option.converted),
-                    "step_speedup": option.step,
-                    "step_speedup_all_layers": option.everything,
-                    **_picked(option, "fp8_all_gather unavailable verdict why_off"),
-                }
-                for option in found.options
-            ],
-            "layers": [
-                {
-                    **_picked(one.layer, "fqn K N tokens"),
-                    **_picked(one, "converted reason"),
-                    "speedup": one.ratio,
-                    **{f"{n}_ms": _ms(getattr(one.cost, n)) for n in ("bf16", "fp8")},
-                    "cast_ms": _ms(one.cost.casts),
-                }
-                for one in chosen.layers
-            ],
-            "filter": {"left_out": found.left_out, "code": code_of(found) or None},
-            "pays_from_tokens": found.pays_from,
-            "gather_matters_from_gpus": found.gather_from,
-            "rates": found.rates.figures,
-            "checks": [asdict(check) | {"error": check.error} for check in found.checks],
-            "warnings": [*filter(None, [found.made_up]), *found.warnings],
-        }
-    )
+def _data(found: Advice) -> dict[str, Any]:
+    memory, chosen, picked = found.memory, found.chosen, printer.picked
+    loss = "recipe model parameters tokens word gap seeds source counts"
+    check = "what case arm predicted measured run_id low high error"
+    return {
+        "model": found.model.name,
+        "gpu": found.device.key,
+        "tokens": found.model.tokens,
+        "decision": found.answer,
+        "decision_by_time": chosen.by_time,
+        "loss": chosen.loss and picked(chosen.loss, loss),
+        "recipe": chosen.recipe.name,
+        **picked(found, "library fp8_all_gather tp_fp8_all_gather schedule"),
+        "reasons": [picked(each, "question finding speaks_for") for each in found.reasons],
+        "plan": asdict(found.plan),
+        "not_measured": "; ".join(found.not_measured),
+        "memory": memory and picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
+        "step_speedup": _ratio(chosen.step),
+        "step_speedup_with_head": found.with_head and _ratio(found.with_head),
+        "step_ms": {
+            n: _each_ms(parts.seconds) for n, parts in zip(("bf16", "fp8"), found.parts, strict=True)
+        },
+        "recipes": [
+            {
+                "name": option.recipe.name,
+                "cast_bytes": option.recipe.cast_bytes,
+                "layers": len(option.converted),
+                "step_speedup": _ratio(option.step),
+                "step_speedup_all_layers": _ratio(option.everything),
+                **picked(option, "fp8_all_gather unavailable verdict why_off"),
+            }
+            for option in found.options
+        ],
+        "layers": [
+            {
+                **picked(one.layer, "fqn K N tokens"),
+                **picked(one, "converted reason"),
+                "speedup": _ratio(one.ratio),
+                **{f"{n}_ms": _each_ms(getattr(one.cost, n)) for n in ("bf16", "fp8")},
+                "cast_ms": _each_ms(one.cost.casts),
+            }
+            for one in chosen.layers
+        ],
+        "filter": {"left_out": found.left_out, "code": code_of(found) or None},
+        "pays_from_tokens": found.pays_from,
+        "gather_matters_from_gpus": found.gather_from,
+        "rates": {name: picked(f, "value spread kind source") for name, f in found.rates.figures.items()},
+        "checks": [picked(each, check) for each in found.checks],
+        "warnings": [*filter(None, [found.made_up]), *found.warnings],
+    }
 
 
-def _picked(of: object, names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names.split()}
-
-
-def _show_tables(found: Advice, where: Console) -> None:
-    """Every table, then what they leave open: lines of the template by their first cell."""
-    shown: Table | None = None
-    text = _filled("tables.txt.j2", a=found)
-    for line in [*filter(None, text.splitlines()), "end"]:
-        kind, *cells = line.split("\t")
-        if shown is not None and kind in ("row", "red"):
-            shown.add_row(*(Text(cell) for cell in cells), style="red" * (kind == "red"))
-        elif shown is not None and kind == "caption":
-            shown.caption = Text(cells[0])
-        else:
-            if shown is not None and shown.row_count:
-                where.print(shown)
-            shown = table(*cells) if kind == "table" else None
-            if kind in ("say", "note"):
-                say(where, cells[0], "yellow" * (kind == "note"))
+def _ratio(of: Ratio) -> dict[str, float]:
+    return printer.picked(of, "value low high")
 
 
 def times(ratio: Ratio) -> str:
@@ -213,24 +313,18 @@ def _templates() -> jinja2.Environment:
         finalize=lambda value: printable(value) if isinstance(value, str) else value,
     )
     made.filters |= {
-        "number": number,
-        "ms": lambda parts: number(1e3 * (parts if isinstance(parts, float) else sum(parts.values()))),
-        "gib": lambda size, digits=1: f"{size / GIB:.{digits}f}",
+        "ms": _ms,
+        "gib": _gib,
         "percent": "{:.0%}".format,
         "times": times,
         "f": lambda value, spec: format(value, spec),
         "repr": repr,
         "names": _names,
         "fit": _fit,
-        "short": lambda name: name if len(name) <= _NAME else f"...{name[3 - _NAME :]}",
+        "plural": plural,
         "scaled": _scaled,
     }
-    made.globals |= {
-        "decide": decide,
-        "FIGURES": FIGURES,
-        "gemm_sizes": gemm_sizes,
-        "not_by_default": not_by_default,
-    }
+    made.globals["decide"] = decide
     return made
 
 
@@ -261,17 +355,17 @@ def _scaled(value: float) -> str:
     return f"{value * 1e6:.3g} us" if value < 1e-3 else f"{value:.2f}"
 
 
-def _ms(seconds: Mapping[str, float]) -> dict[str, float]:
+def _each_ms(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: 1e3 * value for name, value in seconds.items()}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
+def _ms(parts: float | Mapping[str, float]) -> str:
+    return number(1e3 * (parts if isinstance(parts, float) else sum(parts.values())))
+
+
+def _gib(size: float, digits: int = 1) -> str:
+    return f"{size / GIB:.{digits}f}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else f"...{name[3 - _NAME :]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,10 +51,7 @@ def main(words: Sequence[str]) -> int:
             raise UsageError(f"{run} holds no row")
         frames.append(frame)
     found = changes(frames[0], frames[1], [Path(run).name for run in runs])
-    if options.json:
-        sys.stdout.write(printer.as_json(found))
-    else:
-        printer.show(found, console())
+    printer.show(found, console(), as_program=options.json)
     if options.output is not None:
         from harness.report.pages import two_runs
 

@@ -8,7 +8,6 @@ run on, each is compared with its twin in plain PyTorch, and layers have the siz
 from __future__ import annotations
 
 import logging
-import sys
 import time
 import warnings
 from collections import Counter
@@ -172,10 +171,7 @@ def main(argv: Sequence[str]) -> int:
             status.update(f"trying {area}: {name} ...")
             findings.append(_outcome(area, name, run))
     tried = Tried(kind, findings)
-    if options.json:
-        sys.stdout.write(printer.as_json(tried))
-    else:
-        printer.show(tried, out, tables_first=True)
+    printer.show(tried, out, tables_first=True, as_program=options.json)
     return int(any(each.faulty for each in findings))
 
 

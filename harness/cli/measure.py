@@ -28,6 +28,7 @@ from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
+from harness.store import printer
 from harness.store.errors import UsageError
 from harness.store.private import public
 from harness.training.batches import fetch
@@ -300,7 +301,7 @@ def _tell(folder: Path, judged: bool = True) -> int:
     problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
     sys.stdout.write("".join(f"warning: {problem}\n" for problem in problems))
     verdicts = verdict.judge(frame)
-    said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
+    said = printer.as_text(verdict.StoredVerdicts(verdicts)) if judged else "not judged: train.judge=false\n"
     found = diagnosis.lines(diagnosis.findings(frame, verdicts))
-    sys.stdout.write("".join(f"{line}\n" for line in (*said, *found)))
+    sys.stdout.write(said + "".join(f"{line}\n" for line in found))
     return int((frame["status"] == "failed").sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +77,7 @@ def main(words: Sequence[str]) -> int:
         **asked, margin=_share(options.margin, "margin"), between=_share(options.between, "between")
     )
     where = terminal.console()
-    if options.json:
-        sys.stdout.write(printer.as_json(found))
-    else:
-        printer.show(found, where)
+    printer.show(found, where, as_program=options.json)
     if options.output:
         from harness.report.pages import curve_verdict
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import textwrap
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -101,8 +102,11 @@ def filled(of: Table, blank: str = "") -> Table:
 # Text
 
 
-def show(result: Result, where: Console, tables_first: bool = False) -> None:
-    """Prints lines and tables; the answer in bold, in the colour of its tone."""
+def show(result: Result, where: Console, tables_first: bool = False, as_program: bool = False) -> None:
+    """Prints lines and tables, the answer in bold, in the colour of its tone; or `data()` for a program."""
+    if as_program:
+        sys.stdout.write(as_json(result))
+        return
     if tables_first:
         _draw(result.tables(), where)
     for i, line in enumerate(_lines(result)):
@@ -141,7 +145,7 @@ def _draw(tables: Iterable[Table], where: Console) -> None:
             justify: Any = "right" if column.numeric else "left"
             drawn.add_column(_text(column.title), justify=justify, no_wrap=column.numeric, overflow="fold")
         for row in of.rows:
-            drawn.add_row(*(_text(_whole(cell)) for cell in row))
+            drawn.add_row(*(_text(_whole(cell), "red" * (cell.style == "bad")) for cell in row))
         where.print()
         where.print(_text(of.caption), style="italic", soft_wrap=True)
         where.print(drawn)
@@ -151,10 +155,10 @@ def _whole(cell: Cell) -> str:
     return cell.text + f" ({cell.interval})" * bool(cell.interval) + f"; {cell.note}" * bool(cell.note)
 
 
-def _text(words: str) -> Text:
+def _text(words: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text(_flat(words))
+    return Text(_flat(words), style)
 
 
 def _flat(words: str) -> str:

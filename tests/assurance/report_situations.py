@@ -184,9 +184,8 @@ def no_negative_control(place: Place, planted: bool) -> object:
         broken = shifted(base, lambda t: 0.6 * t / (t + 30), ratio=0.6)
         rows += rows_of_runs("negative_control", broken)
     found = machine(place, [rows])
-    told = verdict.lines(verdict.judge(found.frame))
-    said = [line.partition(": ")[2] for line in told if line.startswith("trains the same")]
-    return [verdicts.answers(found)[-1].verdict, *said]
+    told = verdict.StoredVerdicts(verdict.judge(found.frame)).lines()[0]
+    return [verdicts.answers(found)[-1].verdict, told.removeprefix("trains the same: ").partition(";")[0]]
 
 
 def layers(count: int | None) -> list[list[Measurement]]:

@@ -7,17 +7,34 @@ stands in `data()` alone is not printed.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from gate_fixtures import run, slowed
 from noises import quiet, simulated
 
+from fp8core.proof.verify.proof import Proof
+from harness.advise.advice import Advice
+from harness.advise.command import answer, parse
+from harness.advise.views import AdviceView
 from harness.cli.doctor import Finding, Tried
+from harness.gate import render as gate_render
+from harness.gate.options import Exit
+from harness.gate.unit import Judgement
 from harness.judge.diff import Changes, Timed
+from harness.judge.fleet import Fleet
+from harness.judge.fleet.judge import Group, Outlier
+from harness.judge.verdict.paired import Verdict
+from harness.judge.verdict.result import GateResult
+from harness.judge.verdict.rows import NEGATIVE, ArmVerdict, StoredVerdicts
 from harness.judge.verdict.rule import verdict
+from harness.store.case import Arm
 from harness.store.printer import MOST, Tone, as_text
 from harness.training.ab.result import FP8, TrialResult
 
@@ -29,6 +46,7 @@ class Shown:
     """A result of which only the lines are known."""
 
     said: list[str]
+    tone: Tone = ""
 
     def lines(self) -> list[str]:
         return self.said
@@ -38,10 +56,6 @@ class Shown:
 
     def data(self) -> dict[str, Any]:
         return {}
-
-    @property
-    def tone(self) -> Tone:
-        return ""
 
 
 def trial() -> TrialResult:
@@ -59,6 +73,29 @@ def changes() -> Changes:
     return Changes({}, (), (), (), (), (TIMED,), (), ())
 
 
+@cache
+def advice() -> Advice:
+    return answer(parse(["model=llama3_1b", "gpu=h200", "checkpointing=full"]))
+
+
+GROUP = Group(
+    "H200", "torch 2.13", ["a", "b"], "", [], [], {}, 4, ["a", "b"], ["a", "b"], {"a": 1.0, "b": 1.0}, {}
+)
+
+
+@cache
+def judgement() -> Judgement:
+    with tempfile.TemporaryDirectory() as folder:
+        return replace(run(Path(folder), *slowed(1.0)), notes=())
+
+
+def arm(verdict: Verdict, name: str = "tensorwise", variant: str = "") -> ArmVerdict:
+    return ArmVerdict("r", {}, name, Arm("tensorwise", variant=variant), "base", verdict, verdict.outcome)
+
+
+FAULT = arm(Verdict("FAIL", (), (), "limits"), NEGATIVE, NEGATIVE)
+
+
 @dataclass
 class Kind:
     """How a result is made, what is planted in which of its fields, and which empty fields are no trouble, with the reason."""
@@ -66,6 +103,7 @@ class Kind:
     make: Callable[[], Any]
     plants: Mapping[str, Any]
     no_trouble: Mapping[str, str]
+    show: Callable[[Any], Any] = lambda found: found
 
 
 KINDS = {
@@ -89,6 +127,66 @@ KINDS = {
             "layers": "counted in the proof",
             "proof": "a proof without words",
         },
+    ),
+    "advice": Kind(
+        advice,
+        {"warnings": (TOLD,), "made_up": TOLD},
+        {
+            "careful": "the last of the evaluation loss, as asked",
+            "checks": "stored measurements: compared in the tables",
+            "with_head": "an offer",
+            "gather_from": "no number of GPUs",
+        },
+        AdviceView,
+    ),
+    "fleet": Kind(lambda: Fleet([GROUP]), {"unread": (TOLD,), "missing": (TOLD,)}, {}),
+    "group of a fleet": Kind(
+        lambda: GROUP,
+        {
+            "not_judged": TOLD,
+            "outliers": [Outlier("a", "train", "isolated", "time", 1.2, TOLD)],
+            "differences": {TOLD: {"x": ["a"], "y": ["b"]}},
+            "lacking": {"a": [TOLD]},
+        },
+        {"spreads": "how far healthy cards lie apart"},
+        lambda group: Fleet([group]),
+    ),
+    "gate": Kind(
+        judgement,
+        {"notes": (TOLD,), "could_not_judge": True, "code": Exit.REGRESSED},
+        {},
+        gate_render.Answer.of,
+    ),
+    "stored verdict": Kind(
+        lambda: Verdict("PASS", (), (), "limits"),
+        {"notes": (TOLD,), "gates": (GateResult("L4", "WARN", TOLD),)},
+        {"not_fp8": "stands among the notes"},
+        lambda verdict: StoredVerdicts([arm(verdict), FAULT]),
+    ),
+    "arm of a stored verdict": Kind(
+        lambda: arm(Verdict("PASS", (), (), "limits")),
+        {"missing": (TOLD,)},
+        {"axes": "constant over the set-up"},
+        lambda judged: StoredVerdicts([judged, FAULT]),
+    ),
+    "proof": Kind(
+        lambda: Proof(True, (), (), (), 3, 3, "cuda", 1.0, {}),
+        {
+            "problems": (TOLD,),
+            "warnings": (TOLD,),
+            "emulated_in": TOLD,
+            "unjudged": (TOLD,),
+            "compiled": 3,
+        },
+        {
+            "layers": "counted in the line",
+            "experts": "counted in the line",
+            "all_gathers": "empty where nothing is sharded",
+            "not_checked": "empty where it is ok: tests of fp8core",
+            "probed": "what was tested beside",
+            "shared_weights": "empty where nothing is shared",
+        },
+        lambda proof: Shown([proof.line], "good" if proof.ok and not proof.problems else "bad"),
     ),
     "doctor": Kind(
         doctor, {"findings": [*doctor().findings, Finding("peer", TOLD, "absent", "missing")]}, {}
@@ -125,6 +223,8 @@ def test_every_field_that_may_hold_a_trouble_is_planted(name: str) -> None:
 def test_what_stands_against_a_positive_word_is_printed_or_counted(name: str, field: str) -> None:
     kind = KINDS[name]
     clean, planted = kind.make(), replace(kind.make(), **{field: kind.plants[field]})
+    planted, clean = kind.show(planted), kind.show(clean)
+    assert clean.lines()[0]
     text = as_text(planted)
     assert text != as_text(clean), "neither printed nor counted"
     is_same = planted.tone == "good" and planted.lines()[0] == clean.lines()[0]
@@ -150,4 +250,7 @@ def test_a_pass_counts_its_notes() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_no_line_is_longer_than_the_rule_allows(name: str) -> None:
     kind = KINDS[name]
-    assert all(len(line) <= MOST for line in as_text(Shown([*kind.make().lines(), "x " * 400])).splitlines())
+    assert all(
+        len(line) <= MOST
+        for line in as_text(Shown([*kind.show(kind.make()).lines(), "x " * 400])).splitlines()
+    )

@@ -151,12 +151,10 @@ def main(argv: Sequence[str]) -> int:
     runs = {store.run_folder(Path(file)) for file in frame.attrs["files"]}
     missing = _missing({card for group in groups for card in group.cards}, options.expect, runs)
     found = Fleet(groups, unread, missing)
-    if options.json:
-        sys.stdout.write(printer.as_json(found))
-    elif options.markdown:
+    if options.markdown and not options.json:
         sys.stdout.write(printer.as_markdown(found))
     else:
-        printer.show(found, terminal.console())
+        printer.show(found, terminal.console(), as_program=options.json)
     return 1 if found.outliers or missing else 2 if unread else 0
 
 

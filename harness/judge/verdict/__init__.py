@@ -6,7 +6,7 @@
 from harness.judge.verdict.curves import Curve, Run, ema
 from harness.judge.verdict.paired import Verdict, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import GATES, MARGIN, GateResult
-from harness.judge.verdict.rows import ArmVerdict, judge, lines
+from harness.judge.verdict.rows import ArmVerdict, StoredVerdicts, judge
 from harness.judge.verdict.time_to_loss import Reach, time_to_loss
 
 __all__ = [
@@ -17,11 +17,11 @@ __all__ = [
     "GateResult",
     "Reach",
     "Run",
+    "StoredVerdicts",
     "Verdict",
     "ema",
     "judge",
     "judge_other_seeds",
     "judge_pairs",
-    "lines",
     "time_to_loss",
 ]

@@ -19,16 +19,18 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from harness.judge import gathered, words
+from harness.judge import gathered
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
 from harness.judge.verdict.integrity import LONG, STRETCH, stretch
 from harness.judge.verdict.paired import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import GateResult
+from harness.store import text
 from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.differences import ENV_ID_FIELDS
 from harness.store.errors import Cause
 from harness.store.measurement import FIELD, LAYERS, ProofOutcome, proof_outcome
 from harness.store.outside import parse
+from harness.store.printer import picked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.judge.verdict.curves import Runs
+    from harness.store.printer import Table, Tone
 
 SUITE = "divergence"
 CONTROL = "base"
@@ -200,15 +203,48 @@ def trains_the_same(verdicts: list[ArmVerdict]) -> Literal["yes", "partly", "no"
     return "yes" if set(count) == {"PASS"} and not unshown(verdicts) else "partly"
 
 
-def lines(verdicts: list[ArmVerdict]) -> list[str]:
-    """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
-    if not verdicts:
+@dataclass(frozen=True, slots=True)
+class StoredVerdicts:
+    """The verdicts on the training runs of some rows, as a result of the printer."""
+
+    verdicts: list[ArmVerdict]
+
+    @property
+    def tone(self) -> Tone:
+        """Good where all train the same, bad where none does."""
+        tones: Mapping[str, Tone] = {"yes": "good", "no": "bad"}
+        return tones.get(trains_the_same(self.verdicts), "")
+
+    def lines(self) -> list[str]:
+        """The answer, then an arm a line with its decisive gates; what several arms share comes once."""
+        notes = {note for v in self.verdicts for note in (*v.verdict.reasons, *v.verdict.notes, *v.missing)}
+        beside = f"; {text.plural(len(notes), 'remark')} below" if notes else ""
+        found = [f"trains the same: {trains_the_same(self.verdicts)}{beside}"] if self.verdicts else []
+        for own in by_setup(self.verdicts):
+            reasons = gathered((why, v.arm) for v in own for why in (*v.verdict.reasons, *v.verdict.notes))
+            axes = [f"{name}={value}" for name, value in own[0].axes.items() if value not in (None, "")]
+            found.append(f"verdict  {' '.join(axes)}")
+            for v in own:
+                due = " (as it should)" if v.verdict.outcome == v.expected == "FAIL" else ""
+                found.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{due}")
+                found += [f"               {why}" for why, arms in reasons.items() if arms == [v.arm]]
+            found += [f"  {', '.join(arms)}: {why}" for why, arms in reasons.items() if len(arms) > 1]
+            found += [f"  missing: {each}" for each in own[0].missing]
+            found.append(f"  {own[0].verdict.limits}")
+        return found
+
+    def tables(self) -> list[Table]:
+        """None: a report draws them."""
         return []
-    setups = [
-        (own, gathered((why, v.arm) for v in own for why in (*v.verdict.reasons, *v.verdict.notes)))
-        for own in by_setup(verdicts)
-    ]
-    return str(words().verdict_lines(trains_the_same(verdicts), setups)).splitlines()
+
+    def data(self) -> dict[str, Any]:
+        """Plain values."""
+        each = [
+            picked(v, "run_id axes arm against expected missing")
+            | picked(v.verdict, "outcome reasons notes limits not_fp8")
+            for v in self.verdicts
+        ]
+        return {"answer": trains_the_same(self.verdicts), "verdicts": each}
 
 
 class Note(NamedTuple):

@@ -21,7 +21,7 @@ from harness.advise.casts import ENGINE, FP8CORE, TORCHAO
 from harness.advise.command import answer, parse
 from harness.advise.libraries import candidates
 from harness.advise.recipes import candidates as our_candidates
-from harness.advise.views import as_code, lines
+from harness.advise.views import AdviceView, as_code
 from harness.machine import ranks
 
 # No kernel here multiplies mxfp8, and no GPU is advised to take it: docs/advise.md
@@ -156,7 +156,7 @@ ASKED = "model=llama3_1b gpu=h100 dp=2 recipe=tensorwise checkpointing=full"
 @functools.cache
 def printed(*more: str) -> str:
     """The code of the answer, as it stands on the screen."""
-    told = lines(answer(parse([*ASKED.split(), *more])))
+    told = AdviceView(answer(parse([*ASKED.split(), *more]))).lines()
     return "\n".join(line.removeprefix("  ") for line in told[told.index("code:") + 1 :])
 
 

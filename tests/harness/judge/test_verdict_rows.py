@@ -10,7 +10,7 @@ from curves_for_tests import AXES, case_of, control, rows_of_runs, shifted, whol
 from report_fixtures import absent, frame, write_run
 
 from harness.cli.measure import _tell
-from harness.judge.verdict import Curve, judge, lines
+from harness.judge.verdict import Curve, StoredVerdicts, judge
 from harness.judge.verdict.rows import setups
 
 BASE = control()
@@ -77,7 +77,7 @@ def test_what_all_arms_say_is_said_once(tmp_path):
         + rows_of_runs("base_eps", shifted(few))
         + rows_of_runs("tensorwise", shifted(few))
     )
-    told = lines(judge(frame(tmp_path, rows)))
+    told = StoredVerdicts(judge(frame(tmp_path, rows))).lines()
     assert len(told) == len(set(told))
     (why,) = [line for line in told if "2 paired seeds" in line]
     assert why.startswith("  base_eps, tensorwise: L2, L3, L4, L4h, L5, L6: 2 paired seeds; 3 are the least")
