@@ -170,6 +170,7 @@ def judge(
         scatter=policy.scatter if apart else 0.0,
         fresh=baseline.fresh and candidate.fresh,
         ticks=[u.tick for u in timed],
+        looks=max(baseline.looks, candidate.looks),
         floors=[max((f[i] for f in floors if (i := u.key.case_id) in f), default=math.nan) for u in timed],
     )
     findings = [_timed(*one, control) for one in zip(timed, decisions, limits, strict=True)]
