@@ -152,10 +152,8 @@ def row_of(test: Any, path: Path) -> Measurement:
         raise UsageError(
             f"{path}: {name} holds a time that is not a positive number: {min(data):g} s among {len(data)}"
         )
-    about = {
-        **{key: extra.pop(key) for key in STATED if key in extra},
-        **{key: test[key] for key in STATED if key in test},
-    }
+    about = {key: extra.pop(key) for key in STATED if key in extra}
+    about |= {key: test[key] for key in STATED if key in test}
     unit, higher = about.get("unit"), about.get("higher_is_better", False)
     if not (unit is None or isinstance(unit, str)) or not isinstance(higher, bool):
         raise UsageError(

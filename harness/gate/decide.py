@@ -6,11 +6,13 @@ confirmation, for the direction d in which r leans:
     flagged     one-sided t test of d * r - limit over at least 5 rounds gives p <= alpha
     confirmed   the same test of d * s - limit on at least 8 fresh rounds, Holm over all that was flagged, p <= alpha_confirm
     REGRESSED   confirmed with d > 0;  IMPROVED   confirmed with d < 0
-    OK          neither, and the upper end of the 95 % t interval over all rounds lies below the limit
+    OK          neither, and the upper end of the 95 % t interval over all rounds lies below the limit (99 % of a second look)
     INCONCLUSIVE   anything else; what looks slower (`suspect`) the judge never lets pass
 
 The test is against the limit and not against zero, so a slowdown of exactly the tolerance is a false alarm, and its
-rate is what alpha bounds. Where nothing was measured again, the first stage has to pass alpha_confirm itself, over 8
+rate is what alpha bounds. What is open may be looked at twice: the first rounds say how many more settle it. The second look's
+interval is wider, so that both together miss no more than 6 times of 100 (Bonferroni), and it has at least as many rounds
+again: those make it narrower than the first one's on average, and depend little on what the first ones were. Where nothing was measured again, the first stage has to pass alpha_confirm itself, over 8
 rounds and with Holm over every unit: it then stands alone.
 
 An exact sign-flip test cannot give less than 2**-rounds, so that Holm over many units can never be passed in few rounds,
@@ -51,6 +53,7 @@ LEAST_SPREAD = 0.002
 TENTH = 0.1
 SCATTER_DEGREES = 5  # of freedom: processes have heavier tails than a normal distribution
 _NAN = math.nan
+MISSES = {1: 0.05, 2: 0.01}  # by the interval, at the first look and at the second
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
 
@@ -101,6 +104,7 @@ def decide(
     scatter: float = 0.0,
     fresh: bool = False,
     ticks: Sequence[float] = (),
+    looks: int = 1,
 ) -> list[Decision]:
     """The verdict on each unit.
 
@@ -117,6 +121,7 @@ def decide(
             0 where the sides were measured together.
         fresh: each round has processes of its own, so that the rounds of few units show what processes differ by.
         ticks: of each unit, by how much the step of the clock may move its log ratio: a part of every bar.
+        looks: at the first stage: 2 where what the first rounds gave made it longer.
     """
     steps = ticks or [0.0] * len(first)
     members = first if one_run else []
@@ -141,8 +146,8 @@ def decide(
     adjusted[family] = stats.holm(raw) if one_run else raw
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     out = []
-    for i, effect in enumerate(all_paired(pooled, floors)):
-        low, high = _interval(pooled[i], effect, apart)
+    for i, effect in enumerate(all_paired(pooled, floors, 1 - MISSES[looks])):
+        low, high = _interval(pooled[i], effect, apart, MISSES[looks])
         low, high = low - steps[i], high + steps[i]
         verdict = Verdict.INCONCLUSIVE
         enough = len((second if confirming else first)[i]) >= FEWEST_TO_CLAIM
@@ -153,7 +158,8 @@ def decide(
         more, born_apart = None, False
         if verdict is Verdict.INCONCLUSIVE:
             level = alpha_confirm / (len(family) or 1) if one_run else alpha_confirm
-            more, together = (_more(pooled[i], limits[i], quiet, a, level) for a in (apart, 0.0))
+            levels = (MISSES[looks] / 2, level)
+            more, together = (_more(pooled[i], limits[i], quiet, a, *levels) for a in (apart, 0.0))
             born_apart = more is None and together is not None
         out.append(
             Decision(
@@ -173,9 +179,15 @@ def decide(
     return out
 
 
-def missing(found: Sequence[Decision], room: float) -> int:
-    """Rounds that settle what is open and not flagged, of as many as there is room for."""
-    wanted = (d.more or 0 for d in found if d.verdict is Verdict.INCONCLUSIVE and not d.flagged)
+def missing(found: Sequence[Decision], rounds: int, room: float) -> int:
+    """Rounds that settle what is open and not flagged, at least as many again; 0 where the room holds none that do.
+
+    Args:
+        found: as a second look would decide them.
+        rounds: of the first.
+        room: for more.
+    """
+    wanted = (max(d.more, rounds) for d in found if d.more and not d.flagged)
     return max((more for more in wanted if more <= room), default=0)
 
 
@@ -221,25 +233,26 @@ def _error(spread: float, rounds: int, apart: float) -> tuple[float, int]:
     return math.sqrt(own + processes), math.floor(degrees + 1e-9)
 
 
-def _interval(logs: Vector, effect: Effect, apart: float) -> tuple[float, float]:
-    """The 95 % interval of the mean: that of the effect where processes are not known to differ."""
+def _interval(logs: Vector, effect: Effect, apart: float, misses: float) -> tuple[float, float]:
+    """The interval of the mean: that of the effect where processes are not known to differ."""
     if not apart or len(logs) < 2:
         return effect.log_low, effect.log_high
     error, degrees = _error(logs.std(ddof=1), len(logs), apart)
-    half = float(stdtrit(degrees, 0.975)) * error
+    half = float(stdtrit(degrees, 1 - misses / 2)) * error
     return effect.log - half, effect.log + half
 
 
-def _more(logs: Vector, limit: float, quiet: float, apart: float, alpha: float) -> int | None:
+def _more(logs: Vector, limit: float, quiet: float, apart: float, misses: float, alpha: float) -> int | None:
     """Rounds to add until either the interval or the test decides, if mean and spread stay as they are.
 
-    None where more than `MOST_ROUNDS` are needed. `alpha` is what one unit of the family has to pass.
+    None where more than `MOST_ROUNDS` are needed. `misses` is that of one end of the interval, `alpha` what one unit of the family has
+    to pass.
     """
     rounds = len(logs)
     if rounds < MIN_ROUNDS:
         return FEWEST_TO_CLAIM - rounds
     mean, spread = logs.mean(), max(logs.std(ddof=1), quiet)
-    wanted = 0.025 if mean < limit else alpha
+    wanted = misses if mean < limit else alpha
 
     def settled(count: int) -> bool:
         error, degrees = _error(spread, count, apart)

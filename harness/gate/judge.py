@@ -20,6 +20,7 @@ import datetime
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ import numpy as np
 from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
 from harness.gate.figures import SUITE as FIGURES
 from harness.gate.figures import doubted
-from harness.gate.matching import LOSS, OPERATORS, clocks_of, match, number
+from harness.gate.matching import LOSS, OPERATORS, clocks_of, log_ratios, match, number
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
@@ -95,16 +96,19 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
 
 def cycle_ratio(before: Sequence[Any], after: Sequence[Any]) -> float | None:
     """Mean over rounds of log(cycles after / cycles before); None where a clock was not read for every sample."""
-    logs = []
-    for pair in zip(before, after, strict=False):
-        clocks = [clocks_of(row) for row in pair]
+    cycles: list[list[SimpleNamespace]] = []
+    for rows in (before, after):
+        clocks = [clocks_of(row) for row in rows]
         if not all(c.size and (c > 0).all() and np.isfinite(c).all() for c in clocks):
             return None
-        if not set(pair[0].rounds) & set(pair[1].rounds):
-            return None
-        cycles = [(np.asarray(r.samples) * c, r.rounds) for r, c in zip(pair, clocks, strict=True)]
-        logs.append(stats.paired_log_ratios(*cycles[0], *cycles[1]))
-    return float(np.concatenate(logs).mean()) if logs else None
+        cycles.append(
+            [
+                SimpleNamespace(samples=r.samples * c, rounds=r.rounds)
+                for r, c in zip(rows, clocks, strict=True)
+            ]
+        )
+    logs = log_ratios(*cycles, by_number=True)
+    return float(logs.mean()) if logs.size else None
 
 
 def _late(rows: Sequence[Any]) -> float:
@@ -170,6 +174,7 @@ def judge(
         scatter=policy.scatter if apart else 0.0,
         fresh=baseline.fresh and candidate.fresh,
         ticks=[u.tick for u in timed],
+        looks=max(baseline.looks, candidate.looks),
         floors=[max((f[i] for f in floors if (i := u.key.case_id) in f), default=math.nan) for u in timed],
     )
     findings = [_timed(*one, control) for one in zip(timed, decisions, limits, strict=True)]

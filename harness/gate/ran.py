@@ -162,8 +162,8 @@ class Ran:
     @property
     def seen(self) -> list[str]:
         """Files of the change that were read."""
-        read: set[str] = set().union(*(side.read() for side in self.sides.values()))
-        return sorted(self.changed & read)
+        one, other = self.sides.values()
+        return sorted(self.changed & (one.read() | other.read()))
 
     def hear(self, name: str, folder: Path, programs: Mapping[int, Path]) -> None:
         """Takes what the processes of a run wrote into a folder, and the programs that ran."""
@@ -178,10 +178,10 @@ class Ran:
         Raises:
             GateError: one may be the code as well (exit 6).
         """
-        code: set[str] = set().union(*(side.code for side in self.sides.values()))
-        benchmark = self.named.union(*(side.benchmark() for side in self.sides.values()))
+        one, other = self.sides.values()
+        benchmark = self.named | one.benchmark() | other.benchmark()
         found = [name for name in self.sources if name in benchmark]
-        if both := code.intersection(found):
+        if both := (one.code | other.code).intersection(found):
             raise GateError(
                 Exit.INCONCLUSIVE,
                 f"{some(sorted(both), 5)} may be the benchmark, which the base commit's has to judge, or the code: it was started "
@@ -228,8 +228,8 @@ class Ran:
             other.tree: f"the work tree of the {name}"
             for name, other in self.sides.items()
             if other is not side
-        }
-        for tree, what in {**trees, self.original: "the original checkout (an editable install?)"}.items():
+        } | {self.original: "the original checkout (an editable install?)"}
+        for tree, what in trees.items():
             if inside(tree, file) in changed:
                 return what
         for name in unread:

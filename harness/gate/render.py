@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -124,7 +124,7 @@ class Answer:
                 name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
                 for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
             },
-            "control": {name: getattr(j.control, name) for name in j.control.__slots__},
+            "control": asdict(j.control),
             "counts": {str(v): j.counted[v] for v in ORDER},
             "notes": list(j.notes),
             "findings": [_finding(f) for f in j.findings],
@@ -251,11 +251,8 @@ def _finding(f: Finding) -> dict[str, Any]:
         "case_id": f.unit.key.case_id,
         "rule": f.unit.rule.rule,
         "verdict": str(f.verdict),
-        **{
-            name: getattr(f, name)
-            for name in ("reason", "change", "low", "high", "limit", "rounds", "flagged", "counts")
-        },
-        **{name: getattr(f.unit, name) for name in ("unit", "before", "after")},
+        **printer.picked(f, "reason change low high limit rounds flagged counts"),
+        **printer.picked(f.unit, "unit before after"),
         "direction": f.decision.effect.direction if timed else "",
         "noise_floor": f.decision.effect.floor,
         "policy": policy if timed else "",

@@ -177,6 +177,10 @@ class Session:
         def left() -> float:
             return max(ends - self.clock(), 0.0)
 
+        def store_so_far() -> None:
+            about = {"stage": number, "pairs": pairs, "rounds": done, "looks": 1 + (pairs > planned)}
+            self._store(collected, **about, seconds=round(self.clock() - started, 1))
+
         try:
             if not self.rounds:
                 self.instrument.warm(left)
@@ -204,7 +208,7 @@ class Session:
             remaining = min(spent / done * (pairs - done), ends - now)
             self.tell(f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {remaining:.0f} s left")
             if done == least < pairs and reserve:
-                self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
+                store_so_far()
                 more = pairs - done
                 if longest:
                     more = max(0, math.floor(min(more, (ends - now) / longest - reserve)))
@@ -216,15 +220,16 @@ class Session:
                 and reserve
                 and (room := min(WIDE * pairs, (ends - now) / (longest or math.inf) - reserve)) >= 1
             ):
-                self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=round(spent, 1))
+                store_so_far()
                 judgement = self.judge()
-                if not judgement.control.moved:
-                    pairs += missing([f.decision for f in judgement.undecided], room)
+                if judgement.undecided and not judgement.control.moved:
+                    still = {f.unit.key for f in judgement.undecided}
+                    second = [f.decision for f in self.judge(looks=2).undecided if f.unit.key in still]
+                    pairs += missing(second, done, room)
         if done < pairs:
             self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
         if done:
-            seconds = round(self.clock() - started, 1)
-            self._store(collected, stage=number, pairs=pairs, rounds=done, seconds=seconds)
+            store_so_far()
         return done
 
     def _store(self, collected: Mapping[str, Collected], **gate: float) -> None:
@@ -232,7 +237,6 @@ class Session:
         for side, rows in collected.items():
             folder = self.folder / side / f"stage{gate['stage']}"
             shutil.rmtree(folder, ignore_errors=True)
-            more = {"session": self.folder.name, "blocks": self.instrument.blocks, "side": side}
             writer = store.RunWriter(
                 folder,
                 run_id=f"{self.folder.name}-{side}-{gate['stage']}",
@@ -242,7 +246,12 @@ class Session:
                 about={
                     "made_by": "gate",
                     "command": " ".join(["python -m harness gate", *self.instrument.words]),
-                    "gate": {**gate, **more},
+                    "gate": {
+                        **gate,
+                        "session": self.folder.name,
+                        "blocks": self.instrument.blocks,
+                        "side": side,
+                    },
                 },
             )
             writer.append(rows.measurements())
@@ -275,14 +284,12 @@ class Session:
         self.notes = (said + "; nothing else was open, so measuring ended" * hopeless, *self.notes)
         return hopeless
 
-    def judge(self) -> Judgement:
-        """Judges what is stored so far."""
-        return judge(
-            load_side(self.stored_baseline or self.folder / "baseline", "baseline", self.results_dir),
-            load_side(self.folder / "candidate", "candidate", self.results_dir),
-            self.policy,
-            machine_free=self.machine_free,
-        )
+    def judge(self, looks: int = 1) -> Judgement:
+        """Judges what is stored so far, as the look at the first stage that it is, or at least as that one."""
+        baseline = load_side(self.stored_baseline or self.folder / "baseline", "baseline", self.results_dir)
+        candidate = load_side(self.folder / "candidate", "candidate", self.results_dir)
+        candidate = replace(candidate, looks=max(looks, candidate.looks))
+        return judge(baseline, candidate, self.policy, machine_free=self.machine_free)
 
     def _too_slow(self, rounds: int, seconds: float) -> GateError:
         """The time allowed cannot hold the rounds that a decision needs."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["paired", "stored", "machine-free", "broken"]  # broken: one side does not run
 CONTROL_SUITE = "control"
-IDENTITY = ("suite", "case_id", "arm", "metric", "unit", "better", "axes", "status")  # that every row has
 FIRST, CONFIRMATION = 1, 2
 
 
@@ -41,6 +40,7 @@ class Side:
     session: str = ""  # shared by the two sides that were measured together
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = field(default=())
+    looks: int = 1  # at the first stage: 2 where what its first rounds gave made it longer
 
     @property
     def first(self) -> pd.DataFrame:
@@ -82,13 +82,14 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         fields = differing_fields(*list(envs.values())[:2])
         raise GateError(Exit.INVALID, f"{role}: rows of several environments ({fields}); name one run")
     ((env_id, env),) = envs.items()
-    stage_of, sessions, files = {}, set(), 0
+    stage_of, sessions, files, looks = {}, set(), 0, 1
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)
         gate = about.get("gate") or {}
         files += run_state.made_by(about) == "import"
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
+        looks = max(looks, int(gate.get("looks", 1)))
         planned = int(gate.get("pairs", 0))
         done = int(gate.get("rounds", planned))
         if role == "candidate" and done < planned:
@@ -111,6 +112,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         session=sessions.pop() if len(sessions) == 1 else "",
         notes=tuple(notes),
         runs=tuple(sorted(frame["run_id"].dropna().unique())),
+        looks=looks,
     )
 
 

@@ -60,7 +60,7 @@ def project_root() -> Path:
         GateError: it is not a git checkout, so there is no other commit to compare with; or the command was typed in
             another repository, whose code a sweep does not measure.
     """
-    root, here = Path(__file__).resolve().parent.parent.parent, _top_of(Path.cwd())
+    root = Path(__file__).resolve().parents[2]
     instead = "--command 'pytest bench/ --benchmark-json={out}'"
     if not (root / ".git").exists():
         raise GateError(
@@ -68,13 +68,13 @@ def project_root() -> Path:
             f"{root} is no git checkout, {NO_OTHER}; gate the repository that you are in with {instead}, or compare stored "
             "runs with --baseline and --candidate",
         )
-    if here is not None and here != root:
+    if (here := users_root()) != root:
         raise GateError(
             Exit.USAGE,
             f"{here} is not the checkout that this harness runs from ({root}), and sweeps measure only that one; to gate "
             f"this repository, give its benchmarks: {instead}",
         )
-    return users_root()
+    return here
 
 
 def users_root() -> Path:
@@ -83,18 +83,13 @@ def users_root() -> Path:
     Raises:
         GateError: there is none.
     """
-    root = _top_of(Path.cwd())
-    if root is None:
+    top = _git(Path.cwd(), "rev-parse", "--show-toplevel").stdout.strip()
+    if not top:
         raise GateError(
             Exit.NO_BASELINE,
             f"{Path.cwd()} is in no git work tree, {NO_OTHER}; run the gate in the repository to be judged",
         )
-    return root
-
-
-def _top_of(folder: Path) -> Path | None:
-    top = _git(folder, "rev-parse", "--show-toplevel").stdout.strip()
-    return Path(top).resolve() if top else None
+    return Path(top).resolve()
 
 
 def commit_to_compare(root: Path, revision: str, *, tip: bool) -> str:

@@ -57,11 +57,8 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, floa
     x = _vector(values)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} must lie between 0 and 1")
-    if x.size == 1:
-        return -math.inf, math.inf
-    half = t_quantile((1 + confidence) / 2, x.size - 1) * float(x.std(ddof=1)) / math.sqrt(x.size)
-    mean = float(x.mean())
-    return mean - half, mean + half
+    _, (low,), (high,) = t_intervals([x], confidence)
+    return float(low), float(high)
 
 
 def prediction_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
@@ -275,7 +272,7 @@ class Effect:
 
     Attributes:
         log: mean over rounds of log(second / first); positive = the second takes longer; NaN without a round.
-        log_low, log_high: 95 % interval of it; infinite where there is none.
+        log_low, log_high: 95 % interval of it (99 % where the gate looked a second time); infinite where there is none.
         rounds: on which it rests: pairs where the sides were timed in the same rounds, else the fewer of both sides'.
         floor: noise floor, a ratio >= 1: two equal things seem up to so far apart here; NaN where it is not known.
     """
@@ -348,7 +345,9 @@ def paired(logs: Sequence[float] | Vector, floor: float = math.nan) -> Effect:
     return effect
 
 
-def all_paired(rows: Sequence[Sequence[float] | Vector], floors: Sequence[float] = ()) -> list[Effect]:
+def all_paired(
+    rows: Sequence[Sequence[float] | Vector], floors: Sequence[float] = (), confidence: float = 0.95
+) -> list[Effect]:
     """`paired` of many units at once, those with as many rounds together."""
     floors = floors or [math.nan] * len(rows)
     by_length: dict[int, list[int]] = defaultdict(list)
@@ -359,7 +358,7 @@ def all_paired(rows: Sequence[Sequence[float] | Vector], floors: Sequence[float]
         if not length:
             found |= {i: Effect(math.nan, -math.inf, math.inf, 0, floors[i]) for i in places}
             continue
-        _, lows, highs = t_intervals(np.stack([np.asarray(rows[i]) for i in places]))
+        _, lows, highs = t_intervals(np.stack([np.asarray(rows[i]) for i in places]), confidence)
         for i, low, high in zip(places, lows, highs, strict=True):
             mean = float(sum(rows[i])) / length  # added in the order of the rounds
             found[i] = Effect(mean, float(low), float(high), length, floors[i])

@@ -33,13 +33,13 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.stats
 from documented_table import fill
 
-from harness.gate.decide import WIDE, Verdict, decide, missing
+from harness.gate.decide import WIDE, Decision, Verdict, decide, missing
 from harness.gate.policy import Policy, load_policy
 
 if TYPE_CHECKING:
@@ -219,17 +219,26 @@ def grid(
             levels = (limits, policy.alpha, policy.alpha_confirm)
             alone = decide(list(first + truth), [empty] * trials, *levels, one_run=False)
             covered = [sum(d.low <= truth <= d.high for d in alone)]
-            longer = [
-                np.concatenate((one, other[: missing([d], WIDE * count)])) + truth
-                for one, other, d in zip(first, more, alone, strict=True)
+            ahead = decide(list(first + truth), [empty] * trials, *levels, one_run=False, looks=2)
+            extra = [
+                missing([then], count, WIDE * count) if now.verdict is Verdict.INCONCLUSIVE else 0
+                for now, then in zip(alone, ahead, strict=True)
             ]
-            alone = decide(longer, [empty] * trials, *levels, one_run=False)
+            longer = [np.concatenate((a, b[:n])) + truth for a, b, n in zip(first, more, extra, strict=True)]
+
+            alone = _looked(extra, longer, [empty] * trials, *levels)
             again = [s + truth if d.flagged else empty for s, d in zip(second, alone, strict=True)]
-            both = Counter(d.verdict for d in decide(longer, again, *levels, one_run=False))
+            both = Counter(d.verdict for d in _looked(extra, longer, again, *levels))
             covered.append(sum(d.low <= truth <= d.high for d in alone))
             shares = (n / trials for n in (both[Verdict.REGRESSED], both[Verdict.OK], *covered))
             cells.append(Cell(noise.name, count, effect, *shares))
     return cells
+
+
+def _looked(extra: Sequence[int], longer: list[Array], again: list[Array], *levels: Any) -> list[Decision]:
+    """Decisions on trials, each as a second look where it got extra rounds."""
+    one, two = (decide(longer, again, *levels, one_run=False, looks=n) for n in (1, 2))
+    return [b if n else a for a, b, n in zip(one, two, extra, strict=True)]
 
 
 def promises(cells: Sequence[Cell]) -> list[Promise]:
@@ -306,12 +315,18 @@ def verdicts(
 ) -> list[Verdict]:
     """The gate's own; `more`: the rounds by which it may make the first stage longer, once."""
     empty = [np.empty(0)] * len(first)
-    own = {"scatter": 0.0 if mode == "paired" else policy.scatter, "fresh": mode == "imported"}
+    own: dict[str, Any] = {
+        "scatter": 0.0 if mode == "paired" else policy.scatter,
+        "fresh": mode == "imported",
+    }
     levels = ([limit] * len(first), policy.alpha, policy.alpha_confirm)
     found = decide(list(first), empty, *levels, **own)
-    if more is not None and (rounds := missing(found, more.shape[1])):
-        first = np.concatenate((first, more[:, :rounds]), axis=1)
-        found = decide(list(first), empty, *levels, **own)
+    if more is not None:
+        ahead = decide(list(first), empty, *levels, **own, looks=2)
+        still = [b for a, b in zip(found, ahead, strict=True) if a.verdict is Verdict.INCONCLUSIVE]
+        if rounds := missing(still, first.shape[1], more.shape[1]):
+            first, own["looks"] = np.concatenate((first, more[:, :rounds]), axis=1), 2
+            found = decide(list(first), empty, *levels, **own)
     if second is not None and any(d.flagged for d in found):
         again = [s if d.flagged else e for s, d, e in zip(second, found, empty, strict=True)]
         found = decide(list(first), again, *levels, **own)
@@ -450,7 +465,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=1000, help="of each cell of the grid")
+    parser.add_argument("--trials", type=int, default=2000, help="of each cell of the grid")
     parser.add_argument("--judgements", type=int, default=100, help="a noise and mode")
     parser.add_argument("pages", nargs="*", type=Path)
     options = parser.parse_args(words)

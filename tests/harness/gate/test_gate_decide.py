@@ -128,6 +128,9 @@ def test_the_interval_that_decides_is_students_with_the_scatter_of_processes() -
     assert (found.low, found.high) == pytest.approx(expected)
     (alone,) = decide([rows], [NONE], [LIMIT])
     assert (alone.low, alone.high) == (alone.effect.log_low, alone.effect.log_high)
+    (second,) = decide([rows], [NONE], [LIMIT], looks=2)
+    wider = scipy.stats.t.interval(0.99, 9, rows.mean(), rows.std(ddof=1) / math.sqrt(10))
+    assert (second.low, second.high) == pytest.approx(wider)
 
 
 def test_what_no_round_count_settles_is_not_promised_rounds() -> None:
