@@ -343,7 +343,9 @@ def test_a_lost_rank_may_come_back_and_a_fault_of_the_arm_is_its_result(
 @pytest.mark.slow
 def test_a_sweep_runs_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
     """The command of the docs. Oracle: the suite's own, losses of weights gathered in high precision."""
-    words = "sweep=allgather ranks=2 device=cpu axes.compute=fp32 axes.fp8_all_gather=true quiet=true run_id=r1"
+    words = (
+        "sweep=allgather ranks=2 device=cpu axes.compute=fp32 axes.fp8_all_gather=true quiet=true run_id=r1"
+    )
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "harness"]
     done = torchrun([*start, *words.split()], tmp_path)
     assert done.returncode == 0, done.stderr
