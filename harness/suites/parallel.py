@@ -25,7 +25,7 @@ from harness.suites.extended import extended_table
 from harness.timing.workload import ArmInfo, Series, Trial, Unsupported
 from harness.training.parallel import cells
 from harness.training.parallel.cells import CELLS, Cell, Ran, run
-from harness.training.parallel.job import BATCH, SEQ, ParallelRun
+from harness.training.parallel.job import BATCH, SEQ, ParallelRun, deviation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     reference = cell.reference(job)
     expected = cells.reference(reference)
     bound, source = (0.0, cells.SAME) if cell.same_sums else (cells.rounding(reference), cells.ROUNDING)
-    apart = cells.deviation(losses, expected)
+    apart = deviation(losses, expected)
     resolved |= {"reference": list(expected), "bound": bound, "bound_from": source, "loss_deviation": apart}
     steps = tuple(range(len(losses)))
     on_step(len(losses), len(losses))
