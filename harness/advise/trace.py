@@ -25,8 +25,8 @@ from harness.advise.model import Linear, Model, Outside, Traffic, mark_head, wei
 from harness.store.errors import UsageError
 from harness.training.models import ModelSpec, UserModel
 from harness.training.models.calls import common_rows
-from harness.training.models.common import replace_parameters
 from harness.training.models.flops import register_flop_formulas
+from harness.training.models.memory import blank, blank_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,17 +101,15 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Mode
     barred = barred_layers(module)
     module = copy.deepcopy(module)
     with FakeTensorMode():
-        replace_parameters(module, {p: nn.Parameter(_blank(p), p.requires_grad) for p in module.parameters()})
+        blank_weights(module)
         for part in module.modules():
-            for key, buffer in part._buffers.items():
-                part._buffers[key] = None if buffer is None else _blank(buffer)
             if isinstance(part, nn.RMSNorm):
                 part.forward = functools.partial(_one_kernel_norm, part)  # type: ignore[method-assign]  # of this copy alone
         recorder = Recorder(module)
         calls = _Calls(module, barred, recorder)
         try:
             with recorder:
-                loss = module(*(_blank(part) for part in inputs))
+                loss = module(*(blank(part) for part in inputs))
                 for hook in calls.hooks:  # what checkpointing runs again is no other use of a layer
                     hook.remove()
                 turn = len(recorder.rows)
@@ -321,8 +319,3 @@ def _blocks(module: nn.Module) -> int:
 def _one_kernel_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     """A norm of the same reads and writes that is one operator on a CPU too, as RMSNorm is on a GPU."""
     return functional.layer_norm(x, norm.normalized_shape, norm.weight, None, norm.eps or 1e-5)
-
-
-def _blank(tensor: Tensor) -> Tensor:
-    """Fake CPU tensor of the same shape and dtype."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -64,14 +64,8 @@ def predict(
     kind = kind if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()) else "cpu"
     model = copy.deepcopy(model)
     with ShapesAlone(kernels=meant == "cuda" and torch.version.hip is None):
-        made = {p: nn.Parameter(_blank(p, kind), p.requires_grad) for p in model.parameters()}
-        replace_parameters(model, made)
-        for module in model.modules():
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else _blank(buffer, kind)
-            if isinstance(module, AmaxMemory):
-                module.pending = _blank(module.pending, kind)
-        inputs = [_blank(part, kind) for part in batch]
+        blank_weights(model, kind)
+        inputs = [blank(part, kind) for part in batch]
         for parameter in model.parameters():
             if parameter.requires_grad:
                 # Gradients are a part of their own, counted whole
@@ -136,9 +130,19 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _blank(tensor: Tensor, kind: str) -> Tensor:
+def blank(tensor: Tensor, kind: str = "cpu") -> Tensor:
     """Tensor of the same shape and dtype; fake tensors cannot be mixed with tensors on "meta"."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=kind)
+
+
+def blank_weights(model: nn.Module, kind: str = "cpu") -> None:
+    """Puts such tensors in the places of parameters, buffers and amaxes; within a mode that makes fake ones."""
+    replace_parameters(model, {p: nn.Parameter(blank(p, kind), p.requires_grad) for p in model.parameters()})
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else blank(buffer, kind)
+        if isinstance(module, AmaxMemory):
+            module.pending = blank(module.pending, kind)
 
 
 def _kept_weights(model: nn.Module) -> int:
