@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-ENDLESS = ["sweep=parallel", "axes.cell=fsdp2", "axes.steps=400", "device=cpu", "run_id=r1", "quiet=true"]
+ENDLESS = ["sweep=parallel", "axes.cell=fsdp2", "axes.steps=100", "device=cpu", "run_id=r1", "quiet=true"]
 ARMS = ["no_fp8", "tensorwise", "delayed"]
 RUN = Path("results/parallel/r1")
 PORT = 29555
@@ -120,7 +120,7 @@ def ends_with_the_lost_rank_named(hosts: Hosts, command: Command, why: str) -> N
     code, out, err = command.said(120)  # it writes a report, on a machine that may be busy
     assert code == 1, (out, err)
     named = f"rank 1 of 2 (host 2 of 2): {why}; start all ranks again"
-    assert [named in line for line in out.splitlines() if line.startswith("  failed:")] == [True, True]
+    assert [named in line for line in out.splitlines() if line.startswith("  2 failed:")] == [True], out
     assert of_arm(ARMS[0]) == {"ok"}
     assert of_arm(ARMS[1]) == of_arm(ARMS[2]) == {"failed"}
     frame = store.read(RUN)

@@ -5,7 +5,6 @@ Oracle: the same step without the fault, against which no rank reports anything.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from unittest import mock
 
@@ -158,11 +157,11 @@ def test_ranks_that_compute_with_different_weights_are_no_proof(name: str) -> No
 def test_a_weight_is_alike_only_where_every_rank_of_its_group_read_it() -> None:
     """Oracle: what the other rank has said: the same, another one, nothing of one layer."""
     mine = Ranks()
-    mine.rank, mine.size, mine.prefix = 0, 2, ""
-    mine.store = mock.create_autospec(dist.Store, instance=True)
-    mine.store.get.return_value = json.dumps(["", {"same": [[0, 1], 7], "other": [[0, 1], 8]}]).encode()
+    mine.rank, mine.size = 0, 2
     mine.weights = dict.fromkeys(("same", "other", "not called"), ((0, 1), 7))
-    (problem,) = mine.problems(1.0)
+    told = ["", {"same": [[0, 1], 7], "other": [[0, 1], 8]}]
+    with mock.patch.object(mine, "heard", autospec=True, return_value=told):
+        (problem,) = mine.problems(1.0)
     assert "other" in problem
     assert mine.alike == {"same"}
 

@@ -1,4 +1,4 @@
-"""Verdicts of all ranks, through the key-value store of torch.distributed, which no stuck collective can block.
+"""Verdicts of all ranks on one call of `verify`.
 
 Each rank writes its verdict, also where its step raised, and waits for the others'. One that does not answer in time is
 named. Calls are numbered, so all ranks must call `verify` equally often. A rank that waits in vain says so in its own
@@ -8,38 +8,26 @@ group's own count of operations cannot tell it, since stages of a pipeline count
 
 from __future__ import annotations
 
-import itertools
-import json
-from datetime import timedelta
-from typing import Any
-
-import torch.distributed as dist
+from fp8core.distributed.messages import Messages
 
 RANK_TIMEOUT_S = 300.0
 GRADIENT = "gradient of "  # before a parameter's name
-_CALLS = itertools.count()
 
 
-class Ranks:
+class Ranks(Messages):
     """One call of `verify` among those of all ranks."""
 
     def __init__(self) -> None:
-        self.store: Any = None
+        super().__init__("fp8core/verify")
         self.verdict = ""
         self.weights: dict[str, tuple[tuple[int, ...], int]] = {}
         self.alike: set[str] = set()
         self.gradients: set[str] = set()  # that differ
-        self.rank, self.size = 0, 1
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self.store = dist.distributed_c10d._get_default_store()
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            self.prefix = f"fp8core/verify/{next(_CALLS)}/"
 
     def answer(self, verdict: str) -> None:
         """Writes this rank's verdict: "" for none against it, else a line; and the checksums of its weights."""
         self.verdict = verdict
-        if self.store is not None:
-            self.store.set(f"{self.prefix}{self.rank}", json.dumps([verdict, self.weights]))
+        self.tell(str(self.rank), [verdict, self.weights])
 
     def problems(self, timeout_s: float) -> list[str]:
         """What the other ranks have against it, and which did not answer."""
@@ -49,16 +37,13 @@ class Ranks:
         for rank in range(self.size):
             if rank == self.rank:
                 continue
-            key, weights = f"{self.prefix}{rank}", {}
-            try:
-                # Whoever is silent is waited for once
-                self.store.wait([key], timedelta(seconds=timeout_s if not silent else 0.1))
-                verdict, weights = json.loads(self.store.get(key))
-            except (RuntimeError, dist.DistStoreError):
+            # Whoever is silent is waited for once
+            heard = self.heard(str(rank), timeout_s if not silent else 0.1)
+            verdict, weights = ("", {}) if heard is None else heard
+            if heard is None:
                 silent.append(rank)
-            else:
-                if verdict:
-                    found.append(f"rank {rank}: {verdict}")
+            elif verdict:
+                found.append(f"rank {rank}: {verdict}")
             unlike = [
                 name
                 for name, (sharers, value) in self.weights.items()

@@ -1,4 +1,4 @@
-"""What ranks tell each other once a round, through torch.distributed's key-value store: no collective that could hang.
+"""What the ranks of a trial tell each other once a round, with no collective that could hang.
 
 Rank 0 gathers and answers, so that every rank decides by the same facts. A rank that does not answer in time is named.
 """
@@ -7,51 +7,43 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from fp8core.distributed.messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TRIALS = itertools.count()
 _SLICE_S = 1.0  # between looks at what ranks that ended have told
 
 
-class Exchange:
+class Exchange(Messages):
     """Messages of one trial among all ranks; alone, a rank hears itself."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.rank, self.size, self.timeout_s = 0, 1, timeout_s
-        self._store: Any = None
-        self._calls = itertools.count()
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._store = dist.distributed_c10d._get_default_store()
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            self._prefix = f"harness/ab/{next(_TRIALS)}"
+        super().__init__("harness/ab")
+        self.timeout_s, self._calls = timeout_s, itertools.count()
 
     def all_of(self, mine: Any) -> tuple[list[Any], str]:
         """The messages of all ranks in order, and why there are none, "" if there are; all ranks must ask equally often.
 
         Args:
-            mine: a JSON value.
+            mine: a JSON value other than None.
         """
-        if self._store is None:
+        if self.alone:
             return [mine], ""
-        key = f"{self._prefix}/{next(self._calls)}"
-        self._store.set(f"{key}/{self.rank}", json.dumps(mine))
+        call = next(self._calls)
+        self.tell(f"{call}/{self.rank}", mine)
         if self.rank == 0:
-            texts: list[str | None] = []
+            every: list[Any] = []
             for rank in range(self.size):
-                texts.append(self._get(f"{key}/{rank}", 0.1 if None in texts else self.timeout_s))
-            self._store.set(f"{key}/all", json.dumps(texts))
+                every.append(self._awaited(f"{call}/{rank}", 0.1 if None in every else self.timeout_s))
+            self.tell(f"{call}/all", every)
         # Rank 0 may wait for its whole time before it answers; where it does not, it is the silent one
-        told = json.loads(self._get(f"{key}/all", 2 * self.timeout_s) or "[null]")
+        told: list[Any] = self._awaited(f"{call}/all", 2 * self.timeout_s) or [None]
         if None not in told:
-            return [json.loads(text) for text in told], ""
+            return told, ""
         silent = ", ".join(str(rank) for rank, text in enumerate(told) if text is None)
         return [], self.fault_of_others() or (
             f"rank {silent} did not answer within {self.timeout_s:g} s: all ranks must take the same steps through the trial"
@@ -77,24 +69,18 @@ class Exchange:
 
     def raised(self, what: str) -> None:
         """Tells all ranks at once that this one has ended."""
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # the store is gone, and the others with it
-                self._store.set(f"{self._prefix}/raised", f"rank {self.rank}: {what}")
+        with contextlib.suppress(RuntimeError):  # the store is gone, and the others with it
+            self.tell("raised", f"rank {self.rank}: {what}")
 
     def fault_of_others(self) -> str:
         """What a rank that ended has told; "" if none has. Never waits."""
-        if self._store is None or not self._store.check([f"{self._prefix}/raised"]):
-            return ""
-        return str(self._store.get(f"{self._prefix}/raised").decode())
+        return str(self.heard("raised", _SLICE_S)) if self.is_told("raised") else ""
 
-    def _get(self, key: str, timeout_s: float) -> str | None:
+    def _awaited(self, key: str, timeout_s: float) -> Any:
         """A value once it is there; None when the time is up, or when a rank has told that it ended."""
         deadline = time.monotonic() + timeout_s
         while True:
             left = deadline - time.monotonic()
-            try:
-                self._store.wait([key], timedelta(seconds=max(min(left, _SLICE_S), 0.01)))
-                return str(self._store.get(key).decode())
-            except (RuntimeError, dist.DistStoreError):
-                if left <= _SLICE_S or self.fault_of_others():
-                    return None
+            found = self.heard(key, max(min(left, _SLICE_S), 0.01))
+            if found is not None or left <= _SLICE_S or self.fault_of_others():
+                return found
