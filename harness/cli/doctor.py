@@ -82,7 +82,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     """One line of the table."""
 
     area: str
@@ -106,7 +106,7 @@ class Tried:
     """What was tried on a device."""
 
     device: str
-    findings: Sequence[Finding]
+    findings: Sequence[ProbeResult]
 
     @property
     def tone(self) -> Tone:
@@ -150,7 +150,7 @@ class Unavailable(Exception):  # noqa: N818 -- an answer, not an error
         self.code: Code = code
 
 
-def probe(device: str, kernels_s: float = 30.0) -> list[Finding]:
+def probe(device: str, kernels_s: float = 30.0) -> list[ProbeResult]:
     """Tries everything that the harness may want of a device ("cpu" or "cuda")."""
     return [_outcome(area, name, run) for area, name, run in _probes(device, kernels_s)]
 
@@ -175,7 +175,7 @@ def main(argv: Sequence[str]) -> int:
     return int(any(each.faulty for each in findings))
 
 
-def checked(findings: Sequence[Finding]) -> str:
+def checked(findings: Sequence[ProbeResult]) -> str:
     """How many kernels and layers gave the right result, and what became of the others."""
     parts = []
     for area, name in (("kernel", "kernels"), ("recipe", "layers")):
@@ -184,7 +184,7 @@ def checked(findings: Sequence[Finding]) -> str:
     return f"Checked here: {'; '.join(parts)}"
 
 
-def conclusion(device: str, findings: Sequence[Finding]) -> tuple[str, str]:
+def conclusion(device: str, findings: Sequence[ProbeResult]) -> tuple[str, str]:
     """What this machine can answer, and what to run next."""
     if faulty := [f"{each.area} {each.name}" for each in findings if each.faulty]:
         return (
@@ -206,16 +206,16 @@ def conclusion(device: str, findings: Sequence[Finding]) -> tuple[str, str]:
     )
 
 
-def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:
+def _outcome(area: str, name: str, run: Callable[[], str]) -> ProbeResult:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a probe's finding is whether it works, not what it mutters
-            return Finding(area, name, run())
+            return ProbeResult(area, name, run())
     except Unavailable as reason:
-        return Finding(area, name, str(reason), reason.code)
+        return ProbeResult(area, name, str(reason), reason.code)
     except Exception as error:  # noqa: BLE001 -- whatever a library raises here is the finding
         text = " ".join(text_of(error).split())
-        return Finding(area, name, f"{type(error).__name__}: {text}"[:300], "raised")
+        return ProbeResult(area, name, f"{type(error).__name__}: {text}"[:300], "raised")
 
 
 def _probes(device: str, kernels_s: float = 30.0) -> Iterator[tuple[str, str, Callable[[], str]]]:

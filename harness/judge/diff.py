@@ -107,7 +107,7 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KernelTime:
     """Milliseconds of a class of kernels in one profiled step, before and after."""
 
     case_id: str
@@ -139,7 +139,7 @@ class Changes:
     only_after: tuple[tuple[str, ...], ...]
     broken: tuple[tuple[str, ...], ...]
     times: tuple[Timed, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[KernelTime, ...]
     figures: tuple[tuple[str, str, str, str, float, float], ...]
     cpu: bool = False
     names: Sequence[str] = ("first", "second")
@@ -282,7 +282,7 @@ def _timed(
     one: Mapping[str, Any],
     other: Mapping[str, Any],
     effects: Mapping[Key, Effect],
-    parts: Sequence[Part],
+    parts: Sequence[KernelTime],
 ) -> Timed:
     suite, case, arm, regime, metric = key
     found = effects[key]
@@ -324,7 +324,7 @@ def _values(
     return pd.concat(own, axis=1, keys=["before", "after"]).reset_index()
 
 
-def _parts(frames: Sequence[pd.DataFrame]) -> tuple[Part, ...]:
+def _parts(frames: Sequence[pd.DataFrame]) -> tuple[KernelTime, ...]:
     """The arms that were profiled in both runs."""
     found = _values(
         frames,
@@ -335,7 +335,7 @@ def _parts(frames: Sequence[pd.DataFrame]) -> tuple[Part, ...]:
         return ()
     counts = found.groupby(["case_id", "arm"])[["before", "after"]].transform("count")
     both = found[(counts > 0).all(axis=1)].fillna(0.0)
-    return tuple(Part(*part) for part in both.itertuples(index=False))
+    return tuple(KernelTime(*part) for part in both.itertuples(index=False))
 
 
 def _environment(frame: pd.DataFrame) -> dict[str, Any]:

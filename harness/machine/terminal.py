@@ -1,12 +1,10 @@
-"""Tables and lines on a terminal. Text from outside is never read as markup and never moves the cursor."""
+"""Lines on a terminal. Text from outside is never read as markup and never moves the cursor."""
 
 from __future__ import annotations
 
 import sys
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.machine.raw_output import printable as printable  # its public place
@@ -25,33 +23,6 @@ def console(width: int = WIDTH) -> Console:
         return Console(width=width, highlight=False)
     wide = min(width, max(here.width, NARROW))
     return Console(file=unguarded(sys.stdout), width=wide, highlight=False)
-
-
-def table(title: str, *columns: str) -> Table:
-    """A table without rows.
-
-    Args:
-        title: above it.
-        columns: their names; ">name" stands to the right and "|name" to the left without breaking, others may break.
-    """
-    made = Table(
-        title=Text(printable(title)),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in columns:
-        right, whole = name.startswith(">"), name.startswith((">", "|"))
-        made.add_column(
-            name.lstrip(">|"), justify="right" if right else "left", no_wrap=whole, overflow="fold"
-        )
-    return made
-
-
-def row(into: Table, *cells: str, style: str = "") -> None:
-    """Adds a row."""
-    into.add_row(*(Text(printable(cell)) for cell in cells), style=style)
 
 
 def say(where: Console, text: str, style: str = "") -> None:

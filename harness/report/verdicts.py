@@ -178,7 +178,7 @@ KINDS: Mapping[Verdict, str] = {
 }
 
 
-class Part(NamedTuple):
+class PairsOfMode(NamedTuple):
     """Pairs whose arms were run the same way: the mode of their baselines, with the load in words as `how`."""
 
     suite: str
@@ -188,12 +188,12 @@ class Part(NamedTuple):
 
 
 @once
-def deciding(machine: Machine) -> Part | None:
+def deciding(machine: Machine) -> PairsOfMode | None:
     """The part that `is_faster` decides on; None where there is no ratio."""
     return next(iter(_by_part(fp8_pairs(machine))), None)
 
 
-def _by_part(pairs: Iterable[Row]) -> list[Part]:
+def _by_part(pairs: Iterable[Row]) -> list[PairsOfMode]:
     """The parts that have a ratio, the one that decides the question first."""
     parts = []
     for (suite, mode, regime), own in gathered(
@@ -202,7 +202,7 @@ def _by_part(pairs: Iterable[Row]) -> list[Part]:
         if any(known(p["speedup"]) for p in own):
             mode = mode if mode in (*MODES, "graph") else ""
             how = [f"{mode} against {mode}"] * bool(mode) + ["sustained load"] * (regime == "sustained")
-            part = Part(suite, mode, ", ".join(how), own)
+            part = PairsOfMode(suite, mode, ", ".join(how), own)
             parts.append(((rank(suite)[0], regime == "sustained", mode != "compile", suite, part.how), part))
     return [part for _, part in sorted(parts, key=lambda each: each[0])]
 
@@ -249,7 +249,7 @@ def extremes(machine: Machine, pairs: Iterable[Mapping[str, Any]]) -> list[Mappi
     return [{**p, "where": machine.label(p) if several else ""} for p in (*formed[:1], *formed[-1:])]
 
 
-def _spreads(machine: Machine, part: Part) -> Iterable[str]:
+def _spreads(machine: Machine, part: PairsOfMode) -> Iterable[str]:
     """A line an arm: geometric mean, slowest and fastest pair with their intervals."""
     for arm, mean, own in by_arm(part.pairs):
         ends = [

@@ -23,7 +23,7 @@ from fp8core.proof.verify.proof import Proof
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
 from harness.advise.views import AdviceView
-from harness.cli.doctor import Finding, Tried
+from harness.cli.doctor import ProbeResult, Tried
 from harness.gate import render as gate_render
 from harness.gate.options import Exit
 from harness.gate.unit import Judgement
@@ -63,7 +63,7 @@ def trial() -> TrialResult:
 
 
 def doctor() -> Tried:
-    return Tried("cuda", [Finding("gemm", "torch", "28 dB"), Finding("recipe", "rowwise", "28 dB")])
+    return Tried("cuda", [ProbeResult("gemm", "torch", "28 dB"), ProbeResult("recipe", "rowwise", "28 dB")])
 
 
 TIMED = Timed("train", "c", "{}", "a_eager", "", "time_ms", 1.0, 0.9, 0.9, 0.89, 0.91, "faster", "", 8, 1.02)
@@ -189,7 +189,7 @@ KINDS = {
         lambda proof: Shown([proof.line], "good" if proof.ok and not proof.problems else "bad"),
     ),
     "doctor": Kind(
-        doctor, {"findings": [*doctor().findings, Finding("peer", TOLD, "absent", "missing")]}, {}
+        doctor, {"findings": [*doctor().findings, ProbeResult("peer", TOLD, "absent", "missing")]}, {}
     ),
     "diff": Kind(
         changes,

@@ -27,14 +27,14 @@ from harness.training.ab import rows
 from harness.training.ab.exchange import Exchange
 from harness.training.ab.proving import Proving, Switch, refuse_a_profiler
 from harness.training.ab.result import BASE, FP8, Plan, TrialResult, Turn, merged
-from harness.training.ab.watch import Looks, Meter, Steps
+from harness.training.ab.watch import Meter, Steps, StepWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from harness.training.ab.watch import Extent
+    from harness.training.ab.watch import StepWork
 
 
 _SPARE = 0.9  # share of the free host memory that a snapshot may take
@@ -223,7 +223,7 @@ class Trial:
         self._ends_in_fp8 = self._switch.found_in_fp8 if after is None else after == "fp8"
         self._exchange = Exchange(rank_timeout_s)
         self._proving = Proving(self._switch, fp8_all_gather, rank_timeout_s)
-        self._looks = Looks(model)
+        self._watch = StepWatch(model)
         self._clock: Any = clock  # chosen, as the meter is, where the first step begins
         self._meter: Any = None
         self._monitor: Any = None  # of the board's energy, in place of NVML's
@@ -313,12 +313,12 @@ class Trial:
             if turn.purpose == "timed" and turn != self._before:
                 self._steps.begin_block()
             with self._proving.around(turn, on_gpu=self.device.type == "cuda"):
-                self._looks.start(batch)
+                self._watch.start(batch)
                 start = self._clock.mark()
                 yield
                 marks = start, self._clock.mark()
             self._steps_run[turn.is_fp8] += 1
-            self._leave(turn, marks, self._looks.end())
+            self._leave(turn, marks, self._watch.end())
         except BaseException as error:
             what = "ran out of memory" if out_of_memory(error) else f"raised {one_line(error)}"
             precision = "FP8" if turn.is_fp8 else "bf16"
@@ -330,11 +330,11 @@ class Trial:
 
     def loss(self, loss: Tensor | float) -> None:
         """Tells the loss of the step under way, where the model does not return it."""
-        self._looks.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        self._watch.loss = loss.detach() if isinstance(loss, Tensor) else loss
 
     def add_batch(self, batch: object) -> None:
         """Tells one more part of what the step under way trains on, as `step(batch)` does with all of it."""
-        self._looks.add(batch)
+        self._watch.add(batch)
 
     @property
     def in_hooked_step(self) -> bool:
@@ -365,11 +365,11 @@ class Trial:
         if hooked is not None:
             hooked.__exit__(type(error) if error else None, error, getattr(error, "__traceback__", None))
 
-    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: Extent) -> None:
+    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: StepWork) -> None:
         """After a step: its place in the round, and what follows at the end of a round or of the proof."""
         fault = self._switch.fault(turn.arm)
         if turn.round >= 0:
-            self._steps.add(turn, marks, extent, self._looks.loss, fault)
+            self._steps.add(turn, marks, extent, self._watch.loss, fault)
             if len(self._steps.seen) == self.plan.per_round:
                 self._close_round(turn.round)
             return
@@ -381,7 +381,7 @@ class Trial:
             if self._found.problem:
                 self._end()
 
-    def _agree(self, extent: Extent) -> None:
+    def _agree(self, extent: StepWork) -> None:
         """FP8 is proved here: whether bf16 ran no FP8, and whether the ranks agree."""
         stray = self._proving.stray
         mine = {"steps in another precision": stray, "batches of a step": str(extent)}
@@ -407,7 +407,7 @@ class Trial:
         """The trial is over: the model gets the precision that it is left in, and back what was to be restored."""
         if not self.done:
             self.done = True
-            self._looks.close()
+            self._watch.close()
             if self._meter is not None:
                 self._meter.close()
             self._switch.to(FP8 if self._ends_in_fp8 else BASE)

@@ -28,7 +28,7 @@ SEEN = ("times_ms", "gaps_ms", "losses", "peak_bytes", "joules")
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class StepWork:
     """What a step trained on; equal for steps whose times may be compared.
 
     Attributes:
@@ -55,7 +55,7 @@ class Extent:
         return tuple(note for note, holds in notes.items() if holds)
 
 
-class Looks:
+class StepWatch:
     """Watches calls of the model, where it is not compiled from outside, and steps of optimizers, while a step is open.
 
     Attributes:
@@ -85,10 +85,10 @@ class Looks:
         if self._open:
             self._told = (*(self._told or ()), *_shapes(batch))
 
-    def end(self) -> Extent:
+    def end(self) -> StepWork:
         """The step has ended: what it trained on."""
         self._open = False
-        return Extent(self._calls, self._passed if self._told is None else self._told, self._updates)
+        return StepWork(self._calls, self._passed if self._told is None else self._told, self._updates)
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # First: where the model is compiled by its caller this is traced, and must then guard on nothing
@@ -179,7 +179,7 @@ class Steps:
     """
 
     def __init__(
-        self, device: torch.device, clock: Clock, meter: Meter, expected: Extent, block: int
+        self, device: torch.device, clock: Clock, meter: Meter, expected: StepWork, block: int
     ) -> None:
         self._device, self._clock, self._meter = device, clock, meter
         self.expected, self._block = expected, block
@@ -196,7 +196,7 @@ class Steps:
         self,
         turn: Turn,
         marks: tuple[Any, Any],
-        extent: Extent,
+        extent: StepWork,
         loss: Tensor | float | None,
         fault: str,
     ) -> None:

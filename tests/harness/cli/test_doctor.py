@@ -15,7 +15,7 @@ import fp8core
 from fp8core import BACKENDS, FORMATS, RECIPES
 from fp8core.kernels import ops, reference
 from harness.cli import doctor, kernel_checks
-from harness.cli.doctor import Finding, Unavailable, conclusion, main, probe
+from harness.cli.doctor import ProbeResult, Unavailable, conclusion, main, probe
 from harness.machine import environment
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.peers import Peer
@@ -36,7 +36,7 @@ def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PEERS", {"json": there, "ghost": absent})
 
 
-def by_name(findings: list[Finding], area: str) -> dict[str, Finding]:
+def by_name(findings: list[ProbeResult], area: str) -> dict[str, ProbeResult]:
     return {f.name: f for f in findings if f.area == area}
 
 
@@ -148,7 +148,7 @@ def kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_checks, "COLUMNS", 256)
 
 
-def kernels(seconds: float = 600.0) -> dict[str, Finding]:
+def kernels(seconds: float = 600.0) -> dict[str, ProbeResult]:
     own = [each for each in doctor._probes("cpu", seconds) if each[0] == "kernel"]
     return {each[1]: doctor._outcome(*each) for each in own}
 
@@ -165,7 +165,7 @@ def test_a_wrong_kernel_is_found_and_is_exit_1(monkeypatch: pytest.MonkeyPatch) 
     found = kernels()
     assert {name: each.code for name, each in found.items() if each.code} == {"cast": "wrong"}
     assert found["cast"].faulty
-    assert "kernel cast" in " ".join(conclusion("cuda", [*found.values(), Finding("gemm", "torch", "")]))
+    assert "kernel cast" in " ".join(conclusion("cuda", [*found.values(), ProbeResult("gemm", "torch", "")]))
     monkeypatch.setattr(
         doctor, "_probes", lambda *_: [("kernel", "cast", lambda: doctor._kernel("cast", "cpu", 1e12))]
     )
@@ -231,7 +231,7 @@ def test_a_recipe_that_raises_is_a_line_with_the_reason(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(doctor, "Float8Linear", Broken)
     outcome = doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu"))
-    assert outcome == Finding("recipe", "rowwise", "NotImplementedError: no rowwise here", "raised")
+    assert outcome == ProbeResult("recipe", "rowwise", "NotImplementedError: no rowwise here", "raised")
     assert not outcome.faulty, "a GPU may lack a kernel for it"
 
 
@@ -307,5 +307,5 @@ def test_the_command_prints_and_succeeds_where_something_is_missing(
 def test_the_last_line_claims_no_more_than_what_ran(
     device: str, backends: tuple[str, ...], answers: str
 ) -> None:
-    findings = [Finding("gemm", name, "", "" if name in backends else "missing") for name in BACKENDS]
+    findings = [ProbeResult("gemm", name, "", "" if name in backends else "missing") for name in BACKENDS]
     assert answers in " ".join(conclusion(device, findings))
