@@ -26,6 +26,7 @@ from fp8core import (
     convert_to_float8_training,
 )
 from harness import ab
+from harness.store.printer import as_text
 
 STEPS = 52  # three rounds
 
@@ -36,7 +37,7 @@ def answer_of(trial: Any, **more: Any) -> dict[str, Any]:
     return {
         "result": result,
         "faults": [dict(r.faults) for r in result.rounds],
-        "text": "\n".join(result.lines()),
+        "text": as_text(result),
         "done": trial.done,
         "order": [trial.plan.order(i) for i in range(3)],
         **more,
