@@ -1,10 +1,15 @@
-"""Which of 60 planted faults the tests notice: `python tests/studies/mutations.py map|run|table|list --state DIR`.
+"""Which planted faults the tests notice, and which tests notice none: `python tests/studies/mutations.py WORD --state DIR`.
 
     map   DIR/tree is a clone of HEAD; the tests named (default: all) run there once, a few files at a time, and DIR keeps
           which test ran which line and how long it took. What is there already is not run again.
     run   plants each fault in DIR/tree, runs the tests that ran its line, the quickest first, until one fails.
+          With --all every such test is run, and DIR/matrix.parquet has a line for each of them and each fault.
+    cover prints the tests of the map that may leave: none of their faults is left without a test, cheapest tests first.
+    near  runs the tests that ran lines which have changed here since the map was made, the quickest first, for --budget-s.
     table prints what is known so far, as markdown.
     list  prints the faults.
+
+--of names files or folders of code from which faults are drawn.
 
 The working tree is never touched; each command may be stopped and started again. A fault counts as killed only by a test
 that passed without it.
@@ -13,6 +18,8 @@ that passed without it.
 from __future__ import annotations
 
 import argparse
+import ast
+import io
 import json
 import os
 import re
@@ -20,10 +27,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from coverage import CoverageData
 from mutator import Mutation, find, select
 
@@ -64,12 +75,14 @@ class State:
                 return None, output
         return process.returncode, output
 
-    def mutations(self, count: int, seed: int) -> list[Mutation]:
-        files = sorted(path for package in PACKAGES for path in (self.tree / package).rglob("*.py"))
+    def mutations(self, count: int, seed: int, of: Sequence[str] = PACKAGES) -> list[Mutation]:
+        files = sorted(
+            f for name in of for f in [self.tree / name, *(self.tree / name).rglob("*.py")] if f.is_file()
+        )
         every = (m for f in files for m in find(str(f.relative_to(self.tree)), f.read_text()))
         return select(every, count, seed)
 
-    def known(self) -> dict[str, dict[str, str]]:
+    def known(self) -> dict[str, dict[str, Any]]:
         """Results so far by key."""
         if not self.results.exists():
             return {}
@@ -141,8 +154,8 @@ class TestMap:
         return held, len(chosen)
 
 
-def run(state: State, mutations: Iterable[Mutation], budget_s: float) -> None:
-    """Plants one fault after another and records what noticed it."""
+def run(state: State, mutations: Iterable[Mutation], budget_s: float, every: bool) -> None:
+    """Plants one fault after another and records what noticed it: the first test, or every one."""
     tests = TestMap(state)
     known = state.known()
     for mutation in mutations:
@@ -155,9 +168,14 @@ def run(state: State, mutations: Iterable[Mutation], budget_s: float) -> None:
                 flush=True,
             )
             continue
-        verdict = judged(state, mutation, chosen, of, sum(tests.seconds[t] for t in chosen))
-        row = {"key": mutation.key, "where": f"{mutation.path}:{mutation.line}", "kind": mutation.kind}
+        verdict, failed = judged(state, mutation, chosen, of, sum(tests.seconds[t] for t in chosen), every)
+        row: dict[str, Any] = {
+            "key": mutation.key,
+            "where": f"{mutation.path}:{mutation.line}",
+            "kind": mutation.kind,
+        }
         row |= {"before": mutation.before, "after": mutation.after, "verdict": verdict}
+        row |= {"ran": chosen, "failed": failed} if every else {}
         print(f"{row['where']} {verdict}", flush=True)
         with state.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -169,8 +187,10 @@ def unsettled(verdict: str, tests: int) -> bool:
     return survived is not None and int(survived[1]) < tests
 
 
-def judged(state: State, mutation: Mutation, tests: Sequence[str], of: int, seconds: float) -> str:
-    """What became of one fault: the test that failed first, or that none did."""
+def judged(
+    state: State, mutation: Mutation, tests: Sequence[str], of: int, seconds: float, every: bool
+) -> tuple[str, list[str]]:
+    """What became of one fault, and the tests that failed: the first one, or every one."""
     path = state.tree / mutation.path
     source = path.read_text()
     names = state.folder / "tests.txt"
@@ -178,21 +198,117 @@ def judged(state: State, mutation: Mutation, tests: Sequence[str], of: int, seco
     try:
         path.write_text(mutation.apply(source))
         forget_bytecode(path)
-        status, output = state.pytest(["-x", f"@{names}"], timeout=60 + 5 * seconds)
+        status, output = state.pytest([*([] if every else ["-x"]), f"@{names}"], timeout=60 + 5 * seconds)
     finally:
         path.write_text(source)
         forget_bytecode(path)
     if status is None:
-        return "killed: no end in a minute and five times the usual"
+        return "killed: no end in a minute and five times the usual", []
     if status == 0:
-        return "survived" + (f" {of} tests" if len(tests) == of else f" {len(tests)} of {of} tests")
+        return "survived" + (f" {of} tests" if len(tests) == of else f" {len(tests)} of {of} tests"), []
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     if status in (1, 2) and failed:
-        return f"killed by {failed[0]}"
+        return f"killed by {failed[0]}", failed
+    could_not = status in (2, 3, 4)
     return (
-        f"killed: pytest could not start (exit {status})"
-        if status in (2, 3, 4)
-        else f"unknown: pytest exit {status}"
+        f"killed: pytest could not start (exit {status})" if could_not else f"unknown: pytest exit {status}",
+        [],
+    )
+
+
+def write_matrix(state: State) -> None:
+    """A line for each test that was run with a fault: whether it failed."""
+    rows = [
+        {name: row[name] for name in ("key", "where", "kind")}
+        | {"test": test, "failed": test in set(row["failed"])}
+        for row in state.known().values()
+        for test in row.get("ran", ())
+    ]
+    pd.DataFrame(rows).to_parquet(state.folder / "matrix.parquet")
+
+
+def cover(state: State) -> str:
+    """Test functions by what they cost and how many faults they alone notice; "may leave" where others notice all of theirs.
+
+    A function is kept where no cheaper one notices a fault that it does: greedy, by faults for each second and token.
+    """
+    matrix = pd.read_parquet(state.folder / "matrix.parquet")
+    tests, tokens = TestMap(state), dict[str, int]()
+    seconds: Counter[str] = Counter()
+    for test, taken in tests.seconds.items():
+        seconds[function_of(test)] += taken
+    for name in seconds:
+        tokens[name] = tokens_of(state.tree, name)
+    kills: dict[str, set[str]] = {name: set() for name in seconds}
+    killed = matrix[matrix["failed"]]
+    for key, test in zip(killed["key"], killed["test"], strict=True):
+        kills.setdefault(function_of(test), set()).add(key)
+    left, kept = set(killed["key"]), set[str]()
+    while left:
+        best = max(
+            kills, key=lambda name: len(kills[name] & left) / (tokens.get(name, 100) + 20 * seconds[name] + 1)
+        )
+        kept.add(best)
+        left -= kills[best]
+    lines = ["| test | tokens | s | notices | alone | |", "|---|---|---|---|---|---|"]
+    for name in sorted(seconds):
+        alone = sum(all(key not in kills[other] for other in kills if other != name) for key in kills[name])
+        word = "" if name in kept else "may leave"
+        lines.append(
+            f"| {name} | {tokens[name]} | {seconds[name]:.1f} | {len(kills[name])} | {alone} | {word} |"
+        )
+    gone = [name for name in seconds if name not in kept]
+    total = f"{len(gone)} of {len(seconds)} functions, {sum(tokens[name] for name in gone)} of {sum(tokens.values())} tokens"
+    return "\n".join([f"{total} notice no fault that another one does not.", "", *lines])
+
+
+def function_of(test: str) -> str:
+    """`FILE::NAME` without the values of its parameters."""
+    return test.partition("[")[0]
+
+
+def tokens_of(tree: Path, name: str) -> int:
+    """Tokens of a test function."""
+    path, _, function = name.partition("::")
+    source = (tree / path).read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name == function.rpartition("::")[2]:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            text = "\n".join(source.splitlines()[first - 1 : node.end_lineno])
+            return sum(
+                1
+                for t in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline)
+                if t.string.strip()
+            )
+    return 0
+
+
+def near(state: State, budget_s: float) -> int:
+    """Runs the tests of the lines that differ between the map's commit and this tree; the exit code of pytest."""
+    tests = TestMap(state)
+    chosen: set[str] = set()
+    path = ""
+    for line in git("-C", str(ROOT), "diff", "--unified=0", "--no-renames", state.commit).splitlines():
+        if line.startswith("--- "):
+            path = line.removeprefix("--- a/")
+        elif line.startswith("+++ b/tests/") and Path(line).name.startswith("test_"):
+            chosen.add(line.removeprefix("+++ b/"))  # a test that was changed is its own
+        elif (hunk := re.match(r"@@ -(\d+)(?:,(\d+))?", line)) and path in tests.lines:
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            for number in range(first - (count == 0), first + max(count, 1) + (count == 0)):
+                chosen |= tests.lines[path].get(number, set())
+    held, spent = list[str](), 0.0
+    for test in sorted(chosen, key=lambda t: (tests.seconds[t], t)):
+        spent += tests.seconds[test]
+        if spent <= budget_s:
+            held.append(test)
+    print(
+        f"{len(held)} of {len(chosen)} tests that ran what has changed since {state.commit[:10]}", flush=True
+    )
+    return (
+        subprocess.call([sys.executable, "-m", "pytest", "-q", "-m", LEFT_OUT, *held], cwd=ROOT)
+        if held
+        else 0
     )
 
 
@@ -228,13 +344,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("do", choices=["map", "run", "table", "list"])
+    parser.add_argument("do", choices=["map", "run", "cover", "near", "table", "list"])
     parser.add_argument("paths", nargs="*", help="of map: test files or folders")
     parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="outside the repository")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--budget-s", type=float, default=60.0, help="of tests for a fault, as the map timed them"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="of run: every test of a line, not up to the first failure"
+    )
+    parser.add_argument(
+        "--of", nargs="*", default=PACKAGES, metavar="PATH", help="code that faults are planted in"
     )
     options = parser.parse_intermixed_args()  # options may stand before the files
     if options.state.resolve().is_relative_to(ROOT):
@@ -243,9 +365,16 @@ def main() -> None:
     if options.do == "map":
         make_map(state, options.paths)
         return
-    mutations = state.mutations(options.count, options.seed)
+    if options.do == "near":
+        raise SystemExit(near(state, options.budget_s))
+    if options.do == "cover":
+        print(cover(state))
+        return
+    mutations = state.mutations(options.count, options.seed, options.of)
     if options.do == "run":
-        run(state, mutations, options.budget_s)
+        run(state, mutations, options.budget_s, options.all)
+        if options.all:
+            write_matrix(state)
     if options.do == "list":
         for mutation in mutations:
             print(
