@@ -297,13 +297,19 @@ def near(state: State, budget_s: float) -> int:
             first, count = int(hunk[1]), int(hunk[2] or 1)
             for number in range(first - (count == 0), first + max(count, 1) + (count == 0)):
                 chosen |= tests.lines[path].get(number, set())
+    files = {test.partition("::")[0] for test in chosen if "::" not in test}
+    took = {test: tests.seconds[test] for test in chosen if test.partition("::")[0] not in files}
+    took |= {
+        file: sum(s for test, s in tests.seconds.items() if test.startswith(f"{file}::")) for file in files
+    }
     held, spent = list[str](), 0.0
-    for test in sorted(chosen, key=lambda t: (tests.seconds[t], t)):
-        spent += tests.seconds[test]
+    for test in sorted(took, key=lambda t: (took[t], t)):
+        spent += took[test]
         if spent <= budget_s:
             held.append(test)
     print(
-        f"{len(held)} of {len(chosen)} tests that ran what has changed since {state.commit[:10]}", flush=True
+        f"{len(held)} of {len(took)} tests or files that ran what has changed since {state.commit[:10]}",
+        flush=True,
     )
     return (
         subprocess.call([sys.executable, "-m", "pytest", "-q", "-m", LEFT_OUT, *held], cwd=ROOT)
