@@ -16,6 +16,7 @@ from harness.report.table import (
     columns,
     make_table,
     resolved_of,
+    status_cell,
     table_of,
     word,
 )  # fmt: skip
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.report.runs import Machine
+    from harness.report.table import Row
 
 SUITE = "parallel"
 GB = 1e9
@@ -104,16 +106,21 @@ def _cell(record: Record) -> Cell:
 
 
 def gathers_table(machine: Machine) -> Table:
-    """A row for each case and arm whose collectives were counted."""
-    rows = machine.pick(suite=("train", "allgather"), metric=_COUNTED, status="ok")
-    arms = gathered((key_of(r), r) for r in rows)
-    records = []
-    for key, own in arms.items():
+    """A row for each case and arm whose collectives were counted, or that did not come to it."""
+    rows = machine.pick(suite=("train", "allgather"))
+    arms = gathered(
+        (key_of(r), r) for r in rows if (r["metric"] in _COUNTED if r["status"] == "ok" else _is_sharded(r))
+    )
+    records: list[Row] = []
+    for key, every in arms.items():
+        own = [r for r in every if r["status"] == "ok"] or every
         axes, about = text.axes_of(own[0]["axes"]), resolved_of(own[0])
-        size, base = (
-            _sum(own, "wire_bytes", "all_gather"),
-            arms.get((*key[:2], own[0]["baseline"] or key[2]), []),
-        )
+        if own[0]["status"] != "ok":
+            ways = {"ranks": axes["ranks"], "weights as": str(axes.get("param_dtype", ""))}
+            records.append({**ways, "arm": own[0]["arm"], "gathered": status_cell(own[0])})
+            continue
+        size = _sum(own, "wire_bytes", "all_gather")
+        base = arms.get((*key[:2], own[0]["baseline"] or key[2]), [])
         apart = next((r["value"] for r in own if r["metric"] == "loss_deviation"), None)
         of = _sum(base, "wire_bytes", "all_gather")
         records.append(
@@ -132,6 +139,10 @@ def gathers_table(machine: Machine) -> Table:
             }
         )
     return table_of(machine, "gathers", records, sortable=False)
+
+
+def _is_sharded(record: Record) -> bool:
+    return text.axes_of(record["axes"]).get("ranks", 1) != 1
 
 
 _COUNTED = ("wire_bytes", "collectives", "loss_deviation")
