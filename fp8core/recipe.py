@@ -213,7 +213,7 @@ class Recipe:
 
     @property
     def casts(self) -> list[Cast]:
-        """Of the operands of the three GEMMs, without those in high precision."""
+        """Casts of the operands of the three GEMMs, without those in high precision."""
         return [cast for gemm in self.gemms.values() for cast in (gemm.a, gemm.b) if cast is not None]
 
     @property

@@ -61,7 +61,7 @@ class ExpertsAudit:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """As they lie."""
+        """Number of experts and the sizes of one, as they lie."""
         return self.experts, *self.sizes
 
     @property

@@ -51,7 +51,7 @@ class WeightAudit:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """As it lies."""
+        """The weight as it lies."""
         return self.shape
 
     @property

@@ -192,7 +192,7 @@ def test_its_model_is_trained_and_advised(sound: tuple[dict[str, Any], Path]) ->
     assert set(steps["status"]) == {"ok"}
     assert all(json.loads(text)["extensions"] == OWNER for text in steps["resolved"])
     assert said["advise"][0] == 0
-    assert said["advise"][1].startswith("example_tiny on H200")
+    assert "\nasked: example_tiny on H200" in said["advise"][1]
     assert "[fp8-harness-example 0.1.0, not ours]" in said["models"][1]
     assert said["layer"] == ["tensorwise, backend=example_kernel", [16, 16]]
 

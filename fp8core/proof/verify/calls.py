@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from fp8core.recipe import Recipe
 
 NODES = ("_ScaledLinearBackward", "_GroupedMatmulBackward")
+RUNNING = (
+    "running_mean",
+    "running_var",
+)  # written by native_batch_norm and cuDNN's, whose schemas don't say so
 OPERATORS = ("aten::_scaled_mm", "fp8core::matmul", "fp8core::scaled_grouped_mm")
 
 
@@ -365,12 +369,11 @@ class Watch:
         """An operator is about to run."""
         if not isinstance(op, OpOverload):
             return
-        if op._schema.is_mutable:
-            for argument, value in zip(op._schema.arguments, args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    for tensor in tree_leaves(value):
-                        if isinstance(tensor, torch.Tensor):
-                            self.on_write(tensor)
+        for argument, value in zip(op._schema.arguments, args, strict=False):
+            if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in RUNNING:
+                for tensor in tree_leaves(value):
+                    if isinstance(tensor, torch.Tensor):
+                        self.on_write(tensor)
         name = op.name().partition(".")[0]
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]

@@ -57,7 +57,7 @@ def test_published_names_read_back_and_say_what_their_rows_say() -> None:
         record = arm_of(row)
         assert str(record) == name
         assert parse(name) == record
-        if record.variant == "fastest":  # an arm that left (docs/LOG.md); its rows stay
+        if record.variant == "fastest" or suite == "allgather":  # what left (docs/LOG.md); its rows stay
             continue
         arms = STUDIES[suite].ARMS if suite in STUDIES else SUITES[suite].ARMS
         assert arms[original_name(name)].record(original_name(name)) == replace(record, control=False)
