@@ -64,12 +64,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     from harness.cli import process_end
+    from harness.machine import raw_output
 
     command, *rest = argv or ["--help"]
     try:
         process_end.refuse_place(argv)
         code = commands().get(command, lambda words: _sweep([command, *words]))(rest)
-        print(end="", flush=True)  # a full disk behind it is heard of here, not as the interpreter exits
+        raw_output.refuse_full()
         return code
     except UsageError as error:
         message = str(error)
@@ -84,11 +85,7 @@ def _main(argv: Sequence[str]) -> int:
         elif refused(error):
             message = one_line(error)
         else:
-            from harness.cli import process_end
-
             return process_end.internal_error(error)
-    from harness.machine import raw_output
-
     raw_output.refuse(message)
     return 2
 

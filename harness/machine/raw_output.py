@@ -38,6 +38,7 @@ class _Captured(NamedTuple):
 
 _now: list[_Captured] = []  # none or one: a descriptor is the process's
 _left: list[int] = []  # descriptors whose reader has left
+_full: list[str] = []  # why standard output took no more, whoever was told of it
 
 
 def stream() -> TextIO:
@@ -148,10 +149,20 @@ class _Forgiving(io.FileIO):
                 _left.append(self.fileno())
         except OSError as error:
             self._lost = OSError  # what is still buffered would raise again as the interpreter exits
-            raise UsageError(
-                f"standard output takes no more: {error.strerror}; write it to a place with room"
-            ) from error
+            _full.append(f"standard output takes no more: {error.strerror}; write it to a place with room")
+            raise UsageError(_full[-1]) from error
         return memoryview(data).nbytes
+
+
+def refuse_full() -> None:
+    """Standard output is whole, or the command was not carried out: a thread may have been told of it alone.
+
+    Raises:
+        UsageError: it lacks something.
+    """
+    print(end="", flush=True)  # a full disk behind it is heard of here, not as the interpreter exits
+    if _full:
+        raise UsageError(_full[0])
 
 
 def forgive() -> None:

@@ -151,3 +151,25 @@ sys.exit(__main__.console())
                 [sys.executable, "-c", code, "try", word], stdout=subprocess.PIPE, stderr=full, check=False
             )
         assert (done.returncode, done.stdout) == (expected, b"measured\n"), word
+
+
+def test_a_thread_that_alone_hears_of_a_full_disk_does_not_make_the_command_a_success() -> None:
+    """Oracle: the output, which is not there. The thread's error ends the thread."""
+    code = """if True:
+        import sys, threading
+        from harness import __main__
+
+        def command(rest):
+            thread = threading.Thread(target=lambda: print("measured", flush=True))
+            thread.start()
+            thread.join()
+            return 0
+        __main__.commands = lambda: {"try": command}
+        sys.exit(__main__.console())
+    """
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "try"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
