@@ -160,7 +160,8 @@ def refuse_full() -> None:
     Raises:
         UsageError: it lacks something.
     """
-    print(end="", flush=True)  # a full disk behind it is heard of here, not as the interpreter exits
+    # A full disk behind it is heard of here, not as the interpreter exits; there may be no stream
+    print(end="", flush=True)  # noqa: T201
     if _full:
         raise UsageError(_full[0])
 
