@@ -6,13 +6,13 @@ confirmation, for the direction d in which r leans:
     flagged     one-sided t test of d * r - limit over at least 5 rounds gives p <= alpha
     confirmed   the same test of d * s - limit on at least 8 fresh rounds, Holm over all that was flagged, p <= alpha_confirm
     REGRESSED   confirmed with d > 0;  IMPROVED   confirmed with d < 0
-    OK          neither, and the upper end of the 95 % t interval over all rounds lies below the limit (99 % of a second look)
+    OK          neither, and the upper end of the 95 % t interval over all rounds lies below the limit (99 % and more of later looks)
     INCONCLUSIVE   anything else; what looks slower (`suspect`) the judge never lets pass
 
 The test is against the limit and not against zero, so a slowdown of exactly the tolerance is a false alarm, and its
-rate is what alpha bounds. What is open may be looked at twice: the first rounds say how many more settle it. The second look's
-interval is wider, so that both together miss no more than 6 times of 100 (Bonferroni), and it has at least as many rounds
-again: those make it narrower than the first one's on average, and depend little on what the first ones were. Where nothing was measured again, the first stage has to pass alpha_confirm itself, over 8
+rate is what alpha bounds. What is open is looked at again: the rounds so far say how many more settle it. Each look's interval
+is wider than the last one's (`misses_of`), so that all together miss no more than 7 times of 100 (Bonferroni), and it has at
+least as many rounds again: those make it narrower on average, and depend little on what the first ones were. Where nothing was measured again, the first stage has to pass alpha_confirm itself, over 8
 rounds and with Holm over every unit: it then stands alone.
 
 An exact sign-flip test cannot give less than 2**-rounds, so that Holm over many units can never be passed in few rounds,
@@ -45,15 +45,12 @@ if TYPE_CHECKING:
     from harness.store.stats import Vector
 
 FEWEST_TO_FLAG, FEWEST_TO_CLAIM = 5, 8  # rounds
-WIDE = (
-    3  # times its rounds, by which a first stage is made longer at most: few rounds know little of the spread
-)
+WIDE = 3  # times its rounds, by which a look makes a first stage longer at most: few rounds know little of the spread
 # Standard deviation of a round's log ratio that no machine undercuts: eight lucky rounds are no evidence of less.
 LEAST_SPREAD = 0.002
 TENTH = 0.1
 SCATTER_DEGREES = 5  # of freedom: processes have heavier tails than a normal distribution
 _NAN = math.nan
-MISSES = {1: 0.05, 2: 0.01}  # by the interval, at the first look and at the second
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
 
@@ -121,8 +118,9 @@ def decide(
             0 where the sides were measured together.
         fresh: each round has processes of its own, so that the rounds of few units show what processes differ by.
         ticks: of each unit, by how much the step of the clock may move its log ratio: a part of every bar.
-        looks: at the first stage: 2 where what the first rounds gave made it longer.
+        looks: at the first stage: one more each time that what its rounds gave made it longer.
     """
+    misses = misses_of(looks)
     steps = ticks or [0.0] * len(first)
     members = first if one_run else []
     quiet = spread_floor(members, control)
@@ -146,8 +144,8 @@ def decide(
     adjusted[family] = stats.holm(raw) if one_run else raw
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     out = []
-    for i, effect in enumerate(all_paired(pooled, floors, 1 - MISSES[looks])):
-        low, high = _interval(pooled[i], effect, apart, MISSES[looks])
+    for i, effect in enumerate(all_paired(pooled, floors, 1 - misses)):
+        low, high = _interval(pooled[i], effect, apart, misses)
         low, high = low - steps[i], high + steps[i]
         verdict = Verdict.INCONCLUSIVE
         enough = len((second if confirming else first)[i]) >= FEWEST_TO_CLAIM
@@ -158,7 +156,7 @@ def decide(
         more, born_apart = None, False
         if verdict is Verdict.INCONCLUSIVE:
             level = alpha_confirm / (len(family) or 1) if one_run else alpha_confirm
-            levels = (MISSES[looks] / 2, level)
+            levels = (misses / 2, level)
             more, together = (_more(pooled[i], limits[i], quiet, a, *levels) for a in (apart, 0.0))
             born_apart = more is None and together is not None
         out.append(
@@ -179,16 +177,27 @@ def decide(
     return out
 
 
+def misses_of(look: int) -> float:
+    """Share of intervals that may miss at a look: 5 %, then 1 %, then half as many each time; 7 % of all looks.
+
+    >>> [misses_of(look) for look in (1, 2, 3)]
+    [0.05, 0.01, 0.005]
+    """
+    return 0.05 if look == 1 else 0.01 / 2 ** (look - 2)
+
+
 def missing(found: Sequence[Decision], rounds: int, room: float) -> int:
-    """Rounds that settle what is open and not flagged, at least as many again; 0 where the room holds none that do.
+    """Rounds that settle what is open and not flagged; 0 where the room holds none that do.
+
+    At least as many again, and no more than `WIDE` times as many: after those is another look.
 
     Args:
-        found: as a second look would decide them.
-        rounds: of the first.
+        found: as the next look would decide them.
+        rounds: of the last one.
         room: for more.
     """
     wanted = (max(d.more, rounds) for d in found if d.more and not d.flagged)
-    return max((more for more in wanted if more <= room), default=0)
+    return max((min(more, WIDE * rounds) for more in wanted if more <= room), default=0)
 
 
 def spread_floor(units: Sequence[Vector], control: Vector | None = None) -> float:

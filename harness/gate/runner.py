@@ -159,7 +159,7 @@ class Session:
             only: ids of the cases to measure; all where empty.
             ends: by the clock, when it has to be over. No round is begun that would last longer, and one that does is
                 broken off and forgotten. What rounds gave ends a stage early only where they leave everything open, and
-                makes it longer, once, where more rounds settle what is open and the time holds them.
+                makes it longer, as often as more rounds settle what is open and the time holds them.
             least: rounds without which nothing can be decided.
             reserve: rounds of a later stage for which time is kept, once there are `least`.
 
@@ -177,8 +177,12 @@ class Session:
         def left() -> float:
             return max(ends - self.clock(), 0.0)
 
+        def held() -> float:
+            """Rounds that the time holds beside those of a later stage."""
+            return (ends - self.clock()) / longest - reserve if longest else math.inf
+
         def store_so_far() -> None:
-            about = {"stage": number, "pairs": pairs, "rounds": done, "looks": 1 + (pairs > planned)}
+            about = {"stage": number, "pairs": pairs, "rounds": done, "looks": looks}
             self._store(collected, **about, seconds=round(self.clock() - started, 1))
 
         try:
@@ -186,7 +190,7 @@ class Session:
                 self.instrument.warm(left)
         except OutOfTimeError:
             return 0
-        started, longest, done, planned = self.clock(), 0.0, 0, pairs
+        started, longest, done, looks = self.clock(), 0.0, 0, 1
         while done < pairs:
             begun = self.clock()
             if begun + longest * (1 + (reserve if done >= least else 0)) > ends:
@@ -209,23 +213,17 @@ class Session:
             self.tell(f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {remaining:.0f} s left")
             if done == least < pairs and reserve:
                 store_so_far()
-                more = pairs - done
-                if longest:
-                    more = max(0, math.floor(min(more, (ends - now) / longest - reserve)))
-                if self._is_hopeless(more, longest):
-                    pairs = planned = done
+                if self._is_hopeless(held(), longest):
+                    pairs = done
                     break
-            if (
-                done == pairs == planned
-                and reserve
-                and (room := min(WIDE * pairs, (ends - now) / (longest or math.inf) - reserve)) >= 1
-            ):
+            if done == pairs and reserve and (room := held()) >= 1:
                 store_so_far()
                 judgement = self.judge()
                 if judgement.undecided and not judgement.control.moved:
                     still = {f.unit.key for f in judgement.undecided}
-                    second = [f.decision for f in self.judge(looks=2).undecided if f.unit.key in still]
-                    pairs += missing(second, done, room)
+                    ahead = [f.decision for f in self.judge(looks + 1).undecided if f.unit.key in still]
+                    pairs += missing(ahead, done, room)
+                    looks += pairs > done
         if done < pairs:
             self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
         if done:
@@ -257,11 +255,11 @@ class Session:
             writer.append(rows.measurements())
             writer.close("finished")
 
-    def _is_hopeless(self, left: int, seconds: float) -> bool:
+    def _is_hopeless(self, left: float, seconds: float) -> bool:
         """Tells, after the first rounds, what those that are left cannot decide; whether that is all, by a wide margin.
 
         Args:
-            left: rounds that the stage still holds.
+            left: rounds that the time still holds.
             seconds: of a round.
         """
         judgement = self.judge()
@@ -277,8 +275,8 @@ class Session:
             else f"{least:.0f} would decide one, {least * seconds:.0f} s"
         )
         said = (
-            f"after {self.rounds} rounds: {len(beyond)} of {times} times stay open in the {left} more that --pairs and "
-            f"--budget-s hold ({more}); cheaper: {self.instrument.cheaper}"
+            f"after {self.rounds} rounds: {len(beyond)} of {times} times stay open in the {max(left, 0):.0f} more that "
+            f"--budget-s holds ({more}); cheaper: {self.instrument.cheaper}"
         )
         self.tell(said)
         self.notes = (said + "; nothing else was open, so measuring ended" * hopeless, *self.notes)

@@ -40,7 +40,7 @@ class Side:
     session: str = ""  # shared by the two sides that were measured together
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = field(default=())
-    looks: int = 1  # at the first stage: 2 where what its first rounds gave made it longer
+    looks: int = 1  # at the first stage, which what its rounds gave made longer
 
     @property
     def first(self) -> pd.DataFrame:

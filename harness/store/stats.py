@@ -272,7 +272,7 @@ class Effect:
 
     Attributes:
         log: mean over rounds of log(second / first); positive = the second takes longer; NaN without a round.
-        log_low, log_high: 95 % interval of it (99 % where the gate looked a second time); infinite where there is none.
+        log_low, log_high: 95 % interval of it (99 % and more where the gate looked again); infinite where there is none.
         rounds: on which it rests: pairs where the sides were timed in the same rounds, else the fewer of both sides'.
         floor: noise floor, a ratio >= 1: two equal things seem up to so far apart here; NaN where it is not known.
     """

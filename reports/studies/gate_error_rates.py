@@ -12,7 +12,7 @@ states. Levels are chosen, not measured. Verdicts come from `harness.gate.decide
 Rounds come about in three ways:
 
     paired     each round is a fresh pair of processes that take turns; where more rounds settle what is open, the first stage is
-               made longer once, as if time allowed it; what is flagged gets a confirmation
+               made longer, again and again, as if time allowed ten times its rounds; what is flagged gets a confirmation
     stored     each side is one run, in one process, on its own: what that process is stuck with is in all of its rounds
     imported   each side is several files, each of a process of its own, one side after the other
 
@@ -39,7 +39,7 @@ import numpy as np
 import scipy.stats
 from documented_table import fill
 
-from harness.gate.decide import WIDE, Decision, Verdict, decide, missing
+from harness.gate.decide import Decision, Verdict, decide, missing
 from harness.gate.policy import Policy, load_policy
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ EFFECTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # in tolerances
 TOLERANCE = 0.03
 MODES = ("stored", "paired", "imported")
 UNITS, ROUNDS = 50, 8  # of a judgement
+MORE = 9  # times its rounds, by which the first stage can be made longer in all
 FEW = (1, 4, 7)  # units that are too few to show how far processes differ; by the gate's rule alone
 PLANTED = 0.10  # of one unit in ten
 OURS = "t test"
@@ -213,32 +214,44 @@ def grid(
         random = np.random.default_rng([seed, place, count])
         first = log_ratios(times_of(noise, count, trials, random))
         second = log_ratios(times_of(noise, policy.confirm_pairs, trials, random))
-        more = log_ratios(times_of(noise, WIDE * count, trials, random))
+        more = log_ratios(times_of(noise, MORE * count, trials, random))
         for effect in EFFECTS:
             truth = math.log1p(effect * TOLERANCE)
             levels = (limits, policy.alpha, policy.alpha_confirm)
             alone = decide(list(first + truth), [empty] * trials, *levels, one_run=False)
             covered = [sum(d.low <= truth <= d.high for d in alone)]
-            ahead = decide(list(first + truth), [empty] * trials, *levels, one_run=False, looks=2)
-            extra = [
-                missing([then], count, WIDE * count) if now.verdict is Verdict.INCONCLUSIVE else 0
-                for now, then in zip(alone, ahead, strict=True)
-            ]
-            longer = [np.concatenate((a, b[:n])) + truth for a, b, n in zip(first, more, extra, strict=True)]
-
-            alone = _looked(extra, longer, [empty] * trials, *levels)
-            again = [s + truth if d.flagged else empty for s, d in zip(second, alone, strict=True)]
-            both = Counter(d.verdict for d in _looked(extra, longer, again, *levels))
-            covered.append(sum(d.low <= truth <= d.high for d in alone))
+            longer, looks = list(first + truth), [1] * trials
+            while True:
+                ahead = _looked([n + 1 for n in looks], longer, [empty] * trials, *levels)
+                now = _looked(looks, longer, [empty] * trials, *levels)
+                extra = [
+                    _added([one], [then], len(rows), MORE * count + count - len(rows))
+                    for one, then, rows in zip(now, ahead, longer, strict=True)
+                ]
+                if not any(extra):
+                    break
+                for i, n in enumerate(extra):
+                    used = len(longer[i]) - count
+                    longer[i] = np.concatenate((longer[i], more[i][used : used + n] + truth))
+                    looks[i] += n > 0
+            again = [s + truth if d.flagged else empty for s, d in zip(second, now, strict=True)]
+            both = Counter(d.verdict for d in _looked(looks, longer, again, *levels))
+            covered.append(sum(d.low <= truth <= d.high for d in now))
             shares = (n / trials for n in (both[Verdict.REGRESSED], both[Verdict.OK], *covered))
             cells.append(Cell(noise.name, count, effect, *shares))
     return cells
 
 
-def _looked(extra: Sequence[int], longer: list[Array], again: list[Array], *levels: Any) -> list[Decision]:
-    """Decisions on trials, each as a second look where it got extra rounds."""
-    one, two = (decide(longer, again, *levels, one_run=False, looks=n) for n in (1, 2))
-    return [b if n else a for a, b, n in zip(one, two, extra, strict=True)]
+def _looked(looks: Sequence[int], rows: list[Array], again: list[Array], *levels: Any) -> list[Decision]:
+    """Decisions on trials, each as the look that it is."""
+    of = {n: decide(rows, again, *levels, one_run=False, looks=n) for n in set(looks)}
+    return [of[n][i] for i, n in enumerate(looks)]
+
+
+def _added(now: Sequence[Decision], ahead: Sequence[Decision], rounds: int, left: int) -> int:
+    """Rounds by which what is open makes the first stage longer, of which so many are left."""
+    still = [b for a, b in zip(now, ahead, strict=True) if a.verdict is Verdict.INCONCLUSIVE]
+    return missing(still, rounds, left)
 
 
 def promises(cells: Sequence[Cell]) -> list[Promise]:
@@ -313,20 +326,22 @@ def stackgate(times: Array, random: np.random.Generator) -> Flags:
 def verdicts(
     policy: Policy, mode: str, first: Array, second: Array | None, limit: float, more: Array | None = None
 ) -> list[Verdict]:
-    """The gate's own; `more`: the rounds by which it may make the first stage longer, once."""
+    """The gate's own; `more`: the rounds by which it may make the first stage longer."""
     empty = [np.empty(0)] * len(first)
     own: dict[str, Any] = {
         "scatter": 0.0 if mode == "paired" else policy.scatter,
         "fresh": mode == "imported",
     }
     levels = ([limit] * len(first), policy.alpha, policy.alpha_confirm)
-    found = decide(list(first), empty, *levels, **own)
-    if more is not None:
-        ahead = decide(list(first), empty, *levels, **own, looks=2)
-        still = [b for a, b in zip(found, ahead, strict=True) if a.verdict is Verdict.INCONCLUSIVE]
-        if rounds := missing(still, first.shape[1], more.shape[1]):
-            first, own["looks"] = np.concatenate((first, more[:, :rounds]), axis=1), 2
-            found = decide(list(first), empty, *levels, **own)
+    found, used = decide(list(first), empty, *levels, **own), 0
+    while more is not None:
+        looks = own.get("looks", 1) + 1
+        ahead = decide(list(first), empty, *levels, **own | {"looks": looks})
+        if not (rounds := _added(found, ahead, first.shape[1], more.shape[1] - used)):
+            break
+        first, own["looks"] = np.concatenate((first, more[:, used : used + rounds]), axis=1), looks
+        used += rounds
+        found = decide(list(first), empty, *levels, **own)
     if second is not None and any(d.flagged for d in found):
         again = [s if d.flagged else e for s, d, e in zip(second, found, empty, strict=True)]
         found = decide(list(first), again, *levels, **own)
@@ -365,7 +380,7 @@ def _of(
         equal = sample(mode, noise, units, ROUNDS, random)
         again, more = (
             sample(mode, noise, units, rounds, random) if mode == "paired" else None
-            for rounds in (policy.confirm_pairs, WIDE * ROUNDS)
+            for rounds in (policy.confirm_pairs, MORE * ROUNDS)
         )
         for planted in (0.0, PLANTED):
             factor = np.stack((np.ones(units), np.where(slow, 1 + planted, 1.0)), axis=-1)[:, None, :, None]
