@@ -431,9 +431,7 @@ class TrialResult:
             )
 
     def tables(self) -> list[printer.Table]:
-        """Figures of a step of each arm; none where none may be told."""
-        if self.refused:
-            return []
+        """Figures of a step of each arm; none where none is known or may be told."""
         board, shown = "a GPU" if self.ranks > 1 else "the whole board", self.data()["arms"]
         rows = [
             [_NAMES[arm], *(_shown(figures[name], spec) for name, _, spec in _COLUMNS)]
