@@ -295,7 +295,7 @@ class RankedArm(Arm):
                 self.crew.run(leave)
 
     def check(self) -> Numerics:
-        """Also what goes over the wire; losses must be those of the same layers with weights gathered in high precision."""
+        """Also what goes over the wire in eager steps, whose losses must be those with weights gathered in high precision."""
         found, recipe = super().check(), self.setup.recipe
         if not found.ok:
             return found
