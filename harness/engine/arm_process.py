@@ -563,7 +563,9 @@ def sample(
     try:
         for _ in range(lead):
             fn()
-        unfinished_ms = 0.0 if timer.method == CpuTimer.method else _unfinished_ms(fn, timer)
+        # Nothing is in flight after a call on the host, nor after a step that ranks have taken
+        has_ended = type(timer).synchronize is CpuTimer.synchronize
+        unfinished_ms = 0.0 if has_ended else _unfinished_ms(fn, timer)
         marks = {"split": held.work.split} if split else {}
         with timer.annotate(arm):
             samples = held.take(closure, getattr(timer, way), n, calls, **marks)

@@ -102,7 +102,7 @@ def _cell(record: Record) -> Cell:
     return word("runs", f"{text.number(apart, 2)}, bound {text.number(bound, 2)}" if apart else "bit for bit")
 
 
-# Weights gathered in FP8
+# What ranks send
 
 
 def gathers_table(machine: Machine) -> Table:
@@ -115,29 +115,22 @@ def gathers_table(machine: Machine) -> Table:
     for key, every in arms.items():
         own = [r for r in every if r["status"] == "ok"] or every
         axes, about = text.axes_of(own[0]["axes"]), resolved_of(own[0])
+        ways = about.get("weights_gathered_as") or [str(axes.get("param_dtype", ""))]
+        record: Row = {"ranks": axes["ranks"], "arm": own[0]["arm"], "gathered": status_cell(own[0])}
+        record["weights as"] = ", ".join(way.partition(":")[0] for way in ways)
+        records.append(record)
         if own[0]["status"] != "ok":
-            ways = {"ranks": axes["ranks"], "weights as": str(axes.get("param_dtype", ""))}
-            records.append({**ways, "arm": own[0]["arm"], "gathered": status_cell(own[0])})
             continue
         size = _sum(own, "wire_bytes", "all_gather")
-        base = arms.get((*key[:2], own[0]["baseline"] or key[2]), [])
+        base = _sum(arms.get((*key[:2], own[0]["baseline"] or key[2]), []), "wire_bytes", "all_gather")
         apart = next((r["value"] for r in own if r["metric"] == "loss_deviation"), None)
-        of = _sum(base, "wire_bytes", "all_gather")
-        records.append(
-            {
-                "ranks": axes["ranks"],
-                "weights as": ", ".join(
-                    way.partition(":")[0]
-                    for way in about.get("weights_gathered_as") or [str(axes.get("param_dtype"))]
-                ),
-                "arm": own[0]["arm"],
-                "gathered": size,
-                "of_baseline": size / of if of else None,
-                "reduces": _sum(own, "collectives", "all_reduce"),
-                "scattered": _sum(own, "wire_bytes", "reduce_scatter"),
-                "same": None if apart is None else f"{text.number(apart, 2)} apart" if apart else "yes",
-            }
-        )
+        record |= {
+            "gathered": size,
+            "of_baseline": size / base if base else None,
+            "reduces": _sum(own, "collectives", "all_reduce"),
+            "scattered": _sum(own, "wire_bytes", "reduce_scatter"),
+            "same": None if apart is None else f"{text.number(apart, 2)} apart" if apart else "yes",
+        }
     return table_of(machine, "gathers", records, sortable=False)
 
 

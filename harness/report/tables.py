@@ -142,7 +142,7 @@ def peers(machine: Machine) -> Table:
 
 
 def trials(machine: Machine) -> Table:
-    """A row a line of each trial's answer, as it was printed; a CPU's says that its times decide nothing."""
+    """A row a line of each trial's answer; a CPU's says that its times decide nothing."""
     rows = []
     for run in machine.runs:
         told = run.about.get("answer")

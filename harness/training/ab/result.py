@@ -431,9 +431,7 @@ class TrialResult:
             )
 
     def tables(self) -> list[printer.Table]:
-        """Figures of a step of each arm; none where none may be told."""
-        if self.refused:
-            return []
+        """Figures of a step of each arm; none where none is known or may be told."""
         board, shown = "a GPU" if self.ranks > 1 else "the whole board", self.data()["arms"]
         rows = [
             [_NAMES[arm], *(_shown(figures[name], spec) for name, _, spec in _COLUMNS)]
@@ -442,36 +440,32 @@ class TrialResult:
         slowest = f", the slowest of {self.ranks} ranks" if self.ranks > 1 else ""
         energy = "" if self.no_energy else f"; joules of {board}, with what runs between steps"
         columns = ["arm", *(f">{title}" for _, title, _ in _COLUMNS)]
-        return [printer.filled(printer.table(f"A step{slowest}{energy}", columns, rows))]
+        found = printer.filled(printer.table(f"A step{slowest}{energy}", columns, rows))
+        return [found] if len(found.columns) > 1 else []
 
     def data(self) -> dict[str, Any]:
-        """Plain values; of what is not known None."""
-        uses, joules, peak = ({}, {}, {}) if self.refused else (self.mfu, self.joules, self.peak_bytes)
-        has_mfu = not self.no_mfu
+        """Plain values; of what is not known, or may not be told, None."""
+        told: dict[str, Any] = dict.fromkeys(("speedup", "low", "high", "floor", "loss_gap"))
+        effect, arms = self.effect, {arm: dict.fromkeys(name for name, *_ in _COLUMNS) for arm in (BASE, FP8)}
+        if not self.refused:
+            told |= {"floor": self.floor, "loss_gap": self.loss_gap}
+            arms = {arm: self._of(arm) for arm in arms}
+            if effect.has_interval:
+                told |= {"speedup": effect.speedup, "low": 1 / effect.high, "high": 1 / effect.low}
+        names = "recipe device decision doubt ranks proof proved notes restored not_restored ends_in"
+        return printer.picked(self, names) | told | {"rounds": effect.rounds, "arms": arms}
 
-        def of(arm: str) -> dict[str, float | None]:
-            ms = math.nan if self.refused else self.median_ms(arm)
-            use = uses[arm] if arm in uses and has_mfu else None
-            return {
-                "step_ms": ms,
-                "tokens_per_s": 1e3 * self.tokens / ms if self.tokens and ms > 0 else None,
-                "mfu_mixed": use.mfu_mixed if use else None,
-                "mfu_bf16_peak": use.mfu_bf16_peak if use else None,
-                "joules": statistics.fmean(j for _, j in joules[arm])
-                if arm in joules and not self.no_energy
-                else None,
-                "peak_gib": peak[arm] / 2**30 if arm in peak else None,
-            }
-
-        effect = self.effect
-        is_told = effect.has_interval and not self.refused
-        speedup = (effect.speedup, 1 / effect.high, 1 / effect.low) if is_told else (None, None, None)
-        names = "recipe device decision doubt ranks proof proved notes restored not_restored ends_in floor"
-        return printer.picked(self, names) | {
-            **dict(zip(("speedup", "low", "high"), speedup, strict=True)),
-            "rounds": effect.rounds,
-            "loss_gap": None if self.refused else self.loss_gap,
-            "arms": {arm: of(arm) for arm in (BASE, FP8)},
+    def _of(self, arm: str) -> dict[str, float | None]:
+        """Figures of an arm by the names of `_COLUMNS`."""
+        ms, peak = self.median_ms(arm), self.peak_bytes.get(arm)
+        use = None if self.no_mfu else self.mfu[arm]
+        return {
+            "step_ms": ms,
+            "tokens_per_s": 1e3 * self.tokens / ms if self.tokens and ms > 0 else None,
+            "mfu_mixed": use.mfu_mixed if use else None,
+            "mfu_bf16_peak": use.mfu_bf16_peak if use else None,
+            "joules": None if self.no_energy else statistics.fmean(j for _, j in self.joules[arm]),
+            "peak_gib": peak and peak / 2**30,
         }
 
 

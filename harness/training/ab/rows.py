@@ -92,7 +92,16 @@ def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path) 
         "made_by": "trial",
         "command": "harness.ab.Trial in a loop of the user's own",
         "question": "FP8 against bf16 in this training loop",
-        "answer": result.lines(),
+        "answer": [*result.lines(), *_in_lines(result)],
     }
     # Finished also where the trial failed: all rows are there, and each says so
     return store_run(SUITE, model, results_dir, result.device, measurements(result, plan, model), about)
+
+
+def _in_lines(result: TrialResult) -> Iterator[str]:
+    """The figures of a step, which stand nowhere else in the store, a line each arm."""
+    for table in result.tables():
+        yield table.caption
+        for arm, *cells in table.rows:
+            known = zip(cells, table.columns[1:], strict=True)
+            yield f"{arm.text}: {', '.join(f'{cell.text} {head.title}' for cell, head in known if cell.text)}"

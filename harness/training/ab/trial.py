@@ -467,7 +467,7 @@ class Trial:
         return self.result()
 
     def report(self) -> str:
-        """The answer in at most 20 lines; ends the trial if it is still under way and has one rank."""
+        """The answer and a table of figures; ends the trial if it is still under way and has one rank."""
         return printer.as_text(self._ended_if_alone()).rstrip()
 
     def save(self, results_dir: str | Path = "results") -> Path:

@@ -295,7 +295,7 @@ class RankedArm(Arm):
                 self.crew.run(leave)
 
     def check(self) -> Numerics:
-        """Also what goes over the wire; losses must be those of the same layers with weights gathered in high precision."""
+        """Also what goes over the wire in eager steps, whose losses must be those with weights gathered in high precision."""
         found, recipe = super().check(), self.setup.recipe
         if not found.ok:
             return found
@@ -311,7 +311,7 @@ class RankedArm(Arm):
         expected, _, _ = self.counted(high)
         # A GPU's backward kernels need not repeat their sums
         bound = 0.0 if self.device == "cpu" else MARGIN * deviation(self.counted(high)[0], expected)
-        apart = deviation(losses, expected)
+        self.resolved["bound"], apart = bound, deviation(losses, expected)
         if not apart <= bound:  # also where a loss is NaN
             why = f"losses differ by {apart:.2e} from those with weights gathered in high precision; bound {bound:.2e}"
             return Numerics({}, ok=False, reason=why, cause=Cause.NUMERICS)

@@ -21,6 +21,7 @@ from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.suites import gemm
 from harness.timing.timers import CpuTimer
+from harness.timing.workload import Numerics, Workload
 
 SIZES = ["axes.M=64", "axes.K=128", "device=cpu"]
 GEMM = ["sweep=gemm", "shapes=[]"]
@@ -148,3 +149,16 @@ def test_work_that_the_clocks_stream_does_not_see_is_no_speed(
     for _ in range(3):
         arm_process.sample(print, "arm", "run", "block", 2, 1, 0, on_host=False, rotating=False, split=False)
     assert held.unproven()[1] is cause
+
+
+def test_no_step_is_taken_only_to_look_where_a_call_ends_before_it_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Oracle: the count of calls. A call of an arm on ranks of GPUs is a whole step of all of them."""
+    called: list[int] = []
+    timer = CpuTimer()
+    timer.method = "cuda_events_ranks"
+    held = _Held(Workload(run=lambda: called.append(1), check=lambda: Numerics({})), timer, "cpu")
+    monkeypatch.setitem(arm_process._held, "arm", held)
+    arm_process.sample(print, "arm", "run", "block", 2, 1, 1, on_host=False, rotating=False, split=False)
+    assert len(called) == 3

@@ -272,15 +272,20 @@ def test_no_line_gives_a_ratio_where_the_trial_has_none(changes: dict[str, Any],
     assert "planted" in told[0]
     assert not any(line.startswith(("FP8", "between", "energy", "mixed", "loss")) for line in told)
     assert not result.tables()
-    assert result.data()["speedup"] is None
+    assert [result.data()[name] for name in ("speedup", "low", "high", "floor", "loss_gap")] == [None] * 5
     assert set(json.loads(as_json(result))["arms"][FP8].values()) == {None}
     assert "x (" not in "\n".join(told)
     folder = rows.store(replace(result, device="cpu"), Plan(), "Net", tmp_path)
     assert set(store.read([folder])["status"]) == {"failed"}
 
 
+def test_a_trial_without_times_has_no_table() -> None:
+    assert not of_h200(rounds=(), flops={}).tables()
+
+
 def test_a_page_of_trials_says_what_each_answered(tmp_path: Path) -> None:
     good = of_h200(device="cpu", ranks=2, proof="FP8 verified: planted")
+    good = replace(good, rounds=tuple(replace(r, peak_bytes={FP8: (3 * 2.0**30,)}) for r in good.rounds))
     failed = replace(good, proved=False, rounds=(), problem="FP8 is not proved: rank 1: no FP8 GEMM ran")
     for name, result in (("Good", good), ("Failed", failed)):
         rows.store(result, Plan(), name, tmp_path)
@@ -289,6 +294,10 @@ def test_a_page_of_trials_says_what_each_answered(tmp_path: Path) -> None:
     assert "FP8 against bf16 in a user's own training loop" in page
     for result in (good, failed):
         assert all(f"| {line} |" in page for line in result.lines())
+    assert "| A step, the slowest of 2 ranks |" in page
+    assert (
+        "FP8: 60 ms, 68,267 tokens/s a rank, 50.0% mixed MFU, 83.4% of the bf16 peak, 3.00 peak GiB |" in page
+    )
     assert "could not be written" not in page, "a trial that failed has written its rows"
     assert "ab base could not be proved" not in page, "bf16 has nothing to prove"
     assert "ended early" not in page
