@@ -52,7 +52,6 @@ _COLLECTIVES = (
     "send",
     "recv",
 )
-_INTO = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")  # of c10d: results come first
 
 
 class Sent(NamedTuple):
@@ -268,6 +267,7 @@ def _sent(func: Any, args: Any) -> Sent | None:
     found = next((each for each in _COLLECTIVES if each.replace("_", "") in name), None)
     if found is None:
         return None
-    given = list(tensors_in(args[func.namespace == "c10d" and found in _INTO]))
+    results_first = func._schema.arguments[0].name.startswith("output")
+    given = list(tensors_in(args[results_first]))
     dtypes = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in given)
     return Sent(found, "+".join(dtypes), sum(x.numel() * x.element_size() for x in given))
