@@ -222,32 +222,28 @@ def cover(state: State) -> str:
     """
     rows = [row for row in state.known().values() if "ran" in row]
     tried = {function_of(test) for row in rows for test in row["ran"]}
-    tests, tokens = TestMap(state), dict[str, int]()
     seconds: Counter[str] = Counter()
-    for test, taken in tests.seconds.items():
+    for test, taken in TestMap(state).seconds.items():
         seconds[function_of(test)] += taken
-    for name in seconds:
-        tokens[name] = tokens_of(state.tree, name)
-    kills: dict[str, set[str]] = {name: set() for name in seconds}
+    kills: dict[str, set[str]] = {name: set() for name in tried | seconds.keys()}
+    tokens = {name: tokens_of(state.tree, name) for name in kills}
     for row in rows:
         for test in set(row["failed"]) & set(row["ran"]):
-            kills.setdefault(function_of(test), set()).add(row["key"])
+            kills[function_of(test)].add(row["key"])
     left, kept = set[str]().union(*kills.values()), set[str]()
     while left:
-        best = max(
-            kills, key=lambda name: len(kills[name] & left) / (tokens.get(name, 100) + 20 * seconds[name] + 1)
-        )
+        best = max(kills, key=lambda name: len(kills[name] & left) / (tokens[name] + 20 * seconds[name] + 1))
         kept.add(best)
         left -= kills[best]
     lines = ["| test | tokens | s | notices | alone | |", "|---|---|---|---|---|---|"]
-    for name in sorted(seconds):
+    for name in sorted(kills):
         alone = sum(all(key not in kills[other] for other in kills if other != name) for key in kills[name])
         word = "" if name in kept else "may leave" if name in tried else "not tried"
         lines.append(
             f"| {name} | {tokens[name]} | {seconds[name]:.1f} | {len(kills[name])} | {alone} | {word} |"
         )
-    gone = [name for name in seconds if name in tried - kept]
-    total = f"{len(gone)} of {len(seconds)} functions, {sum(tokens[name] for name in gone)} of {sum(tokens.values())} tokens"
+    gone = tried - kept
+    total = f"{len(gone)} of {len(kills)} functions, {sum(tokens[name] for name in gone)} of {sum(tokens.values())} tokens"
     return "\n".join([f"{total} notice no fault that another one does not.", "", *lines])
 
 
