@@ -189,20 +189,17 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
 
 @on_ranks(2)
 def test_what_a_collective_writes_is_put_back() -> None:
-    """Into a buffer of the model, whose sum and gathered values are others than before."""
+    """Into a buffer of the model, by no write that its version counts."""
     model, x = _model()
     model.register_buffer("total", torch.ones(4))
-    model.register_buffer("every", torch.zeros(8))
 
     def step() -> None:
         model(x).sum().backward()
         dist.all_reduce(model.total)
-        dist.all_gather_into_tensor(model.every, model.total)
 
     proof = verify(step, model, announce=False)
     assert proof.ok, proof.problems
     assert torch.equal(model.total, torch.ones(4))
-    assert torch.equal(model.every, torch.zeros(8))
 
 
 @on_ranks(2)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.arguments import PLAIN_TENSORS, is_dtensor
@@ -33,6 +32,7 @@ from fp8core.linear import Float8Linear
 from fp8core.proof.audit import audit, fp8_modules
 from fp8core.proof.cast_stats import READS
 from fp8core.proof.flops import MatmulCounter
+from fp8core.proof.recorder import tensors_in
 from fp8core.proof.verify.gathered_codes import GatheredCodes
 from fp8core.proof.verify.operands import cast_as, input_of, matrix, plain, quietly
 from fp8core.proof.verify.oracle import TiledOperand
@@ -372,9 +372,8 @@ class Watch:
         for place, argument in enumerate(arguments):
             unsaid = argument.name in RUNNING or (place == 0 and op.namespace == "c10d")
             if unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
-                for tensor in tree_leaves(given.get(argument.name)):
-                    if isinstance(tensor, torch.Tensor):
-                        self.on_write(tensor)
+                for tensor in tensors_in(given.get(argument.name)):
+                    self.on_write(tensor)
         name = op.name().partition(".")[0]
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]
