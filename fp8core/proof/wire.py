@@ -68,7 +68,7 @@ class Collectives:
 @contextmanager
 def count_collectives() -> Iterator[Collectives]:
     """Counts this process's collectives while the block runs, backward passes included; blocks may be nested."""
-    with Recorder(compiled=True) as recorder:
+    with Recorder(compiled=True, collectives=True) as recorder:
         counts = Collectives(recorder.rows)
         SCALE_REDUCTIONS.append(counts.scales_reduced)
         try:

@@ -155,11 +155,12 @@ def _recorded(path: Path) -> list[Point]:
     names: dict[tuple[int, ...], list[str]] = {}
     try:
         for layer, *sizes in json.loads(path.read_text(encoding="utf-8")):
-            M, K, N = map(int, sizes)
-            names.setdefault((M, K, N), []).append(str(layer))
+            if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in sizes):
+                raise ValueError(f"{layer} has the sizes {sizes}")
+            names.setdefault(tuple(sizes), []).append(str(layer))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(
-            f"shapes={path}: {error}; expected JSON, [[layer, M, K, N], ...] of each layer"
+            f"shapes={path}: {error}; expected JSON, [[layer, M, K, N], ...] of each layer, in whole numbers"
         ) from None
     return [
         {"shape_set": path.stem, "layer": "+".join(same), **dict(zip("MKN", sizes, strict=True))}

@@ -188,6 +188,21 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
 
 
 @on_ranks(2)
+def test_what_a_collective_writes_is_put_back() -> None:
+    """Into a buffer of the model, by no write that its version counts."""
+    model, x = _model()
+    model.register_buffer("total", torch.ones(4))
+
+    def step() -> None:
+        model(x).sum().backward()
+        dist.all_reduce(model.total)
+
+    proof = verify(step, model, announce=False)
+    assert proof.ok, proof.problems
+    assert torch.equal(model.total, torch.ones(4))
+
+
+@on_ranks(2)
 def test_a_rank_that_raises_is_named_with_its_error() -> None:
     """The exception passes through on its own rank, whose model is what it was."""
     model, x = _model()

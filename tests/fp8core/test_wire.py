@@ -74,3 +74,4 @@ def test_blocks_nest_and_end() -> None:
     assert outer.sent == [Sent("all_reduce", "float32", 12), *inner.sent]
     assert (outer.calls["all_reduce", "int32"], outer.of("all_reduce")) == (1, {"float32": 12, "int32": 20})
     assert outer.scale_reductions == 0
+    assert all(row.sent for row in outer.rows), "what made the tensors is not kept for as long as it counts"

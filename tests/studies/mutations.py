@@ -3,8 +3,8 @@
     map   DIR/tree is a clone of HEAD; the tests named (default: all) run there once, a few files at a time, and DIR keeps
           which test ran which line and how long it took. What is there already is not run again.
     run   plants each fault in DIR/tree, runs the tests that ran its line, the quickest first, until one fails.
-          With --all every such test is run, and DIR/matrix.parquet has a line for each of them and each fault.
-    cover prints the tests of the map that may leave: none of their faults is left without a test, cheapest tests first.
+          With --all every such test is run, whether the fault was judged before or not.
+    cover prints the tests that may leave by `run --all`: none of their faults is left without a test, cheapest tests first.
     near  runs the tests that ran lines which have changed here since the map was made, the quickest first, for --budget-s.
     table prints what is known so far, as markdown.
     list  prints the faults.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import json
 import os
 import re
@@ -27,14 +26,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import house
 from coverage import CoverageData
 from mutator import Mutation, find, select
 
@@ -160,7 +157,8 @@ def run(state: State, mutations: Iterable[Mutation], budget_s: float, every: boo
     known = state.known()
     for mutation in mutations:
         chosen, of = tests.tests(mutation, budget_s)
-        if mutation.key in known and not unsettled(known[mutation.key]["verdict"], len(chosen)):
+        before = known.get(mutation.key)
+        if before and ("ran" in before or not every) and not unsettled(before["verdict"], len(chosen)):
             continue
         if not chosen:
             print(
@@ -216,49 +214,36 @@ def judged(
     )
 
 
-def write_matrix(state: State) -> None:
-    """A line for each test that was run with a fault: whether it failed."""
-    rows = [
-        {name: row[name] for name in ("key", "where", "kind")}
-        | {"test": test, "failed": test in set(row["failed"])}
-        for row in state.known().values()
-        for test in row.get("ran", ())
-    ]
-    pd.DataFrame(rows).to_parquet(state.folder / "matrix.parquet")
-
-
 def cover(state: State) -> str:
-    """Test functions by what they cost and how many faults they alone notice; "may leave" where others notice all of theirs.
+    """Test functions by what they cost and how many faults they alone notice; "may leave" where others notice all of theirs,
+    "not tried" where no fault was planted in what they run.
 
     A function is kept where no cheaper one notices a fault that it does: greedy, by faults for each second and token.
     """
-    matrix = pd.read_parquet(state.folder / "matrix.parquet")
-    tests, tokens = TestMap(state), dict[str, int]()
+    rows = [row for row in state.known().values() if "ran" in row]
+    tried = {function_of(test) for row in rows for test in row["ran"]}
     seconds: Counter[str] = Counter()
-    for test, taken in tests.seconds.items():
+    for test, taken in TestMap(state).seconds.items():
         seconds[function_of(test)] += taken
-    for name in seconds:
-        tokens[name] = tokens_of(state.tree, name)
-    kills: dict[str, set[str]] = {name: set() for name in seconds}
-    killed = matrix[matrix["failed"]]
-    for key, test in zip(killed["key"], killed["test"], strict=True):
-        kills.setdefault(function_of(test), set()).add(key)
-    left, kept = set(killed["key"]), set[str]()
+    kills: dict[str, set[str]] = {name: set() for name in tried | seconds.keys()}
+    tokens = {name: tokens_of(state.tree, name) for name in kills}
+    for row in rows:
+        for test in set(row["failed"]) & set(row["ran"]):
+            kills[function_of(test)].add(row["key"])
+    left, kept = set[str]().union(*kills.values()), set[str]()
     while left:
-        best = max(
-            kills, key=lambda name: len(kills[name] & left) / (tokens.get(name, 100) + 20 * seconds[name] + 1)
-        )
+        best = max(kills, key=lambda name: len(kills[name] & left) / (tokens[name] + 20 * seconds[name] + 1))
         kept.add(best)
         left -= kills[best]
     lines = ["| test | tokens | s | notices | alone | |", "|---|---|---|---|---|---|"]
-    for name in sorted(seconds):
+    for name in sorted(kills):
         alone = sum(all(key not in kills[other] for other in kills if other != name) for key in kills[name])
-        word = "" if name in kept else "may leave"
+        word = "" if name in kept else "may leave" if name in tried else "not tried"
         lines.append(
             f"| {name} | {tokens[name]} | {seconds[name]:.1f} | {len(kills[name])} | {alone} | {word} |"
         )
-    gone = [name for name in seconds if name not in kept]
-    total = f"{len(gone)} of {len(seconds)} functions, {sum(tokens[name] for name in gone)} of {sum(tokens.values())} tokens"
+    gone = tried - kept
+    total = f"{len(gone)} of {len(kills)} functions, {sum(tokens[name] for name in gone)} of {sum(tokens.values())} tokens"
     return "\n".join([f"{total} notice no fault that another one does not.", "", *lines])
 
 
@@ -270,17 +255,10 @@ def function_of(test: str) -> str:
 def tokens_of(tree: Path, name: str) -> int:
     """Tokens of a test function."""
     path, _, function = name.partition("::")
-    source = (tree / path).read_text()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name == function.rpartition("::")[2]:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            text = "\n".join(source.splitlines()[first - 1 : node.end_lineno])
-            return sum(
-                1
-                for t in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline)
-                if t.string.strip()
-            )
-    return 0
+    of_file = ast.walk(ast.parse((tree / path).read_text()))
+    functions = {node.name: node for node in of_file if isinstance(node, ast.FunctionDef)}
+    node = functions.get(function.rpartition("::")[2])
+    return 0 if node is None else house.tokens(ast.unparse(node))
 
 
 def near(state: State, budget_s: float) -> int:
@@ -379,8 +357,6 @@ def main() -> None:
     mutations = state.mutations(options.count, options.seed, options.of)
     if options.do == "run":
         run(state, mutations, options.budget_s, options.all)
-        if options.all:
-            write_matrix(state)
     if options.do == "list":
         for mutation in mutations:
             print(

@@ -111,7 +111,7 @@ class MatmulCounter:
         self._end = ExitStack()
         # Of each `autograd.Function` that runs: the storages that operators wrote
         self._written: list[set[int]] = []
-        self.recorder = Recorder(model)
+        self.recorder = Recorder(model, collectives=True)
         self._provenance = Provenance(self.recorder.number_of)
         self.recorder.after.append(self._ran)
         self.recorder.entered.append(self._entered)

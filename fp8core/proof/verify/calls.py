@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.arguments import PLAIN_TENSORS, is_dtensor
@@ -33,6 +32,7 @@ from fp8core.linear import Float8Linear
 from fp8core.proof.audit import audit, fp8_modules
 from fp8core.proof.cast_stats import READS
 from fp8core.proof.flops import MatmulCounter
+from fp8core.proof.recorder import tensors_in
 from fp8core.proof.verify.gathered_codes import GatheredCodes
 from fp8core.proof.verify.operands import cast_as, input_of, matrix, plain, quietly
 from fp8core.proof.verify.oracle import TiledOperand
@@ -53,10 +53,8 @@ if TYPE_CHECKING:
     from fp8core.recipe import Recipe
 
 NODES = ("_ScaledLinearBackward", "_GroupedMatmulBackward")
-RUNNING = (
-    "running_mean",
-    "running_var",
-)  # written by native_batch_norm and cuDNN's, whose schemas don't say so
+# Written by native_batch_norm and cuDNN's, whose schemas don't say so; nor do those of c10d, which write their first argument
+RUNNING = ("running_mean", "running_var")
 OPERATORS = ("aten::_scaled_mm", "fp8core::matmul", "fp8core::scaled_grouped_mm")
 
 
@@ -369,17 +367,16 @@ class Watch:
         """An operator is about to run."""
         if not isinstance(op, OpOverload):
             return
-        for argument, value in zip(op._schema.arguments, args, strict=False):
-            if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in RUNNING:
-                for tensor in tree_leaves(value):
-                    if isinstance(tensor, torch.Tensor):
-                        self.on_write(tensor)
+        arguments = op._schema.arguments
+        given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+        for place, argument in enumerate(arguments):
+            unsaid = argument.name in RUNNING or (place == 0 and op.namespace == "c10d")
+            if unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
+                for tensor in tensors_in(given.get(argument.name)):
+                    self.on_write(tensor)
         name = op.name().partition(".")[0]
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]
-            given = {
-                spec.name: value for spec, value in zip(op._schema.arguments, args, strict=False)
-            } | kwargs
             fast = given.get("use_fast_accum", not given.get("promote_every", 128))
             sums = ("fast" if fast else "promoted") if registers_of(a.device, bool(fast)) else "float32"
             if name == "fp8core::matmul":  # b lies as [N, K]

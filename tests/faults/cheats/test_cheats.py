@@ -80,18 +80,14 @@ def none_gets_a_speed(folder: Path, part: str, ways: dict[str, Way], words: list
     assert not {name: cause for name, (_, cause) in found.items() if cause not in wanted[name]}
 
 
+def small_gemm() -> Workload:
+    names = {"shape_set": "custom", "layer": "custom", "role": "output", "data": "randn"}
+    return gemm.build(Case.of("gemm", {**names, "M": 16, "K": 16, "N": 16}, 0), "bf16_eager", "cpu")
+
+
 def test_an_output_is_kept_of_any_number_of_calls_and_none_is_no_proof() -> None:
     """Oracle: none; more samples than operand sets were made for lost the output that was to be compared."""
-    sizes = {
-        "shape_set": "custom",
-        "layer": "custom",
-        "role": "output",
-        "data": "randn",
-        "M": 16,
-        "K": 16,
-        "N": 16,
-    }
-    held = _Held(gemm.build(Case.of("gemm", sizes, 0), "bf16_eager", "cpu"), CpuTimer(), "cpu")
+    held = _Held(small_gemm(), CpuTimer(), "cpu")
     for calls in range(1, 8):
         for n in (1, 65, 100):
             assert len(held.take("run", held.timer.block, n, calls)) == n
@@ -134,17 +130,7 @@ def test_work_that_the_clocks_stream_does_not_see_is_no_speed(
     busy_s: float, sample_ms: float, cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oracle: how long the device is busy, which the fake one is told."""
-    sizes = {
-        "shape_set": "custom",
-        "layer": "custom",
-        "role": "output",
-        "data": "randn",
-        "M": 16,
-        "K": 16,
-        "N": 16,
-    }
-    workload = gemm.build(Case.of("gemm", sizes, 0), "bf16_eager", "cpu")
-    held = _Held(replace(workload, flops={}), SideStream(busy_s, sample_ms), "cpu")
+    held = _Held(replace(small_gemm(), flops={}), SideStream(busy_s, sample_ms), "cpu")
     monkeypatch.setitem(arm_process._held, "arm", held)
     for _ in range(3):
         arm_process.sample(print, "arm", "run", "block", 2, 1, 0, on_host=False, rotating=False, split=False)

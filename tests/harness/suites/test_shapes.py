@@ -91,7 +91,10 @@ def test_shapes_that_a_job_ran(tmp_path: Path) -> None:
     assert [tuple(point[name] for name in "MKN") for point in points] == [(96, 32, 64), (64, 32, 96)]
 
 
-@pytest.mark.parametrize("text", [None, "{", "[1]", '[["a", 1, 2]]', '[["a", 1, 2, "x"]]'])
+@pytest.mark.parametrize(
+    "text",
+    [None, "{", "[1]", '[["a", 1, 2]]', '[["a", 1, 2, "x"]]', '[["a", 1.5, 2, 3]]', '[["a", 0, 2, 3]]'],
+)
 def test_a_file_without_shapes_is_refused(text: str | None, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     if text is not None:
