@@ -170,9 +170,10 @@ KINDS = {
         lambda judged: StoredVerdicts([judged, FAULT]),
     ),
     "proof": Kind(
-        lambda: Proof(True, (), (), (), 3, 3, "cuda", 1.0, {}),
+        lambda: Proof((), (), (), 3, 3, "cuda", 1.0, {}),
         {
             "problems": (TOLD,),
+            "not_checked": (TOLD,),
             "warnings": (TOLD,),
             "emulated_in": TOLD,
             "unjudged": (TOLD,),
@@ -182,11 +183,10 @@ KINDS = {
             "layers": "counted in the line",
             "experts": "counted in the line",
             "all_gathers": "empty where nothing is sharded",
-            "not_checked": "empty where it is ok: tests of fp8core",
             "probed": "what was tested beside",
             "shared_weights": "empty where nothing is shared",
         },
-        lambda proof: Shown([proof.line], "good" if proof.ok and not proof.problems else "bad"),
+        lambda proof: Shown([proof.line], "good" if proof.ok else "bad"),
     ),
     "doctor": Kind(
         doctor, {"findings": [*doctor().findings, ProbeResult("peer", TOLD, "absent", "missing")]}, {}
