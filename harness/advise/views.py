@@ -68,7 +68,7 @@ def _open(found: Advice) -> Iterator[str]:
     chosen = found.chosen
     for name, _, one in found.groups:
         if not one.converted:
-            yield f"{name} stays in bf16: {one.reason.removeprefix('no: ')}"
+            yield f"{name} stays in bf16: {one.reason}"
     for option in found.options if found.rates.has_fp8 else ():
         why = option.why_off or option.unavailable
         why = why or ("" if option is chosen else not_by_default(found.library, option.recipe))
