@@ -99,7 +99,7 @@ class Answer:
         """Good for an OK of what was judged, whose head counts what was not decided; bad where something is wrong."""
         if self.code in (Exit.REGRESSED, Exit.NUMERICS, Exit.INVALID):
             return "bad"
-        is_judged = self.judgement is not None and not self.judgement.could_not_judge
+        is_judged = self.judgement and not self.judgement.could_not_judge
         return "good" if self.code is Exit.OK and is_judged else ""
 
     def lines(self) -> list[str]:
