@@ -52,9 +52,9 @@ _MOST_TOKENS = 2**22
 _MOST_GPUS = 2**16
 _NOTHING = Ratio(1.0, 1.0, 1.0)
 _WAITS = {
-    "communication": "no: the step waits for communication",
-    "launches": "no: the step waits for the CPU",
-    "": "no: the step as a whole gains nothing",
+    "communication": "the step waits for communication",
+    "launches": "the step waits for the CPU",
+    "": "the step as a whole gains nothing",
 }
 
 
@@ -298,8 +298,8 @@ def _why_not(layer: Linear, recipe: RecipeCost, ratio: Ratio, waits: str) -> str
     if never := barred(layer, recipe):
         return never.split(";")[0].split(", which")[0]
     if ratio.value < 1:
-        return "no: casts cost more than products gain"
-    return f"no: gains less than {LAYER_GAIN - 1:.0%}" if ratio.value < LAYER_GAIN else _WAITS[waits]
+        return "casts cost more than products gain"
+    return f"gains less than {LAYER_GAIN - 1:.0%}" if ratio.value < LAYER_GAIN else _WAITS[waits]
 
 
 def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:

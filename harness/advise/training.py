@@ -136,7 +136,7 @@ def advised(setup: Setup, machine: Machine) -> Advised:
         )
     reasons = dict.fromkeys(every, "not used in the forward pass")
     for one in found.layers:
-        ratio, why = one.ratio, whole if one.converted else one.reason.removeprefix("no: ")
+        ratio, why = one.ratio, whole if one.converted else one.reason
         reasons[one.layer.fqn] = f"{ratio.value:.2f}x predicted ({ratio.low:.2f} to {ratio.high:.2f}), {why}"
     facts: dict[str, object] = {
         "recipe": recipe.name,

@@ -68,16 +68,12 @@ def _open(found: Advice) -> Iterator[str]:
     chosen = found.chosen
     for name, _, one in found.groups:
         if not one.converted:
-            yield f"{name} stays in bf16: {one.reason.removeprefix('no: ')}"
+            yield f"{name} stays in bf16: {one.reason}"
     for option in found.options if found.rates.has_fp8 else ():
         why = option.why_off or option.unavailable
         why = why or ("" if option is chosen else not_by_default(found.library, option.recipe))
         if why:
             yield f"recipe {option.recipe.name}: {why}"
-    pays = "at no number of tokens"
-    if found.pays_from:
-        pays = f"from {found.pays_from:,} tokens in a pass on (asked for: {found.model.tokens:,})"
-    yield f"Products of {chosen.recipe.name} pay {pays}."
     takes = "stays below 5 % of the step on any number of GPUs"
     if found.gather_from:
         takes = f"takes more than 5 % of the bf16 step from {found.gather_from:,} GPUs on"
@@ -324,7 +320,7 @@ def _templates() -> jinja2.Environment:
         "plural": plural,
         "scaled": _scaled,
     }
-    made.globals["decide"] = decide
+    made.globals |= {"decide": decide, "TOO_LARGE": TOO_LARGE}
     return made
 
 

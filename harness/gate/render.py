@@ -96,12 +96,11 @@ class Answer:
 
     @property
     def tone(self) -> printer.Tone:
-        """Good where all was judged and nothing is wrong; bad where something is."""
+        """Good for an OK of what was judged, whose head counts what was not decided; bad where something is wrong."""
         if self.code in (Exit.REGRESSED, Exit.NUMERICS, Exit.INVALID):
             return "bad"
-        return (
-            "good" if self.code is Exit.OK and self.judgement and not self.judgement.could_not_judge else ""
-        )
+        is_judged = self.judgement and not self.judgement.could_not_judge
+        return "good" if self.code is Exit.OK and is_judged else ""
 
     def lines(self) -> list[str]:
         """The answer, then what it rests on."""

@@ -215,7 +215,7 @@ class Changes:
         ]
 
     def data(self) -> dict[str, Any]:
-        """Plain values; times in seconds."""
+        """Plain values; times in seconds, parts of a step in milliseconds."""
         timed = "suite case_id axes arm regime metric before after ratio low high verdict cause rounds floor"
         return picked(self, "environment only_before only_after broken figures cpu") | {
             "resolved": [picked(r, "suite arm field before after cases") for r in self.resolved],

@@ -37,7 +37,7 @@ TOLD: dict[str, tuple[Any, str]] = {
 }
 # Of no line that is positive, or figures and names that it gives where there are any
 OTHERS = {
-    "ok", "problems", "not_checked", "predicted", "counted", "device", "fp8_kernel_share", "all_gathers", "experts",
+    "problems", "not_checked", "predicted", "counted", "device", "fp8_kernel_share", "all_gathers", "experts",
     "probed", "shared_weights",
 }  # fmt: skip
 # Of a layer -> a value, and the warning that the record then has
@@ -55,7 +55,7 @@ OTHERS_OF_LAYER = {
 
 def proof_with(**fields: Any) -> Proof:
     known: dict[str, Any] = {
-        "ok": True, "problems": (), "warnings": (), "layers": (), "predicted": 3, "counted": 3, "device": "cpu",
+        "problems": (), "warnings": (), "layers": (), "predicted": 3, "counted": 3, "device": "cpu",
         "fp8_kernel_share": None, "all_gathers": {},
     }  # fmt: skip
     return Proof(**(known | fields))

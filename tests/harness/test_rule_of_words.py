@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from harness.judge.fleet.judge import Group, Outlier
 from harness.judge.verdict.paired import Verdict
 from harness.judge.verdict.result import GateResult
 from harness.judge.verdict.rows import NEGATIVE, ArmVerdict, StoredVerdicts
-from harness.judge.verdict.rule import verdict
+from harness.judge.verdict.rule import CurveVerdict, verdict
 from harness.store.case import Arm
 from harness.store.printer import MOST, Tone, as_text
 from harness.training.ab.result import FP8, TrialResult
@@ -170,9 +170,10 @@ KINDS = {
         lambda judged: StoredVerdicts([judged, FAULT]),
     ),
     "proof": Kind(
-        lambda: Proof(True, (), (), (), 3, 3, "cuda", 1.0, {}),
+        lambda: Proof((), (), (), 3, 3, "cuda", 1.0, {}),
         {
             "problems": (TOLD,),
+            "not_checked": (TOLD,),
             "warnings": (TOLD,),
             "emulated_in": TOLD,
             "unjudged": (TOLD,),
@@ -182,11 +183,10 @@ KINDS = {
             "layers": "counted in the line",
             "experts": "counted in the line",
             "all_gathers": "empty where nothing is sharded",
-            "not_checked": "empty where it is ok: tests of fp8core",
             "probed": "what was tested beside",
             "shared_weights": "empty where nothing is shared",
         },
-        lambda proof: Shown([proof.line], "good" if proof.ok and not proof.problems else "bad"),
+        lambda proof: Shown([proof.line], "good" if proof.ok else "bad"),
     ),
     "doctor": Kind(
         doctor, {"findings": [*doctor().findings, ProbeResult("peer", TOLD, "absent", "missing")]}, {}
@@ -254,3 +254,59 @@ def test_no_line_is_longer_than_the_rule_allows(name: str) -> None:
         len(line) <= MOST
         for line in as_text(Shown([*kind.show(kind.make()).lines(), "x " * 400])).splitlines()
     )
+
+
+def asked(words: str) -> AdviceView:
+    return AdviceView(answer(parse(words.split())))
+
+
+def trained(*outcomes: str) -> StoredVerdicts:
+    return StoredVerdicts([*(arm(Verdict(outcome, (), (), "limits")) for outcome in outcomes), FAULT])
+
+
+def tried(**of_a_kernel: Any) -> Tried:
+    return Tried("cuda", [*doctor().findings, ProbeResult("kernel", "cast", "seen", **of_a_kernel)])
+
+
+def gated(**fields: Any) -> gate_render.Answer:
+    return gate_render.Answer.of(replace(judgement(), **fields))
+
+
+def of_curves(outcome: str) -> CurveVerdict:
+    curves = [pd.DataFrame({"step": range(8), "val_loss": range(10, 2, -1)})] * 2
+    return replace(verdict(curves, curves), outcome=outcome)
+
+
+# Oracle: the words of each answer and the exit code of its command, by hand
+TONES: dict[str, tuple[Callable[[], Any], Tone]] = {
+    "FP8 is faster": (trial, "good"),
+    "FP8 is slower": (lambda: simulated(quiet, 0.7, 0), "bad"),
+    "on a CPU": (lambda: replace(trial(), device="cpu"), ""),
+    "advice on": (lambda: AdviceView(advice()), "good"),
+    "advice off": (lambda: asked("model=llama3_8b gpu=a100 dp=8 checkpointing=full"), "bad"),
+    "too large": (lambda: asked("model=llama3_8b gpu=h100"), "bad"),
+    "undecided": (lambda: asked("model=llama3_8b gpu=h100 gpus=1024 seq=8192 batch=1 recipe=rowwise"), ""),
+    "all works": (tried, "good"),
+    "a kernel is wrong": (lambda: tried(code="wrong"), "bad"),
+    "a kernel raised": (lambda: tried(code="raised"), "bad"),
+    "a kernel was not reached": (lambda: tried(code="unchecked"), ""),
+    "all train the same": (lambda: trained("PASS", "PASS"), "good"),
+    "one does not": (lambda: trained("PASS", "FAIL"), ""),
+    "none does": (lambda: trained("FAIL"), "bad"),
+    "no fault was seen to fail": (lambda: StoredVerdicts(trained("PASS").verdicts[:1]), ""),
+    "none is judged": (lambda: trained("INCONCLUSIVE"), ""),
+    "pass": (lambda: of_curves("PASS"), "good"),
+    "fail": (lambda: of_curves("FAIL"), "bad"),
+    "inconclusive": (lambda: of_curves("INCONCLUSIVE"), ""),
+    **{f"gate {code.name}": (partial(gated, code=code), "bad") for code in (Exit.REGRESSED, Exit.INVALID, Exit.NUMERICS)},
+    "gate ok": (gated, "good"),
+    "gate inconclusive": (partial(gated, code=Exit.INCONCLUSIVE), ""),
+    "gate judged too little": (partial(gated, could_not_judge=True), ""),
+    "gate without a judgement": (lambda: gate_render.Answer(Exit.OK, "OK"), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TONES)
+def test_a_tone_is_that_of_the_answer(name: str) -> None:
+    make, tone = TONES[name]
+    assert make().tone == tone

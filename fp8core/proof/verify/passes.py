@@ -120,7 +120,6 @@ def conclude(
             f"{len(ranks.gradients)} gradients differ between ranks, as if they were not reduced: {some}"
         )
     proof = Proof(
-        ok=not problems and not unchecked,
         problems=tuple(problems),
         warnings=tuple(warnings),
         layers=tuple(proof for proof in proofs if not proof.of_experts),

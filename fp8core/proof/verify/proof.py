@@ -29,7 +29,6 @@ class Proof:
     """What `verify` found.
 
     Attributes:
-        ok: FP8 runs as asked, and all of it was compared.
         problems: what is wrong; empty if ok.
         warnings: what a user should look at although FP8 runs.
         layers: every Linear of the model.
@@ -50,7 +49,6 @@ class Proof:
         matmuls: every matrix product of the step by owner, which of them ran in FP8, and their shares of its FLOPs.
     """
 
-    ok: bool
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     layers: tuple[LayerProof, ...]
@@ -67,6 +65,11 @@ class Proof:
     unjudged: tuple[str, ...] = ()
     shared_weights: int = 0
     matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
+
+    @property
+    def ok(self) -> bool:
+        """FP8 runs as asked, and all of it was compared."""
+        return not (self.problems or self.not_checked)
 
     @property
     def exit_code(self) -> int:
@@ -140,7 +143,7 @@ class Proof:
     def to_dict(self) -> dict[str, Any]:
         """Plain types only."""
         shares = {"fp8_flop_share": self.matmuls.fp8_share, "not_in_fp8": self.matmuls.not_in_fp8}
-        words = {"exit_code": self.exit_code, "line": self.line, "compared": self.compared}
+        words = {"ok": self.ok, "exit_code": self.exit_code, "line": self.line, "compared": self.compared}
         return {**words, **shares, **asdict(self)}
 
     def to_json(self) -> str:

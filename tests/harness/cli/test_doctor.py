@@ -192,12 +192,13 @@ def test_kernels_of_which_some_were_not_compiled_are_no_yes(
 
 
 def test_a_peer_none_of_whose_recipes_runs_here_is_missing() -> None:
-    """One that lacks some of them works, and names those."""
+    """One that lacks some of them, or whose cast is there, works, and names those."""
     there = replace(doctor.PEERS["scaled_mm"], missing=lambda device: None, version=lambda: "1", cast=None)
     some = replace(there, unfit=lambda recipe, device: "too old" if recipe == "rowwise" else None)
     none = replace(there, unfit=lambda recipe, device: "too old")
-    found = [doctor._outcome("peer", "p", partial(doctor._peer, peer, "cuda")) for peer in (some, none)]
-    assert [each.code for each in found] == ["", "missing"]
+    cast = replace(none, cast=lambda *_: None)
+    found = [doctor._outcome("peer", "p", partial(doctor._peer, peer, "cuda")) for peer in (some, none, cast)]
+    assert [each.code for each in found] == ["", "missing", ""]
     assert all("too old" in each.detail for each in found)
 
 

@@ -51,7 +51,9 @@ def test_published_runs_and_those_of_a_gate_are_told_from_mine(capsys: pytest.Ca
     Path("results/toy/a").rename("results/theirs/a")
     Path("results/theirs/provenance.yaml").write_text("")
     about = Path("results/toy/b/_run.json")
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"made_by": "gate"}))
+    record = json.loads(about.read_text())
+    about.write_text(json.dumps(record | {"made_by": "gate"}))
+    Path("results/toy/c/_run.json").write_text(json.dumps(record | {"made_by": "launch", "run_id": "c"}))
     found = json.loads(told(capsys, "json=true"))
     assert [(run["run_id"], run["whose"]) for run in found["runs"]] == [
         ("c", "mine"),
