@@ -311,7 +311,9 @@ LOUD = 2.5 * NOISY
 QUIET = [0.001, -0.001] * 10
 UNSETTLED = [0.05, -0.05] * 10
 WIDENED = [0.01, -0.01] * 3 + [0.065, -0.065] * 2 + [0.0] * 10  # open after ten rounds
-TWICE = [0.05, -0.05] * 5 + [0.08, -0.08] * 7 + [0.0] * 26  # open after ten rounds, and after those that were added
+TWICE = (
+    [0.05, -0.05] * 5 + [0.08, -0.08] * 7 + [0.0] * 26
+)  # open after ten rounds, and after those that were added
 STEADY, MOVED = [0.001, -0.001] * 10, [0.031, 0.029] * 10  # the control case, of which 1.5 % are allowed
 
 
