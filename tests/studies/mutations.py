@@ -5,6 +5,8 @@
     run   plants each fault in DIR/tree, runs the tests that ran its line, the quickest first, until one fails.
           With --all every such test is run, whether the fault was judged before or not.
     cover prints the tests that may leave by `run --all`: none of their faults is left without a test, cheapest tests first.
+    check plants each fault and runs the tests of its line that are not named in --gone, then those that are: a fault that
+          only these notice is what their removal would cost.
     near  runs the tests that ran lines which have changed here since the map was made, the quickest first, for --budget-s.
     table prints what is known so far, as markdown.
     list  prints the faults.
@@ -23,11 +25,13 @@ import json
 import os
 import re
 import shutil
+import queue
 import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +49,44 @@ NEIGHBOURS = (
 
 
 class State:
-    """The folder that keeps a study: a clone of the commit, the map and the results."""
+    """The folder that keeps a study: a clone of the commit for each worker, the map and the results."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int) -> None:
         self.folder, self.tree = folder.resolve(), folder.resolve() / "tree"
         self.results = self.folder / "results.jsonl"
         (self.folder / "map").mkdir(parents=True, exist_ok=True)
-        if not self.tree.exists():
-            git("clone", "--quiet", "--shared", str(ROOT), str(self.tree))
-        git("-C", str(self.tree), "checkout", "--quiet", "--", ".")
+        (self.folder / "coveragerc").write_text("[run]\nrelative_files = true\n")
+        self.trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for tree in [self.tree, *(self.folder / f"tree{number}" for number in range(1, workers))]:
+            if not tree.exists():
+                git("clone", "--quiet", "--shared", str(ROOT), str(tree))
+            git("-C", str(tree), "checkout", "--quiet", git("-C", str(self.tree), "rev-parse", "HEAD"))
+            git("-C", str(tree), "checkout", "--quiet", "--", ".")
+            self.trees.put(tree)
+        self.workers = workers
         self.commit = git("-C", str(self.tree), "rev-parse", "HEAD")
 
-    def pytest(self, words: Sequence[str], timeout: float | None) -> tuple[int | None, str]:
-        """Exit status (None: timed out) and output of a pytest in the clone."""
+    def each(self, work: Callable[[Path, Any], None], jobs: Iterable[Any]) -> None:
+        """Does each job in a tree of its own, as many at once as there are trees; the first error ends it."""
+
+        def in_a_tree(job: Any) -> None:
+            tree = self.trees.get()
+            try:
+                work(tree, job)
+            finally:
+                self.trees.put(tree)
+
+        with ThreadPoolExecutor(self.workers) as pool:
+            for _ in pool.map(in_a_tree, jobs):
+                pass
+
+    @staticmethod
+    def pytest(tree: Path, words: Sequence[str], timeout: float | None) -> tuple[int | None, str]:
+        """Exit status (None: timed out) and output of a pytest in a clone."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", LEFT_OUT, *words]
-        env = {**os.environ, "PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
+        env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
         with subprocess.Popen(
-            command, cwd=self.tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True, errors="replace",
         ) as process:  # fmt: skip
             try:
@@ -86,6 +111,15 @@ class State:
         rows = map(json.loads, self.results.read_text().splitlines())
         return {row["key"]: row for row in rows}
 
+    def add(self, mutation: Mutation, verdict: str, more: dict[str, Any]) -> None:
+        """Records what became of a fault."""
+        where = f"{mutation.path}:{mutation.line}"
+        row = {"key": mutation.key, "where": where, "kind": mutation.kind}
+        row |= {"before": mutation.before, "after": mutation.after, "verdict": verdict, **more}
+        print(f"{where} {verdict}", flush=True)
+        with self.results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
 
 def git(*words: str) -> str:
     return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
@@ -98,19 +132,23 @@ def make_map(state: State, paths: Sequence[str]) -> None:
     done = {line for log in (state.folder / "map").glob("*.files") for line in log.read_text().splitlines()}
     left = [str(file.relative_to(state.tree)) for file in files]
     left = [file for file in left if file not in done]
-    for first in range(0, len(left), FILES_AT_ONCE):
-        batch = left[first : first + FILES_AT_ONCE]
-        number = len(list((state.folder / "map").glob("*.files")))
-        data = state.tree / ".coverage"
+    batches = [left[first : first + FILES_AT_ONCE] for first in range(0, len(left), FILES_AT_ONCE)]
+    begun = len(list((state.folder / "map").glob("*.files")))
+
+    def under_coverage(tree: Path, job: tuple[int, list[str]]) -> None:
+        number, batch = job
+        data = tree / ".coverage"
         data.unlink(missing_ok=True)
         cover = [f"--cov={package}" for package in PACKAGES]
-        words = [*batch, *cover, "--cov-context=test", "--cov-report=", "--durations=0", "-vv"]
-        status, output = state.pytest(words, timeout=1800)
+        cover += [f"--cov-config={state.folder / 'coveragerc'}", "--cov-context=test", "--cov-report="]
+        status, output = state.pytest(tree, [*batch, *cover, "--durations=0", "-vv"], timeout=1800)
         print(f"{number}: exit {status}: {' '.join(batch)}", flush=True)
         if data.exists():
             shutil.move(data, state.folder / "map" / f"{number}.coverage")
         (state.folder / "map" / f"{number}.log").write_text(output)
         (state.folder / "map" / f"{number}.files").write_text("\n".join(batch))
+
+    state.each(under_coverage, enumerate(batches, begun))
 
 
 class TestMap:
@@ -131,7 +169,7 @@ class TestMap:
             data = CoverageData(str(file))
             data.read()
             for path in data.measured_files():
-                lines = self.lines[str(Path(path).relative_to(state.tree))]
+                lines = self.lines[path]
                 for line, contexts in data.contexts_by_lineno(path).items():
                     lines[line] |= {c.rpartition("|")[0] for c in contexts if "|" in c} - self.failed
 
@@ -155,28 +193,49 @@ def run(state: State, mutations: Iterable[Mutation], budget_s: float, every: boo
     """Plants one fault after another and records what noticed it: the first test, or every one."""
     tests = TestMap(state)
     known = state.known()
-    for mutation in mutations:
+
+    def plant(tree: Path, mutation: Mutation) -> None:
         chosen, of = tests.tests(mutation, budget_s)
         before = known.get(mutation.key)
         if before and ("ran" in before or not every) and not unsettled(before["verdict"], len(chosen)):
-            continue
+            return
         if not chosen:
             print(
                 f"{mutation.path}:{mutation.line} waits: no test of the map ran a line of this file",
                 flush=True,
             )
-            continue
-        verdict, failed = judged(state, mutation, chosen, of, sum(tests.seconds[t] for t in chosen), every)
-        row: dict[str, Any] = {
-            "key": mutation.key,
-            "where": f"{mutation.path}:{mutation.line}",
-            "kind": mutation.kind,
-        }
-        row |= {"before": mutation.before, "after": mutation.after, "verdict": verdict}
-        row |= {"ran": chosen, "failed": failed} if every else {}
-        print(f"{row['where']} {verdict}", flush=True)
-        with state.results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            return
+        verdict, failed = judged(
+            state, tree, mutation, chosen, of, sum(tests.seconds[t] for t in chosen), every
+        )
+        state.add(mutation, verdict, {"ran": chosen, "failed": failed} if every else {})
+
+    state.each(plant, mutations)
+
+
+def check(state: State, mutations: Iterable[Mutation], budget_s: float, gone: set[str]) -> None:
+    """What a removal costs: each fault is shown first to the tests that stay, then to those of the functions in `gone`."""
+    tests = TestMap(state)
+    known = state.known()
+
+    def plant(tree: Path, mutation: Mutation) -> None:
+        if mutation.key in known:
+            return
+        chosen, of = tests.tests(mutation, budget_s)
+        verdict = "survived 0 tests"
+        for word, held in (
+            ("stays", [t for t in chosen if function_of(t) not in gone]),
+            ("gone", [t for t in chosen if function_of(t) in gone]),
+        ):
+            if held:
+                seconds = sum(tests.seconds[t] for t in held)
+                verdict, _ = judged(state, tree, mutation, held, of, seconds, every=False)
+                if verdict.startswith("killed"):
+                    state.add(mutation, f"{verdict} that {word}", {})
+                    return
+        state.add(mutation, verdict, {})
+
+    state.each(plant, mutations)
 
 
 def unsettled(verdict: str, tests: int) -> bool:
@@ -186,17 +245,19 @@ def unsettled(verdict: str, tests: int) -> bool:
 
 
 def judged(
-    state: State, mutation: Mutation, tests: Sequence[str], of: int, seconds: float, every: bool
+    state: State, tree: Path, mutation: Mutation, tests: Sequence[str], of: int, seconds: float, every: bool
 ) -> tuple[str, list[str]]:
     """What became of one fault, and the tests that failed: the first one, or every one."""
-    path = state.tree / mutation.path
+    path = tree / mutation.path
     source = path.read_text()
-    names = state.folder / "tests.txt"
+    names = state.folder / f"{tree.name}.txt"
     names.write_text("\n".join(tests))
     try:
         path.write_text(mutation.apply(source))
         forget_bytecode(path)
-        status, output = state.pytest([*([] if every else ["-x"]), f"@{names}"], timeout=60 + 5 * seconds)
+        status, output = state.pytest(
+            tree, ["--tb=no", *([] if every else ["-x"]), f"@{names}"], timeout=60 + 5 * seconds
+        )
     finally:
         path.write_text(source)
         forget_bytecode(path)
@@ -328,7 +389,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("do", choices=["map", "run", "cover", "near", "table", "list"])
+    parser.add_argument("do", choices=["map", "run", "check", "cover", "near", "table", "list"])
     parser.add_argument("paths", nargs="*", help="of map: test files or folders")
     parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="outside the repository")
     parser.add_argument("--count", type=int, default=60)
@@ -342,10 +403,19 @@ def main() -> None:
     parser.add_argument(
         "--of", nargs="*", default=PACKAGES, metavar="PATH", help="code that faults are planted in"
     )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="that run tests at once, each in a clone of its own"
+    )
+    parser.add_argument(
+        "--gone",
+        type=Path,
+        metavar="FILE",
+        help="of check: the test functions that would leave, FILE::NAME a line",
+    )
     options = parser.parse_intermixed_args()  # options may stand before the files
     if options.state.resolve().is_relative_to(ROOT):
         parser.error(f"--state {options.state} lies in the repository; name a folder outside it")
-    state = State(options.state)
+    state = State(options.state, options.workers)
     if options.do == "map":
         make_map(state, options.paths)
         return
@@ -357,6 +427,8 @@ def main() -> None:
     mutations = state.mutations(options.count, options.seed, options.of)
     if options.do == "run":
         run(state, mutations, options.budget_s, options.all)
+    if options.do == "check":
+        check(state, mutations, options.budget_s, set(options.gone.read_text().split("\n")))
     if options.do == "list":
         for mutation in mutations:
             print(

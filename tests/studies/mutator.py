@@ -1,4 +1,4 @@
-"""Small faults planted in source text: one operator, constant, comparison, condition or returned value at a time.
+"""Small faults planted in source text: one operator, constant, condition, argument, dtype, statement or `raise` at a time.
 
 A mutation is found by what it says, not by where it stands: its rank is a hash of the enclosing function, the statement
 and the change. Code that moves to another file unchanged is therefore drawn again, and two tables can be compared.
@@ -12,7 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-KINDS = ("operator", "constant", "comparison", "boolean", "return")
+KINDS = (
+    "operator", "constant", "comparison", "boolean", "return", "branch", "sign", "index", "argument", "dtype", "statement",
+    "exception",
+)  # fmt: skip
 OPERATORS = {
     ast.Add: "-",
     ast.Sub: "+",
@@ -35,6 +38,18 @@ NEGATED = {
     ast.IsNot: "is",
     ast.In: "not in",
     ast.NotIn: "in",
+}
+OTHER_DTYPE = {
+    "float32": "bfloat16",
+    "float64": "float32",
+    "bfloat16": "float16",
+    "float16": "bfloat16",
+    "float8_e4m3fn": "float8_e5m2",
+    "float8_e5m2": "float8_e4m3fn",
+    "float8_e8m0fnu": "float8_e5m2",
+    "int64": "int32",
+    "int32": "int64",
+    "uint8": "int8",
 }
 NUMERIC = {"int", "float", "Tensor", "torch.Tensor"}  # return annotations whose value can be negated
 
@@ -85,18 +100,26 @@ def find(path: str, source: str) -> list[Mutation]:
 
 
 def select(mutations: Iterable[Mutation], count: int, seed: int) -> list[Mutation]:
-    """Draw mutations, as many of each package and kind as there are, the same ones for the same seed."""
+    """Draw mutations, as many of each room and kind as there are, the same ones for the same seed."""
     strata: dict[tuple[str, str], list[tuple[str, Mutation]]] = defaultdict(list)
     for mutation in mutations:
         rank = hashlib.sha256(f"{seed}|{mutation.key}".encode()).hexdigest()
-        strata[mutation.path.partition("/")[0], mutation.kind].append((rank, mutation))
-    queues = [sorted(stratum, key=lambda pair: pair[0]) for _, stratum in sorted(strata.items())]
+        strata[room_of(mutation.path), mutation.kind].append((rank, mutation))
+    queues = [sorted(stratum, key=lambda pair: pair[0]) for stratum in strata.values()]
+    queues.sort(key=lambda queue: queue[0][0])  # where the last round ends is chance, not the alphabet
     drawn: list[Mutation] = []
     while len(drawn) < count and any(queues):
         for queue in queues:
             if queue and len(drawn) < count:
                 drawn.append(queue.pop(0)[1])
     return drawn
+
+
+def room_of(path: str) -> str:
+    """The folder below the package; `fp8core` has two rooms, the library and its proof."""
+    package, _, rest = path.partition("/")
+    room = rest.partition("/")[0] if "/" in rest else ""
+    return f"{package}/{room}" if room and (package == "harness" or room == "proof") else package
 
 
 class _Finder(ast.NodeVisitor):
@@ -119,7 +142,7 @@ class _Finder(ast.NodeVisitor):
             self.statement = ast.unparse(node)
         super().visit(node)
 
-    def _add(self, node: ast.expr, kind: str, after: str) -> None:
+    def _add(self, node: ast.expr | ast.stmt, kind: str, after: str) -> None:
         start = self.line_starts[node.lineno - 1] + node.col_offset
         end = self.line_starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         before = self.text[start:end].decode()
@@ -159,18 +182,62 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if "__all__" not in [ast.unparse(target) for target in node.targets]:
-            self.visit(node.value)
+        if "__all__" in [ast.unparse(target) for target in node.targets]:
+            return
+        if all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets):
+            self._add(node, "statement", "pass")
+        self.visit(node.value)
 
     def visit_If(self, node: ast.If) -> None:
         if "TYPE_CHECKING" in ast.unparse(node.test) or "__name__" in ast.unparse(node.test):
             for child in node.orelse:
                 self.visit(child)
         else:
+            self._add(node.test, "branch", f"(not ({ast.unparse(node.test)}))")
             self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Skips messages."""
+        """Loses the exception; skips its message."""
+        self._add(node, "exception", "pass")
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call):
+            self._add(node, "statement", "pass")
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._add(node, "statement", "pass")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if len(node.args) > 1 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2]):
+            first, second, *rest = map(ast.unparse, node.args)
+            named = [f"{word.arg}={value}" if word.arg else f"**{value}" for word in node.keywords
+                     for value in [ast.unparse(word.value)]]  # fmt: skip
+            if first != second:
+                swapped = ", ".join([second, first, *rest, *named])
+                self._add(node, "argument", f"{ast.unparse(node.func)}({swapped})")
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr in OTHER_DTYPE and ast.unparse(node.value) in ("torch", "np", "numpy"):
+            self._add(node, "dtype", f"{ast.unparse(node.value)}.{OTHER_DTYPE[node.attr]}")
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.USub):
+            self._add(node, "sign", f"({ast.unparse(node.operand)})")
+        elif isinstance(node.op, ast.Not):
+            self._add(node, "sign", f"bool({ast.unparse(node.operand)})")
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        whole = ast.unparse(node.value)
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
+            self._add(node, "index", f"{whole}[{node.slice.value + 1}]")
+            self.visit(node.value)
+        else:
+            self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> None:
         """Skips what states an assumption."""
