@@ -42,7 +42,7 @@ from mutator import Mutation, find, select
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fp8core", "harness")
 LEFT_OUT = "not slow and not benchmark_bar and not clients and not cluster and not gpu"
-FILES_AT_ONCE = 4  # test files of one pytest process while the map is made
+FILES_AT_ONCE = 6  # test files of one pytest process while the map is made
 NEIGHBOURS = (
     40  # tests of a line that no test ran, or that ran at import: those that ran the most of its file
 )
