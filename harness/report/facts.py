@@ -36,7 +36,7 @@ def facts(machine: Machine) -> list[tuple[str, str]]:
     return [
         *found,
         *_peaks(machine),
-        *_extensions(machine),
+        *_what_ran(machine),
         ("measured on", dates(machine.days)),
         *_how_timed(machine),
     ]
@@ -79,11 +79,19 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
     return [("published peak, dense", dense), ("source of the peak", device.source)]
 
 
-def _extensions(machine: Machine) -> list[tuple[str, str]]:
-    """What other packages brought to these rows: recipes, peers, suites, models and backends of theirs."""
-    rows = [parse(each).get("extensions", {}) for each in machine.frame["resolved"].unique()]
-    seen = sorted({f"{package} {version}".strip() for row in rows for package, version in row.items()})
-    return [("extensions, not part of the harness", ", ".join(seen))] if seen else []
+def _what_ran(machine: Machine) -> list[tuple[str, str]]:
+    """Backends and kernels that rows name, and what other packages brought to them: recipes, peers, suites, models, backends."""
+    rows = [parse(each) for each in machine.frame["resolved"].unique()]
+    found = {
+        "backends": [str(row["backend"]) for row in rows if row.get("backend")],
+        "kernels": [str(kernel)[:72] for row in rows for kernel in row.get("kernels") or ()],
+        "extensions, not part of the harness": sorted(
+            f"{package} {version}".strip()
+            for row in rows
+            for package, version in row.get("extensions", {}).items()
+        ),
+    }
+    return [(name, text.some([*dict.fromkeys(own)], 8)) for name, own in found.items() if own]
 
 
 def _how_timed(machine: Machine) -> list[tuple[str, str]]:

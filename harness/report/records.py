@@ -163,10 +163,19 @@ class Gemms(NamedTuple):
         """Whether FP8 did not run where it should; 0 of 0 is none, not all."""
         return self.seen is not None and (self.seen < self.due or not self.seen)
 
+    @property
+    def on_operands(self) -> bool:
+        """Whether its operands alone prove FP8: nothing was counted."""
+        return self.seen is None and self.direct
+
 
 def gemms(row: Record) -> Gemms:
     """What a row says of its GEMMs. A suite that counts gives no time to an arm that falls short."""
-    about = resolved_of(row)
+    return gemms_of(resolved_of(row))
+
+
+def gemms_of(about: Mapping[str, Any]) -> Gemms:
+    """What a row's `resolved` says of its GEMMs."""
     seen = about.get("fp8_gemms")
     return Gemms(seen, about.get("fp8_gemms_expected", seen), "float8" in str(about.get("a_dtype")))
 

@@ -16,15 +16,14 @@ import jinja2
 from itables.utils import find_package_file
 from markupsafe import Markup
 
-from harness.report import verdicts
 from harness.report.compared import shared
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
+from harness.report.first_screen import FirstScreen
 from harness.report.headline import headline, headline_rows, overview
 from harness.report.picture import picture
 from harness.report.runs import dates
 from harness.report.section import sections
-from harness.report.standings import lead
 from harness.report.words import HERE, say
 from harness.store import printer, text
 
@@ -118,17 +117,15 @@ def render_sections(
 
 def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> dict[str, Any]:
     """What the templates know about one machine."""
-    answers = verdicts.answers(machine)
     return {
         "env_id": machine.env_id,
         "name": machine.name,
         "notice": say("cpu_notice", machine=machine),
         "conditions": conditions(machine),
         "described": described(machine),
-        "lead": lead(machine, answers),
+        "lead": FirstScreen.of(machine).lines(),
         "picture": picture(machine),
         "headline": headline(machine, rows),
-        "answers": answers,
         "sections": sections(machine, "train" if focus == "mfu" else ""),
         "facts": facts(machine),
     }

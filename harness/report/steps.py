@@ -18,7 +18,7 @@ from harness.judge.model_title import title_of
 from harness.machine import mfu
 from harness.machine.kernels_by_name import CLASSES
 from harness.report.drawing import HATCHES, INK, SERIES, Chart, sheet, styled
-from harness.report.records import arm_records, compilations, key_of, tokens_per_s
+from harness.report.records import arm_records, compilations, first_steps, key_of, tokens_per_s
 from harness.report.table import (
     NA,
     STYLES,
@@ -43,6 +43,7 @@ from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
+    from harness.report.table import Row
 
 SUITE = "train"
 MOST_CASES = 6
@@ -90,6 +91,17 @@ def advised_table(machine: Machine) -> Table:
     every = [*columns("advised"), Column(f"not below {FLOOR:g}", "outcome", hint)]
     said = f"{verdict(arms)}." if arms else ""
     return make_table(f"advised-{machine.env_id}", every, records, said, sortable=False)
+
+
+def first_steps_table(machine: Machine) -> Table:
+    """An arm a row: how far its first steps lay from the control's at worst, how its precision was proved, and every warning."""
+    records = []
+    for arm, own in gathered((s.arm, s) for s in first_steps(machine)).items():
+        far = max(own, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else 0.0)
+        said = {"proof": (s.proof for s in own), "warnings": (w for s in own for w in s.warnings)}
+        record: Row = {"arm": arm, "gap": max(s.loss_gap for s in own), "norms": far.norm_ratio}
+        records.append(record | {name: "; ".join(dict.fromkeys(words)) for name, words in said.items()})
+    return table_of(machine, "first_steps", records, "First steps, before any was timed.", sortable=False)
 
 
 def traces_table(machine: Machine) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import numpy as np
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
 from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate, unshown
-from harness.judge.verdict.rows import trains_the_same as answer_over
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate
 from harness.judge.verdict.rule import PASS_CONFIDENCE
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look, sheet, styled, ticks
 from harness.report.table import (
@@ -26,7 +24,6 @@ from harness.report.table import (
     table_of,
     word,
 )
-from harness.report.verdicts import Answer, answer
 from harness.report.words import say
 from harness.store import stats, text
 from harness.store.case import (
@@ -76,30 +73,6 @@ DASHES: tuple[Any, ...] = (
     *((0, on_off) for on_off in ((5, 1, 1, 1, 1, 1), (7, 2), (1, 2), (3, 1, 1, 1))),
 )
 SECONDS_PER_HOUR = 3600
-
-
-def trains_the_same(machine: Machine) -> Answer:
-    """Whether FP8 reaches the control's loss, by the verdicts on arms that are no controls themselves."""
-    candidates = [v for v in machine.verdicts if is_candidate(v.fields)]
-    count = Counter(v.verdict.outcome for v in candidates)
-    evidence = []
-    for v in candidates:
-        late = v.verdict.gate("L4")
-        told = f"{label(machine, v)}: {v.verdict.outcome}"
-        if late is not None and math.isfinite(late.high - late.low):
-            told += f", late gap {percent(late.effect)} ({percent(late.low)} to {percent(late.high)})"
-        evidence.append(told)
-    evidence += dict.fromkeys(v.verdict.limits for v in candidates)
-    # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
-    found, missing = answer_over(machine.verdicts), unshown(machine.verdicts)
-    if not candidates:
-        return answer("same", found, evidence, "no FP8 arm was trained in these runs")
-    outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
-    unseen = missing and (found in ("yes", "partly") or set(count) == {"PASS"})
-    lacking = f", no {NEGATIVE} to compare" if unseen else ""
-    return answer(
-        "same", found, evidence[:8], f"{text.plural(len(candidates), 'FP8 arm')}: {outcomes}{lacking}"
-    )
 
 
 # Tables

@@ -160,6 +160,6 @@ def test_a_run_that_is_not_whole_says_so_first(tmp_path, state, note):
         (run / "part-corrupt.parquet").write_bytes(b"PAR1 not really")
     written = write_report([run], tmp_path / "r.html")
     page = Page(written.html.read_text()).text
-    assert page.index(note) < page.index("Is FP8 faster here?")
+    assert page.index(note) < page.index("FP8 is faster here")
     assert note in written.markdown.read_text().replace("\\_", "_")  # escaped, as all that a run says
     assert len(written.problems) == (state == "finished")
