@@ -30,7 +30,7 @@ _GAIN_OF = ("suite", "arm", "baseline", "regime")
 
 
 def shared(material: Material) -> tuple[Section, ...]:
-    """What several machines have in common, which stands before each of them alone."""
+    """What several machines have in common, which stands after each of them alone."""
     if len(material.machines) < 2:
         return ()
     both = Section("machines", *titled("section_machines"), first=across_machines(material))

@@ -18,7 +18,7 @@ from markupsafe import escape
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from harness.judge import gathered
 from harness.report.runs import once
@@ -230,14 +230,6 @@ def ticks(axis: Axis, most: int, signed: bool = False, **more: Any) -> None:
     axis.set_major_locator(MaxNLocator(most, **more))
     if signed:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
-
-
-def bytes_axis(axes: Axes) -> None:
-    """A horizontal axis of bytes, by powers of two."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.bytes_(v)))
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:

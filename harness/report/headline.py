@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from harness.judge.model_title import title_of
 from harness.judge.verdict.result import percent
 from harness.machine import mfu
-from harness.report.compared import names
 from harness.report.records import (
     SQNR,
     arm_records,
@@ -35,13 +34,13 @@ from harness.store.compare import SECONDS
 from harness.store.printer import Cell, Table, filled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from harness.report.runs import Machine
     from harness.report.standings import Standing
     from harness.report.table import Record
 
-MOST_ROWS, MOST_OF_EACH = 14, 4  # of one machine; of each where there are several
+MOST_ROWS = 14
 HeadlineRow = tuple[Cell, ...]
 COLUMNS = columns("headline")
 NOTHING = Cell("")
@@ -75,23 +74,9 @@ def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
     """The rows of one machine as a table; None where no FP8 arm was measured."""
     left = len(standings(machine)) - len(rows)
     caption = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
-    return _table(f"headline-{machine.env_id}", rows, caption) if rows else None
-
-
-def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
-    """The best rows of each machine with its name; None where there is none."""
-    whole = []
-    for name, (machine, own) in zip(names(list(rows)), rows.items(), strict=True):
-        for arm, *numbers in own[:MOST_OF_EACH]:
-            note = ", ".join(filter(None, (name, arm.note)))
-            whole.append((arm._replace(note=note, href=f"#m-{machine.env_id}"), *numbers))
-    cut = any(len(own) > MOST_OF_EACH for own in rows.values())
-    caption = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
-    return _table("headline", whole, caption) if whole else None
-
-
-def _table(key: str, rows: Sequence[HeadlineRow], caption: str) -> Table:
-    return filled(Table(key, [c.heading for c in COLUMNS], rows, caption, sortable=False, as_cards=True))
+    headings = [c.heading for c in COLUMNS]
+    made = Table(f"headline-{machine.env_id}", headings, rows, caption, sortable=False, as_cards=True)
+    return filled(made) if rows else None
 
 
 def _title(machine: Machine, standing: Standing) -> str:

@@ -1,8 +1,7 @@
-"""Picture: the one figure of the first screen. On a GPU the speedup of each arm; on a CPU quality and bytes, never a speed."""
+"""Picture: the one figure of the first screen. On a GPU the speedup of each arm; on a CPU its quality, never a speed."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from harness.judge import gathered
@@ -20,13 +19,12 @@ from harness.report.drawing import (
     sheet,
     span,
     styled,
-    ticks,
 )
 from harness.report.records import SQNR, numerics_by_arm
 from harness.report.standings import doubts, recipe, timed, unjudged
-from harness.report.verdicts import STUDIES, tally, what_of
+from harness.report.verdicts import STUDIES, least, tally, what_of
 from harness.store import text
-from harness.store.case import Arm, arm_of
+from harness.store.case import Arm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from harness.report.drawing import Sheet
-    from harness.report.records import Worst
     from harness.report.runs import Machine
     from harness.report.standings import Standing
     from harness.report.table import Row
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     Words = tuple[str, str, list[str]]  # name of a row, its verdict, what stands against it
 
 MOST_ARMS, MOST_UNJUDGED, MOST_CASES = 10, 4, 12
-BYTES = {"saved_bytes_per_elem": "kept for backward", "cast_bytes_per_elem": "moved by fused casts"}
 
 
 def picture(machine: Machine) -> Chart | None:
@@ -83,10 +79,8 @@ def _gains(machine: Machine) -> Chart | None:
     )
 
 
-def _sheet(machine: Machine, rows: int, panels: int = 1) -> Sheet:
-    drawn = sheet(
-        f"picture-{machine.env_id}", 0.85 + 0.36 * max(rows, 2), panels, width=9.2, grid="x", sharey=True
-    )
+def _sheet(machine: Machine, rows: int) -> Sheet:
+    drawn = sheet(f"picture-{machine.env_id}", 0.85 + 0.36 * max(rows, 2), width=9.2, grid="x")
     drawn.axes.set_ylim(rows - 0.4, -0.6)
     return drawn
 
@@ -109,72 +103,36 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
 
 @styled
 def _quality(machine: Machine) -> Chart | None:
+    """The worst SQNR of each recipe with its bound; hollow where it fails or has no bound to pass."""
     judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES)
     by_recipe = gathered((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
     if not by_recipe:
         return None
-    found = dict(list(by_recipe.items())[:MOST_ARMS])
-    bytes_of: dict[Arm, dict[str, float]] = {}  # the most of each recipe, by metric
-    for r in machine.pick(metric=BYTES, status="ok"):
-        if math.isfinite(r["value"]):
-            own = bytes_of.setdefault(recipe(arm_of(r)), {})
-            own[r["metric"]] = max(r["value"], own.get(r["metric"], 0.0))
-    kinds = [name for name in BYTES if any(name in bytes_of.get(arm, {}) for arm in found)]
-    drawn = _sheet(machine, len(found), 1 + bool(kinds))
-    axes = drawn.axes
-    words = [
-        (str(arm), *_quality_row(axes, y, every, look(machine, arm)))
-        for y, (arm, every) in enumerate(found.items())
-    ]
-    span(axes, LEAST_DB)
-    axes.set_xlabel("worst SQNR (dB), higher is better")
-    axes.plot([], [], color=INK, linewidth=1.6, label="least accepted")
-    _label(axes, words, beside=not kinds)
-    if kinds:
-        base = bytes_of.get(Arm("bf16"), {}).get("saved_bytes_per_elem")
-        _bytes_panel(drawn.panels[1], [bytes_of.get(arm, {}) for arm in found], kinds, base)
-    return drawn.say("quality", kinds=[BYTES[k] for k in kinds], left=len(by_recipe) - len(found))
+    found = list(by_recipe.items())[:MOST_ARMS]
+    drawn = _sheet(machine, len(found))
+    words: list[Words] = []
+    for y, (arm, every) in enumerate(found):
+        worst = least(every)
+        metric, value = worst.worst
+        bound, failed = worst.bounds.get(metric), any(w.failing for w in every)
+        word = "BELOW ITS BOUND" if failed else "no bound" if bound is None else "passed"
+        style = look(machine, arm, fillstyle="full" if word == "passed" else "none", markersize=7.5)
+        drawn.axes.plot([value], [y], **style)
+        if bound is not None:
+            drawn.axes.plot([bound] * 2, [y - 0.24, y + 0.24], color=INK, linewidth=1.6)
+        words.append((str(arm), f"{text.number(value)} dB {word}", [f"{SQNR[metric]}, {worst.suite}"]))
+    span(drawn.axes, LEAST_DB)
+    drawn.axes.set_xlabel("worst SQNR (dB), higher is better")
+    drawn.axes.plot([], [], color=INK, linewidth=1.6, label="least accepted")
+    _label(drawn.axes, words)
+    return drawn.say("quality", left=len(by_recipe) - len(found))
 
 
-def _quality_row(axes: Axes, y: float, every: Sequence[Worst], style: Row) -> tuple[str, list[str]]:
-    """The worst SQNR of a recipe with its bound; hollow where it fails or has no bound to pass."""
-    least = min(every, key=lambda w: w.worst[1])
-    metric, value = least.worst
-    bound, failed = least.bounds.get(metric), any(w.failing for w in every)
-    word = "BELOW ITS BOUND" if failed else "no bound" if bound is None else "passed"
-    if bound is not None:
-        axes.plot([bound] * 2, [y - 0.24, y + 0.24], color=INK, linewidth=1.6)
-    if math.isfinite(value):
-        axes.plot(
-            [value], [y], **style | {"fillstyle": "full" if word == "passed" else "none", "markersize": 7.5}
-        )
-    return f"{text.number(value)} dB {word}", [f"{SQNR[metric]}, {least.suite}"]
-
-
-def _bytes_panel(
-    axes: Axes, values: Sequence[dict[str, float]], kinds: Sequence[str], base: float | None
-) -> None:
-    """Two bars a recipe from 0, and what bf16 keeps as a line."""
-    for i, (kind, alpha) in enumerate(zip(kinds, (1.0, 0.45), strict=False)):
-        at = [y + 0.18 * (2 * i - 1) * (len(kinds) > 1) for y in range(len(values))]
-        widths = [own.get(kind, 0.0) for own in values]
-        axes.barh(at, widths, height=0.3, color=MUTED, alpha=alpha, label=BYTES[kind])
-        for y, own, width in zip(at, values, widths, strict=True):
-            said = text.number(own[kind]) if kind in own else "not measured" if not (own or i) else ""
-            axes.annotate(said, (width, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    if base is not None:
-        axes.axvline(base, color=INK, linewidth=0.9, linestyle="--", label="bf16 keeps")
-    top = max((v for own in values for v in own.values()), default=1.0)
-    axes.set(xlim=(0, 1.25 * max(top, base or 0.0)), xlabel="bytes an element, lower is better")
-    ticks(axes.xaxis, 5, integer=True)
-
-
-def _label(axes: Axes, words: Sequence[Words], beside: bool = True) -> None:
+def _label(axes: Axes, words: Sequence[Words]) -> None:
     """Names of the rows, with the verdict and what stands against it beside them."""
     about: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "color": INK}
-    names = [text.short(n, 32) if beside else f"{text.short(n, 28)}\n{v}" for n, v, _ in words]
-    axes.set_yticks(range(len(words)), names)
-    for y, (_, verdict, more) in enumerate(words if beside else ()):
+    axes.set_yticks(range(len(words)), [text.short(name, 32) for name, *_ in words])
+    for y, (_, verdict, more) in enumerate(words):
         axes.text(1.015, y - 0.19 * bool(more), verdict, **about)
         if more:
             axes.text(1.015, y + 0.21, _fitting(more, 44), **about | {"color": MUTED, "fontsize": 7.5})
@@ -182,9 +140,5 @@ def _label(axes: Axes, words: Sequence[Words], beside: bool = True) -> None:
 
 def _fitting(said: Sequence[str], most: int) -> str:
     """Reasons in so many characters: the first ones and how many more; the middle of one alone is left out."""
-    for kept in range(len(said), 0, -1):
-        words = text.some(said, kept)
-        if len(words) <= most:
-            return words
-    alone = f"{len(said)} doubts" if len(said) > 1 else "".join(said)
-    return text.short(alone, most) if most >= 8 else ""
+    shown = (text.some(said, kept) for kept in range(len(said), 0, -1))
+    return next((words for words in shown if len(words) <= most), text.short(text.some(said, 1), most))

@@ -104,12 +104,6 @@ def tokens_per_s(record: Record) -> float | None:
     return float(tokens * (resolved.get("ranks") or 1) / (record["value"] * SECONDS[record["unit"]]))
 
 
-def isolated(machine: Machine, suite: str) -> list[Row]:
-    """The newest records of a suite that have a time, measured alone."""
-    records = newest(timed_records(machine, suite), has_time)
-    return [r for r in records if has_time(r) and r["regime"] in ("isolated", "")]
-
-
 def _against_peak(device: Device | None, row: Record) -> Row:
     """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
 

@@ -25,7 +25,7 @@ PARTS = ("first", "charts", "tables")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a report: a short table, then figures and the long tables."""
+    """One part of a report: a short table, then figures, the long tables, and facts as (name, value)."""
 
     key: str
     title: str
@@ -35,6 +35,7 @@ class Section:
     tables: Sequence[Table] = ()
     folded: bool = False
     in_markdown: bool = True
+    facts: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
@@ -47,7 +48,7 @@ class Section:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not (self.charts or self.all_tables)
+        return not (self.charts or self.all_tables or self.facts)
 
 
 @cache

@@ -15,11 +15,11 @@ from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate
 from harness.judge.verdict.rule import PASS_CONFIDENCE
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look, sheet, styled, ticks
 from harness.report.table import (
-    NA,
     STYLES,
     Column,
     estimate,
     make_table,
+    number,
     resolved_of,
     table_of,
     word,
@@ -62,7 +62,7 @@ _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
 GAPS = {"L4": "late gap", "L4h": "held-out gap"}
 LIMIT = 100 * MARGIN
 CONFIDENCE = 100 * PASS_CONFIDENCE
-FAR = 12 * MARGIN  # gaps beyond are written at the edge of the figure, so that the others stay legible
+FAR = 12 * MARGIN  # gaps beyond stand in the caption, so that the others stay legible
 MOST_COSTS, MOST_CURVES = 8, 6  # set-ups with a figure
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
 DASHES: tuple[Any, ...] = (
@@ -73,16 +73,24 @@ DASHES: tuple[Any, ...] = (
     *((0, on_off) for on_off in ((5, 1, 1, 1, 1, 1), (7, 2), (1, 2), (3, 1, 1, 1))),
 )
 SECONDS_PER_HOUR = 3600
+_VARIANTS = {
+    EPS: "weights perturbed by 1e-4",
+    OTHER: "other seeds",
+    GOLDEN: "emulated",
+    WARMUP: "after a warm-up without FP8",
+    COOLDOWN: "before a cool-down without FP8",
+    NEGATIVE: "broken on purpose",
+}
 
 
 # Tables
 
 
 def verdict_table(machine: Machine) -> Table:
-    """One row an arm: the verdict, and each gate's status with the figure that it rests on."""
+    """One row an arm: the verdict, each gate's status with the figure that it rests on, seeds and hours of CPU."""
     verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.fields))
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
-    varying = varying_axes(machine)
+    varying, hours = varying_axes(machine), _cpu_hours(machine)
     records = []
     for v in verdicts:
         outcome, note = v.verdict.outcome, "" if v.against == CONTROL else f"against {v.against}"
@@ -90,15 +98,21 @@ def verdict_table(machine: Machine) -> Table:
         if outcome == v.expected == "FAIL":
             cell = Cell(outcome, outcome, "pass", "as it should")
         record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
+        record |= {g.gate: _gate_cell(g, _gate_figure(g)) for g in v.verdict.gates}
         record |= {
-            name: _gate_cell(gate, _gate_figure(gate))
-            for name in shown
-            if (gate := v.verdict.gate(name)) is not None
+            "arm": Cell(v.arm, v.arm, note=note),
+            "verdict": cell,
+            "hours": hours.get((_key(v.axes), v.arm)),
         }
-        records.append(record | {"arm": Cell(v.arm, v.arm, note=note), "verdict": cell})
+        record["what"] = what(v.fields, str(v.axes.get("schedule") or ""))
+        records.append(record | {"seeds": max((g.seeds for g in v.verdict.gates), default=0)})
     every = [
-        *(Column(name) for name in (*varying, "arm", "verdict")),
+        *(Column(name) for name in (*varying, "arm")),
+        Column("what is in FP8", "what"),
+        Column("verdict"),
         *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
+        number("seeds", show=str),
+        number("CPU (h)", "hours", hint="of all seeds; evaluation included", needs="hours"),
     ]
     return make_table(f"verdict-{machine.env_id}", every, records, _shared_by_all(machine), sortable=False)
 
@@ -115,6 +129,7 @@ def _shared_by_all(machine: Machine) -> str:
         fixed=text.axes_said(axes, (n for n in axes if n not in varying)),
         judged=sorted(loss_from) if loss_from - {_WHOLE} else [],
         limit=LIMIT,
+        confidence=CONFIDENCE,
         limits=list(dict.fromkeys(v.verdict.limits for v in machine.verdicts)),
         missing=list(dict.fromkeys(m for v in machine.verdicts for m in v.missing)),
     )
@@ -129,7 +144,10 @@ def _gate_figure(gate: GateResult) -> str:
     if not math.isfinite(gate.effect):
         return ""
     if gate.unit == "of the loss" and gate.gate != "L5":
-        return percent(gate.effect)
+        within = f" ({percent(gate.low)} to {percent(gate.high)})" * (
+            gate.gate in GAPS and math.isfinite(gate.high - gate.low)
+        )
+        return f"{percent(gate.effect)}{within}"
     if gate.unit == "ratio":
         return text.number(gate.effect, 4)
     return f"{gate.effect:+.0f}" if gate.unit == "spikes" and gate.effect else ""
@@ -146,32 +164,6 @@ def gates_table(machine: Machine) -> Table:
     return table_of(machine, "gates", records)
 
 
-def cost_table(machine: Machine) -> Table:
-    """One row an arm: late and held-out gap with their intervals, the verdict, seeds and hours of CPU."""
-    hours, several = _cpu_hours(machine), len(machine.trainings) > 1
-    records = []
-    for v in machine.verdicts:
-        own = {name: gap for name in GAPS if (gap := _gap_to_control(v, name)) is not None}
-        if own:
-            outcome = v.verdict.outcome
-            record: Row = {name: _gap_cell(own.get(name)) for name in GAPS}
-            record |= {"set-up": setup_label(machine, v.axes) if several else "", "arm": v.arm}
-            record["what"] = what(v.fields, str(v.axes.get("schedule") or ""))
-            record["seeds"] = max(gap.seeds for gap in own.values())
-            record["verdict"] = Cell(outcome, outcome, "pass" if outcome == v.expected else STYLES[outcome])
-            spent = hours.get((_key(v.axes), v.arm))
-            record["hours"] = spent and Cell(text.number(spent, 2), spent)
-            records.append(record)
-    total = sum(hours.values())
-    return table_of(
-        machine,
-        "loss_cost",
-        records,
-        say("caption_cost", control=CONTROL, limit=LIMIT, hours=total, confidence=CONFIDENCE),
-        key="loss-cost",
-    )
-
-
 def what(arm: Arm, schedule: str = "") -> str:
     """What of an arm is in FP8, in words; `schedule` is the precision schedule of its set-up.
 
@@ -180,9 +172,10 @@ def what(arm: Arm, schedule: str = "") -> str:
     """
     parts = {"only operand": ONLY_OPERAND, "only GEMM": ONLY_GEMM, "all, gradients in": GRAD_FORMAT}
     found = [f"{words} {own[arm.variant]}, emulated" for words, own in parts.items() if arm.variant in own]
-    names = {"control": CONTROL, "negative": NEGATIVE, "eps": EPS, "other": OTHER, "golden": GOLDEN}
-    names |= {"warmup": WARMUP, "cooldown": COOLDOWN}
-    return found[0] if found else say("in_fp8", arm=arm, schedule=schedule, **names)
+    by = f"by the schedule {schedule}" if schedule and arm.recipe != CONTROL else ""
+    whole = "nothing" if arm.recipe == CONTROL else "all"
+    how = _VARIANTS.get(arm.variant, arm.variant) if arm.variant else by
+    return found[0] if found else ", ".join(filter(None, (whole, how)))
 
 
 def _gap_to_control(verdict: ArmVerdict, gate: str) -> GateResult | None:
@@ -191,13 +184,6 @@ def _gap_to_control(verdict: ArmVerdict, gate: str) -> GateResult | None:
     if verdict.against != CONTROL or found is None or not math.isfinite(found.high - found.low):
         return None
     return found
-
-
-def _gap_cell(gap: GateResult | None) -> Cell:
-    if gap is None:
-        return NA
-    style = "bad" if gap.low > MARGIN or gap.high < -MARGIN else ""
-    return Cell(percent(gap.effect), gap.effect, style, interval=f"{percent(gap.low)} to {percent(gap.high)}")
 
 
 def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
@@ -337,30 +323,18 @@ def _forest(machine: Machine, setup: Setup, arms: Sequence[tuple[ArmVerdict, Gat
     axes.axvspan(-LIMIT, LIMIT, color=BAND, linewidth=0, label=f"margin, {LIMIT:g} %")
     axes.axvline(0, color=MUTED, linewidth=0.6)
     for shift, (name, title), fill in zip((-0.14, 0.14), GAPS.items(), ("full", "none"), strict=True):
-        near = {
-            y: g for y, (v, _) in enumerate(arms) if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR
-        }
-        for y, g in near.items():
-            style = look(machine, arms[y][0].fields, fillstyle=fill)
-            ends = forest(axes, [(y + shift, 100 * g.effect, 100 * g.low, 100 * g.high)], style)
-            inside.append(max(map(abs, ends)))
-        if near:
-            axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
+        for y, (v, _) in enumerate(arms):
+            if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR:
+                style = look(machine, v.fields, fillstyle=fill)
+                ends = forest(axes, [(y + shift, 100 * g.effect, 100 * g.low, 100 * g.high)], style)
+                inside.append(max(map(abs, ends)))
+        axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
     edge = 1.08 * min(max(inside), 100 * FAR)
-    for y, (_, late) in enumerate(arms):
-        if abs(late.effect) > FAR:
-            is_worse = late.effect > 0
-            said = f"{percent(late.effect)} >" if is_worse else f"< {percent(late.effect)}"
-            side: Any = {"ha": "right" if is_worse else "left", "va": "center", "color": MUTED}
-            axes.text(math.copysign(0.98 * edge, late.effect), y, said, **side)
-    axes.set(
-        xlim=(-edge, edge), ylim=(len(arms) - 0.3, -0.7), xlabel="gap (% of the loss); right of 0 is worse"
-    )
+    axes.set(xlim=(-edge, edge), xlabel="gap (% of the loss); right of 0 is worse")
     ticks(axes.xaxis, 9, signed=True)
-    seeds = sorted({late.seeds for _, late in arms})
-    return drawn.say(
-        "cost", setup=setup_label(machine, setup.axes), seeds=seeds, control=CONTROL, confidence=CONFIDENCE
-    )
+    beyond = [f"{v.arm} {percent(late.effect)}" for v, late in arms if abs(late.effect) > FAR]
+    facts = {"beyond": beyond, "control": CONTROL, "confidence": CONFIDENCE}
+    return drawn.say("cost", setup=setup_label(machine, setup.axes), **facts)
 
 
 def loss_charts(machine: Machine) -> list[Chart]:

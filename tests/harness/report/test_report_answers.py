@@ -194,7 +194,7 @@ def test_a_cpu_never_claims_speed(cpu, cpu_machine):
     timed = [
         each for each in titles if re.search("FP8 against|Eager and|Layers|GEMM|Casts|Ceil|Compile", each[1])
     ]
-    assert len(timed) >= 3
+    assert len(timed) >= 2
     assert all(fold and title.startswith("CPU times: ") for fold, title in timed)
     drawn, said = picture(cpu_machine), told(cpu_machine)
     assert said.startswith("A CPU says nothing about speed.")
