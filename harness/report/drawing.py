@@ -22,7 +22,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from harness.judge import gathered
 from harness.report.runs import once
-from harness.report.words import titled
 from harness.store import text
 from harness.store.case import WITHOUT_FP8, Arm, arms_of
 
@@ -55,7 +54,6 @@ VARIABLES |= {
     for i, colour in enumerate(own)
 }
 MARKERS = "osD^vPX*"
-HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 # Recipes that fp8core publishes, each with a place of its own, so that pages of different runs agree.
 PLACES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "delayed", "static")
 FILLS = ("full", "none", "left", "right", "top", "bottom")
@@ -132,10 +130,6 @@ class Sheet:
         """The finished figure with its legend; the title is also what a screen reader says."""
         self.legend()
         return Chart(self.key, title, svg(self.figure, self.key), caption)
-
-    def say(self, block: str, **facts: Any) -> Chart:
-        """The finished figure with the title and the caption of the block `figure_BLOCK`."""
-        return self.chart(*titled(f"figure_{block}", **facts))
 
 
 def sheet(

@@ -155,8 +155,11 @@ class FirstScreen:
     def _of_the_named(self) -> list[str]:
         if not self.passed:
             return []
+        warned = f" with {text.plural(self.passed.warnings, 'warning')} of fp8core.verify" * bool(
+            self.passed.warnings
+        )
         held = {
-            "its recipe passed its checks": not self.passed.results,
+            f"its recipe passed its checks{warned}": not self.passed.results,
             "its GEMMs ran in FP8": not self.passed.gemms,
             "its recipe trains the same": not (self.passed.loss or self.fault_unseen),
         }

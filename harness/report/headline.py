@@ -72,11 +72,17 @@ def headline_rows(machine: Machine) -> list[HeadlineRow]:
 
 def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
     """The rows of one machine as a table; None where no FP8 arm was measured."""
+    if not rows:
+        return None
     left = len(standings(machine)) - len(rows)
-    caption = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
-    headings = [c.heading for c in COLUMNS]
-    made = Table(f"headline-{machine.env_id}", headings, rows, caption, sortable=False, as_cards=True)
-    return filled(made) if rows else None
+    said = [f"{text.plural(left, 'more arm')} in the tables below."] * bool(left)
+    shown, what = len(COLUMNS), rows[0][-1]
+    if what.text and all(row[-1] == what for row in rows):
+        shown -= 1
+        said.append(f"All of {what.text}: {what.note}.")
+    headings, cells = [c.heading for c in COLUMNS[:shown]], [row[:shown] for row in rows]
+    key = f"headline-{machine.env_id}"
+    return filled(Table(key, headings, cells, " ".join(said), sortable=False, as_cards=True))
 
 
 def _title(machine: Machine, standing: Standing) -> str:

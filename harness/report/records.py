@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.judge import gathered
 from harness.machine.mfu import floor_seconds
 from harness.report.runs import newest, once
-from harness.report.table import known, resolved_of
+from harness.report.table import estimate, known, resolved_of
 from harness.store.case import Arm, arm_of
 from harness.store.compare import FP8_DTYPES, SECONDS, TIMES, rows_of
 from harness.store.measurement import ProofOutcome, proof_outcome
@@ -86,6 +86,10 @@ def arm_records(machine: Machine, suite: str, most: int | None = None) -> list[R
             record["copy_share"] = 1e9 * row["gb_per_s"] / copy
         if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
             record.update(_against_peak(machine.device, row))
+        expected = resolved_of(row).get("prediction")
+        record["tokens_per_s"] = tokens_per_s(row)
+        if isinstance(expected, dict) and expected.get("speedup"):
+            record["prediction"] = estimate(*expected["speedup"])
         records.append(record)
     return records
 

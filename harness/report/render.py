@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -24,7 +25,6 @@ from harness.report.headline import headline, headline_rows
 from harness.report.picture import picture
 from harness.report.runs import dates
 from harness.report.section import Section, sections
-from harness.report.words import HERE, say
 from harness.store import printer, text
 from harness.store.printer import Cell
 
@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
     from harness.store.printer import Table
 
+HERE = Path(__file__).parent
 NO_WORDS = Markup()
+CPU_NOTICE = (
+    "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. "
+    "CPU timings are no evidence about a GPU's speed."
+)
 FOLD = 12  # rows of a table that stays open; a longer one is folded
 SHOWN = 100  # rows that stand in the page as they are; the rest of a longer table is packed beside it
 MOST_MARKDOWN = 40
@@ -109,7 +114,7 @@ def _view(machine: Machine, focus: str) -> dict[str, Any]:
     return {
         "env_id": machine.env_id,
         "name": machine.name,
-        "notice": say("cpu_notice", machine=machine),
+        "notice": "" if machine.is_gpu else CPU_NOTICE,
         "conditions": conditions(machine),
         "described": described(machine),
         "lead": FirstScreen.of(machine).lines(),

@@ -9,7 +9,6 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.report.words import blocks, titled
 from harness.store import text
 from harness.store.tables import beside
 
@@ -73,16 +72,14 @@ def sections(machine: Machine, first: str = "") -> tuple[Section, ...]:
 
 def _section(machine: Machine, key: str, plan: Mapping[str, Any]) -> Section:
     shown = {part: list(_made(machine, key, plan.get(part, ()))) for part in PARTS}
-    block, title, intro = f"section_{key}", key.capitalize(), ""
-    if block in blocks():
-        title, intro = titled(block, machine=machine, **shown)
+    title = plan.get("title", key.capitalize())
     folded = plan.get("folded", False)
     if plan.get("timed") and not machine.is_gpu:
         title, folded = f"CPU times: {title}", True
     return Section(
         f"{key}-{machine.env_id}",
         title,
-        intro,
+        plan.get("intro", ""),
         folded=folded,
         in_markdown=plan.get("in_markdown", True),
         **shown,

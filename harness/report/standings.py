@@ -131,11 +131,14 @@ class Checks:
     results: str  # of its recipe
     gemms: str  # of the arm itself, in its suite
     loss: str  # of its recipe
+    warnings: int = 0  # of fp8core.verify about first steps of its recipe, each once
 
 
 def checks(machine: Machine, standing: Standing) -> Checks:
     """What was found of an arm: of its recipe where it has one, since that is what is computed, else of the arm."""
-    return Checks(_results(machine, standing), _gemms(machine, standing), _loss(machine, standing))
+    steps = (s for s in first_steps(machine) if _same(standing, parse(s.arm)))
+    warnings = len({warning for step in steps for warning in step.warnings})
+    return Checks(_results(machine, standing), _gemms(machine, standing), _loss(machine, standing), warnings)
 
 
 @once

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from harness.judge import gathered
+from harness.judge.model_title import title_of
 from harness.judge.reproduced import figure, in_words
 from harness.machine.ceilings import SUITES as PRODUCTS
 from harness.machine.hardware import DEVICES
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from harness.report.table import Row
 
 
+STEPS = "train"
 MOST_PUBLIC = 3  # of published products on each side of the best one
 
 
@@ -91,7 +93,14 @@ def suite_table(machine: Machine, suite: str) -> Table:
     lead = [*run_column(records), *(c for c in named if c.title not in constant)]
     axes = text.axes_of(records[0]["axes"]) if records else {}
     said = text.axes_said(axes, [c.title for c in named if c.title in constant])
-    caption = " ".join(filter(None, (f"All rows: {said}." if said else "", best_product(machine, suite))))
+    models = (r for r in records if r["status"] in ("ok", "partial") and "model" in text.axes_of(r["axes"]))
+    titles = text.some(list(dict.fromkeys(map(title_of, models))) if suite == STEPS else [])
+    told = (
+        f"All rows: {said}." if said else "",
+        f"Trained: {titles}." if titles else "",
+        best_product(machine, suite),
+    )
+    caption = " ".join(filter(None, told))
     return table_of(machine, "suite", records, caption, lead=lead, key=suite, count=len(every))
 
 

@@ -13,7 +13,7 @@ from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate
 from harness.judge.verdict.rule import PASS_CONFIDENCE
-from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look, sheet, styled, ticks
+from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
 from harness.report.table import (
     STYLES,
     Column,
@@ -24,7 +24,6 @@ from harness.report.table import (
     table_of,
     word,
 )
-from harness.report.words import say
 from harness.store import stats, text
 from harness.store.case import (
     COOLDOWN,
@@ -59,11 +58,9 @@ _HEADINGS = {
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
-GAPS = {"L4": "late gap", "L4h": "held-out gap"}
+GAPS = ("L4", "L4h")  # gates whose figure has an interval
 LIMIT = 100 * MARGIN
-CONFIDENCE = 100 * PASS_CONFIDENCE
-FAR = 12 * MARGIN  # gaps beyond stand in the caption, so that the others stay legible
-MOST_COSTS, MOST_CURVES = 8, 6  # set-ups with a figure
+MOST_CURVES = 6  # set-ups with a figure
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
 DASHES: tuple[Any, ...] = (
     "-",
@@ -124,15 +121,16 @@ def _shared_by_all(machine: Machine) -> str:
     axes, varying = machine.trainings[0].axes, varying_axes(machine)
     abouts = [about for setup in machine.trainings for about in setup.resolved.values()]
     loss_from = {str(about["loss_from"]) for about in abouts if about.get("loss_from")}
-    return say(
-        "caption_verdict",
-        fixed=text.axes_said(axes, (n for n in axes if n not in varying)),
-        judged=sorted(loss_from) if loss_from - {_WHOLE} else [],
-        limit=LIMIT,
-        confidence=CONFIDENCE,
-        limits=list(dict.fromkeys(v.verdict.limits for v in machine.verdicts)),
-        missing=list(dict.fromkeys(m for v in machine.verdicts for m in v.missing)),
-    )
+    judged = f"Loss judged: {'; '.join(sorted(loss_from))}." if loss_from - {_WHOLE} else ""
+    missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
+    return " ".join(filter(None, (
+        f"All rows: {text.axes_said(axes, (n for n in axes if n not in varying))}.",
+        judged,
+        "Gaps are candidate minus control of the same seed, relative to the control's loss, mean over seeds with its "
+        f"{100 * PASS_CONFIDENCE:g} % interval; margin {LIMIT:g} %; above 0 is worse.",
+        *dict.fromkeys(v.verdict.limits for v in machine.verdicts),
+        f"Missing: {missing}." if missing else "",
+    )))  # fmt: skip
 
 
 def _gate_cell(gate: GateResult, figure: str = "") -> Cell:
@@ -178,14 +176,6 @@ def what(arm: Arm, schedule: str = "") -> str:
     return found[0] if found else ", ".join(filter(None, (whole, how)))
 
 
-def _gap_to_control(verdict: ArmVerdict, gate: str) -> GateResult | None:
-    """A gap to the control with its interval; None where there is none, or the arm is held against another arm."""
-    found = verdict.verdict.gate(gate)
-    if verdict.against != CONTROL or found is None or not math.isfinite(found.high - found.low):
-        return None
-    return found
-
-
 def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
     """By set-up and arm: hours of CPU of all runs; nothing for rows that do not say, or of a GPU."""
     hours: dict[tuple[str, str], float] = {}
@@ -226,7 +216,11 @@ def reach_table(machine: Machine) -> Table:
                 times = _median(reach.seconds), _sooner(reach.second_ratio, reach)
                 record["second"], record["sooner, seconds"] = times if alone else (shared, shared)
             records.append(record)
-    said = say("caption_reach", by=sorted(curves), limit=LIMIT, machine=machine)
+    said = (
+        f"Time to loss, by the {' and '.join(sorted(curves))}: medians over seeds; ratios are control / arm, paired by seed, with 95 % "
+        f"intervals. The loss lies {LIMIT:g} % above the lowest that every run of the control reaches."
+    )
+    said += "" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU."
     return table_of(machine, "reach", records, said, sortable=False)
 
 
@@ -305,38 +299,6 @@ def varying_axes(machine: Machine) -> list[str]:
 # Figures
 
 
-def cost_charts(machine: Machine) -> list[Chart]:
-    """Gaps with their intervals of each set-up that has at least two arms with a gap."""
-    found = []
-    for i, setup in enumerate(machine.trainings[:MOST_COSTS]):
-        own = [v for v in machine.verdicts if (v.run_id, _key(v.axes)) == (setup.run_id, _key(setup.axes))]
-        arms = [(v, late) for v in own if (late := _gap_to_control(v, "L4")) is not None]
-        if len(arms) > 1:
-            found.append(_forest(machine, setup, arms, f"cost-{machine.env_id}-{i}"))
-    return found
-
-
-@styled
-def _forest(machine: Machine, setup: Setup, arms: Sequence[tuple[ArmVerdict, GateResult]], key: str) -> Chart:
-    drawn = sheet(key, 0.9 + 0.27 * len(arms), grid="x", rows=[v.arm for v, _ in arms])
-    axes, inside = drawn.axes, [1.3 * LIMIT]
-    axes.axvspan(-LIMIT, LIMIT, color=BAND, linewidth=0, label=f"margin, {LIMIT:g} %")
-    axes.axvline(0, color=MUTED, linewidth=0.6)
-    for shift, (name, title), fill in zip((-0.14, 0.14), GAPS.items(), ("full", "none"), strict=True):
-        for y, (v, _) in enumerate(arms):
-            if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR:
-                style = look(machine, v.fields, fillstyle=fill)
-                ends = forest(axes, [(y + shift, 100 * g.effect, 100 * g.low, 100 * g.high)], style)
-                inside.append(max(map(abs, ends)))
-        axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
-    edge = 1.08 * min(max(inside), 100 * FAR)
-    axes.set(xlim=(-edge, edge), xlabel="gap (% of the loss); right of 0 is worse")
-    ticks(axes.xaxis, 9, signed=True)
-    beyond = [f"{v.arm} {percent(late.effect)}" for v, late in arms if abs(late.effect) > FAR]
-    facts = {"beyond": beyond, "control": CONTROL, "confidence": CONFIDENCE}
-    return drawn.say("cost", setup=setup_label(machine, setup.axes), **facts)
-
-
 def loss_charts(machine: Machine) -> list[Chart]:
     """Loss curves and gaps of each set-up that has a control."""
     setups = [s for s in machine.trainings if _smoothed(s, CONTROL)[1].size]
@@ -388,7 +350,9 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
         ylabel="loss (nats)",
     )
     ticks(axes.yaxis, 6)
-    return drawn.say("loss", setup=setup_label(machine, setup.axes), others=others)
+    said = "A line an arm: the mean over seeds of the smoothed training loss."
+    said += f" Band: control +/- t sd of {others} runs of other seeds." if others else ""
+    return drawn.chart(f"Loss: {setup_label(machine, setup.axes)}", said)
 
 
 @styled
@@ -421,8 +385,13 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     axes.set(ylim=(-top, top), xlim=(x[0], x[-1]), xlabel="step", ylabel="gap (% of the loss)")
     ticks(axes.yaxis, 6, signed=True)
     beyond = [f"{arm} reaches {v:+.3g} %" for arm, v in far.items() if abs(v) > top]
-    facts = {"noise": noise is not None, "switches": switches, "beyond": beyond}
-    return [drawn.say("gap", setup=setup_label(machine, setup.axes), **facts)]
+    said = [
+        "Candidate minus control of the same seed, smoothed, mean over seeds",
+        *["Band: 3 sd between seeds of the perturbed control"] * (noise is not None),
+        *(f"{arm} switches at step {step}" for arm, step in switches.items()),
+        *[f"Beyond the scale: {', '.join(beyond)}"] * bool(beyond),
+    ]
+    return [drawn.chart(f"Paired gap: {setup_label(machine, setup.axes)}", f"{'. '.join(said)}.")]
 
 
 def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:

@@ -207,7 +207,7 @@ KINDS = {
             "on_cpu": True,
             "under_way": True,
             "against": (TOLD,),
-            "passed": Checks("", "", NO_LOSS),
+            "passed": Checks("", "", NO_LOSS, 2),
             "is_gain": False,
             "fault_unseen": True,
             "doubted": {TOLD: ["tensorwise"]},

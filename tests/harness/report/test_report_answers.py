@@ -15,11 +15,11 @@ from report_fixtures import H200, Invented, absent, figure, write_run
 from report_pages import Page, lead_of, machine, table, told
 from report_pages import run_of as stored
 
-from harness.report import facts, steps, verdicts
+from harness.report import facts, standings, steps, verdicts
 from harness.report.picture import picture
 from harness.report.records import numerics_by_arm
 from harness.report.table import quantile
-from harness.store.case import Case
+from harness.store.case import Arm, Case
 from harness.store.errors import Cause
 from harness.store.outside import parse
 
@@ -308,6 +308,8 @@ def test_checks_of_a_training_step_answer_whether_it_is_sound(tmp_path, changes,
     assert [{"arm": row["arm"]} | {n: row[n] for n in shown} for row in rows] == (
         [{"arm": "tensorwise_eager"} | shown] if shown else []
     )
+    seen = standings.checks(found, standings.Standing(Arm("tensorwise", "eager")))
+    assert seen.warnings == len(changes.get("verify_warnings", ()))
     warned = "; 1 warning of fp8core.verify" * ("verify_warnings" in changes)
     assert verdict != "yes" or answer.sentence == f"First training steps of 1 arm agree{warned}."
 
