@@ -35,10 +35,8 @@ _GAIN_OF = ("suite", "arm", "baseline", "regime")
 
 def shared(material: Material) -> tuple[Section, ...]:
     """What several machines have in common, which stands after each of them alone."""
-    if len(material.machines) < 2:
-        return ()
-    both = Section("machines", "Machines compared", APART, first=across_machines(material))
-    return () if both.empty else (both,)
+    tables = across_machines(material)
+    return (Section("machines", "Machines compared", APART, first=tables),) if tables else ()
 
 
 def names(machines: Sequence[Machine]) -> list[str]:

@@ -36,23 +36,8 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
-HEAT = tuple(f"#0b000{i}" for i in range(9))
-EDGES = (
-    0.67,
-    0.8,
-    0.91,
-    0.97,
-    1.03,
-    1.1,
-    1.25,
-    1.5,
-)  # speedups between these nine; the middle one is "the same"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"}
-VARIABLES |= {
-    colour: f"--{name}-{i}"
-    for name, own in (("series", SERIES), ("heat", HEAT))
-    for i, colour in enumerate(own)
-}
+VARIABLES |= {colour: f"--series-{i}" for i, colour in enumerate(SERIES)}
 MARKERS = "osD^vPX*"
 # Recipes that fp8core publishes, each with a place of its own, so that pages of different runs agree.
 PLACES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "delayed", "static")
@@ -170,12 +155,6 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 # Looks
-
-
-def mark(i: int, **more: Any) -> Row:
-    """How the marks of the i-th series look: no two of the first sixteen alike, the second eight hollow."""
-    fill = "none" if i // 8 % 2 else "full"
-    return {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linestyle": "none", "fillstyle": fill} | more
 
 
 def subject(arm: Arm) -> str:

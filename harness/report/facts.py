@@ -101,19 +101,17 @@ def _how_timed(machine: Machine) -> list[tuple[str, str]]:
     clocks = clocks[np.isfinite(clocks)]
     out = []
     words = {"method": "timing method", "l2": "L2 before a sample", "stop_reason": "stopped because"}
+    words |= {"throttled": "rows timed while throttled", "contended": "rows timed while another process ran"}
     for key, name in words.items():
-        seen = Counter(str(t[key]) for t in timings if t.get(key) is not None)
-        if seen:
-            out.append((name, ", ".join(f"{value} ({count})" for value, count in seen.most_common())))
+        told = [t[key] for t in timings if t.get(key) is not None]
+        seen = Counter(map(str, told)).most_common()
+        shown = ", ".join(f"{value} ({count})" for value, count in seen)
+        if key in ("throttled", "contended"):
+            shown = f"{sum(map(bool, told))} of {len(told)}" if told else text.NONE * bool(timings)
+        out += [(name, shown)] * bool(shown)
     if clocks.size:
         low, middle, high = (text.number(float(q), 4) for q in np.quantile(clocks, (0, 0.5, 1)))
         out.append(("SM clock while timed", f"median {middle} MHz, {low} to {high} MHz"))
-    for key, name in (("throttled", "throttled"), ("contended", "another process ran")):
-        told = [t[key] for t in timings if t.get(key) is not None]
-        if timings:
-            out.append(
-                (f"rows timed while {name}", f"{sum(map(bool, told))} of {len(told)}" if told else text.NONE)
-            )
     marks = [
         (m, r["rounds"])
         for t, r in zip(timings, rows, strict=True)

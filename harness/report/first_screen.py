@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from harness.report.standings import Standing
     from harness.store.printer import Table, Tone
 
-STATED = {
-    "sound": {
-        "yes": "Numerically sound",
-        "partly": "Numerically sound in part",
-        "no": "Not numerically sound",
-        "can't tell": "Not settled whether it is numerically sound",
-    },
-    "ran": {
-        "yes": "FP8 really ran",
-        "partly": "FP8 is proved to have run in part",
-        "no": "FP8 did not run as asked",
-        "can't tell": "Not settled whether FP8 really ran",
-    },
-    "same": {
-        "yes": "It trains the same",
-        "partly": "It trains the same in part",
-        "no": "It does not train the same",
-        "can't tell": "Not settled whether it trains the same",
-    },
-    "speed": {
-        "yes": "FP8 is faster here",
-        "partly": "FP8 is faster here in part",
-        "no": "FP8 is not faster here",
-        "can't tell": "Can't tell whether FP8 is faster here",
-    },
+STATED = {  # yes, partly, no, can't tell
+    "sound": (
+        "Numerically sound",
+        "Numerically sound in part",
+        "Not numerically sound",
+        "Not settled whether it is numerically sound",
+    ),
+    "ran": (
+        "FP8 really ran",
+        "FP8 is proved to have run in part",
+        "FP8 did not run as asked",
+        "Not settled whether FP8 really ran",
+    ),
+    "same": (
+        "It trains the same",
+        "It trains the same in part",
+        "It does not train the same",
+        "Not settled whether it trains the same",
+    ),
+    "speed": (
+        "FP8 is faster here",
+        "FP8 is faster here in part",
+        "FP8 is not faster here",
+        "Can't tell whether FP8 is faster here",
+    ),
 }
 
 
@@ -88,9 +88,9 @@ class FirstScreen:
         named = next(iter(found if refuted or not is_gain else clean or found), None)
         own = standing[0].suite if standing else ""
         absent = [
-            f"{u.arm} ({'' if suite == own else what_of(suite) + ': '}{u.word})"
+            f"{arm} ({'' if suite == own else what_of(suite) + ': '}{word})"
             for suite in (*list(WHAT)[: rank(own)[0]], own)
-            for u in unjudged(machine, suite)
+            for arm, word in sorted(unjudged(machine, suite).items())
         ]
         return cls(
             every,
@@ -141,7 +141,7 @@ class FirstScreen:
                 f"Not shown that FP8 pays here: {words}, but {against or 'it is no gain beyond the noise'}."
             )
         else:
-            verdict = f"{STATED['speed'][speed.verdict]}: {words}{', but ' * bool(against)}{against}."
+            verdict = f"{_word(speed)}: {words}{', but ' * bool(against)}{against}."
         found = [f"So far: {_lower(verdict)}" if self.under_way else verdict, *map(_stated, refuted[1:])]
         found += [f"Times alone: {words}."] * bool(refuted and words)
         is_open = [a for a in others if a.verdict in ("partly", "can't tell")]
@@ -186,8 +186,12 @@ class FirstScreen:
         }
 
 
+def _word(found: Answer) -> str:
+    return STATED[found.about][("yes", "partly", "no", "can't tell").index(found.verdict)]
+
+
 def _stated(found: Answer) -> str:
-    return f"{STATED[found.about][found.verdict]}: {_lower(found.sentence)}"
+    return f"{_word(found)}: {_lower(found.sentence)}"
 
 
 def _words(best: Standing) -> str:

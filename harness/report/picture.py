@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
     LEAST_DB,
-    MUTED,
     Chart,
     bands,
+    evenly,
     forest,
     look,
     ratio_axis,
@@ -20,8 +20,8 @@ from harness.report.drawing import (
     span,
     styled,
 )
-from harness.report.records import SQNR, numerics_by_arm
-from harness.report.standings import doubts, recipe, timed, unjudged
+from harness.report.records import numerics_by_arm
+from harness.report.standings import doubts, recipe, timed
 from harness.report.verdicts import STUDIES, least, tally, what_of
 from harness.store import text
 from harness.store.case import Arm
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from harness.report.standings import Standing
     from harness.report.table import Row
 
-    Words = tuple[str, str, list[str]]  # name of a row, its verdict, what stands against it
-
-MOST_ARMS, MOST_UNJUDGED, MOST_CASES = 10, 4, 12
+MOST_ARMS, MOST_CASES = 10, 12
 
 
 def picture(machine: Machine) -> Chart | None:
@@ -51,47 +49,37 @@ def _gains(machine: Machine) -> Chart | None:
     every = timed(machine)
     if not every:
         return None
-    found, absent = every[:MOST_ARMS], unjudged(machine, every[0].suite)
-    shown = absent[:MOST_UNJUDGED]
+    found = every[:MOST_ARMS]
     against = [doubts(machine, s.arm) for s in found]
-    drawn = _sheet(machine, len(found) + len(shown))
+    rows = [f"{text.short(s.arm, 32)}\n{tally(p['verdict'] for p in s.pairs)}" for s in found]
+    drawn = _sheet(machine, rows)
     axes, ends = drawn.axes, [1.0]
-    words: list[Words] = []
     axes.axvline(1, color=INK, linewidth=0.9)
     for y, (s, why) in enumerate(zip(found, against, strict=True)):
         ends += _gain_row(axes, y, s, look(machine, s.fields, fillstyle="none" if why else "full"))
-        verdicts = [p["verdict"] for p in s.pairs]
-        told = tally(verdicts) if len(set(verdicts)) > 1 else verdicts[0]
-        words.append((s.arm, told, why))
     ratio_axis(axes.xaxis, log=axes.set_xscale)
     axes.set(xlim=ratio_limits(ends), xlabel="speedup over bf16, same mode (log scale)")
-    for y in range(len(found), len(found) + len(shown)):  # at the edge: a mark at 1 would read as a tie
-        axes.plot([0.012], [y], marker="x", color=MUTED, transform=axes.get_yaxis_transform())
-    words += [(u.arm, u.word, [text.short(text.reason(u.reason), 40)]) for u in shown]
-    _label(axes, words)
     axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
-    left = len(every) - len(found) + len(absent) - len(shown)
+    left = len(every) - len(found)
     said = [
         "Right of 1 FP8 is faster. Lines: 95 % intervals over rounds"
         + ", one a case; large marks: geometric means over cases" * any(len(s.pairs) > 1 for s in found),
         "Grey: how far one arm timed twice seems apart",
-        *["Hollow: in doubt, as said beside it"] * any(against),
+        *["Hollow: in doubt, as the table says"] * any(against),
         *[f"{text.plural(left, 'more arm')} below"] * bool(left),
     ]
     return drawn.chart(f"Speedup over bf16, {what_of(every[0].suite)}", f"{'. '.join(said)}.")
 
 
-def _sheet(machine: Machine, rows: int) -> Sheet:
-    drawn = sheet(f"picture-{machine.env_id}", 0.85 + 0.36 * max(rows, 2), width=9.2, grid="x")
-    drawn.axes.set_ylim(rows - 0.4, -0.6)
-    return drawn
+def _sheet(machine: Machine, rows: Sequence[str]) -> Sheet:
+    height = 0.85 + 0.36 * max(len(rows), 2)
+    return sheet(f"picture-{machine.env_id}", height, width=9.2, grid="x", rows=rows)
 
 
 def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[float]:
     """Intervals of one arm's cases with the noise floors behind them; returns what the axis must hold."""
     ordered = sorted(standing.pairs, key=lambda p: p["speedup"])
-    step = max(1, -(-len(ordered) // MOST_CASES))
-    pairs = [*ordered[::step], *ordered[-1:]] if step > 1 else ordered
+    pairs = [ordered[i] for i in evenly(len(ordered), MOST_CASES)]
     dot = "." if len(pairs) > 1 else ""
     small = {"marker": dot, "markersize": 3, "color": style["color"], "linestyle": "none"}
     ends = [standing.gain]
@@ -111,39 +99,25 @@ def _quality(machine: Machine) -> Chart | None:
     if not by_recipe:
         return None
     found = list(by_recipe.items())[:MOST_ARMS]
-    drawn = _sheet(machine, len(found))
-    words: list[Words] = []
-    for y, (arm, every) in enumerate(found):
+    rows: list[str] = []
+    marks: list[tuple[float, float | None, Row]] = []
+    for arm, every in found:
         worst = least(every)
         metric, value = worst.worst
         bound, failed = worst.bounds.get(metric), any(w.failing for w in every)
         word = "BELOW ITS BOUND" if failed else "no bound" if bound is None else "passed"
         style = look(machine, arm, fillstyle="full" if word == "passed" else "none", markersize=7.5)
+        rows.append(f"{text.short(str(arm), 32)}\n{text.number(value)} dB {word}")
+        marks.append((value, bound, style))
+    drawn = _sheet(machine, rows)
+    for y, (value, bound, style) in enumerate(marks):
         drawn.axes.plot([value], [y], **style)
         if bound is not None:
             drawn.axes.plot([bound] * 2, [y - 0.24, y + 0.24], color=INK, linewidth=1.6)
-        words.append((str(arm), f"{text.number(value)} dB {word}", [f"{SQNR[metric]}, {worst.suite}"]))
     span(drawn.axes, LEAST_DB)
     drawn.axes.set_xlabel("worst SQNR (dB), higher is better")
     drawn.axes.plot([], [], color=INK, linewidth=1.6, label="least accepted")
-    _label(drawn.axes, words)
     left = len(by_recipe) - len(found)
     said = "Worst SQNR of each recipe over its checked arms and results; 6 dB are one bit. Hollow: not passed or no bound."
     more = f" {text.plural(left, 'more recipe')} below." * bool(left)
     return drawn.chart("Quality of each recipe (measured on a CPU: no speed)", said + more)
-
-
-def _label(axes: Axes, words: Sequence[Words]) -> None:
-    """Names of the rows, with the verdict and what stands against it beside them."""
-    about: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "color": INK}
-    axes.set_yticks(range(len(words)), [text.short(name, 32) for name, *_ in words])
-    for y, (_, verdict, more) in enumerate(words):
-        axes.text(1.015, y - 0.19 * bool(more), verdict, **about)
-        if more:
-            axes.text(1.015, y + 0.21, _fitting(more, 44), **about | {"color": MUTED, "fontsize": 7.5})
-
-
-def _fitting(said: Sequence[str], most: int) -> str:
-    """Reasons in so many characters: the first ones and how many more; the middle of one alone is left out."""
-    shown = (text.some(said, kept) for kept in range(len(said), 0, -1))
-    return next((words for words in shown if len(words) <= most), text.short(text.some(said, 1), most))

@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -137,11 +137,9 @@ def _runs(material: Material) -> Section:
         for r in material.runs
         for f in r.files
     ]
-    runs = printer.table("", ["run", "sweep", "question", "started (UTC)", "command"], about)
-    data = printer.table("", ["file", "run", ">size", "sha256"], files)
-    return Section(
-        "runs", "Runs and data", tables=[replace(runs, key="runs-made"), replace(data, key="files")]
-    )
+    runs = printer.table("Runs", ["run", "sweep", "question", "started (UTC)", "command"], about)
+    data = printer.table("Files", ["file", "run", ">size", "sha256"], files)
+    return Section("runs", "Runs and data", tables=[runs, data])
 
 
 @cache

@@ -12,11 +12,10 @@ from harness.judge.verdict.rows import is_candidate
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import known
-from harness.report.verdicts import STUDIES, by_arm, counted, deciding, fp8_pairs, rank
+from harness.report.verdicts import STUDIES, by_arm, counted, deciding, faults, fp8_pairs, rank
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
-from harness.store.errors import REFUTED
 from harness.store.printer import Cell
 
 if TYPE_CHECKING:
@@ -102,26 +101,16 @@ def in_question(machine: Machine) -> list[Standing]:
     return [s for s in timed(machine) if (s.suite, s.arm) in arms]
 
 
-@dataclass(frozen=True, slots=True)
-class Unjudged:
-    """An FP8 arm without a single ratio; `word` is failed, skipped or missing."""
-
-    arm: str
-    word: str
-    reason: str
-
-
-def unjudged(machine: Machine, suite: str) -> list[Unjudged]:
-    """FP8 arms of a suite that were asked for and have no ratio in any case, with the first reason of each."""
+def unjudged(machine: Machine, suite: str) -> dict[str, str]:
+    """FP8 arms of a suite that were asked for and have no ratio in any case: failed, skipped or missing."""
     own = [p for p in machine.pairs if p["suite"] == suite and p["regime"] != "sustained"]
     formed = {r["arm"] for r in own if known(r["speedup"])}
-    found: dict[str, Unjudged] = {}
-    for r in own:
-        arm = arm_of(r)
-        if r["arm"] not in formed and is_candidate(arm) and (arm.has_fp8 or arm.peer):
-            word = r["status"] if r["status"] in ("failed", "skipped") else "missing"
-            found.setdefault(r["arm"], Unjudged(r["arm"], word, r["why_not"] or r["reason"]))
-    return list(found.values())
+    asked = (r for r in reversed(own) if is_candidate(arm_of(r)) and (arm_of(r).has_fp8 or arm_of(r).peer))
+    return {
+        r["arm"]: r["status"] if r["status"] in ("failed", "skipped") else "missing"
+        for r in asked
+        if r["arm"] not in formed
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,29 +132,36 @@ def checks(machine: Machine, standing: Standing) -> Checks:
 
 @once
 def doubts(machine: Machine, arm: str) -> list[str]:
-    """What stands against the figure of an arm of `standings`: each in a few words; none where all was judged and passed.
+    """What stands against the figure of an arm of `standings`: each in a few words; none where all was judged and passed."""
+    (standing,) = (s for s in standings(machine) if s.arm == arm)
+    theirs = machine.reproductions.get(arm)
+    return [
+        *(words for condition in DISTURBED if (words := under(condition, standing.pairs))),
+        *reservations(machine, standing),
+        *([theirs.words] if theirs and theirs.found == Found.NOT_REPRODUCED else []),
+    ]
+
+
+def reservations(machine: Machine, standing: Standing) -> list[str]:
+    """Those of the doubts that stand neither beside the figure nor beside the arm's name.
 
     A loss that was not judged counts only where another recipe's was.
     """
-    (standing,) = (s for s in standings(machine) if s.arm == arm)
     pairs = standing.pairs
-    own = [p for p in fp8_pairs(machine) if (p["suite"], p["arm"]) == (standing.suite, arm)]
+    own = [p for p in fp8_pairs(machine) if (p["suite"], p["arm"]) == (standing.suite, standing.arm)]
     not_slower = {p["case_id"] for p in pairs if p["verdict"] != "slower"}
     loaded = [p for p in own if p["regime"] == "sustained" and p["case_id"] in not_slower]
     missing = sum(p["verdict"] == "missing" and p["regime"] != "sustained" for p in own)
     unclear = sum(p["verdict"] == "unclear" and p["condition"] not in DISTURBED for p in pairs)
+    seen, is_open = checks(machine, standing), any(is_candidate(v.fields) for v in machine.verdicts)
     found = [
         _among(unclear, pairs, "can't tell in "),
         f"{text.plural(missing, 'case')} without a time" if missing else "",
         _among(sum(p["verdict"] == "slower" for p in loaded), loaded, "slower under load in "),
-        *(under(condition, pairs) for condition in DISTURBED),
+        seen.results,
+        seen.gemms,
+        seen.loss if seen.loss != NO_LOSS or is_open else "",
     ]
-    seen = checks(machine, standing)
-    found += [seen.results, seen.gemms]
-    theirs = machine.reproductions.get(arm)
-    found.append(theirs.words if theirs and theirs.found == Found.NOT_REPRODUCED else "")
-    if seen.loss != NO_LOSS or any(is_candidate(v.fields) for v in machine.verdicts):
-        found.append(seen.loss)
     return [words for words in found if words]
 
 
@@ -178,23 +174,16 @@ def under(condition: str, pairs: list[dict[str, Any]]) -> str:
 
 def _results(machine: Machine, standing: Standing) -> str:
     """Studies break recipes on purpose: they can refute, and prove nothing."""
-    checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and _same(standing, w.fields)]
-    steps = [s for s in first_steps(machine) if _same(standing, parse(s.arm))]
-    if any(w.failing for w in checked):
-        return "SQNR below its bound"
-    if any(w.mismatches for w in checked):
-        return "codes differ"
-    if any(_same(standing, arm_of(r)) for r in machine.pick(status="failed", cause=REFUTED)):
-        return "a check failed"
-    if any(s.fault for s in steps):
-        return "first step not sound"
+    if wrong := [fault.what for fault in faults(machine) if _same(standing, fault.arm)]:
+        return wrong[0]
     if standing.pairs:
         arm = standing.arm
         bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == arm}
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
-    passed = any(w.suite not in STUDIES and (w.sqnr or w.checked_codes) for w in checked)
-    return "" if passed or steps else UNCHECKED
+    checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.suite not in STUDIES]
+    passed = any((w.sqnr or w.checked_codes) and _same(standing, w.fields) for w in checked)
+    return "" if passed or any(_same(standing, parse(s.arm)) for s in first_steps(machine)) else UNCHECKED
 
 
 def _gemms(machine: Machine, standing: Standing) -> str:

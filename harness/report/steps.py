@@ -52,15 +52,15 @@ def advised_table(machine: Machine) -> Table:
     for a in arms:
         is_control, style = a.layers and math.isnan(a.predicted), STYLES.get(a.outcome, "")
         gain = estimate(a.speedup, a.low, a.high, style) if a.converted else Cell(NO_FP8, None, "muted")
-        predicted = Cell("its control" if is_control else text.ratio(a.predicted), a.predicted)
-        record = {
+        records.append({
             "case": Cell(text.case_label(a.axes, constant), a.model),
             "arm": a.arm,
             "baseline": a.baseline,
-        }
-        record |= {"speedup": gain, "predicted": predicted, "outcome": word(a.outcome, text.reason(a.reason))}
-        record["layers"] = Cell(f"{a.converted} of {a.layers}" if a.layers else text.NONE, a.converted)
-        records.append(record)
+            "speedup": gain,
+            "predicted": Cell("its control" if is_control else text.ratio(a.predicted), a.predicted),
+            "outcome": word(a.outcome, text.reason(a.reason)),
+            "layers": Cell(f"{a.converted} of {a.layers}" if a.layers else text.NONE, a.converted),
+        })  # fmt: skip
     hint = "holds or below: the whole interval is on that side of the bar"
     every = [*columns("advised"), Column(f"not below {FLOOR:g}", "outcome", hint)]
     said = f"{verdict(arms)}." if arms else ""

@@ -58,21 +58,17 @@ def run_column(records: Sequence[Record]) -> list[Column]:
 def numerics_table(machine: Machine) -> Table:
     """Worst figures by arm against the bounds that their suites stored, without empty columns."""
     records = [_worst_cells(w) for w in numerics_by_arm(machine)]
-    return filled(table_of(machine, "numerics", records, sortable=False), text.NONE)
+    return filled(table_of(machine, "numerics", records, sortable=False))
 
 
 def _worst_cells(w: Worst) -> Row:
-    cells: Row = {"suite": w.suite, "arm": w.arm, "cases": w.cases}
-    for m in SQNR:
-        cells[m] = Cell(text.number(w.sqnr.get(m)), w.sqnr.get(m), "bad" if m in w.failing else "")
+    names = ("suite", "arm", "cases", "row_min", "accumulation", "underflow")
     bounds = " / ".join(text.number(w.bounds[m], 4) for m in SQNR if m in w.bounds)
-    codes = text.count(w.mismatches) if w.checked_codes else text.NONE
-    return cells | {
-        "bound (dB)": Cell(bounds or text.NONE, max(w.bounds.values(), default=None)),
-        "row_min": Cell(text.number(w.row_min), w.row_min),
-        "accumulation": Cell(text.number(w.accumulation), w.accumulation),
-        "underflow": Cell(text.percent(w.underflow), w.underflow),
-        "codes that differ": Cell(codes, w.mismatches),
+    return {
+        **{name: getattr(w, name) for name in names},
+        **{m: Cell(text.number(v), v, "bad" if w.below(m) else "") for m, v in w.sqnr.items()},
+        "bound (dB)": Cell(bounds, max(w.bounds.values(), default=None)),
+        "codes that differ": w.mismatches if w.checked_codes else None,
     }
 
 

@@ -20,7 +20,6 @@ from harness.report.table import (
     estimate,
     make_table,
     number,
-    resolved_of,
     table_of,
     word,
 )
@@ -62,14 +61,7 @@ GAPS = ("L4", "L4h")  # gates whose figure has an interval
 LIMIT = 100 * MARGIN
 MOST_CURVES = 6  # set-ups with a figure
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
-DASHES: tuple[Any, ...] = (
-    "-",
-    "--",
-    "-.",
-    ":",
-    *((0, on_off) for on_off in ((5, 1, 1, 1, 1, 1), (7, 2), (1, 2), (3, 1, 1, 1))),
-)
-SECONDS_PER_HOUR = 3600
+DASHES = ("-", "--", "-.", ":")
 _VARIANTS = {
     EPS: "weights perturbed by 1e-4",
     OTHER: "other seeds",
@@ -84,10 +76,10 @@ _VARIANTS = {
 
 
 def verdict_table(machine: Machine) -> Table:
-    """One row an arm: the verdict, each gate's status with the figure that it rests on, seeds and hours of CPU."""
+    """One row an arm: the verdict, each gate's status with the figure that it rests on, and the seeds."""
     verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.fields))
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
-    varying, hours = varying_axes(machine), _cpu_hours(machine)
+    varying = varying_axes(machine)
     records = []
     for v in verdicts:
         outcome, note = v.verdict.outcome, "" if v.against == CONTROL else f"against {v.against}"
@@ -96,11 +88,7 @@ def verdict_table(machine: Machine) -> Table:
             cell = Cell(outcome, outcome, "pass", "as it should")
         record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
         record |= {g.gate: _gate_cell(g, _gate_figure(g)) for g in v.verdict.gates}
-        record |= {
-            "arm": Cell(v.arm, v.arm, note=note),
-            "verdict": cell,
-            "hours": hours.get((_key(v.axes), v.arm)),
-        }
+        record |= {"arm": Cell(v.arm, v.arm, note=note), "verdict": cell}
         record["what"] = what(v.fields, str(v.axes.get("schedule") or ""))
         records.append(record | {"seeds": max((g.seeds for g in v.verdict.gates), default=0)})
     every = [
@@ -109,7 +97,6 @@ def verdict_table(machine: Machine) -> Table:
         Column("verdict"),
         *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
         number("seeds", show=str),
-        number("CPU (h)", "hours", hint="of all seeds; evaluation included", needs="hours"),
     ]
     return make_table(f"verdict-{machine.env_id}", every, records, _shared_by_all(machine), sortable=False)
 
@@ -176,23 +163,8 @@ def what(arm: Arm, schedule: str = "") -> str:
     return found[0] if found else ", ".join(filter(None, (whole, how)))
 
 
-def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
-    """By set-up and arm: hours of CPU of all runs; nothing for rows that do not say, or of a GPU."""
-    hours: dict[tuple[str, str], float] = {}
-    for row in machine.pick(suite=SUITE, metric="loss", status="ok") if not machine.is_gpu else ():
-        seconds = resolved_of(row).get("cpu_s")
-        if isinstance(seconds, int | float):
-            key = _key(_without_seed(row)), row["arm"]
-            hours[key] = hours.get(key, 0.0) + seconds / SECONDS_PER_HOUR
-    return hours
-
-
 def _without_seed(row: Mapping[str, Any]) -> Row:
     return {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}
-
-
-def _key(axes: Mapping[str, Any]) -> str:
-    return str(sorted((k, str(v)) for k, v in axes.items()))
 
 
 def reach_table(machine: Machine) -> Table:

@@ -17,7 +17,7 @@ from harness.report.records import first_steps, fp8_rows, gemms, gemms_of, numer
 from harness.report.runs import computed_in, once
 from harness.report.table import known
 from harness.store import stats, text
-from harness.store.case import baseline_of
+from harness.store.case import Arm, arm_of, baseline_of, parse
 from harness.store.compare import TIMES
 from harness.store.errors import REFUTED, Cause
 
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from harness.report.table import Row
 
 Verdict = Literal["yes", "partly", "no", "can't tell"]
-WHAT = {  # suites that answer for speed: what they time, in two words, and what that includes
-    "train": ("training steps", "forward, backward, update"),
-    "linear": ("whole layers", "forward and backward, casts included"),
-    "gemm": ("single GEMMs", "operands already cast"),
-}
+# Suites that answer for speed: what they time, in two words
+WHAT = {"train": "training steps", "linear": "whole layers", "gemm": "single GEMMs"}
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
 # Suites whose cases break casts and recipes on purpose: they can show that something is wrong, not that training is sound.
 STUDIES = ("outliers", "codes")
@@ -66,9 +63,8 @@ def answers(machine: Machine) -> tuple[Answer, ...]:
     return (*found, trains_the_same(machine)) if machine.trainings else found
 
 
-def counted_by_name(rows: Iterable[Mapping[str, Any]], one: str, what: str) -> str:
-    """How many rows are something, and of which suites and arms: "2 results are wrong: linear rowwise_eager"."""
-    named = [f"{r['suite']} {r['arm']}" for r in rows]
+def counted_by_name(named: Sequence[str], one: str, what: str) -> str:
+    """How many are something, and of which suites and arms: "2 results are wrong: linear rowwise_eager"."""
     return f"{text.plural(len(named), one)} {what}: {text.some([*dict.fromkeys(named)], MOST_NAMED, ', ')}"
 
 
@@ -88,7 +84,7 @@ def fp8_pairs(machine: Machine) -> list[Row]:
 
 def what_of(suite: str) -> str:
     """What a suite times, in two words."""
-    return WHAT[suite][0] if suite in WHAT else f"suite {suite}"
+    return WHAT.get(suite, f"suite {suite}")
 
 
 def rank(suite: str) -> tuple[int, str]:
@@ -211,19 +207,42 @@ def counted(pairs: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
 # Soundness
 
 
+class Fault(NamedTuple):
+    """A result that is wrong, and how."""
+
+    suite: str
+    arm: Arm
+    what: str
+
+
+@once
+def faults(machine: Machine) -> list[Fault]:
+    """Every FP8 result that did not pass its check; a study, which breaks recipes on purpose, can refute as well."""
+    worst = [w for w in numerics_by_arm(machine) if w.judged]
+    refuted = {(r["suite"], r["arm"], r["case_id"]): r for r in machine.pick(status="failed", cause=REFUTED)}
+    return [
+        *(Fault(w.suite, w.fields, "SQNR below its bound") for w in worst if w.fp8 for _ in w.failing),
+        *(Fault(w.suite, w.fields, "codes differ") for w in worst if w.mismatches),
+        *(Fault(r["suite"], arm_of(r), "a check failed") for r in refuted.values()),
+        *(Fault("train", parse(s.arm), "first step not sound") for s in first_steps(machine) if s.fault),
+    ]
+
+
 def is_sound(machine: Machine) -> Answer:
     """Every FP8 result passed the check that precedes its timing, or the arms of those that did not are named.
 
     Of a training step that check is its first loss and gradients against the control's, and the proof of its layers.
     """
-    worst = [w for w in numerics_by_arm(machine) if w.judged]
+    if bad := faults(machine):
+        return answer(
+            "sound",
+            "no",
+            counted_by_name(
+                [f"{f.suite} {f.arm}" for f in bad], "result", "outside of what the format allows"
+            ),
+        )
+    worst, steps = [w for w in numerics_by_arm(machine) if w.judged], first_steps(machine)
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
-    steps = first_steps(machine)
-    refuted = {(r["suite"], r["arm"], r["case_id"]): r for r in machine.pick(status="failed", cause=REFUTED)}
-    wrong = [*(w for w in worst if w.mismatches), *(w for w in fp8 for _ in w.failing)]
-    bad = [*refuted.values(), *({"suite": w.suite, "arm": w.arm} for w in wrong)]
-    if bad := [*bad, *({"suite": "train", "arm": s.arm} for s in steps if s.fault)]:
-        return answer("sound", "no", counted_by_name(bad, "result", "outside of what the format allows"))
     judged = [w for w in fp8 if w.suite not in STUDIES]
     exact = sum(w.checked_codes for w in worst if w.suite not in STUDIES)
     broken = dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
@@ -265,28 +284,27 @@ def did_fp8_run(machine: Machine) -> Answer:
     runs counts what `fp8core.verify` saw; emulated arms are in none.
     """
     ran = [(row, gemms(row)) for row in fp8_rows(machine)]
-    short = [*machine.pick(cause=Cause.NOT_FP8, metric=TIMES), *(row for row, each in ran if each.short)]
-    unproven = list(machine.pick(cause=Cause.UNPROVEN, metric=TIMES))
-    disproved: list[Row] = []
+    without, unproven = (
+        [f"{row['suite']} {row['arm']}" for row in machine.pick(cause=cause, metric=TIMES)]
+        for cause in (Cause.NOT_FP8, Cause.UNPROVEN)
+    )
+    short = [*without, *(f"{row['suite']} {row['arm']}" for row, each in ran if each.short)]
+    disproved: list[str] = []
     every = [each for _, each in ran]
     for setup in machine.trainings:
         for arm, about in setup.resolved.items():
             if (runs := setup.arms.get(arm)) and about.get("fp8_layers") and not about.get("emulated"):
                 every.append(gemms_of(about))
                 for run in (run for run in runs.values() if run.doubted):
-                    (disproved if run.disproved else unproven).append({"suite": "divergence", "arm": arm})
-    if short:
-        return answer(
-            "ran", "no", counted_by_name(short, "measured arm", "ran fewer FP8 GEMMs than the recipe has")
-        )
-    if disproved:
-        return answer("ran", "no", counted_by_name(disproved, "training run", "did not run in FP8 as asked"))
-    if unproven:
-        return answer(
-            "ran",
-            "can't tell",
-            counted_by_name(unproven, "measured arm", "could not be proved to run in FP8"),
-        )
+                    (disproved if run.disproved else unproven).append(f"divergence {arm}")
+    found: list[tuple[Verdict, list[str], str, str]] = [
+        ("no", short, "measured arm", "ran fewer FP8 GEMMs than the recipe has"),
+        ("no", disproved, "training run", "did not run in FP8 as asked"),
+        ("can't tell", unproven, "measured arm", "could not be proved to run in FP8"),
+    ]
+    for verdict, named, one, what in found:
+        if named:
+            return answer("ran", verdict, counted_by_name(named, one, what))
     counts, direct = (
         [each for each in every if each.seen is not None],
         sum(each.on_operands for each in every),
