@@ -84,8 +84,9 @@ def suite_table(machine: Machine, suite: str) -> Table:
     records = arm_records(machine, suite, MOST)
     if len({r["regime"] for r in every} - {""}) > 1:
         records = [{**r, "regime_cell": r["regime"]} for r in records]
-    constant = machine.constant_axes(suite)
     named = axis_columns(every, ())
+    one_case = len({r["axes"] for r in every}) == 1
+    constant = {c.title for c in named} if one_case else machine.constant_axes(suite)
     lead = [*run_column(records), *(c for c in named if c.title not in constant)]
     axes = text.axes_of(records[0]["axes"]) if records else {}
     said = text.axes_said(axes, [c.title for c in named if c.title in constant])

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from report_cases import cast_cases, ceiling_cases, tiny_run
+from report_cases import cast_cases, ceiling_cases, tiny_run, train_cases
 from report_fixtures import Invented, write_run
 from report_pages import Page, machine, run_of, table
 
@@ -63,6 +63,12 @@ def test_conditions_command_and_data_are_on_the_page(gpu):
     for href, digest in found:
         assert not Path(href).is_absolute()
         assert hashlib.sha256((report.parent / unquote(href)).read_bytes()).hexdigest() == digest
+
+
+def test_axes_of_one_case_stand_in_the_caption(tmp_path):
+    made = tables.suite_table(machine(write_run(tmp_path, train_cases(Invented())[:1])), "train")
+    assert {"model", "batch"}.isdisjoint(c.title for c in made.columns)
+    assert "model llama3_1b" in made.caption
 
 
 def test_shares_of_copy_and_of_peak_by_hand(tmp_path, gpu_machine):
