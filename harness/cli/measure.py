@@ -302,6 +302,5 @@ def _tell(folder: Path, judged: bool = True) -> int:
     sys.stdout.write("".join(f"warning: {problem}\n" for problem in problems))
     verdicts = verdict.judge(frame)
     said = printer.as_text(verdict.StoredVerdicts(verdicts)) if judged else "not judged: train.judge=false\n"
-    found = diagnosis.lines(diagnosis.findings(frame, verdicts))
-    sys.stdout.write(said + "".join(f"{line}\n" for line in found))
+    sys.stdout.write(said + printer.as_text(diagnosis.Diagnosis(diagnosis.findings(frame, verdicts))))
     return int((frame["status"] == "failed").sum())

@@ -182,11 +182,10 @@ class Progress:
         return max(found / self._lanes, *under_way, 0.0) if found == found else None
 
     def _usual(self, kind: tuple[str, str]) -> float:
-        """Mean seconds of the units of a suite and arm that have ended, else of its suite, else of all; NaN where none has."""
-        for alike in (lambda of: of == kind, lambda of: of[0] == kind[0], lambda _: True):
-            if own := [seconds for of, seconds in self._took if alike(of)]:
-                return fmean(own)
-        return math.nan
+        """Mean seconds of the units of a suite and arm that have ended, else of its suite; NaN where none has."""
+        own = [seconds for of, seconds in self._took if of == kind]
+        own = own or [seconds for of, seconds in self._took if of[0] == kind[0]]
+        return fmean(own) if own else math.nan
 
 
 def _kind(task: Task) -> tuple[str, str]:

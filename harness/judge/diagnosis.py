@@ -24,6 +24,7 @@ from harness.store.compare import TIMES, rows_of
 from harness.store.errors import Cause
 from harness.store.measurement import ProofOutcome, proof_outcome
 from harness.store.outside import parse
+from harness.store.printer import picked
 from harness.store.rows import Rows
 from harness.store.text import bytes_
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from harness.judge.verdict import ArmVerdict, Run
     from harness.judge.verdict.rows import Setup
+    from harness.store.printer import Table, Tone
 
     Row = dict[str, Any]
 
@@ -132,13 +134,32 @@ def findings(
     return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
 
 
-def lines(found: Sequence[Finding]) -> list[str]:
-    """Findings as text for a terminal."""
-    out = []
-    for f in found:
-        out += [f"finding  {f.symptom}", *(f"         {e}" for e in f.evidence)]
-        out += [f"         cause: {f.cause}", f"         change: {f.change}"]
-    return out
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings of a run, as a result of the printer."""
+
+    found: Sequence[Finding]
+
+    @property
+    def tone(self) -> Tone:
+        """Bad where anything is probably wrong; that nothing was found proves nothing."""
+        return "bad" if self.found else ""
+
+    def lines(self) -> list[str]:
+        """A finding, its figures, cause and way out; no line where nothing was found."""
+        out = []
+        for f in self.found:
+            out += [f"finding  {f.symptom}", *(f"         {e}" for e in f.evidence)]
+            out += [f"         cause: {f.cause}", f"         change: {f.change}"]
+        return out
+
+    def tables(self) -> list[Table]:
+        """None: a report draws one."""
+        return []
+
+    def data(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"findings": [picked(f, "symptom evidence cause change") for f in self.found]}
 
 
 def fp8_did_not_run(material: Material) -> Iterator[Finding]:

@@ -129,6 +129,14 @@ def test_every_key_is_written_down(make: Any) -> None:
     assert sorted(keys(json.loads(as_json(make())))) == known[make.__name__]
 
 
+def test_the_page_names_every_list_of_keys() -> None:
+    """Oracle: the lists themselves."""
+    known = json.loads(Path(__file__).with_name("data").joinpath("result_keys.json").read_text())
+    page = Path(__file__).parents[2].joinpath("docs", "command-line.md").read_text()
+    _, _, about = page.partition("## JSON of results")
+    assert [name for name in known if f"`{name}`" not in about.partition("##")[0]] == []
+
+
 def keys(value: Any, at: tuple[str, ...] = ()) -> Iterator[str]:
     """Dotted keys of all values, of a list those of its first."""
     if isinstance(value, dict) and value:

@@ -19,7 +19,12 @@ import pytest
 from gate_fixtures import run, slowed
 from noises import quiet, simulated
 
+from fp8core.proof.audit import Audit, LayerAudit
+from fp8core.proof.expert_rows import ExpertsAudit
+from fp8core.proof.other_weights import WeightAudit
 from fp8core.proof.verify.proof import Proof
+from fp8core.proof.verify.records import GemmProof, LayerProof
+from fp8core.recipe import GEMMS
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
 from harness.advise.views import AdviceView
@@ -27,6 +32,7 @@ from harness.cli.doctor import ProbeResult, Tried
 from harness.gate import render as gate_render
 from harness.gate.options import Exit
 from harness.gate.unit import Judgement
+from harness.judge.diagnosis import Diagnosis, Finding
 from harness.judge.diff import Changes, Timed
 from harness.judge.fleet import Fleet
 from harness.judge.fleet.judge import Group, Outlier
@@ -81,6 +87,7 @@ def advice() -> Advice:
     return answer(parse(["model=llama3_1b", "gpu=h200", "checkpointing=full"]))
 
 
+CHECKED = LayerProof("a", "rowwise", "", gemms={name: GemmProof(True, calls=1, telling=1) for name in GEMMS})
 GROUP = Group(
     "H200", "torch 2.13", ["a", "b"], "", [], [], {}, 4, ["a", "b"], ["a", "b"], {"a": 1.0, "b": 1.0}, {}
 )
@@ -213,6 +220,39 @@ KINDS = {
             "doubted": {TOLD: ["tensorwise"]},
             "absent": (TOLD,),
         },
+        {},
+    ),
+    "proof of layers of which one was not checked": Kind(
+        lambda: Proof((), (), (CHECKED,), 3, 3, "cuda", 1.0, {}, not_checked=("head: its output is a view",)),
+        {
+            "problems": (TOLD,),
+            "warnings": (TOLD,),
+            "emulated_in": TOLD,
+            "unjudged": (TOLD,),
+            "compiled": 3,
+        },
+        {
+            "experts": "counted in the line",
+            "all_gathers": "empty where nothing is sharded",
+            "probed": "what was tested beside",
+            "shared_weights": "empty where nothing is shared",
+        },
+        lambda proof: Shown([proof.line], "good" if proof.ok else "bad"),
+    ),
+    "audit": Kind(
+        lambda: Audit((LayerAudit("a", "Float8Linear", 16, 16, True, "rowwise", "", 3, 3, "kernels"),)),
+        {
+            "layers": (LayerAudit("a", "Linear", 16, 16, False, "", TOLD, 3, 0, ""),),
+            "experts": (ExpertsAudit("e", 2, (16, 16), 1, "", TOLD, 3, 0, ""),),
+            "weights": (WeightAudit("w", "Embedding", (16, 16), TOLD, 1, 512),),
+            "not_trained": (TOLD,),
+        },
+        {"count": "of a step, without which the last line says that other products are not known"},
+        lambda found: Shown(str(found).splitlines()[::-1], "good"),
+    ),
+    "findings of a run": Kind(
+        lambda: Diagnosis([Finding("a symptom", (), "a cause", "a change")]),
+        {"found": [Finding(TOLD, ("1 of 3",), "a cause", "a change")]},
         {},
     ),
     "doctor": Kind(

@@ -81,19 +81,18 @@ class Proof:
         """One line; it starts with "FP8 verified" only if `ok`."""
         if self.problems:
             return "FP8 NOT verified: " + "; ".join(self.problems)
-        if not self.ok:
-            return f"FP8 NOT verified: nothing wrong found in {self._what_ran}; not checked: {'; '.join(self.not_checked)}"
         gathered = (
             sum(layer.all_gather == "fp8" for layer in self._converted)
             if self.all_gathers.get("uint8")
             else 0
         )
         line = f"FP8 verified{' in eager mode' if self.compiled else ''}"
+        if not self.ok:
+            line = f"FP8 NOT verified: not checked: {'; '.join(self.not_checked)}; nothing wrong found in the rest"
         if self.unjudged:
-            of = len(self._converted) + len(self.experts)
             line += (
-                f", but for gradients of {len(self.unjudged)} of {of} layers, which cannot be judged, since the loss does not "
-                f"depend on them ({_few(self.unjudged)})"
+                f", but for gradients of {len(self.unjudged)} of {len(self._converted) + len(self.experts)} layers, which cannot "
+                f"be judged, since the loss does not depend on them ({_few(self.unjudged)})"
             )
         line += f": {self._what_ran}"
         if gathered:
