@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -105,22 +104,21 @@ class Progress:
                 *columns, console=console, transient=True, expand=True, redirect_stderr=False,
                 refresh_per_second=REFRESH_HZ,
             )  # fmt: skip
-            shown = bar.add_task("", total=1.0, left="-:--:--")
+            shown = bar.add_task("", total=1.0, left="")
 
         def show(frame: Frame, begins: bool) -> None:
             nonlocal last
             note(frame, begins)
             if bar is not None:
                 text = printable(" ".join(filter(None, (frame.stage, frame.where))))
-                left_s = "-:--:--" if frame.left_s is None else str(timedelta(seconds=round(frame.left_s)))
-                bar.update(shown, completed=frame.share, description=text, left=left_s)
+                bar.update(shown, completed=frame.share, description=text, left=frame.left)
                 return
             now = time.monotonic()
             if quiet or now - last < (BEGIN_S if begins else LOG_S):
                 return
             last, text = now, printable(frame.text)
-            if frame.left_s and frame.elapsed_s >= 1:
-                text += f", {done(frame.share)} is done, about {frame.left_s:.0f} s left"
+            if frame.left and frame.elapsed_s >= 1:
+                text += f", {done(frame.share)} is done, {frame.left}"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
         with bar or nullcontext():
@@ -166,26 +164,24 @@ class Progress:
             share = min((self._ended + sum(self._open.values())) / max(self._total, 1), 1.0)
             return Frame(self._where, self._stage, share, self._clock() - self._started, self._left_s())
 
-    def _left_s(self) -> float | None:
-        under_way, whole, now = list[float](), list[float](), self._clock()
+    def _left_s(self) -> float:
+        due: dict[tuple[str, str], float] = {**self._waiting}
+        now = self._clock()
         for (case, arm), share in self._open.items():
-            spent = now - self._since[case, arm]
-            left = self._usual((case.suite, arm)) - spent
-            if not left > 0:  # none has ended yet, or it takes longer than they did
-                left = spent * (1 - share) / share if share else math.nan
-            under_way.append(left)
-            whole.append(spent + left)
-        found = sum(under_way)
-        for kind, count in (+self._waiting).items():
-            usual = self._usual(kind)
-            found += count * (usual if usual == usual else fmean(whole or [math.nan]))
-        return max(found / self._lanes, *under_way, 0.0) if found == found else None
+            due[case.suite, arm] += 1 - share
+        known = self._took or [
+            ((case.suite, arm), (now - self._since[case, arm]) / share)
+            for (case, arm), share in self._open.items()
+            if share
+        ]
 
-    def _usual(self, kind: tuple[str, str]) -> float:
-        """Mean seconds of the units of a suite and arm that have ended, else of its suite; NaN where none has."""
-        own = [seconds for of, seconds in self._took if of == kind]
-        own = own or [seconds for of, seconds in self._took if of[0] == kind[0]]
-        return fmean(own) if own else math.nan
+        def usual(kind: tuple[str, str]) -> float:
+            """Mean seconds of the units of a suite and arm, else of its suite; NaN where nothing says."""
+            own = [seconds for of, seconds in known if of == kind]
+            own = own or [seconds for of, seconds in known if of[0] == kind[0]]
+            return fmean(own or [math.nan])
+
+        return sum(count * usual(kind) for kind, count in due.items() if count) / self._lanes
 
 
 def _kind(task: Task) -> tuple[str, str]:

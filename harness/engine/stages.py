@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -59,16 +60,21 @@ class Frame(NamedTuple):
         stage: and arm, or step, that is under way; "" where none has begun.
         share: of the units that is done, counting parts of one.
         elapsed_s: seconds since the first unit could begin.
-        left_s: seconds that the rest takes; None where nothing says how long.
+        left_s: seconds that the rest takes; NaN where nothing says how long.
     """
 
     where: str
     stage: str
     share: float
     elapsed_s: float
-    left_s: float | None = None
+    left_s: float = math.nan
 
     @property
     def text(self) -> str:
         """One line."""
         return f"{self.where}: {self.stage}" if self.where and self.stage else self.where
+
+    @property
+    def left(self) -> str:
+        """How long the rest takes, in words; "" where nothing says it."""
+        return f"about {self.left_s:.0f} s left" if self.left_s > 0 else ""
