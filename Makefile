@@ -39,7 +39,7 @@ GPU_TESTS ?= tests/fp8core/test_gpu.py tests/fp8core/test_either_device.py tests
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-nightly test-cluster check format coverage bench aot aot-check docs gate gpu gpu-tests wheels published studies setup clean
+.PHONY: quick test test-near test-map test-nightly test-cluster check format coverage bench aot aot-check docs gate gpu gpu-tests wheels published studies setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -47,6 +47,14 @@ quick: $(READY)
 test: $(READY)
 	$(PY) -m compileall -q fp8core harness
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS) $(TESTS)
+
+MAP ?= $(CURDIR)-map# which test runs which line: outside of the repository
+
+test-near: $(READY)
+	OMP_NUM_THREADS=1 $(PY) tests/studies/mutations.py near --state $(MAP) $(ARGS)
+
+test-map: $(READY)
+	$(PY) tests/studies/mutations.py map --state $(MAP) --workers 2 $(ARGS)
 
 test-nightly: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)

@@ -194,7 +194,7 @@ def _measure(
 ) -> Outcome:
     config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
-    with Progress.on(console, len(units), note, config.quiet) as progress:
+    with Progress.on(console, units, note, config.quiet) as progress:
 
         def take(task: Task | None, what: What) -> None:
             if isinstance(what, list):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from harness.engine.run_folder import newest_first
 from harness.engine.runlog import notes, progress
 from harness.machine import terminal
-from harness.report import standings, verdicts
+from harness.report.first_screen import FirstScreen
 from harness.report.render import render_sections
 from harness.report.runs import load
 from harness.report.section import Section
@@ -136,5 +136,5 @@ def listed_run(folder: Path, reports: Path) -> ListedRun:
     except UsageError as error:
         says = str(error) if any(folder.rglob("*.parquet")) else "no rows"
         return ListedRun(folder.name, began, state, whose, str(about.get("sweep", "")), says, shown)
-    says = " ".join(standings.lead(m, verdicts.answers(m))[0] for m in machines)
+    says = " ".join(FirstScreen.of(m).lines()[0] for m in machines)
     return ListedRun(folder.name, began, state, whose, "; ".join(m.subject for m in machines), says, shown)

@@ -1,15 +1,20 @@
 """How far a sweep is: a bar with the time left on a terminal, lines in a log.
 
 Units are the cases that are timed, and the runs of trial suites. A unit counts as far as it is: an arm that is ready is half of
-its share of a case, the timing is the other half. The time left is what the rest takes at the speed so far.
+its share of a case, the timing is the other half. The time left is what the rest takes by the units of the same suite and arm that
+have ended; before there is one, by how far the units under way are.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.progress import (
@@ -18,7 +23,6 @@ from rich.progress import (
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
 from rich.table import Column
@@ -28,7 +32,7 @@ from harness.machine.terminal import printable
 from harness.store.text import done
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -51,18 +55,24 @@ class Progress:
     """Count and show cases, stages and steps.
 
     Args:
-        total: tasks that will be done.
+        units: that will be done.
         show: takes what there is to show.
         clock: seconds.
     """
 
     def __init__(
         self,
-        total: int,
+        units: Sequence[Task],
         show: Show = lambda frame, begins: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total, self._show, self._clock = total, show, clock
+        self._total, self._show, self._clock = len(units), show, clock
+        self._waiting = Counter(map(_kind, units))
+        self._since: dict[tuple[Case, str], float] = {}  # when each began
+        self._took: list[
+            tuple[tuple[str, str], float]
+        ] = []  # kind and seconds of each that ended after it had moved
+        self._lanes = 1
         self._open: dict[tuple[Case, str], float] = {}  # how much of each is done
         self._begun = self._ended = 0
         self._started = clock()
@@ -72,32 +82,38 @@ class Progress:
     @classmethod
     @contextmanager
     def on(
-        cls, console: Console, total: int, note: Show = lambda frame, begins: None, quiet: bool = False
+        cls,
+        console: Console,
+        units: Sequence[Task],
+        note: Show = lambda frame, begins: None,
+        quiet: bool = False,
     ) -> Iterator[Progress]:
         """A bar where the console is a terminal; else a line for units that start, and one every 30 s.
 
         Args:
             console: where it is shown.
-            total: tasks that will be done.
+            units: that will be done.
             note: always gets what the console shows.
             quiet: show nothing.
         """
         last, bar, shown = float("-inf"), None, TaskID(0)
         if console.is_terminal and not console.is_dumb_terminal and not quiet:
             words = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
-            columns = words, BarColumn(BAR), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+            left = TextColumn("{task.fields[left]}", markup=False)
+            columns = words, BarColumn(BAR), TaskProgressColumn(), TimeElapsedColumn(), left
             bar = Bar(
                 *columns, console=console, transient=True, expand=True, redirect_stderr=False,
                 refresh_per_second=REFRESH_HZ,
             )  # fmt: skip
-            shown = bar.add_task("", total=1.0)
+            shown = bar.add_task("", total=1.0, left="-:--:--")
 
         def show(frame: Frame, begins: bool) -> None:
             nonlocal last
             note(frame, begins)
             if bar is not None:
                 text = printable(" ".join(filter(None, (frame.stage, frame.where))))
-                bar.update(shown, completed=frame.share, description=text)
+                left_s = "-:--:--" if frame.left_s is None else str(timedelta(seconds=round(frame.left_s)))
+                bar.update(shown, completed=frame.share, description=text, left=left_s)
                 return
             now = time.monotonic()
             if quiet or now - last < (BEGIN_S if begins else LOG_S):
@@ -108,7 +124,7 @@ class Progress:
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
         with bar or nullcontext():
-            yield cls(total, show)
+            yield cls(units, show)
 
     def take(self, task: Task, what: object) -> None:
         """Something happens to a case or run."""
@@ -119,9 +135,14 @@ class Progress:
                 seed = next((f" seed={value}" for name, value in task.case.axes if name == "seed"), "")
                 text = f"{task.case.suite} {task.arm}{seed}" if task.arm else f"{task.case}"
                 self._where, self._stage = f"[{self._begun}/{self._total}] {text}", ""
-                self._open[key] = 0.0
+                self._open[key], self._since[key] = 0.0, self._clock()
+                self._waiting[_kind(task)] -= 1
+                self._lanes = max(self._lanes, len(self._open))
             elif what is Mark.ENDED:
-                self._ended += self._open.pop(key, None) is not None
+                share = self._open.pop(key, None)
+                self._ended += share is not None
+                if share:
+                    self._took.append((_kind(task), self._clock() - self._since[key]))
                 self._stage = ""
                 return
             elif isinstance(what, Steps):
@@ -143,4 +164,30 @@ class Progress:
         """What there is to show now."""
         with self._lock:
             share = min((self._ended + sum(self._open.values())) / max(self._total, 1), 1.0)
-            return Frame(self._where, self._stage, share, self._clock() - self._started)
+            return Frame(self._where, self._stage, share, self._clock() - self._started, self._left_s())
+
+    def _left_s(self) -> float | None:
+        under_way, whole, now = list[float](), list[float](), self._clock()
+        for (case, arm), share in self._open.items():
+            spent = now - self._since[case, arm]
+            left = self._usual((case.suite, arm)) - spent
+            if not left > 0:  # none has ended yet, or it takes longer than they did
+                left = spent * (1 - share) / share if share else math.nan
+            under_way.append(left)
+            whole.append(spent + left)
+        found = sum(under_way)
+        for kind, count in (+self._waiting).items():
+            usual = self._usual(kind)
+            found += count * (usual if usual == usual else fmean(whole or [math.nan]))
+        return max(found / self._lanes, *under_way, 0.0) if found == found else None
+
+    def _usual(self, kind: tuple[str, str]) -> float:
+        """Mean seconds of the units of a suite and arm that have ended, else of its suite, else of all; NaN where none has."""
+        for alike in (lambda of: of == kind, lambda of: of[0] == kind[0], lambda _: True):
+            if own := [seconds for of, seconds in self._took if alike(of)]:
+                return fmean(own)
+        return math.nan
+
+
+def _kind(task: Task) -> tuple[str, str]:
+    return task.case.suite, task.arm

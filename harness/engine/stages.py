@@ -59,19 +59,16 @@ class Frame(NamedTuple):
         stage: and arm, or step, that is under way; "" where none has begun.
         share: of the units that is done, counting parts of one.
         elapsed_s: seconds since the first unit could begin.
+        left_s: seconds that the rest takes; None where nothing says how long.
     """
 
     where: str
     stage: str
     share: float
     elapsed_s: float
+    left_s: float | None = None
 
     @property
     def text(self) -> str:
         """One line."""
         return f"{self.where}: {self.stage}" if self.where and self.stage else self.where
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds that the rest takes at the speed so far; None before there is one."""
-        return self.elapsed_s * (1 - self.share) / self.share if self.share > 0 else None

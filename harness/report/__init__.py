@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from harness.machine import raw_output
 from harness.store import find_run
 from harness.store.errors import UsageError
+from harness.store.run_files import written
 from harness.store.words import key, options_of, word
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def main(argv: Sequence[str]) -> int:
     output = (
         options.output or Path("reports") / f"{folders[0].name if len(folders) == 1 else 'comparison'}.html"
     )
-    written = write_report(
+    made = write_report(
         folders, output, static=options.static, focus="mfu" if options.mfu else "", figures=options.figures
     )
-    for problem in written.problems:
+    for problem in made.problems:
         raw_output.say(f"warning: {problem}\n")
-    sys.stdout.write(f"report   {written.html}\nmarkdown {written.markdown}\n")
+    sys.stdout.write(f"report   {made.html}\nmarkdown {made.markdown}\n")
     return 0
 
 
@@ -110,12 +110,8 @@ def write_report(
 
 def _replace(path: Path, text: str) -> None:
     """Writes a file at once: who has the report of a running sweep open never reads half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written(path) as file:
+        file.write(text.encode())
 
 
 def _write_figures(folder: Path, figures: Mapping[str, str]) -> None:

@@ -14,7 +14,6 @@ from harness.report.records import SQNR
 from harness.report.section import Section
 from harness.report.table import Column, known, make_table, number
 from harness.report.verdicts import fp8_pairs
-from harness.report.words import titled
 from harness.store import stats, text
 from harness.store.printer import Cell, Table
 
@@ -26,15 +25,18 @@ if TYPE_CHECKING:
     Found = Mapping[tuple[str, ...], dict[str, float]]  # key of an arm -> case -> figure
 
 _OTHERWISE = ("git_commit", "git_dirty", "host_hash", "gpu_uuid_hash")  # no time depends on them
+APART = "Each machine's own ratio of FP8 to bf16, side by side; times of two machines are not set against each other."
+CAPTIONS = {
+    "gains": "Speedup over bf16 of the same machine: geometric mean, then the range, over the cases that all have.",
+    "exactness": "Least SQNR in dB over the shared cases: codes and products of FP8 are the same on every machine, or not.",
+}
 _GAIN_OF = ("suite", "arm", "baseline", "regime")
 
 
 def shared(material: Material) -> tuple[Section, ...]:
-    """What several machines have in common, which stands before each of them alone."""
-    if len(material.machines) < 2:
-        return ()
-    both = Section("machines", *titled("section_machines"), first=across_machines(material))
-    return () if both.empty else (both,)
+    """What several machines have in common, which stands after each of them alone."""
+    tables = across_machines(material)
+    return (Section("machines", "Machines compared", APART, first=tables),) if tables else ()
 
 
 def names(machines: Sequence[Machine]) -> list[str]:
@@ -79,7 +81,7 @@ def _table(
             records.append(about | {"arm": arm} | own | {"shared cases": len(common)})
     across = [number(title, f"machine {i}") for i, title in enumerate(names(machines))]
     columns = [*(Column(key) for key in keys), number("shared cases", show=str), *across]
-    return make_table(f"machines-{name}", columns, records, titled(f"caption_machines_{name}")[0])
+    return make_table(f"machines-{name}", columns, records, CAPTIONS[name])
 
 
 def _gains(machine: Machine) -> Found:

@@ -18,11 +18,10 @@ from markupsafe import escape
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from harness.judge import gathered
 from harness.report.runs import once
-from harness.report.words import titled
 from harness.store import text
 from harness.store.case import WITHOUT_FP8, Arm, arms_of
 
@@ -37,25 +36,9 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
-HEAT = tuple(f"#0b000{i}" for i in range(9))
-EDGES = (
-    0.67,
-    0.8,
-    0.91,
-    0.97,
-    1.03,
-    1.1,
-    1.25,
-    1.5,
-)  # speedups between these nine; the middle one is "the same"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"}
-VARIABLES |= {
-    colour: f"--{name}-{i}"
-    for name, own in (("series", SERIES), ("heat", HEAT))
-    for i, colour in enumerate(own)
-}
+VARIABLES |= {colour: f"--series-{i}" for i, colour in enumerate(SERIES)}
 MARKERS = "osD^vPX*"
-HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 # Recipes that fp8core publishes, each with a place of its own, so that pages of different runs agree.
 PLACES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "delayed", "static")
 FILLS = ("full", "none", "left", "right", "top", "bottom")
@@ -133,10 +116,6 @@ class Sheet:
         self.legend()
         return Chart(self.key, title, svg(self.figure, self.key), caption)
 
-    def say(self, block: str, **facts: Any) -> Chart:
-        """The finished figure with the title and the caption of the block `figure_BLOCK`."""
-        return self.chart(*titled(f"figure_{block}", **facts))
-
 
 def sheet(
     key: str, height: float, across: int = 1, down: int = 1, *, width: float = WIDTH, grid: str = "both",
@@ -176,12 +155,6 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 # Looks
-
-
-def mark(i: int, **more: Any) -> Row:
-    """How the marks of the i-th series look: no two of the first sixteen alike, the second eight hollow."""
-    fill = "none" if i // 8 % 2 else "full"
-    return {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linestyle": "none", "fillstyle": fill} | more
 
 
 def subject(arm: Arm) -> str:
@@ -230,14 +203,6 @@ def ticks(axis: Axis, most: int, signed: bool = False, **more: Any) -> None:
     axis.set_major_locator(MaxNLocator(most, **more))
     if signed:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
-
-
-def bytes_axis(axes: Axes) -> None:
-    """A horizontal axis of bytes, by powers of two."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.bytes_(v)))
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:

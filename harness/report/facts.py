@@ -36,7 +36,7 @@ def facts(machine: Machine) -> list[tuple[str, str]]:
     return [
         *found,
         *_peaks(machine),
-        *_extensions(machine),
+        *_what_ran(machine),
         ("measured on", dates(machine.days)),
         *_how_timed(machine),
     ]
@@ -79,11 +79,19 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
     return [("published peak, dense", dense), ("source of the peak", device.source)]
 
 
-def _extensions(machine: Machine) -> list[tuple[str, str]]:
-    """What other packages brought to these rows: recipes, peers, suites, models and backends of theirs."""
-    rows = [parse(each).get("extensions", {}) for each in machine.frame["resolved"].unique()]
-    seen = sorted({f"{package} {version}".strip() for row in rows for package, version in row.items()})
-    return [("extensions, not part of the harness", ", ".join(seen))] if seen else []
+def _what_ran(machine: Machine) -> list[tuple[str, str]]:
+    """Backends and kernels that rows name, and what other packages brought to them: recipes, peers, suites, models, backends."""
+    rows = [parse(each) for each in machine.frame["resolved"].unique()]
+    found = {
+        "backends": [str(row["backend"]) for row in rows if row.get("backend")],
+        "kernels": [str(kernel)[:72] for row in rows for kernel in row.get("kernels") or ()],
+        "extensions, not part of the harness": sorted(
+            f"{package} {version}".strip()
+            for row in rows
+            for package, version in row.get("extensions", {}).items()
+        ),
+    }
+    return [(name, text.some([*dict.fromkeys(own)], 8)) for name, own in found.items() if own]
 
 
 def _how_timed(machine: Machine) -> list[tuple[str, str]]:
@@ -93,19 +101,17 @@ def _how_timed(machine: Machine) -> list[tuple[str, str]]:
     clocks = clocks[np.isfinite(clocks)]
     out = []
     words = {"method": "timing method", "l2": "L2 before a sample", "stop_reason": "stopped because"}
+    words |= {"throttled": "rows timed while throttled", "contended": "rows timed while another process ran"}
     for key, name in words.items():
-        seen = Counter(str(t[key]) for t in timings if t.get(key) is not None)
-        if seen:
-            out.append((name, ", ".join(f"{value} ({count})" for value, count in seen.most_common())))
+        told = [t[key] for t in timings if t.get(key) is not None]
+        seen = Counter(map(str, told)).most_common()
+        shown = ", ".join(f"{value} ({count})" for value, count in seen)
+        if key in ("throttled", "contended"):
+            shown = f"{sum(map(bool, told))} of {len(told)}" if told else text.NONE * bool(timings)
+        out += [(name, shown)] * bool(shown)
     if clocks.size:
         low, middle, high = (text.number(float(q), 4) for q in np.quantile(clocks, (0, 0.5, 1)))
         out.append(("SM clock while timed", f"median {middle} MHz, {low} to {high} MHz"))
-    for key, name in (("throttled", "throttled"), ("contended", "another process ran")):
-        told = [t[key] for t in timings if t.get(key) is not None]
-        if timings:
-            out.append(
-                (f"rows timed while {name}", f"{sum(map(bool, told))} of {len(told)}" if told else text.NONE)
-            )
     marks = [
         (m, r["rounds"])
         for t, r in zip(timings, rows, strict=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.judge.model_title import title_of
 from harness.judge.verdict.result import percent
 from harness.machine import mfu
-from harness.report.compared import names
 from harness.report.records import (
     SQNR,
     arm_records,
@@ -26,8 +26,8 @@ from harness.report.records import (
     tokens_per_s,
 )
 from harness.report.runs import once
-from harness.report.standings import recipe, standings
-from harness.report.table import STYLES, columns, known, resolved_of
+from harness.report.standings import recipe, reservations, standings
+from harness.report.table import STYLES, columns, known, number4, resolved_of
 from harness.report.verdicts import what_of
 from harness.store import text
 from harness.store.case import arm_of
@@ -35,13 +35,13 @@ from harness.store.compare import SECONDS
 from harness.store.printer import Cell, Table, filled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from harness.report.runs import Machine
     from harness.report.standings import Standing
     from harness.report.table import Record
 
-MOST_ROWS, MOST_OF_EACH = 14, 4  # of one machine; of each where there are several
+MOST_ROWS = 14
 HeadlineRow = tuple[Cell, ...]
 COLUMNS = columns("headline")
 NOTHING = Cell("")
@@ -49,22 +49,24 @@ NOTHING = Cell("")
 
 def headline_rows(machine: Machine) -> list[HeadlineRow]:
     """A row an FP8 arm, the best first."""
-    made = {
-        "speedup over bf16": _gain,
-        "time (ms)": _time,
-        "tokens/s": _tokens,
-        "mixed MFU": _mixed_mfu,
-        "mJ/token": _energy,
-        "worst SQNR (dB)": _worst,
-        "FP8 GEMMs": proof,
-        "loss": _loss,
-    }
     rows = []
     for standing in standings(machine)[:MOST_ROWS]:
+        both = partial(_both, machine, standing)
+        made = {
+            "speedup over bf16": standing.qualified if standing.pairs else NOTHING,
+            "time (ms)": both(lambda r: 1e3 * r["value"] * SECONDS[r["unit"]], number4),
+            "tokens/s": both(tokens_per_s, text.count),
+            "mixed MFU": _mixed_mfu(machine, standing),
+            "mJ/token": both(lambda r: 1e3 * r.get("joules_per_token", math.nan), text.number),
+            "worst SQNR (dB)": _worst(machine, standing),
+            "FP8 GEMMs": proof(machine, standing),
+            "loss": _loss(machine, standing),
+            "in doubt": Cell("; ".join(reservations(machine, standing)) if standing.pairs else ""),
+        }
         what = what_of(standing.suite) if standing.suite else ""
         theirs = machine.reproductions.get(standing.arm)
         cells = [Cell(standing.arm, standing.arm, note=theirs.words if theirs else "")]
-        cells += [made[column.title](machine, standing) for column in COLUMNS[1:-1]]
+        cells += [made[column.title] for column in COLUMNS[1:-1]]
         cases = {p["case_id"] for p in standing.pairs}
         note = [_title(machine, standing), text.plural(len(cases), "case") if cases else ""]
         rows.append((*cells, Cell(what, what, note=", ".join(filter(None, note)))))
@@ -73,25 +75,17 @@ def headline_rows(machine: Machine) -> list[HeadlineRow]:
 
 def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
     """The rows of one machine as a table; None where no FP8 arm was measured."""
+    if not rows:
+        return None
     left = len(standings(machine)) - len(rows)
-    caption = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
-    return _table(f"headline-{machine.env_id}", rows, caption) if rows else None
-
-
-def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
-    """The best rows of each machine with its name; None where there is none."""
-    whole = []
-    for name, (machine, own) in zip(names(list(rows)), rows.items(), strict=True):
-        for arm, *numbers in own[:MOST_OF_EACH]:
-            note = ", ".join(filter(None, (name, arm.note)))
-            whole.append((arm._replace(note=note, href=f"#m-{machine.env_id}"), *numbers))
-    cut = any(len(own) > MOST_OF_EACH for own in rows.values())
-    caption = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
-    return _table("headline", whole, caption) if whole else None
-
-
-def _table(key: str, rows: Sequence[HeadlineRow], caption: str) -> Table:
-    return filled(Table(key, [c.heading for c in COLUMNS], rows, caption, sortable=False, as_cards=True))
+    said = [f"{text.plural(left, 'more arm')} in the tables below."] * bool(left)
+    shown, what = len(COLUMNS), rows[0][-1]
+    if what.text and all(row[-1] == what for row in rows):
+        shown -= 1
+        said.append(f"All of {what.text}: {what.note}.")
+    headings, cells = [c.heading for c in COLUMNS[:shown]], [row[:shown] for row in rows]
+    key = f"headline-{machine.env_id}"
+    return filled(Table(key, headings, cells, " ".join(said), sortable=False, as_cards=True))
 
 
 def _title(machine: Machine, standing: Standing) -> str:
@@ -102,14 +96,19 @@ def _title(machine: Machine, standing: Standing) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _gain(_: Machine, standing: Standing) -> Cell:
-    return standing.qualified if standing.pairs else NOTHING
-
-
 @once
 def _records(machine: Machine, suite: str) -> dict[tuple[str, str, str], Record]:
     """Records of arms that have a time, by run, case and arm."""
     return {key_of(r): r for r in arm_records(machine, suite) if has_time(r) and r["regime"] != "sustained"}
+
+
+def _sides(machine: Machine, standing: Standing) -> list[list[Record | None]]:
+    """Records of an arm and of its baseline, a pair each; None for one without a time."""
+    found = _records(machine, standing.suite)
+    return [
+        [found.get((p["run_id"], p["case_id"], p[arm])) for arm in ("arm", "baseline")]
+        for p in standing.pairs
+    ]
 
 
 def _both(
@@ -118,28 +117,10 @@ def _both(
     """A figure of an arm, and below it that of its baseline; of several cases, which share no figure, nothing."""
     if len({p["case_id"] for p in standing.pairs}) != 1:
         return NOTHING
-    pair, found = standing.pairs[0], _records(machine, standing.suite)
-    sides = [found.get((pair["run_id"], pair["case_id"], pair[arm])) for arm in ("arm", "baseline")]
-    mine, base = (figure(side) if side else None for side in sides)
+    mine, base = (figure(side) if side else None for side in _sides(machine, standing)[0])
     if not known(mine):
         return NOTHING
-    return Cell(show(mine), mine, note=f"{pair['baseline']} {show(base)}" if known(base) else "")
-
-
-def _time(machine: Machine, standing: Standing) -> Cell:
-    return _both(machine, standing, lambda r: 1e3 * r["value"] * SECONDS[r["unit"]], _four)
-
-
-def _tokens(machine: Machine, standing: Standing) -> Cell:
-    return _both(machine, standing, tokens_per_s, text.count)
-
-
-def _energy(machine: Machine, standing: Standing) -> Cell:
-    return _both(machine, standing, lambda r: 1e3 * r.get("joules_per_token", math.nan), text.number)
-
-
-def _four(value: float) -> str:
-    return text.number(value, 4)
+    return Cell(show(mine), mine, note=f"{standing.pairs[0]['baseline']} {show(base)}" if known(base) else "")
 
 
 def _worst(machine: Machine, standing: Standing) -> Cell:
@@ -159,14 +140,15 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> Cell:
     """Mixed MFU of training steps and of their baselines, by the causal count where there is one, since it counts what runs."""
     if standing.suite != "train":
         return NOTHING
-    found = _records(machine, "train")
-    sides: list[list[mfu.Utilization]] = [[], []]
-    for pair in standing.pairs:
-        mine, base = (found.get((pair["run_id"], pair["case_id"], pair[arm])) for arm in ("arm", "baseline"))
-        if not mine or not resolved_of(mine).get("fp8_layers", 1):
-            continue  # 0 layers where none is advised: the arm ran in bf16
-        for own, row in zip(sides, (mine, base), strict=True):
-            own += [used] if row and (used := _used(machine, row)) else []
+    # 0 layers where none is advised: the arm ran in bf16
+    pairs = [
+        sides
+        for sides in _sides(machine, standing)
+        if sides[0] and resolved_of(sides[0]).get("fp8_layers", 1)
+    ]
+    sides = [
+        [used for row in own if row and (used := _used(machine, row))] for own in zip(*pairs, strict=True)
+    ] or [[], []]
     doubts = {doubt for used in sides[0] for doubt in used.doubts}
     if not sides[0] or doubts:  # a share above 100 % stands in the table of MFU alone
         style = "bad" if doubts else "muted"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,14 +11,9 @@ from harness.judge.verdict.result import percent
 from harness.report.drawing import (
     BAND,
     INK,
-    MUTED,
     SERIES,
     Chart,
     evenly,
-    forest,
-    mark,
-    ratio_axis,
-    ratio_limits,
     sheet,
     styled,
     ticks,
@@ -28,7 +22,7 @@ from harness.report.render import render_sections
 from harness.report.section import Section
 from harness.store.measurement import METRICS
 from harness.store.printer import as_html
-from harness.store.text import axes_of, case_label, constant_axes, short
+from harness.store.text import short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,40 +32,15 @@ if TYPE_CHECKING:
     from harness.judge.diff import Changes
     from harness.judge.verdict.rule import CurveVerdict
 
-MOST_RATIOS, MOST_CURVES = 40, 8
+MOST_CURVES = 8
 MOST_POINTS = 240  # of a line; more cannot be seen
 
 
 def two_runs(found: Changes, frames: Sequence[pd.DataFrame]) -> str:
     """The page of what changed, with the rows of both runs."""
-    charts = [*_ratios(found), *_curves(frames, found.names)]
+    charts = _curves(frames, found.names)
     shown = [Section("moved", "What moved", charts=charts)] if charts else []
     return render_sections(" and ".join(found.names), "Two runs side by side", "", shown, as_html(found))
-
-
-@styled
-def _ratios(found: Changes) -> list[Chart]:
-    names = found.names
-    ranked = sorted(found.times, key=lambda t: -abs(math.log(t.ratio)))[:MOST_RATIOS]
-    if not ranked:
-        return []
-    constant = constant_axes(t.axes for t in found.times)
-    rows = [f"{short(case_label(axes_of(t.axes), constant), 40)} {t.arm}" for t in ranked]
-    drawn = sheet("ratios", 1.0 + 0.26 * len(rows), grid="x", rows=rows)
-    axes, ends = drawn.axes, list[float]()
-    axes.axvline(1, color=INK, linewidth=0.9)
-    for y, t in enumerate(ranked):
-        colour = SERIES[1] if t.verdict in ("slower", "faster") else MUTED
-        ends += forest(axes, [(y, t.ratio, t.low, t.high)], {"color": colour, "marker": "o"})
-    ratio_axis(axes.xaxis, axes.set_xscale)
-    axes.set_xlim(*ratio_limits(ends))
-    axes.set_xlabel(
-        f"time in {short(names[1], 40)} over {short(names[0], 40)}; above 1 is slower (log scale)"
-    )
-    left = (
-        f"The {len(ranked)} of {len(found.times)} that moved most. " if len(ranked) < len(found.times) else ""
-    )
-    return [drawn.chart("Times", f"{left}Lines: 95 % intervals. Grey: not shown to have changed.")]
 
 
 @styled
@@ -124,7 +93,7 @@ def _losses(found: CurveVerdict) -> Chart:
     sides = [np.array([np.interp(steps, r.steps, r.values) for r in runs]) for runs in found.sides]
     limit = 100 * found.margin
     made.axes.axhspan(-limit, limit, color=BAND, label="margin")
-    looks = {"color": INK, "linestyle": "--"}, mark(1, linestyle="-")
+    looks: Any = {"color": INK, "linestyle": "--"}, {"color": SERIES[1]}
     for losses, name, look in zip(sides, SIDES, looks, strict=True):
         gaps = np.ma.masked_invalid(100 * (losses / np.ma.masked_invalid(sides[0]).mean(axis=0) - 1))
         limit = max(limit, 400 * found.margin, float(np.ma.max(np.abs(gaps[:, steps.size // 2 :])) or 0))

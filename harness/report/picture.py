@@ -1,18 +1,17 @@
-"""Picture: the one figure of the first screen. On a GPU the speedup of each arm; on a CPU quality and bytes, never a speed."""
+"""Picture: the one figure of the first screen. On a GPU the speedup of each arm; on a CPU its quality, never a speed."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
     LEAST_DB,
-    MUTED,
     Chart,
     bands,
+    evenly,
     forest,
     look,
     ratio_axis,
@@ -20,13 +19,12 @@ from harness.report.drawing import (
     sheet,
     span,
     styled,
-    ticks,
 )
-from harness.report.records import SQNR, numerics_by_arm
-from harness.report.standings import doubts, recipe, timed, unjudged
-from harness.report.verdicts import STUDIES, tally, what_of
+from harness.report.records import numerics_by_arm
+from harness.report.standings import doubts, recipe, timed
+from harness.report.verdicts import STUDIES, least, tally, what_of
 from harness.store import text
-from harness.store.case import Arm, arm_of
+from harness.store.case import Arm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,15 +32,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from harness.report.drawing import Sheet
-    from harness.report.records import Worst
     from harness.report.runs import Machine
     from harness.report.standings import Standing
     from harness.report.table import Row
 
-    Words = tuple[str, str, list[str]]  # name of a row, its verdict, what stands against it
-
-MOST_ARMS, MOST_UNJUDGED, MOST_CASES = 10, 4, 12
-BYTES = {"saved_bytes_per_elem": "kept for backward", "cast_bytes_per_elem": "moved by fused casts"}
+MOST_ARMS, MOST_CASES = 10, 12
 
 
 def picture(machine: Machine) -> Chart | None:
@@ -55,47 +49,37 @@ def _gains(machine: Machine) -> Chart | None:
     every = timed(machine)
     if not every:
         return None
-    found, absent = every[:MOST_ARMS], unjudged(machine, every[0].suite)
-    shown = absent[:MOST_UNJUDGED]
+    found = every[:MOST_ARMS]
     against = [doubts(machine, s.arm) for s in found]
-    drawn = _sheet(machine, len(found) + len(shown))
+    rows = [f"{text.short(s.arm, 32)}\n{tally(p['verdict'] for p in s.pairs)}" for s in found]
+    drawn = _sheet(machine, rows)
     axes, ends = drawn.axes, [1.0]
-    words: list[Words] = []
     axes.axvline(1, color=INK, linewidth=0.9)
     for y, (s, why) in enumerate(zip(found, against, strict=True)):
         ends += _gain_row(axes, y, s, look(machine, s.fields, fillstyle="none" if why else "full"))
-        verdicts = [p["verdict"] for p in s.pairs]
-        told = tally(verdicts) if len(set(verdicts)) > 1 else verdicts[0]
-        words.append((s.arm, told, why))
     ratio_axis(axes.xaxis, log=axes.set_xscale)
     axes.set(xlim=ratio_limits(ends), xlabel="speedup over bf16, same mode (log scale)")
-    for y in range(len(found), len(found) + len(shown)):  # at the edge: a mark at 1 would read as a tie
-        axes.plot([0.012], [y], marker="x", color=MUTED, transform=axes.get_yaxis_transform())
-    words += [(u.arm, u.word, [text.short(text.reason(u.reason), 40)]) for u in shown]
-    _label(axes, words)
     axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
-    return drawn.say(
-        "gains",
-        what=what_of(every[0].suite),
-        several=any(len(s.pairs) > 1 for s in found),
-        doubted=any(against),
-        left=len(every) - len(found) + len(absent) - len(shown),
-    )
+    left = len(every) - len(found)
+    said = [
+        "Right of 1 FP8 is faster. Lines: 95 % intervals over rounds"
+        + ", one a case; large marks: geometric means over cases" * any(len(s.pairs) > 1 for s in found),
+        "Grey: how far one arm timed twice seems apart",
+        *["Hollow: in doubt, as the table says"] * any(against),
+        *[f"{text.plural(left, 'more arm')} below"] * bool(left),
+    ]
+    return drawn.chart(f"Speedup over bf16, {what_of(every[0].suite)}", f"{'. '.join(said)}.")
 
 
-def _sheet(machine: Machine, rows: int, panels: int = 1) -> Sheet:
-    drawn = sheet(
-        f"picture-{machine.env_id}", 0.85 + 0.36 * max(rows, 2), panels, width=9.2, grid="x", sharey=True
-    )
-    drawn.axes.set_ylim(rows - 0.4, -0.6)
-    return drawn
+def _sheet(machine: Machine, rows: Sequence[str]) -> Sheet:
+    height = 0.85 + 0.36 * max(len(rows), 2)
+    return sheet(f"picture-{machine.env_id}", height, width=9.2, grid="x", rows=rows)
 
 
 def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[float]:
     """Intervals of one arm's cases with the noise floors behind them; returns what the axis must hold."""
     ordered = sorted(standing.pairs, key=lambda p: p["speedup"])
-    step = max(1, -(-len(ordered) // MOST_CASES))
-    pairs = [*ordered[::step], *ordered[-1:]] if step > 1 else ordered
+    pairs = [ordered[i] for i in evenly(len(ordered), MOST_CASES)]
     dot = "." if len(pairs) > 1 else ""
     small = {"marker": dot, "markersize": 3, "color": style["color"], "linestyle": "none"}
     ends = [standing.gain]
@@ -109,82 +93,31 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
 
 @styled
 def _quality(machine: Machine) -> Chart | None:
+    """The worst SQNR of each recipe with its bound; hollow where it fails or has no bound to pass."""
     judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES)
     by_recipe = gathered((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
     if not by_recipe:
         return None
-    found = dict(list(by_recipe.items())[:MOST_ARMS])
-    bytes_of: dict[Arm, dict[str, float]] = {}  # the most of each recipe, by metric
-    for r in machine.pick(metric=BYTES, status="ok"):
-        if math.isfinite(r["value"]):
-            own = bytes_of.setdefault(recipe(arm_of(r)), {})
-            own[r["metric"]] = max(r["value"], own.get(r["metric"], 0.0))
-    kinds = [name for name in BYTES if any(name in bytes_of.get(arm, {}) for arm in found)]
-    drawn = _sheet(machine, len(found), 1 + bool(kinds))
-    axes = drawn.axes
-    words = [
-        (str(arm), *_quality_row(axes, y, every, look(machine, arm)))
-        for y, (arm, every) in enumerate(found.items())
-    ]
-    span(axes, LEAST_DB)
-    axes.set_xlabel("worst SQNR (dB), higher is better")
-    axes.plot([], [], color=INK, linewidth=1.6, label="least accepted")
-    _label(axes, words, beside=not kinds)
-    if kinds:
-        base = bytes_of.get(Arm("bf16"), {}).get("saved_bytes_per_elem")
-        _bytes_panel(drawn.panels[1], [bytes_of.get(arm, {}) for arm in found], kinds, base)
-    return drawn.say("quality", kinds=[BYTES[k] for k in kinds], left=len(by_recipe) - len(found))
-
-
-def _quality_row(axes: Axes, y: float, every: Sequence[Worst], style: Row) -> tuple[str, list[str]]:
-    """The worst SQNR of a recipe with its bound; hollow where it fails or has no bound to pass."""
-    least = min(every, key=lambda w: w.worst[1])
-    metric, value = least.worst
-    bound, failed = least.bounds.get(metric), any(w.failing for w in every)
-    word = "BELOW ITS BOUND" if failed else "no bound" if bound is None else "passed"
-    if bound is not None:
-        axes.plot([bound] * 2, [y - 0.24, y + 0.24], color=INK, linewidth=1.6)
-    if math.isfinite(value):
-        axes.plot(
-            [value], [y], **style | {"fillstyle": "full" if word == "passed" else "none", "markersize": 7.5}
-        )
-    return f"{text.number(value)} dB {word}", [f"{SQNR[metric]}, {least.suite}"]
-
-
-def _bytes_panel(
-    axes: Axes, values: Sequence[dict[str, float]], kinds: Sequence[str], base: float | None
-) -> None:
-    """Two bars a recipe from 0, and what bf16 keeps as a line."""
-    for i, (kind, alpha) in enumerate(zip(kinds, (1.0, 0.45), strict=False)):
-        at = [y + 0.18 * (2 * i - 1) * (len(kinds) > 1) for y in range(len(values))]
-        widths = [own.get(kind, 0.0) for own in values]
-        axes.barh(at, widths, height=0.3, color=MUTED, alpha=alpha, label=BYTES[kind])
-        for y, own, width in zip(at, values, widths, strict=True):
-            said = text.number(own[kind]) if kind in own else "not measured" if not (own or i) else ""
-            axes.annotate(said, (width, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
-    if base is not None:
-        axes.axvline(base, color=INK, linewidth=0.9, linestyle="--", label="bf16 keeps")
-    top = max((v for own in values for v in own.values()), default=1.0)
-    axes.set(xlim=(0, 1.25 * max(top, base or 0.0)), xlabel="bytes an element, lower is better")
-    ticks(axes.xaxis, 5, integer=True)
-
-
-def _label(axes: Axes, words: Sequence[Words], beside: bool = True) -> None:
-    """Names of the rows, with the verdict and what stands against it beside them."""
-    about: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "color": INK}
-    names = [text.short(n, 32) if beside else f"{text.short(n, 28)}\n{v}" for n, v, _ in words]
-    axes.set_yticks(range(len(words)), names)
-    for y, (_, verdict, more) in enumerate(words if beside else ()):
-        axes.text(1.015, y - 0.19 * bool(more), verdict, **about)
-        if more:
-            axes.text(1.015, y + 0.21, _fitting(more, 44), **about | {"color": MUTED, "fontsize": 7.5})
-
-
-def _fitting(said: Sequence[str], most: int) -> str:
-    """Reasons in so many characters: the first ones and how many more; the middle of one alone is left out."""
-    for kept in range(len(said), 0, -1):
-        words = text.some(said, kept)
-        if len(words) <= most:
-            return words
-    alone = f"{len(said)} doubts" if len(said) > 1 else "".join(said)
-    return text.short(alone, most) if most >= 8 else ""
+    found = list(by_recipe.items())[:MOST_ARMS]
+    rows: list[str] = []
+    marks: list[tuple[float, float | None, Row]] = []
+    for arm, every in found:
+        worst = least(every)
+        metric, value = worst.worst
+        bound, failed = worst.bounds.get(metric), any(w.failing for w in every)
+        word = "BELOW ITS BOUND" if failed else "no bound" if bound is None else "passed"
+        style = look(machine, arm, fillstyle="full" if word == "passed" else "none", markersize=7.5)
+        rows.append(f"{text.short(str(arm), 32)}\n{text.number(value)} dB {word}")
+        marks.append((value, bound, style))
+    drawn = _sheet(machine, rows)
+    for y, (value, bound, style) in enumerate(marks):
+        drawn.axes.plot([value], [y], **style)
+        if bound is not None:
+            drawn.axes.plot([bound] * 2, [y - 0.24, y + 0.24], color=INK, linewidth=1.6)
+    span(drawn.axes, LEAST_DB)
+    drawn.axes.set_xlabel("worst SQNR (dB), higher is better")
+    drawn.axes.plot([], [], color=INK, linewidth=1.6, label="least accepted")
+    left = len(by_recipe) - len(found)
+    said = "Worst SQNR of each recipe over its checked arms and results; 6 dB are one bit. Hollow: not passed or no bound."
+    more = f" {text.plural(left, 'more recipe')} below." * bool(left)
+    return drawn.chart("Quality of each recipe (measured on a CPU: no speed)", said + more)

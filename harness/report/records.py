@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.judge import gathered
 from harness.machine.mfu import floor_seconds
 from harness.report.runs import newest, once
-from harness.report.table import known, resolved_of
+from harness.report.table import estimate, known, resolved_of
 from harness.store.case import Arm, arm_of
 from harness.store.compare import FP8_DTYPES, SECONDS, TIMES, rows_of
 from harness.store.measurement import ProofOutcome, proof_outcome
@@ -86,6 +86,10 @@ def arm_records(machine: Machine, suite: str, most: int | None = None) -> list[R
             record["copy_share"] = 1e9 * row["gb_per_s"] / copy
         if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
             record.update(_against_peak(machine.device, row))
+        expected = resolved_of(row).get("prediction")
+        record["tokens_per_s"] = tokens_per_s(row)
+        if isinstance(expected, dict) and expected.get("speedup"):
+            record["prediction"] = estimate(*expected["speedup"])
         records.append(record)
     return records
 
@@ -102,12 +106,6 @@ def tokens_per_s(record: Record) -> float | None:
     if record["status"] != "ok" or not known(tokens) or not tokens:
         return None
     return float(tokens * (resolved.get("ranks") or 1) / (record["value"] * SECONDS[record["unit"]]))
-
-
-def isolated(machine: Machine, suite: str) -> list[Row]:
-    """The newest records of a suite that have a time, measured alone."""
-    records = newest(timed_records(machine, suite), has_time)
-    return [r for r in records if has_time(r) and r["regime"] in ("isolated", "")]
 
 
 def _against_peak(device: Device | None, row: Record) -> Row:
@@ -163,10 +161,19 @@ class Gemms(NamedTuple):
         """Whether FP8 did not run where it should; 0 of 0 is none, not all."""
         return self.seen is not None and (self.seen < self.due or not self.seen)
 
+    @property
+    def on_operands(self) -> bool:
+        """Whether its operands alone prove FP8: nothing was counted."""
+        return self.seen is None and self.direct
+
 
 def gemms(row: Record) -> Gemms:
     """What a row says of its GEMMs. A suite that counts gives no time to an arm that falls short."""
-    about = resolved_of(row)
+    return gemms_of(resolved_of(row))
+
+
+def gemms_of(about: Mapping[str, Any]) -> Gemms:
+    """What a row's `resolved` says of its GEMMs."""
     seen = about.get("fp8_gemms")
     return Gemms(seen, about.get("fp8_gemms_expected", seen), "float8" in str(about.get("a_dtype")))
 

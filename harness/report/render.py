@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -16,26 +17,29 @@ import jinja2
 from itables.utils import find_package_file
 from markupsafe import Markup
 
-from harness.report import verdicts
 from harness.report.compared import shared
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
-from harness.report.headline import headline, headline_rows, overview
+from harness.report.first_screen import FirstScreen
+from harness.report.headline import headline, headline_rows
 from harness.report.picture import picture
 from harness.report.runs import dates
-from harness.report.section import sections
-from harness.report.standings import lead
-from harness.report.words import HERE, say
+from harness.report.section import Section, sections
 from harness.store import printer, text
+from harness.store.printer import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.report.headline import HeadlineRow
     from harness.report.runs import Machine, Material
-    from harness.report.section import Section
+    from harness.store.printer import Table
 
+HERE = Path(__file__).parent
 NO_WORDS = Markup()
+CPU_NOTICE = (
+    "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. "
+    "CPU timings are no evidence about a GPU's speed."
+)
 FOLD = 12  # rows of a table that stays open; a longer one is folded
 SHOWN = 100  # rows that stand in the page as they are; the rest of a longer table is packed beside it
 MOST_MARKDOWN = 40
@@ -63,18 +67,17 @@ def render(
         others: sections about what others measured.
     """
     machines = material.machines
-    rows = {m: headline_rows(m) for m in machines}
-    views = [_view(machine, own, focus) for machine, own in rows.items()]
+    views = [_view(machine, focus) for machine in machines]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
-    title, missing, definitions = machines[0].subject if len(views) == 1 else f"{len(views)} machines", "", []
+    title, last = machines[0].subject if len(views) == 1 else f"{len(views)} machines", [*shared(material)]
     if focus == "mfu":
         from harness.report import steps
 
-        missing, definitions = steps.why_none(material), steps.definitions()
+        missing = steps.why_none(material)
         title = "No MFU was measured in these runs" if missing else title
         notices = [note for note in (missing, *notices) if note]
-    together = shared(material)
-    every = (*others, *together, *(s for view in views for s in view["sections"]))
+        last.append(Section("definitions", "What the columns mean", facts=steps.definitions()))
+    every = (*others, *(s for view in views for s in view["sections"]))
     charts = [view["picture"] for view in views if view["picture"]] + [c for s in every for c in s.charts]
     controls = " and ".join(sorted(set().union(*(m.controls for m in machines))))
     days = sorted({day for m in machines for day in m.days})
@@ -85,12 +88,8 @@ def render(
         "machines": views,
         "notices": [*notices, *material.problems],
         "first": others,
-        "definitions": definitions,
-        "overview": overview(rows) if len(rows) > 1 else None,
-        "shared": together,
+        "last": [*last, _runs(material)],
         "figures": figures,
-        "runs": material.runs,
-        "problems": material.problems,
     }
     environment, css = _jinja(), (HERE / "page.css").read_text(encoding="utf-8")
     script = {} if static else _interactive()
@@ -103,35 +102,44 @@ def render_sections(
     title: str, kicker: str, subtitle: str, shown: Sequence[Section], words: Markup = NO_WORDS
 ) -> str:
     """A page of sections alone, then some words, about no machine, in HTML without JavaScript."""
-    empty = dict.fromkeys(("machines", "notices", "definitions", "shared", "runs", "problems"), ())
-    about = {
-        "title": title,
-        "kicker": kicker,
-        "subtitle": subtitle,
-        "first": shown,
-        "overview": None,
-        "words": words,
-    }
+    empty = dict.fromkeys(("machines", "notices", "last"), ())
+    about = {"title": title, "kicker": kicker, "subtitle": subtitle, "first": shown, "words": words}
     css = (HERE / "page.css").read_text(encoding="utf-8")
     return _jinja().get_template("page.html.j2").render(**empty, **about, css=css)
 
 
-def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> dict[str, Any]:
+def _view(machine: Machine, focus: str) -> dict[str, Any]:
     """What the templates know about one machine."""
-    answers = verdicts.answers(machine)
+    environment = Section(f"environment-{machine.env_id}", "Environment", facts=facts(machine))
     return {
         "env_id": machine.env_id,
         "name": machine.name,
-        "notice": say("cpu_notice", machine=machine),
+        "notice": "" if machine.is_gpu else CPU_NOTICE,
         "conditions": conditions(machine),
         "described": described(machine),
-        "lead": lead(machine, answers),
+        "lead": FirstScreen.of(machine).lines(),
         "picture": picture(machine),
-        "headline": headline(machine, rows),
-        "answers": answers,
-        "sections": sections(machine, "train" if focus == "mfu" else ""),
-        "facts": facts(machine),
+        "headline": headline(machine, headline_rows(machine)),
+        "sections": [*sections(machine, "train" if focus == "mfu" else ""), environment],
     }
+
+
+def _runs(material: Material) -> Section:
+    """Where the rows come from: the command of each run, and its files by relative link and checksum."""
+    about = [
+        (Cell(r.run_id, note=r.state_note), r.sweep, str(r.about.get("question") or ""),
+            str(r.about.get("started_at") or "")[:16].replace("T", " "),
+         Cell(str(r.about.get("command") or ""), style="command"))
+        for r in material.runs
+    ]  # fmt: skip
+    files = [
+        (Cell(f.name, href=f.href), r.run_id, Cell(text.bytes_(f.size), f.size), Cell(f.sha256, style="id"))
+        for r in material.runs
+        for f in r.files
+    ]
+    runs = printer.table("Runs", ["run", "sweep", "question", "started (UTC)", "command"], about)
+    data = printer.table("Files", ["file", "run", ">size", "sha256"], files)
+    return Section("runs", "Runs and data", tables=[runs, data])
 
 
 @cache
@@ -145,17 +153,29 @@ def _jinja() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        table=lambda of: printer.markdown_table(of, MOST_MARKDOWN),
+        table=_markdown,
         link=quote,
         md=text.markdown,
-        code=text.code,
-        bytes=text.bytes_,
         count=text.count,
     )
-    environment.globals.update(
-        script="", words="", rows=printer.rows_html, pack=pack, shown=SHOWN, most_markdown=MOST_MARKDOWN, fold=FOLD,
-    )  # fmt: skip
+    environment.globals.update(script="", words="", table=_table, fold=FOLD)
     return environment
+
+
+def _table(of: Table, script: str) -> Markup:
+    """A table in HTML, the rest of a long one packed beside it where a script unpacks it."""
+    if not (script and of.sortable and len(of.rows) > SHOWN):
+        return Markup('<div class="scroll">{}</div>').format(printer.html_table(of))
+    less = f"The first {SHOWN} of {len(of.rows):,} rows; without JavaScript, make the report with --static."
+    return Markup(
+        '<div class="scroll">{}</div><noscript><p class="intro">{}</p></noscript><script type="text/plain" id="p-{}">{}</script>'
+    ).format(printer.html_table(of, SHOWN), less, of.key, pack(printer.rows_html(of, SHOWN)))
+
+
+def _markdown(of: Table) -> str:
+    """A table in markdown, and how many rows it leaves out."""
+    left = f"\nThe first {MOST_MARKDOWN} of {len(of.rows) + of.left_out:,} rows; the HTML report has more, the Parquet files have all.\n"
+    return printer.markdown_table(of, MOST_MARKDOWN) + left * (len(of.rows) > MOST_MARKDOWN)
 
 
 def _interactive() -> dict[str, str]:

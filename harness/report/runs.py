@@ -29,7 +29,6 @@ from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
-from harness.report.words import say
 from harness.store import run_state, stats, text
 from harness.store.compare import DISAGREE, TIE, TIMES, pairs_of, rows_of, with_rates
 from harness.store.errors import Cause, UsageError
@@ -88,7 +87,17 @@ class Run:
     @property
     def state_note(self) -> str:
         """What a reader must know about a run that did not finish; empty for one that did."""
-        return say("state_note", run=self, about=self.about)
+        done, total = self.about.get("parts_done"), self.about.get("parts_total")
+        after = ""
+        if isinstance(done, list) and isinstance(total, int):
+            after = f", after part {len(done)} of {total} ({', '.join(map(str, done))})"
+        notes = {
+            "finished": "",
+            "interrupted": "was interrupted: what it had finished until then is here, the rest is missing",
+            "failed": "ended early: rows could not be written, or a shard did not finish; the earlier ones are here",
+            "running": f"has not ended: it is still running or was killed{after}; what it had stored so far is here",
+        }
+        return notes.get(self.state, "has no readable _run.json, so its command and how it ended are unknown")
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,11 +224,6 @@ class Machine:
     def achieved(self) -> dict[str, float]:
         """Best TFLOP/s by rate name, "bf16" and "fp8"; empty where no product was measured."""
         return self.ceilings.achieved if self.ceilings else {}
-
-    @property
-    def copies(self) -> Sequence[tuple[float, float]]:
-        """Bytes a second of the measured copies by bytes moved."""
-        return self.ceilings.moves.get("copy", ()) if self.ceilings else ()
 
     @cached_property
     def suites(self) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harness.report.words import blocks, titled
 from harness.store import text
 from harness.store.tables import beside
 
@@ -25,7 +24,7 @@ PARTS = ("first", "charts", "tables")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a report: a short table, then figures and the long tables."""
+    """One part of a report: a short table, then figures, the long tables, and facts as (name, value)."""
 
     key: str
     title: str
@@ -35,6 +34,7 @@ class Section:
     tables: Sequence[Table] = ()
     folded: bool = False
     in_markdown: bool = True
+    facts: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
@@ -47,7 +47,7 @@ class Section:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not (self.charts or self.all_tables)
+        return not (self.charts or self.all_tables or self.facts)
 
 
 @cache
@@ -72,16 +72,14 @@ def sections(machine: Machine, first: str = "") -> tuple[Section, ...]:
 
 def _section(machine: Machine, key: str, plan: Mapping[str, Any]) -> Section:
     shown = {part: list(_made(machine, key, plan.get(part, ()))) for part in PARTS}
-    block, title, intro = f"section_{key}", key.capitalize(), ""
-    if block in blocks():
-        title, intro = titled(block, machine=machine, **shown)
+    title = plan.get("title", key.capitalize())
     folded = plan.get("folded", False)
     if plan.get("timed") and not machine.is_gpu:
         title, folded = f"CPU times: {title}", True
     return Section(
         f"{key}-{machine.env_id}",
         title,
-        intro,
+        plan.get("intro", ""),
         folded=folded,
         in_markdown=plan.get("in_markdown", True),
         **shown,

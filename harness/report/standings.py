@@ -1,6 +1,4 @@
-"""Standings: the FP8 arms of a machine by gain, what stands against the figure of each, and the lead of a page, each clause of
-which rests on the answers and on these arms.
-"""
+"""Standings: the FP8 arms of a machine by gain, and what stands against the figure of each."""
 
 from __future__ import annotations
 
@@ -9,24 +7,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.judge import gathered
 from harness.judge.reproduced import Found
-from harness.judge.verdict.rows import is_candidate, unshown
+from harness.judge.verdict.rows import is_candidate
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import known
-from harness.report.verdicts import STUDIES, WHAT, by_arm, counted, deciding, fp8_pairs, rank, what_of
+from harness.report.verdicts import STUDIES, by_arm, counted, deciding, faults, fp8_pairs, rank
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
-from harness.store.errors import REFUTED
 from harness.store.printer import Cell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from harness.report.runs import Machine
-    from harness.report.verdicts import Answer
 
 NO_LOSS, UNCHECKED = "no loss judged", "results not checked"
 MOST_NAMED = 3  # in the lead
@@ -108,26 +101,16 @@ def in_question(machine: Machine) -> list[Standing]:
     return [s for s in timed(machine) if (s.suite, s.arm) in arms]
 
 
-@dataclass(frozen=True, slots=True)
-class Unjudged:
-    """An FP8 arm without a single ratio; `word` is failed, skipped or missing."""
-
-    arm: str
-    word: str
-    reason: str
-
-
-def unjudged(machine: Machine, suite: str) -> list[Unjudged]:
-    """FP8 arms of a suite that were asked for and have no ratio in any case, with the first reason of each."""
+def unjudged(machine: Machine, suite: str) -> dict[str, str]:
+    """FP8 arms of a suite that were asked for and have no ratio in any case: failed, skipped or missing."""
     own = [p for p in machine.pairs if p["suite"] == suite and p["regime"] != "sustained"]
     formed = {r["arm"] for r in own if known(r["speedup"])}
-    found: dict[str, Unjudged] = {}
-    for r in own:
-        arm = arm_of(r)
-        if r["arm"] not in formed and is_candidate(arm) and (arm.has_fp8 or arm.peer):
-            word = r["status"] if r["status"] in ("failed", "skipped") else "missing"
-            found.setdefault(r["arm"], Unjudged(r["arm"], word, r["why_not"] or r["reason"]))
-    return list(found.values())
+    asked = (r for r in reversed(own) if is_candidate(arm_of(r)) and (arm_of(r).has_fp8 or arm_of(r).peer))
+    return {
+        r["arm"]: r["status"] if r["status"] in ("failed", "skipped") else "missing"
+        for r in asked
+        if r["arm"] not in formed
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,38 +120,48 @@ class Checks:
     results: str  # of its recipe
     gemms: str  # of the arm itself, in its suite
     loss: str  # of its recipe
+    warnings: int = 0  # of fp8core.verify about first steps of its recipe, each once
 
 
 def checks(machine: Machine, standing: Standing) -> Checks:
     """What was found of an arm: of its recipe where it has one, since that is what is computed, else of the arm."""
-    return Checks(_results(machine, standing), _gemms(machine, standing), _loss(machine, standing))
+    steps = (s for s in first_steps(machine) if _same(standing, parse(s.arm)))
+    warnings = len({warning for step in steps for warning in step.warnings})
+    return Checks(_results(machine, standing), _gemms(machine, standing), _loss(machine, standing), warnings)
 
 
 @once
 def doubts(machine: Machine, arm: str) -> list[str]:
-    """What stands against the figure of an arm of `standings`: each in a few words; none where all was judged and passed.
+    """What stands against the figure of an arm of `standings`: each in a few words; none where all was judged and passed."""
+    (standing,) = (s for s in standings(machine) if s.arm == arm)
+    theirs = machine.reproductions.get(arm)
+    return [
+        *(words for condition in DISTURBED if (words := under(condition, standing.pairs))),
+        *reservations(machine, standing),
+        *([theirs.words] if theirs and theirs.found == Found.NOT_REPRODUCED else []),
+    ]
+
+
+def reservations(machine: Machine, standing: Standing) -> list[str]:
+    """Those of the doubts that stand neither beside the figure nor beside the arm's name.
 
     A loss that was not judged counts only where another recipe's was.
     """
-    (standing,) = (s for s in standings(machine) if s.arm == arm)
     pairs = standing.pairs
-    own = [p for p in fp8_pairs(machine) if (p["suite"], p["arm"]) == (standing.suite, arm)]
+    own = [p for p in fp8_pairs(machine) if (p["suite"], p["arm"]) == (standing.suite, standing.arm)]
     not_slower = {p["case_id"] for p in pairs if p["verdict"] != "slower"}
     loaded = [p for p in own if p["regime"] == "sustained" and p["case_id"] in not_slower]
     missing = sum(p["verdict"] == "missing" and p["regime"] != "sustained" for p in own)
     unclear = sum(p["verdict"] == "unclear" and p["condition"] not in DISTURBED for p in pairs)
+    seen, is_open = checks(machine, standing), any(is_candidate(v.fields) for v in machine.verdicts)
     found = [
         _among(unclear, pairs, "can't tell in "),
         f"{text.plural(missing, 'case')} without a time" if missing else "",
         _among(sum(p["verdict"] == "slower" for p in loaded), loaded, "slower under load in "),
-        *(under(condition, pairs) for condition in DISTURBED),
+        seen.results,
+        seen.gemms,
+        seen.loss if seen.loss != NO_LOSS or is_open else "",
     ]
-    seen = checks(machine, standing)
-    found += [seen.results, seen.gemms]
-    theirs = machine.reproductions.get(arm)
-    found.append(theirs.words if theirs and theirs.found == Found.NOT_REPRODUCED else "")
-    if seen.loss != NO_LOSS or any(is_candidate(v.fields) for v in machine.verdicts):
-        found.append(seen.loss)
     return [words for words in found if words]
 
 
@@ -181,23 +174,16 @@ def under(condition: str, pairs: list[dict[str, Any]]) -> str:
 
 def _results(machine: Machine, standing: Standing) -> str:
     """Studies break recipes on purpose: they can refute, and prove nothing."""
-    checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and _same(standing, w.fields)]
-    steps = [s for s in first_steps(machine) if _same(standing, parse(s.arm))]
-    if any(w.failing for w in checked):
-        return "SQNR below its bound"
-    if any(w.mismatches for w in checked):
-        return "codes differ"
-    if any(_same(standing, arm_of(r)) for r in machine.pick(status="failed", cause=REFUTED)):
-        return "a check failed"
-    if any(s.fault for s in steps):
-        return "first step not sound"
+    if wrong := [fault.what for fault in faults(machine) if _same(standing, fault.arm)]:
+        return wrong[0]
     if standing.pairs:
         arm = standing.arm
         bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == arm}
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
-    passed = any(w.suite not in STUDIES and (w.sqnr or w.checked_codes) for w in checked)
-    return "" if passed or steps else UNCHECKED
+    checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.suite not in STUDIES]
+    passed = any((w.sqnr or w.checked_codes) and _same(standing, w.fields) for w in checked)
+    return "" if passed or any(_same(standing, parse(s.arm)) for s in first_steps(machine)) else UNCHECKED
 
 
 def _gemms(machine: Machine, standing: Standing) -> str:
@@ -229,100 +215,6 @@ def _among(part: int, whole: list[Any], words: str) -> str:
     return f"{words}{cases if part == len(whole) else f'{part} of {cases}'}" if part else ""
 
 
-# The lead
-
-
-def lead(machine: Machine, answers: Sequence[Answer]) -> tuple[str, str]:
-    """The verdict in a sentence, and what a reader must know beside it.
-
-    A "no" comes before any speed; what was not judged, failed or is in doubt is named. Beside an arm's speed stands what
-    holds of that arm alone; answers over all arms stand with what they count.
-
-    Args:
-        machine: whose rows they are.
-        answers: of the machine, the one about speed first.
-    """
-    speed, *others = answers
-    refuted = [a for a in others if a.verdict == "no"]
-    found = in_question(machine)
-    clean = [s for s in found if not doubts(machine, s.arm)]
-    gained = any(p["verdict"] == "faster" for s in clean for p in s.pairs)
-    # A gain in doubt is called no gain; else the best arm that nothing stands against is named.
-    shown = gained or speed.verdict not in ("yes", "partly")
-    named = next(iter(found[:1] if refuted or not shown else clean or found), None)
-    words, against = (_words(named), doubts(machine, named.arm)) if named else ("", [])
-    if refuted:
-        verdict = f"Do not switch FP8 on from these runs: {_lower(refuted[0].sentence)}"
-    elif not machine.is_gpu:
-        verdict = f"A CPU says nothing about speed. {_stated(others[0])}"
-    elif not words:
-        verdict = _stated(speed)
-    elif not shown:
-        verdict = f"Not shown that FP8 pays here: {words}, but {', '.join(against) or 'it is no gain beyond the noise'}."
-    else:
-        verdict = f"{STATED['speed'][speed.verdict]}: {words}{', but ' * bool(against)}{', '.join(against)}."
-    if any(run.state == "running" for run in machine.runs):
-        verdict = f"So far: {_lower(verdict)}"
-    rest = [_stated(a) for a in refuted[1:]]
-    rest += [f"Times alone: {words}."] * bool(refuted and words)
-    is_open = [a for a in others if a.verdict in ("partly", "can't tell")]
-    rest += map(_stated, is_open if refuted or (words and machine.is_gpu) else others[not machine.is_gpu :])
-    if named:
-        seen = checks(machine, named)
-        held = {
-            "its recipe passed its checks": not seen.results,
-            "its GEMMs ran in FP8": not seen.gemms,
-            "its recipe trains the same": not (seen.loss or unshown(machine.verdicts)),
-        }
-        if told := text.some([words for words, holds in held.items() if holds]):
-            rest.append(f"{told[0].upper()}{told[1:]}.")
-        if seen.loss == NO_LOSS and NO_LOSS not in against:
-            rest.append("Whether it trains the same was not judged.")
-    if machine.is_gpu:
-        rest += [f"In doubt: {told}." for told in [_in_doubt(machine)] if told]
-    rest += [f"Not judged: {told}." for told in [_absent(machine)] if told]
-    return verdict, " ".join(rest)
-
-
-STATED = {
-    "sound": {
-        "yes": "Numerically sound",
-        "partly": "Numerically sound in part",
-        "no": "Not numerically sound",
-        "can't tell": "Not settled whether it is numerically sound",
-    },
-    "ran": {
-        "yes": "FP8 really ran",
-        "partly": "FP8 is proved to have run in part",
-        "no": "FP8 did not run as asked",
-        "can't tell": "Not settled whether FP8 really ran",
-    },
-    "same": {
-        "yes": "It trains the same",
-        "partly": "It trains the same in part",
-        "no": "It does not train the same",
-        "can't tell": "Not settled whether it trains the same",
-    },
-    "speed": {
-        "yes": "FP8 is faster here",
-        "partly": "FP8 is faster here in part",
-        "no": "FP8 is not faster here",
-        "can't tell": "Can't tell whether FP8 is faster here",
-    },
-}
-
-
-def _stated(found: Answer) -> str:
-    return f"{STATED[found.about][found.verdict]}: {_lower(found.sentence)}"
-
-
-def _words(best: Standing) -> str:
-    shown = best.shown
-    within = ", ".join(filter(None, (shown.interval, shown.note))) or text.NONE
-    against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
-    return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
-
-
 def _clocks(pairs: list[dict[str, Any]]) -> str:
     """Both sides' clocks of the case in which they lie furthest apart; "" where none differ by over 1 %."""
     found = [
@@ -332,28 +224,3 @@ def _clocks(pairs: list[dict[str, Any]]) -> str:
     ]
     mine, theirs = max(found, key=lambda each: abs(math.log(each[0] / each[1])), default=(1.0, 1.0))
     return f"at {mine:,.0f} MHz against {theirs:,.0f}" if max(mine / theirs, theirs / mine) > 1.01 else ""
-
-
-def _in_doubt(machine: Machine) -> str:
-    """Arms in doubt by name; of arms that share their doubts the first ones."""
-    alike = gathered((", ".join(why), s.arm) for s in timed(machine) if (why := doubts(machine, s.arm)))
-    groups = sorted(alike.items(), key=lambda group: -group[0].count(", "))
-    return text.some([f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in groups], MOST_NAMED)
-
-
-def _absent(machine: Machine) -> str:
-    """Arms without a figure by name, of the suite that decides and of those that would decide before it."""
-    own = next((s.suite for s in timed(machine)), "")
-    suites = [*list(WHAT)[: rank(own)[0]], own]
-    named = [
-        f"{u.arm} ({'' if suite == own else what_of(suite) + ': '}{u.word})"
-        for suite in suites
-        for u in unjudged(machine, suite)
-    ]
-    return text.some(named, MOST_NAMED) if machine.is_gpu else ""
-
-
-def _lower(sentence: str) -> str:
-    """A sentence as a clause: its first letter small, unless it begins a name such as FP8 or CPU."""
-    is_name = sentence[:2].isupper() or sentence[1:2].isdigit()
-    return sentence if is_name else sentence[:1].lower() + sentence[1:]

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge import gathered
-from harness.judge.model_title import title_of
 from harness.machine import mfu
 from harness.machine.kernels_by_name import CLASSES
-from harness.report.drawing import HATCHES, INK, SERIES, Chart, sheet, styled
-from harness.report.records import arm_records, compilations, key_of, tokens_per_s
+from harness.report.records import arm_records, first_steps, key_of
 from harness.report.table import (
     NA,
     STYLES,
@@ -30,12 +26,12 @@ from harness.report.table import (
     estimate,
     known,
     make_table,
+    number,
     resolved_of,
     table_of,
     word,
 )
 from harness.report.tables import run_column
-from harness.report.words import say
 from harness.store import text
 from harness.store.case import arm_of
 from harness.store.compare import NO_FP8
@@ -43,31 +39,10 @@ from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
+    from harness.report.table import Row
 
 SUITE = "train"
-MOST_CASES = 6
-
-
-def steps_tables(machine: Machine) -> list[Table]:
-    """One row a (case, arm): speed with its paired ratio, then memory, energy and what compiling costs."""
-    compiling = compilations(machine)
-    records = [compiling.get(key_of(r), {}) | r for r in arm_records(machine, SUITE)]
-    for r in records:
-        expected = resolved_of(r).get("prediction")
-        r["tokens_per_s"] = tokens_per_s(r)
-        speedup = expected.get("speedup") if isinstance(expected, dict) else None
-        r["predicted_speedup"] = speedup[0] if speedup else None
-        r["predicted"] = estimate(*speedup) if speedup else Cell(text.NONE)
-    constant, axes = machine.constant_axes(SUITE), text.axes_of(records[0]["axes"]) if records else {}
-    # Of a single case no axis varies: all of them are said.
-    fixed = text.axes_said(axes, sorted(constant) or sorted(axes))
-    titles = list(dict.fromkeys(title_of(r) for r in records if r["status"] in ("ok", "partial")))
-    lead = [*run_column(records), *axis_columns(records)]
-    said = say("caption_steps", fixed=fixed, titles=titles, most=MOST_CASES)
-    speed = table_of(machine, "train_speed", records, said, lead=lead, key="train-speed")
-    said = "Other costs of the same steps."
-    cost = table_of(machine, "train_cost", records, said, lead=lead, key="train-cost")
-    return [speed, cost] if len(cost.columns) > len(lead) + 1 else [speed]
+TRACES = "Traces, gzipped, in the folder of their run on the machine that measured; Perfetto opens them."
 
 
 def advised_table(machine: Machine) -> Table:
@@ -77,19 +52,30 @@ def advised_table(machine: Machine) -> Table:
     for a in arms:
         is_control, style = a.layers and math.isnan(a.predicted), STYLES.get(a.outcome, "")
         gain = estimate(a.speedup, a.low, a.high, style) if a.converted else Cell(NO_FP8, None, "muted")
-        predicted = Cell("its control" if is_control else text.ratio(a.predicted), a.predicted)
-        record = {
+        records.append({
             "case": Cell(text.case_label(a.axes, constant), a.model),
             "arm": a.arm,
             "baseline": a.baseline,
-        }
-        record |= {"speedup": gain, "predicted": predicted, "outcome": word(a.outcome, text.reason(a.reason))}
-        record["layers"] = Cell(f"{a.converted} of {a.layers}" if a.layers else text.NONE, a.converted)
-        records.append(record)
+            "speedup": gain,
+            "predicted": Cell("its control" if is_control else text.ratio(a.predicted), a.predicted),
+            "outcome": word(a.outcome, text.reason(a.reason)),
+            "layers": Cell(f"{a.converted} of {a.layers}" if a.layers else text.NONE, a.converted),
+        })  # fmt: skip
     hint = "holds or below: the whole interval is on that side of the bar"
     every = [*columns("advised"), Column(f"not below {FLOOR:g}", "outcome", hint)]
     said = f"{verdict(arms)}." if arms else ""
     return make_table(f"advised-{machine.env_id}", every, records, said, sortable=False)
+
+
+def first_steps_table(machine: Machine) -> Table:
+    """An arm a row: how far its first steps lay from the control's at worst, how its precision was proved, and every warning."""
+    records = []
+    for arm, own in gathered((s.arm, s) for s in first_steps(machine)).items():
+        far = max(own, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else 0.0)
+        said = {"proof": (s.proof for s in own), "warnings": (w for s in own for w in s.warnings)}
+        record: Row = {"arm": arm, "gap": max(s.loss_gap for s in own), "norms": far.norm_ratio}
+        records.append(record | {name: "; ".join(dict.fromkeys(words)) for name, words in said.items()})
+    return table_of(machine, "first_steps", records, "First steps, before any was timed.", sortable=False)
 
 
 def traces_table(machine: Machine) -> Table:
@@ -103,7 +89,7 @@ def traces_table(machine: Machine) -> Table:
         more = {"run": row["run_id"] * (len(runs) > 1), "case": machine.label(row) * (len(cases) > 1)}
         steps = " to ".join(map(str, about.get("trace_steps", ())))
         records.append({**row, **more, "steps": steps, "trace": str(about["trace"])})
-    return table_of(machine, "traces", records, say("caption_traces", runs=runs), sortable=False)
+    return table_of(machine, "traces", records, TRACES, sortable=False)
 
 
 # Utilization
@@ -117,10 +103,13 @@ def mfu_table(machine: Machine) -> Table:
         Column(c.title, partial(_figure, c), c.meaning, numeric=c.name != "formula") for c in mfu.COLUMNS
     ]
     lead = [*run_column(rows), *axis_columns(records), Column("arm", arm_cell), *figures]
-    facts = {name: list(dict.fromkeys(own)) for name, own in (
-        ("formulas", (r["used"].formula for r in records)), ("flags", (f for r in records for f in r["used"].flags)))}  # fmt: skip
-    said = say("caption_mfu", machine=machine, mfu=mfu, **facts) if records else ""
-    return table_of(machine, "mfu", records, said, lead=lead)
+    rules = dict.fromkeys(r["used"].formula for r in records)
+    said = [f"FLOPs by rule: {'; '.join(f'{name}: {mfu.FORMULAS[name]}' for name in rules)}."] * bool(rules)
+    if machine.is_gpu and not machine.device:
+        said.append("This GPU is not in the table of peaks: N/A, no fallback.")
+    flags = dict.fromkeys(flag for r in records for flag in r["used"].flags)
+    said += [f"{flag.replace('_', ' ').capitalize()}: {mfu.FLAGS[flag]}." for flag in flags]
+    return table_of(machine, "mfu", records, " ".join(said), lead=lead)
 
 
 def _figure(column: mfu.Column, record: Record) -> Cell:
@@ -143,7 +132,13 @@ def why_none(material: Material) -> str:
     gpus = [m for m in material.machines if m.is_gpu]
     if any(mfu_table(m).rows for m in gpus):
         return ""
-    return say("no_mfu", named=list(dict.fromkeys(m.name for m in gpus)))
+    if named := ", ".join(dict.fromkeys(m.name for m in gpus)):
+        return f"No training step has been measured on {named} in these runs (sweep=train): no MFU on this page was measured by this project."
+    return (
+        "No training step has been measured on a GPU in these runs: no MFU, no tokens/s and no time of a GPU on this page was measured "
+        "by this project. A CPU has no entry in the table of peaks and none is substituted: what was measured here shows numerics and "
+        "mechanisms."
+    )
 
 
 def definitions() -> list[tuple[str, str]]:
@@ -155,40 +150,26 @@ def definitions() -> list[tuple[str, str]]:
 # Where the time goes
 
 
-@styled
-def breakdown(machine: Machine) -> list[Chart]:
-    """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
+def breakdown(machine: Machine) -> Table:
+    """Time of one profiled step by class of kernels, a row a (case, arm)."""
     timed = machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok")
-    rows = [r for r in timed if r["part"] and math.isfinite(r["value"])]
-    cases = list(gathered((key_of(r)[:2], r) for r in rows).values())
-    if not cases:
-        return []
-    shown = [(own, list(dict.fromkeys(r["arm"] for r in own))) for own in cases[:MOST_CASES]]
-    seen = {r["part"] for own, _ in shown for r in own}
-    order = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
-    styles: list[Any] = [
-        {"color": SERIES[i % 8], "hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
-        for i in range(len(order))
+    steps = gathered((key_of(r), r) for r in timed if r["part"] and math.isfinite(r["value"]))
+    records = [
+        own[0] | {r["part"]: r["value"] for r in own} | {"ms": sum(r["value"] for r in own)}
+        for own in steps.values()
     ]
-    # A scale for each case: a small model's bars would vanish beside a large one's.
-    ratios = [1.2 + len(arms) for _, arms in shown]
-    height = 0.5 + sum(0.75 + 0.31 * len(arms) for _, arms in shown)
-    drawn = sheet(f"breakdown-{machine.env_id}", height, 1, len(shown), grid="x", height_ratios=ratios)
-    for axes, (own, arms) in zip(drawn.panels, shown, strict=True):
-        times = {(r["part"], r["arm"]): r["value"] for r in own}
-        left = np.zeros(len(arms))
-        for name, style in zip(order, styles, strict=True):
-            widths = [times.get((name, arm), 0.0) for arm in arms]
-            axes.barh(range(len(arms)), widths, left=left, height=0.62, **style)
-            left += widths
-        for y, total in enumerate(left):
-            axes.annotate(
-                f"{text.number(total)} ms", (total, y), (5, 0), textcoords="offset points", va="center"
-            )
-        axes.set_yticks(range(len(arms)), arms)
-        title = machine.label(own[0]) if len(shown) > 1 else ""
-        axes.set(ylim=(len(arms) - 0.4, -0.6), xlim=(0, 1.14 * max(left) or 1.0), title=title)
-    for name, style in zip(order, styles, strict=True):
-        drawn.axes.barh([0], [0], label=name, **style)
-    drawn.panels[-1].set_xlabel("time of one profiled step (ms)")
-    return [drawn.say("breakdown", machine=machine, cases=len(cases), most=MOST_CASES)]
+    seen = {r["part"] for own in steps.values() for r in own}
+    classes = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
+    lead = [
+        *axis_columns(records),
+        Column("arm", arm_cell),
+        number("kernels (ms)", "ms"),
+        *map(number, classes),
+    ]
+    said = (
+        "by their names; kernels that overlap count twice"
+        if machine.is_gpu
+        else "of a CPU's operators, by their names"
+    )
+    caption = f"Where a step's time goes: milliseconds by class, {said}. A profiled step takes longer than a timed one."
+    return make_table(f"breakdown-{machine.env_id}", lead, records, caption)

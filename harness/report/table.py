@@ -51,7 +51,6 @@ def number4(value: float) -> str:
 SHOWS: Mapping[str, Callable[[float], str]] = {
     "number": text.number,
     "number4": number4,
-    "number7": lambda value: text.number(value, 7),
     "percent": text.percent,
     "count": text.count,
     "bytes": text.bytes_,

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from harness.judge import gathered
+from harness.judge.model_title import title_of
 from harness.judge.reproduced import figure, in_words
 from harness.machine.ceilings import SUITES as PRODUCTS
 from harness.machine.hardware import DEVICES
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from harness.report.table import Row
 
 
+STEPS = "train"
 MOST_PUBLIC = 3  # of published products on each side of the best one
 
 
@@ -56,21 +58,17 @@ def run_column(records: Sequence[Record]) -> list[Column]:
 def numerics_table(machine: Machine) -> Table:
     """Worst figures by arm against the bounds that their suites stored, without empty columns."""
     records = [_worst_cells(w) for w in numerics_by_arm(machine)]
-    return filled(table_of(machine, "numerics", records, sortable=False), text.NONE)
+    return filled(table_of(machine, "numerics", records, sortable=False))
 
 
 def _worst_cells(w: Worst) -> Row:
-    cells: Row = {"suite": w.suite, "arm": w.arm, "cases": w.cases}
-    for m in SQNR:
-        cells[m] = Cell(text.number(w.sqnr.get(m)), w.sqnr.get(m), "bad" if m in w.failing else "")
+    names = ("suite", "arm", "cases", "row_min", "accumulation", "underflow")
     bounds = " / ".join(text.number(w.bounds[m], 4) for m in SQNR if m in w.bounds)
-    codes = text.count(w.mismatches) if w.checked_codes else text.NONE
-    return cells | {
-        "bound (dB)": Cell(bounds or text.NONE, max(w.bounds.values(), default=None)),
-        "row_min": Cell(text.number(w.row_min), w.row_min),
-        "accumulation": Cell(text.number(w.accumulation), w.accumulation),
-        "underflow": Cell(text.percent(w.underflow), w.underflow),
-        "codes that differ": Cell(codes, w.mismatches),
+    return {
+        **{name: getattr(w, name) for name in names},
+        **{m: Cell(text.number(v), v, "bad" if w.below(m) else "") for m, v in w.sqnr.items()},
+        "bound (dB)": Cell(bounds, max(w.bounds.values(), default=None)),
+        "codes that differ": w.mismatches if w.checked_codes else None,
     }
 
 
@@ -86,12 +84,20 @@ def suite_table(machine: Machine, suite: str) -> Table:
     records = arm_records(machine, suite, MOST)
     if len({r["regime"] for r in every} - {""}) > 1:
         records = [{**r, "regime_cell": r["regime"]} for r in records]
-    constant = machine.constant_axes(suite)
     named = axis_columns(every, ())
+    one_case = len({r["axes"] for r in every}) == 1
+    constant = {c.title for c in named} if one_case else machine.constant_axes(suite)
     lead = [*run_column(records), *(c for c in named if c.title not in constant)]
     axes = text.axes_of(records[0]["axes"]) if records else {}
     said = text.axes_said(axes, [c.title for c in named if c.title in constant])
-    caption = " ".join(filter(None, (f"All rows: {said}." if said else "", best_product(machine, suite))))
+    models = (r for r in records if r["status"] in ("ok", "partial") and "model" in text.axes_of(r["axes"]))
+    titles = text.some(list(dict.fromkeys(map(title_of, models))) if suite == STEPS else [])
+    told = (
+        f"All rows: {said}." if said else "",
+        f"Trained: {titles}." if titles else "",
+        best_product(machine, suite),
+    )
+    caption = " ".join(filter(None, told))
     return table_of(machine, "suite", records, caption, lead=lead, key=suite, count=len(every))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,22 +11,18 @@ import numpy as np
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
 from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import percent
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate, unshown
-from harness.judge.verdict.rows import trains_the_same as answer_over
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate
 from harness.judge.verdict.rule import PASS_CONFIDENCE
-from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, forest, look, sheet, styled, ticks
+from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
 from harness.report.table import (
-    NA,
     STYLES,
     Column,
     estimate,
     make_table,
-    resolved_of,
+    number,
     table_of,
     word,
 )
-from harness.report.verdicts import Answer, answer
-from harness.report.words import say
 from harness.store import stats, text
 from harness.store.case import (
     COOLDOWN,
@@ -62,51 +57,26 @@ _HEADINGS = {
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
-GAPS = {"L4": "late gap", "L4h": "held-out gap"}
+GAPS = ("L4", "L4h")  # gates whose figure has an interval
 LIMIT = 100 * MARGIN
-CONFIDENCE = 100 * PASS_CONFIDENCE
-FAR = 12 * MARGIN  # gaps beyond are written at the edge of the figure, so that the others stay legible
-MOST_COSTS, MOST_CURVES = 8, 6  # set-ups with a figure
+MOST_CURVES = 6  # set-ups with a figure
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
-DASHES: tuple[Any, ...] = (
-    "-",
-    "--",
-    "-.",
-    ":",
-    *((0, on_off) for on_off in ((5, 1, 1, 1, 1, 1), (7, 2), (1, 2), (3, 1, 1, 1))),
-)
-SECONDS_PER_HOUR = 3600
-
-
-def trains_the_same(machine: Machine) -> Answer:
-    """Whether FP8 reaches the control's loss, by the verdicts on arms that are no controls themselves."""
-    candidates = [v for v in machine.verdicts if is_candidate(v.fields)]
-    count = Counter(v.verdict.outcome for v in candidates)
-    evidence = []
-    for v in candidates:
-        late = v.verdict.gate("L4")
-        told = f"{label(machine, v)}: {v.verdict.outcome}"
-        if late is not None and math.isfinite(late.high - late.low):
-            told += f", late gap {percent(late.effect)} ({percent(late.low)} to {percent(late.high)})"
-        evidence.append(told)
-    evidence += dict.fromkeys(v.verdict.limits for v in candidates)
-    # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
-    found, missing = answer_over(machine.verdicts), unshown(machine.verdicts)
-    if not candidates:
-        return answer("same", found, evidence, "no FP8 arm was trained in these runs")
-    outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
-    unseen = missing and (found in ("yes", "partly") or set(count) == {"PASS"})
-    lacking = f", no {NEGATIVE} to compare" if unseen else ""
-    return answer(
-        "same", found, evidence[:8], f"{text.plural(len(candidates), 'FP8 arm')}: {outcomes}{lacking}"
-    )
+DASHES = ("-", "--", "-.", ":")
+_VARIANTS = {
+    EPS: "weights perturbed by 1e-4",
+    OTHER: "other seeds",
+    GOLDEN: "emulated",
+    WARMUP: "after a warm-up without FP8",
+    COOLDOWN: "before a cool-down without FP8",
+    NEGATIVE: "broken on purpose",
+}
 
 
 # Tables
 
 
 def verdict_table(machine: Machine) -> Table:
-    """One row an arm: the verdict, and each gate's status with the figure that it rests on."""
+    """One row an arm: the verdict, each gate's status with the figure that it rests on, and the seeds."""
     verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.fields))
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
     varying = varying_axes(machine)
@@ -117,15 +87,16 @@ def verdict_table(machine: Machine) -> Table:
         if outcome == v.expected == "FAIL":
             cell = Cell(outcome, outcome, "pass", "as it should")
         record: Row = {n: Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying}
-        record |= {
-            name: _gate_cell(gate, _gate_figure(gate))
-            for name in shown
-            if (gate := v.verdict.gate(name)) is not None
-        }
-        records.append(record | {"arm": Cell(v.arm, v.arm, note=note), "verdict": cell})
+        record |= {g.gate: _gate_cell(g, _gate_figure(g)) for g in v.verdict.gates}
+        record |= {"arm": Cell(v.arm, v.arm, note=note), "verdict": cell}
+        record["what"] = what(v.fields, str(v.axes.get("schedule") or ""))
+        records.append(record | {"seeds": max((g.seeds for g in v.verdict.gates), default=0)})
     every = [
-        *(Column(name) for name in (*varying, "arm", "verdict")),
+        *(Column(name) for name in (*varying, "arm")),
+        Column("what is in FP8", "what"),
+        Column("verdict"),
         *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
+        number("seeds", show=str),
     ]
     return make_table(f"verdict-{machine.env_id}", every, records, _shared_by_all(machine), sortable=False)
 
@@ -137,14 +108,16 @@ def _shared_by_all(machine: Machine) -> str:
     axes, varying = machine.trainings[0].axes, varying_axes(machine)
     abouts = [about for setup in machine.trainings for about in setup.resolved.values()]
     loss_from = {str(about["loss_from"]) for about in abouts if about.get("loss_from")}
-    return say(
-        "caption_verdict",
-        fixed=text.axes_said(axes, (n for n in axes if n not in varying)),
-        judged=sorted(loss_from) if loss_from - {_WHOLE} else [],
-        limit=LIMIT,
-        limits=list(dict.fromkeys(v.verdict.limits for v in machine.verdicts)),
-        missing=list(dict.fromkeys(m for v in machine.verdicts for m in v.missing)),
-    )
+    judged = f"Loss judged: {'; '.join(sorted(loss_from))}." if loss_from - {_WHOLE} else ""
+    missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
+    return " ".join(filter(None, (
+        f"All rows: {text.axes_said(axes, (n for n in axes if n not in varying))}.",
+        judged,
+        "Gaps are candidate minus control of the same seed, relative to the control's loss, mean over seeds with its "
+        f"{100 * PASS_CONFIDENCE:g} % interval; margin {LIMIT:g} %; above 0 is worse.",
+        *dict.fromkeys(v.verdict.limits for v in machine.verdicts),
+        f"Missing: {missing}." if missing else "",
+    )))  # fmt: skip
 
 
 def _gate_cell(gate: GateResult, figure: str = "") -> Cell:
@@ -156,7 +129,10 @@ def _gate_figure(gate: GateResult) -> str:
     if not math.isfinite(gate.effect):
         return ""
     if gate.unit == "of the loss" and gate.gate != "L5":
-        return percent(gate.effect)
+        within = f" ({percent(gate.low)} to {percent(gate.high)})" * (
+            gate.gate in GAPS and math.isfinite(gate.high - gate.low)
+        )
+        return f"{percent(gate.effect)}{within}"
     if gate.unit == "ratio":
         return text.number(gate.effect, 4)
     return f"{gate.effect:+.0f}" if gate.unit == "spikes" and gate.effect else ""
@@ -173,32 +149,6 @@ def gates_table(machine: Machine) -> Table:
     return table_of(machine, "gates", records)
 
 
-def cost_table(machine: Machine) -> Table:
-    """One row an arm: late and held-out gap with their intervals, the verdict, seeds and hours of CPU."""
-    hours, several = _cpu_hours(machine), len(machine.trainings) > 1
-    records = []
-    for v in machine.verdicts:
-        own = {name: gap for name in GAPS if (gap := _gap_to_control(v, name)) is not None}
-        if own:
-            outcome = v.verdict.outcome
-            record: Row = {name: _gap_cell(own.get(name)) for name in GAPS}
-            record |= {"set-up": setup_label(machine, v.axes) if several else "", "arm": v.arm}
-            record["what"] = what(v.fields, str(v.axes.get("schedule") or ""))
-            record["seeds"] = max(gap.seeds for gap in own.values())
-            record["verdict"] = Cell(outcome, outcome, "pass" if outcome == v.expected else STYLES[outcome])
-            spent = hours.get((_key(v.axes), v.arm))
-            record["hours"] = spent and Cell(text.number(spent, 2), spent)
-            records.append(record)
-    total = sum(hours.values())
-    return table_of(
-        machine,
-        "loss_cost",
-        records,
-        say("caption_cost", control=CONTROL, limit=LIMIT, hours=total, confidence=CONFIDENCE),
-        key="loss-cost",
-    )
-
-
 def what(arm: Arm, schedule: str = "") -> str:
     """What of an arm is in FP8, in words; `schedule` is the precision schedule of its set-up.
 
@@ -207,43 +157,14 @@ def what(arm: Arm, schedule: str = "") -> str:
     """
     parts = {"only operand": ONLY_OPERAND, "only GEMM": ONLY_GEMM, "all, gradients in": GRAD_FORMAT}
     found = [f"{words} {own[arm.variant]}, emulated" for words, own in parts.items() if arm.variant in own]
-    names = {"control": CONTROL, "negative": NEGATIVE, "eps": EPS, "other": OTHER, "golden": GOLDEN}
-    names |= {"warmup": WARMUP, "cooldown": COOLDOWN}
-    return found[0] if found else say("in_fp8", arm=arm, schedule=schedule, **names)
-
-
-def _gap_to_control(verdict: ArmVerdict, gate: str) -> GateResult | None:
-    """A gap to the control with its interval; None where there is none, or the arm is held against another arm."""
-    found = verdict.verdict.gate(gate)
-    if verdict.against != CONTROL or found is None or not math.isfinite(found.high - found.low):
-        return None
-    return found
-
-
-def _gap_cell(gap: GateResult | None) -> Cell:
-    if gap is None:
-        return NA
-    style = "bad" if gap.low > MARGIN or gap.high < -MARGIN else ""
-    return Cell(percent(gap.effect), gap.effect, style, interval=f"{percent(gap.low)} to {percent(gap.high)}")
-
-
-def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
-    """By set-up and arm: hours of CPU of all runs; nothing for rows that do not say, or of a GPU."""
-    hours: dict[tuple[str, str], float] = {}
-    for row in machine.pick(suite=SUITE, metric="loss", status="ok") if not machine.is_gpu else ():
-        seconds = resolved_of(row).get("cpu_s")
-        if isinstance(seconds, int | float):
-            key = _key(_without_seed(row)), row["arm"]
-            hours[key] = hours.get(key, 0.0) + seconds / SECONDS_PER_HOUR
-    return hours
+    by = f"by the schedule {schedule}" if schedule and arm.recipe != CONTROL else ""
+    whole = "nothing" if arm.recipe == CONTROL else "all"
+    how = _VARIANTS.get(arm.variant, arm.variant) if arm.variant else by
+    return found[0] if found else ", ".join(filter(None, (whole, how)))
 
 
 def _without_seed(row: Mapping[str, Any]) -> Row:
     return {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}
-
-
-def _key(axes: Mapping[str, Any]) -> str:
-    return str(sorted((k, str(v)) for k, v in axes.items()))
 
 
 def reach_table(machine: Machine) -> Table:
@@ -267,7 +188,11 @@ def reach_table(machine: Machine) -> Table:
                 times = _median(reach.seconds), _sooner(reach.second_ratio, reach)
                 record["second"], record["sooner, seconds"] = times if alone else (shared, shared)
             records.append(record)
-    said = say("caption_reach", by=sorted(curves), limit=LIMIT, machine=machine)
+    said = (
+        f"Time to loss, by the {' and '.join(sorted(curves))}: medians over seeds; ratios are control / arm, paired by seed, with 95 % "
+        f"intervals. The loss lies {LIMIT:g} % above the lowest that every run of the control reaches."
+    )
+    said += "" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU."
     return table_of(machine, "reach", records, said, sortable=False)
 
 
@@ -346,50 +271,6 @@ def varying_axes(machine: Machine) -> list[str]:
 # Figures
 
 
-def cost_charts(machine: Machine) -> list[Chart]:
-    """Gaps with their intervals of each set-up that has at least two arms with a gap."""
-    found = []
-    for i, setup in enumerate(machine.trainings[:MOST_COSTS]):
-        own = [v for v in machine.verdicts if (v.run_id, _key(v.axes)) == (setup.run_id, _key(setup.axes))]
-        arms = [(v, late) for v in own if (late := _gap_to_control(v, "L4")) is not None]
-        if len(arms) > 1:
-            found.append(_forest(machine, setup, arms, f"cost-{machine.env_id}-{i}"))
-    return found
-
-
-@styled
-def _forest(machine: Machine, setup: Setup, arms: Sequence[tuple[ArmVerdict, GateResult]], key: str) -> Chart:
-    drawn = sheet(key, 0.9 + 0.27 * len(arms), grid="x", rows=[v.arm for v, _ in arms])
-    axes, inside = drawn.axes, [1.3 * LIMIT]
-    axes.axvspan(-LIMIT, LIMIT, color=BAND, linewidth=0, label=f"margin, {LIMIT:g} %")
-    axes.axvline(0, color=MUTED, linewidth=0.6)
-    for shift, (name, title), fill in zip((-0.14, 0.14), GAPS.items(), ("full", "none"), strict=True):
-        near = {
-            y: g for y, (v, _) in enumerate(arms) if (g := _gap_to_control(v, name)) and abs(g.effect) <= FAR
-        }
-        for y, g in near.items():
-            style = look(machine, arms[y][0].fields, fillstyle=fill)
-            ends = forest(axes, [(y + shift, 100 * g.effect, 100 * g.low, 100 * g.high)], style)
-            inside.append(max(map(abs, ends)))
-        if near:
-            axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
-    edge = 1.08 * min(max(inside), 100 * FAR)
-    for y, (_, late) in enumerate(arms):
-        if abs(late.effect) > FAR:
-            is_worse = late.effect > 0
-            said = f"{percent(late.effect)} >" if is_worse else f"< {percent(late.effect)}"
-            side: Any = {"ha": "right" if is_worse else "left", "va": "center", "color": MUTED}
-            axes.text(math.copysign(0.98 * edge, late.effect), y, said, **side)
-    axes.set(
-        xlim=(-edge, edge), ylim=(len(arms) - 0.3, -0.7), xlabel="gap (% of the loss); right of 0 is worse"
-    )
-    ticks(axes.xaxis, 9, signed=True)
-    seeds = sorted({late.seeds for _, late in arms})
-    return drawn.say(
-        "cost", setup=setup_label(machine, setup.axes), seeds=seeds, control=CONTROL, confidence=CONFIDENCE
-    )
-
-
 def loss_charts(machine: Machine) -> list[Chart]:
     """Loss curves and gaps of each set-up that has a control."""
     setups = [s for s in machine.trainings if _smoothed(s, CONTROL)[1].size]
@@ -441,7 +322,9 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
         ylabel="loss (nats)",
     )
     ticks(axes.yaxis, 6)
-    return drawn.say("loss", setup=setup_label(machine, setup.axes), others=others)
+    said = "A line an arm: the mean over seeds of the smoothed training loss."
+    said += f" Band: control +/- t sd of {others} runs of other seeds." if others else ""
+    return drawn.chart(f"Loss: {setup_label(machine, setup.axes)}", said)
 
 
 @styled
@@ -474,8 +357,13 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     axes.set(ylim=(-top, top), xlim=(x[0], x[-1]), xlabel="step", ylabel="gap (% of the loss)")
     ticks(axes.yaxis, 6, signed=True)
     beyond = [f"{arm} reaches {v:+.3g} %" for arm, v in far.items() if abs(v) > top]
-    facts = {"noise": noise is not None, "switches": switches, "beyond": beyond}
-    return [drawn.say("gap", setup=setup_label(machine, setup.axes), **facts)]
+    said = [
+        "Candidate minus control of the same seed, smoothed, mean over seeds",
+        *["Band: 3 sd between seeds of the perturbed control"] * (noise is not None),
+        *(f"{arm} switches at step {step}" for arm, step in switches.items()),
+        *[f"Beyond the scale: {', '.join(beyond)}"] * bool(beyond),
+    ]
+    return [drawn.chart(f"Paired gap: {setup_label(machine, setup.axes)}", f"{'. '.join(said)}.")]
 
 
 def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:

@@ -41,7 +41,7 @@ class Cell(NamedTuple):
     style: str = ""
     note: str = ""  # a second, smaller line
     interval: str = ""  # of the text, "1.30 to 1.34": stands before the note, in markdown in parentheses
-    href: str = ""  # where the text leads, within the page
+    href: str = ""  # where the text leads: within the page, or relative to it
 
 
 class Heading(NamedTuple):
@@ -197,6 +197,8 @@ def cell_markdown(cell: Cell) -> str:
         if cell.style == "command"
         else markdown(cell.text)
     )
+    if cell.href and not cell.href.startswith("#"):
+        shown = f"[{shown}]({cell.href})"
     # Parentheses mean an interval and nothing else.
     shown += f" ({markdown(cell.interval)})" if cell.interval else ""
     return f"{shown}; {markdown(cell.note)}" if cell.note and shown else shown + markdown(cell.note)
@@ -213,12 +215,18 @@ def as_html(result: Result) -> Markup:
     return Markup(f"<p><strong>{first}</strong></p>\n<ul>{listed}</ul>\n{tables}\n")
 
 
-def html_table(of: Table) -> Markup:
-    """A table with its caption and headings."""
-    heads = "".join(f'<th scope="col"{_named("n" * c.numeric)}>{_escaped(c.title)}</th>' for c in of.columns)
+def html_table(of: Table, stop: int | None = None) -> Markup:
+    """A table with its caption and headings; of one whose rows stop early the rest is packed as `p-KEY`."""
+    heads = "".join(
+        f'<th scope="col"{_named("n" * c.numeric)}{_attribute("title", c.hint)}>{_escaped(c.title)}</th>'
+        for c in of.columns
+    )
     caption = f"<caption>{_escaped(of.caption)}</caption>" if of.caption else ""
+    about = _named("sortable" if of.sortable else "cards" * of.as_cards)
+    about += _attribute("data-rest", f"p-{of.key}" * (stop is not None))
     return Markup(
-        f"<table>{caption}<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows_html(of)}\n</tbody></table>"
+        f'<table id="t-{of.key}"{about}>{caption}<thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>\n{rows_html(of, 0, stop)}\n</tbody></table>"
     )
 
 
@@ -236,7 +244,7 @@ def rows_html(of: Table, start: int = 0, stop: int | None = None) -> Markup:
 
 def _cell_html(cell: Cell, column: Heading, is_named: bool, tag: str) -> str:
     name = _named(f"n {cell.style}".rstrip() if column.numeric else cell.style)
-    name += f' data-name="{escape(column.title)}"' if is_named else ""
+    name += _attribute("data-name", column.title * is_named)
     key = ""
     if cell.order is not None and str(cell.order) != cell.text:
         key = f' data-order="{escape(sort_key(cell.order))}"'
@@ -249,7 +257,11 @@ def _cell_html(cell: Cell, column: Heading, is_named: bool, tag: str) -> str:
 
 
 def _named(style: str) -> str:
-    return f' class="{style}"' if style else ""
+    return _attribute("class", style)
+
+
+def _attribute(name: str, value: str) -> str:
+    return f' {name}="{escape(printable(value))}"' if value else ""
 
 
 @lru_cache(maxsize=1 << 14)  # tables repeat their arms, sizes and rates

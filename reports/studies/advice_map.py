@@ -14,7 +14,7 @@ from advice_page import GPUS, MODELS, from_json
 from matplotlib.patches import Rectangle
 
 import harness.report
-from harness.report.drawing import BAND, EDGES, GRID, HEAT, INK, MUTED, PAPER, sheet, standalone, styled
+from harness.report.drawing import BAND, GRID, INK, MUTED, PAPER, VARIABLES, sheet, standalone, styled
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 
     from advice_page import Answered, Key
     from matplotlib.axes import Axes
+
+HEAT = tuple(f"#0b000{i}" for i in range(9))
+EDGES = (
+    0.67,
+    0.8,
+    0.91,
+    0.97,
+    1.03,
+    1.1,
+    1.25,
+    1.5,
+)  # speedups between these nine; the middle one is "the same"
+VARIABLES.update((colour, f"--heat-{i}") for i, colour in enumerate(HEAT))
 
 MODE, SIZE = "compile", 8
 TITLE = f"PREDICTED, no GPU measured: FP8 over bf16, whole training step, compiled, {SIZE} GPUs"

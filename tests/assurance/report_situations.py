@@ -12,6 +12,7 @@ from curves_for_tests import control, rows_of_runs, shifted
 from report_cases import cpu_run, gemm_cases, linear_cases, tiny_run
 from report_fixtures import Invented, absent, write_run
 from situations import Place, exit_code, situation
+from stored import row
 
 from harness import store
 from harness.__main__ import main
@@ -245,11 +246,7 @@ def unknown_peak(_: Place, planted: bool) -> object:
 
 def times(arm: str, rounds: int, seed: int = 0) -> Measurement:
     case = Case.of("gemm", {"M": 64, "K": 64, "N": 64})
-    samples = tuple(1 + 1e-4 * ((7 * i + seed) % 5) for i in range(rounds))
-    return Measurement(
-        case.suite, case.case_id, arm, case.axes_json, "time_ms", "ok", regime="isolated", samples=samples,
-        rounds=tuple(range(rounds)),
-    )  # fmt: skip
+    return row(case, arm, [1 + 1e-4 * ((7 * i + seed) % 5) for i in range(rounds)])
 
 
 @situation("diff", "one round each", word="Timed.verdict", positive="same", instead="unclear")

@@ -1,6 +1,6 @@
 """Published runs read and render as before. Oracle: facts of each run that were written down once, by `facts` below.
 
-Facts are what rows say and what a page's tables and answers hold of numbers and verdicts; prose, headings, the order of
+Facts are what rows say and what a page's tables and the sentence at its head hold of numbers and verdicts; prose, headings, the order of
 tables and their columns are free. `python tests/contracts/test_published.py` writes them anew where a change was meant.
 """
 
@@ -37,7 +37,7 @@ def read_facts(folder: Path) -> list[str]:
 
 
 def page_facts(page: str) -> list[str]:
-    """Numbers and verdicts of each row of each table, and the answers at the head."""
+    """Numbers and verdicts of each row of each table, and of the sentence at the head."""
     found = []
     for line in page.splitlines():
         if line.startswith("|"):
@@ -53,7 +53,8 @@ def page_facts(page: str) -> list[str]:
                 for word in p.findall(shown)
             ]
         elif line.startswith("**"):
-            said = VERDICT.findall(line.partition("**")[2].partition("**")[0])
+            verdict = line.partition("**")[2].partition("**")[0]
+            said = [*VERDICT.findall(verdict), *NUMBER.findall(verdict)]
         else:
             continue
         if said:

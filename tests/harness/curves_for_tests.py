@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from stored import row
 
 from harness.judge.verdict import Curve, Run
 from harness.store.case import ABLATIONS, GOLDEN, Case, parse
@@ -146,16 +147,13 @@ def rows_of_runs(
                 stop = int(np.searchsorted(curve.steps, curve.first_nonfinite))
                 said = {**said, "nonfinite_step": curve.first_nonfinite, "stopped": "loss is NaN"}
             rows.append(
-                Measurement(
-                    "divergence",
-                    case.case_id,
+                row(
+                    case,
                     arm,
-                    case.axes_json,
+                    curve.values[:stop].tolist(),
                     metric,
-                    "ok",
                     baseline="" if arm == "base" else "base",
                     resolved=json.loads(json.dumps(said)),
-                    samples=tuple(curve.values[:stop].tolist()),
                     rounds=tuple(int(s) for s in curve.steps[:stop]),
                 )
             )

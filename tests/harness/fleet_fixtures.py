@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import stored
 from report_fixtures import H200, TIMING, figure, write_run
 
 from harness import store
@@ -40,17 +41,11 @@ def time(
     case: Case, arm: str, ms: float, clock: float = 1755.0, throttled: bool = False, **more: object
 ) -> Measurement:
     """The row of one time."""
-    return Measurement(
-        case.suite,
-        case.case_id,
+    return stored.row(
+        case,
         arm,
-        case.axes_json,
-        "time_ms",
-        "ok",
+        (ms,) * 3,
         baseline="" if arm == "bf16_eager" else "bf16_eager",
-        regime="isolated",
-        samples=(ms,) * 3,
-        rounds=(0, 1, 2),
         sample_clock_mhz=(clock,) * 3,
         timing={**TIMING, "throttled": throttled},
         **more,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stored import row
 
 from harness import store
 from harness.gate.judge import judge
@@ -52,39 +53,25 @@ def time_row(
     late: int = 0,
 ) -> Measurement:
     """One sample a round."""
-    which = case(n)
-    return Measurement(
-        suite=which.suite, case_id=which.case_id, arm=arm, axes=which.axes_json, metric=metric, status="ok",
-        baseline=baseline if arm != baseline else "", regime="isolated", resolved=resolved or {},
-        samples=tuple(map(float, times)), rounds=tuple(range(len(times))), sample_clock_mhz=tuple(clocks),
+    return row(
+        case(n), arm, times, metric, baseline=baseline if arm != baseline else "", regime="isolated",
+        resolved=resolved or {}, rounds=tuple(range(len(times))), sample_clock_mhz=tuple(clocks),
         bytes_moved=bytes_moved, timing={"method": "cuda_events", "late_samples": late},
     )  # fmt: skip
 
 
 def value_row(n: int, metric: str, value: float, arm: str = "fp8") -> Measurement:
-    which = case(n)
-    return Measurement(
-        suite=which.suite, case_id=which.case_id, arm=arm, axes=which.axes_json, metric=metric, status="ok",
-        samples=(value,),
-    )  # fmt: skip
+    return row(case(n), arm, [value], metric)
 
 
 def failed_row(
     n: int, reason: str, arm: str = "fp8", status: str = "failed", cause: Cause = Cause.NONE
 ) -> Measurement:
-    which = case(n)
-    return Measurement(
-        suite=which.suite, case_id=which.case_id, arm=arm, axes=which.axes_json, metric="time_ms",
-        status=status, reason=reason, cause=cause,
-    )  # fmt: skip
+    return row(case(n), arm, status=status, reason=reason, cause=cause)
 
 
 def control_row(times: Sequence[float]) -> Measurement:
-    which = Case.of(CONTROL_SUITE, {"what": "bf16_mm"})
-    return Measurement(
-        suite=which.suite, case_id=which.case_id, arm="bf16_mm", axes=which.axes_json, metric="time_ms",
-        status="ok", regime="isolated", samples=tuple(map(float, times)), rounds=tuple(range(len(times))),
-    )  # fmt: skip
+    return row(Case.of(CONTROL_SUITE, {"what": "bf16_mm"}), "bf16_mm", times)
 
 
 @dataclass

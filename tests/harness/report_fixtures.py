@@ -11,6 +11,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stored import row
+
 from harness import store
 from harness.store.case import Case
 from harness.store.errors import Cause
@@ -85,17 +87,13 @@ class Invented:
                 samples += [level * math.exp(self.random.gauss(0, self.spread)) for _ in range(self.samples)]
                 rounds += [r] * self.samples
             rows.append(
-                Measurement(
-                    case.suite,
-                    case.case_id,
+                row(
+                    case,
                     arm,
-                    case.axes_json,
-                    "time_ms",
-                    "ok",
+                    samples,
                     baseline=str(about.get("baseline", "")),
                     regime=regime,
                     resolved=about.get("resolved", {}),
-                    samples=tuple(samples),
                     rounds=tuple(rounds),
                     sample_clock_mhz=(self.clock_mhz,) * len(samples) if self.clock_mhz else (),
                     flops=about.get("flops", {}),
@@ -108,7 +106,7 @@ class Invented:
 
 def figure(case: Case, arm: str, metric: str, value: float, **more: object) -> Measurement:
     """One row of a metric that is a single figure."""
-    return Measurement(case.suite, case.case_id, arm, case.axes_json, metric, "ok", samples=(value,), **more)
+    return row(case, arm, [value], metric, **more)
 
 
 def absent(
@@ -121,12 +119,7 @@ def absent(
     cause: Cause = Cause.NONE,
 ) -> Measurement:
     """A row of an arm that failed or was skipped."""
-    return Measurement(
-        *(case.suite, case.case_id, arm, case.axes_json, metric, status),
-        baseline=baseline,
-        reason=reason,
-        cause=cause,
-    )
+    return row(case, arm, metric=metric, status=status, baseline=baseline, reason=reason, cause=cause)
 
 
 def write_run(

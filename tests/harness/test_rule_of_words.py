@@ -34,6 +34,9 @@ from harness.judge.verdict.paired import Verdict
 from harness.judge.verdict.result import GateResult
 from harness.judge.verdict.rows import NEGATIVE, ArmVerdict, StoredVerdicts
 from harness.judge.verdict.rule import CurveVerdict, verdict
+from harness.report.first_screen import FirstScreen
+from harness.report.standings import NO_LOSS, Checks, Standing
+from harness.report.verdicts import Answer
 from harness.store.case import Arm
 from harness.store.printer import MOST, Tone, as_text
 from harness.training.ab.result import FP8, TrialResult
@@ -91,6 +94,15 @@ def judgement() -> Judgement:
 
 def arm(verdict: Verdict, name: str = "tensorwise", variant: str = "") -> ArmVerdict:
     return ArmVerdict("r", {}, name, Arm("tensorwise", variant=variant), "base", verdict, verdict.outcome)
+
+
+PAIR = {"speedup": 1.3, "low": 1.2, "high": 1.4, "verdict": "faster", "condition": "", "baseline": "bf16_eager", "case_id": "c",
+        "clock_mhz": 1.0, "baseline_clock_mhz": 1.0}  # fmt: skip
+
+
+def first_screen() -> FirstScreen:
+    every = [Answer(about, "yes", "Told.") for about in ("speed", "sound", "ran", "same")]
+    return FirstScreen(every, arm=Standing(Arm("rowwise"), "train", [PAIR], 1.3), passed=Checks("", "", ""))
 
 
 FAULT = arm(Verdict("FAIL", (), (), "limits"), NEGATIVE, NEGATIVE)
@@ -187,6 +199,21 @@ KINDS = {
             "shared_weights": "empty where nothing is shared",
         },
         lambda proof: Shown([proof.line], "good" if proof.ok else "bad"),
+    ),
+    "first screen": Kind(
+        first_screen,
+        {
+            "answers": [*first_screen().answers[:2], Answer("ran", "partly", TOLD)],
+            "on_cpu": True,
+            "under_way": True,
+            "against": (TOLD,),
+            "passed": Checks("", "", NO_LOSS, 2),
+            "is_gain": False,
+            "fault_unseen": True,
+            "doubted": {TOLD: ["tensorwise"]},
+            "absent": (TOLD,),
+        },
+        {},
     ),
     "doctor": Kind(
         doctor, {"findings": [*doctor().findings, ProbeResult("peer", TOLD, "absent", "missing")]}, {}
@@ -295,6 +322,10 @@ TONES: dict[str, tuple[Callable[[], Any], Tone]] = {
     "none does": (lambda: trained("FAIL"), "bad"),
     "no fault was seen to fail": (lambda: StoredVerdicts(trained("PASS").verdicts[:1]), ""),
     "none is judged": (lambda: trained("INCONCLUSIVE"), ""),
+    "first screen faster": (first_screen, "good"),
+    "first screen of a CPU": (lambda: replace(first_screen(), on_cpu=True), ""),
+    "first screen, one in doubt": (lambda: replace(first_screen(), doubted={TOLD: ["rowwise"]}), ""),
+    "first screen refuted": (lambda: replace(first_screen(), answers=[Answer("speed", "yes", ""), Answer("sound", "no", "")]), "bad"),
     "pass": (lambda: of_curves("PASS"), "good"),
     "fail": (lambda: of_curves("FAIL"), "bad"),
     "inconclusive": (lambda: of_curves("INCONCLUSIVE"), ""),

@@ -4,7 +4,7 @@
           which test ran which line and how long it took. What is there already is not run again.
     run   plants each fault in DIR/tree, runs the tests that ran its line, the quickest first, until one fails.
           With --all every such test is run, whether the fault was judged before or not.
-    cover prints the tests that may leave by `run --all`: none of their faults is left without a test, cheapest tests first.
+    cover prints the test functions that may leave by the map and `run --all`.
     check plants each fault and runs the tests of its line that are not named in --gone, then those that are: a fault that
           only these notice is what their removal would cost.
     near  runs the tests that ran lines which have changed here since the map was made, the quickest first, for --budget-s.
@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import heapq
+import itertools
 import json
 import os
+import queue
 import re
 import shutil
-import queue
 import signal
 import subprocess
 import sys
@@ -43,6 +45,16 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("fp8core", "harness")
 LEFT_OUT = "not slow and not benchmark_bar and not clients and not cluster and not gpu"
 FILES_AT_ONCE = 6  # test files of one pytest process while the map is made
+ROOMS = ("tests/fp8core/", "tests/harness/")
+STAY = (  # contracts with torchao, and what a bound or a table of situations promises
+    "tests/harness/test_", "tests/harness/judge/test_loss_situations", "tests/fp8core/test_torchao", "tests/fp8core/test_verify_false",
+    "tests/fp8core/test_verify_bound", "tests/fp8core/test_situations", "tests/fp8core/test_refusals",
+)  # fmt: skip
+UNSEEN = re.compile(
+    r"subprocess\.|Popen|\bProcess\(|fork_server|multiprocessing|on_ranks|torchrun|os\.fork|spawn\(|sys\.executable|executor\.run"
+    r"|torch\.compile|fullgraph|inductor|@given|torchao|ml_dtypes|gfloat|[Bb]it for bit|[Bb]itwise|FlopCounter"
+)
+ORACLE = re.compile(r"[Oo]racle|float64|fp64|published|torch's|numpy|NumPy|pandas")
 NEIGHBOURS = (
     40  # tests of a line that no test ran, or that ran at import: those that ran the most of its file
 )
@@ -60,8 +72,7 @@ class State:
         for tree in [self.tree, *(self.folder / f"tree{number}" for number in range(1, workers))]:
             if not tree.exists():
                 git("clone", "--quiet", "--shared", str(ROOT), str(tree))
-            git("-C", str(tree), "checkout", "--quiet", git("-C", str(self.tree), "rev-parse", "HEAD"))
-            git("-C", str(tree), "checkout", "--quiet", "--", ".")
+                git("-C", str(tree), "checkout", "--quiet", git("-C", str(self.tree), "rev-parse", "HEAD"))
             self.trees.put(tree)
         self.workers = workers
         self.commit = git("-C", str(self.tree), "rev-parse", "HEAD")
@@ -72,6 +83,7 @@ class State:
         def in_a_tree(job: Any) -> None:
             tree = self.trees.get()
             try:
+                git("-C", str(tree), "checkout", "--quiet", "--", ".")
                 work(tree, job)
             finally:
                 self.trees.put(tree)
@@ -180,7 +192,7 @@ class TestMap:
         if not chosen or not mutation.function:  # what runs at import is read by tests that ran other lines
             most = Counter(test for tests in lines.values() for test in tests).most_common(NEIGHBOURS)
             chosen = chosen | {test for test, _ in most}
-        held, spent = [], 0.0
+        held, spent = list[str](), 0.0
         for test in sorted(chosen, key=lambda t: (self.seconds[t], t)):
             spent += self.seconds[test]
             if spent > budget_s and held:
@@ -276,36 +288,71 @@ def judged(
 
 
 def cover(state: State) -> str:
-    """Test functions by what they cost and how many faults they alone notice; "may leave" where others notice all of theirs,
-    "not tried" where no fault was planted in what they run.
+    """The test functions that may leave, FILE::NAME a line: what they notice and run, others notice and run too.
 
-    A function is kept where no cheaper one notices a fault that it does: greedy, by faults for each second and token.
+    Kept, the cheapest in tokens and seconds first and those that name an oracle before others: for each fault two functions that
+    notice it (or the only one), for each line one that runs it. Functions that say so in UNSEEN stay: of a process of its own, of
+    compiled code and of drawn input the map sees little. So do those that no line was seen of, and all but the tests of rooms.
     """
-    rows = [row for row in state.known().values() if "ran" in row]
-    tried = {function_of(test) for row in rows for test in row["ran"]}
-    seconds: Counter[str] = Counter()
-    for test, taken in TestMap(state).seconds.items():
+    needs: dict[object, set[str]] = defaultdict(set)
+    tests = TestMap(state)
+    seconds: dict[str, float] = defaultdict(float)
+    for test, taken in tests.seconds.items():
         seconds[function_of(test)] += taken
-    kills: dict[str, set[str]] = {name: set() for name in tried | seconds.keys()}
-    tokens = {name: tokens_of(state.tree, name) for name in kills}
-    for row in rows:
-        for test in set(row["failed"]) & set(row["ran"]):
-            kills[function_of(test)].add(row["key"])
-    left, kept = set[str]().union(*kills.values()), set[str]()
-    while left:
-        best = max(kills, key=lambda name: len(kills[name] & left) / (tokens[name] + 20 * seconds[name] + 1))
-        kept.add(best)
-        left -= kills[best]
-    lines = ["| test | tokens | s | notices | alone | |", "|---|---|---|---|---|---|"]
-    for name in sorted(kills):
-        alone = sum(all(key not in kills[other] for other in kills if other != name) for key in kills[name])
-        word = "" if name in kept else "may leave" if name in tried else "not tried"
-        lines.append(
-            f"| {name} | {tokens[name]} | {seconds[name]:.1f} | {len(kills[name])} | {alone} | {word} |"
-        )
-    gone = tried - kept
-    total = f"{len(gone)} of {len(kills)} functions, {sum(tokens[name] for name in gone)} of {sum(tokens.values())} tokens"
-    return "\n".join([f"{total} notice no fault that another one does not.", "", *lines])
+    for path, lines in tests.lines.items():
+        for line, ran in lines.items():
+            needs[path, line] = {function_of(test) for test in ran}
+    for row in state.known().values():
+        for test in set(row.get("failed", ())) & set(row.get("ran", ())):
+            needs[row["key"]].add(function_of(test))
+    of: dict[str, list[object]] = defaultdict(list)
+    for need, functions in needs.items():
+        for function in functions:
+            of[function].append(need)
+    left = {need: min(len(functions), 2 if isinstance(need, str) else 1) for need, functions in needs.items()}
+    kept, cost = set[str](), dict[str, float]()
+    for file, names in itertools.groupby(sorted(of), lambda name: name.partition("::")[0]):
+        own, whole = texts_of(state.tree / file)
+        for name in names:
+            body = own.get(name.rpartition("::")[2], "")
+            cost[name] = (house.tokens(body) + 20 * seconds[name] + 1) * (0.6 if ORACLE.search(body) else 1)
+            if (
+                not body
+                or UNSEEN.search(whole[name.rpartition("::")[2]])
+                or not file.startswith(ROOMS)
+                or file.startswith(STAY)
+            ):
+                kept.add(name)
+                for need in of[name]:
+                    left[need] -= 1
+
+    def worth(name: str) -> float:
+        return sum(50 if isinstance(need, str) else 1 for need in of[name] if left[need] > 0) / cost[name]
+
+    queue = sorted((-worth(name), name) for name in of.keys() - kept)
+    while queue:
+        _, name = heapq.heappop(queue)
+        if (now := worth(name)) and queue and -now > queue[0][0]:
+            heapq.heappush(queue, (-now, name))  # others have run some of its lines since
+        elif now:
+            kept.add(name)
+            for need in of[name]:
+                left[need] -= 1
+    return "\n".join(sorted(of.keys() - kept))
+
+
+def texts_of(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The text of each function and class of a file, alone and with those of the file that it uses, and theirs."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
+    own = {node.name: ast.unparse(node) for node in nodes}
+    uses = {name: {other for other in own if re.search(rf"\b{other}\b", text)} for name, text in own.items()}
+    for _ in own:
+        uses = {name: used.union(*(uses[other] for other in used)) for name, used in uses.items()}
+    return own, {name: "\n".join(own[other] for other in {name, *uses[name]}) for name in own}
 
 
 def function_of(test: str) -> str:
@@ -313,18 +360,12 @@ def function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def tokens_of(tree: Path, name: str) -> int:
-    """Tokens of a test function."""
-    path, _, function = name.partition("::")
-    of_file = ast.walk(ast.parse((tree / path).read_text()))
-    functions = {node.name: node for node in of_file if isinstance(node, ast.FunctionDef)}
-    node = functions.get(function.rpartition("::")[2])
-    return 0 if node is None else house.tokens(ast.unparse(node))
-
-
 def near(state: State, budget_s: float) -> int:
     """Runs the tests of the lines that differ between the map's commit and this tree; the exit code of pytest."""
     tests = TestMap(state)
+    if not tests.lines:
+        print(f"{state.folder} holds no map: `make test-map` makes it once, in half an hour", file=sys.stderr)
+        return 2
     chosen: set[str] = set()
     path = ""
     for line in git("-C", str(ROOT), "diff", "--unified=0", "--no-renames", state.commit).splitlines():

@@ -51,6 +51,17 @@ OTHER_DTYPE = {
     "int32": "int64",
     "uint8": "int8",
 }
+SYMMETRIC = {
+    "max",
+    "min",
+    "equal",
+    "array_equal",
+    "maximum",
+    "minimum",
+    "gcd",
+    "add",
+    "mul",
+}  # of two arguments
 NUMERIC = {"int", "float", "Tensor", "torch.Tensor"}  # return annotations whose value can be negated
 
 
@@ -214,7 +225,7 @@ class _Finder(ast.NodeVisitor):
             first, second, *rest = map(ast.unparse, node.args)
             named = [f"{word.arg}={value}" if word.arg else f"**{value}" for word in node.keywords
                      for value in [ast.unparse(word.value)]]  # fmt: skip
-            if first != second:
+            if first != second and ast.unparse(node.func).rpartition(".")[2] not in SYMMETRIC:
                 swapped = ", ".join([second, first, *rest, *named])
                 self._add(node, "argument", f"{ast.unparse(node.func)}({swapped})")
         self.generic_visit(node)

@@ -11,6 +11,7 @@ import torch
 from advice_asked import plain, refused, said
 from report_cases import gpu_run
 from report_fixtures import H200, write_run
+from stored import row
 
 from fp8core import audit
 from harness.advise.decide import HEAD
@@ -159,21 +160,9 @@ def test_stored_training_steps_stand_beside_their_prediction(
         )
 
         def step(arm: str, ms: float, baseline: str, dtype: str) -> Measurement:
-            samples = tuple(ms * (1 + 0.001 * i) for i in range(6))
-            return Measurement(
-                "train",
-                made.case_id,
-                arm,
-                made.axes_json,
-                "time_ms",
-                "ok",
-                baseline=baseline,
-                regime="isolated",
-                samples=samples,
-                rounds=tuple(range(6)),
-                flops={dtype: 1e12},
-                resolved={"vocab_size": 512},
-            )
+            samples = [ms * (1 + 0.001 * i) for i in range(6)]
+            about = {"flops": {dtype: 1e12}, "resolved": {"vocab_size": 512}}
+            return row(made, arm, samples, baseline=baseline, **about)
 
         return [
             step("bf16_compile", 12.0, "", "bf16"),

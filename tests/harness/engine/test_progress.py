@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
+from random import Random
 
 import pytest
 from rich.console import Console
@@ -24,7 +26,7 @@ def task(n: int = 1, arms: tuple[str, ...] = ("base", "other"), arm: str = "") -
 def test_the_share_moves_with_each_stage_and_the_time_left_follows_from_it() -> None:
     """Two cases of two arms: an arm that is ready is an eighth of all; a second try takes nothing back."""
     now = [0.0]
-    progress = Progress(2, clock=lambda: now[0])
+    progress = Progress([task(1), task(2)], clock=lambda: now[0])
     assert progress.frame().left_s is None
     moves: list[tuple[object, float]] = [
         (Mark.BEGUN, 0.0),
@@ -37,15 +39,15 @@ def test_the_share_moves_with_each_stage_and_the_time_left_follows_from_it() -> 
         (Mark.ENDED, 0.5),
     ]
     for what, share in moves:
+        now[0] = 80.0 * share
         progress.take(task(), what)
         assert progress.frame().share == pytest.approx(share), what
-    now[0] = 40.0
     assert progress.frame().left_s == pytest.approx(40.0)
 
 
 def test_steps_of_a_run_move_it() -> None:
     run, now = task(arm="rowwise_compile"), [0.0]
-    progress = Progress(1, clock=lambda: now[0])
+    progress = Progress([run], clock=lambda: now[0])
     progress.take(run, Mark.BEGUN)
     now[0] = 10.0
     progress.take(run, Steps(25, 100))
@@ -53,11 +55,49 @@ def test_steps_of_a_run_move_it() -> None:
     assert progress.frame().text == "[1/1] toy rowwise_compile seed=3: step 25/100 of rowwise_compile"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_time_left_is_that_of_the_same_arms_and_does_not_rise_all_the_way(seed: int) -> None:
+    """Oracle: the drawn times themselves. Arms of very different times, the slow ones last in each case, as emulations are."""
+    random, now = Random(seed), [0.0]
+    pace = {"base": 1.0, "fp8": random.uniform(1.0, 3.0), "emulated": random.uniform(8.0, 20.0)}
+    runs = [task(n, tuple(pace), arm) for n in range(8) for arm in pace]
+    course = [random.lognormvariate(0.0, 0.1) * pace[run.arm] for run in runs]
+    progress = Progress(runs, clock=lambda: now[0])
+    errors, told = list[float](), list[float]()
+    for i, (run, seconds) in enumerate(zip(runs, course, strict=True)):
+        progress.take(run, Mark.BEGUN)
+        if i >= len(pace):
+            left, true = progress.frame().left_s or 0.0, sum(course[i:])
+            errors.append(abs(left - true) / true)
+            told.append(left)
+        progress.take(run, Steps(1, 100))
+        now[0] += seconds
+        progress.take(run, Mark.ENDED)
+    assert max(errors[: len(errors) // 2]) < 0.25, "after one case every arm's own time is known"
+    assert sum(late > early for early, late in itertools.pairwise(told)) <= len(told) / 4
+    assert told[-1] < told[0] / 4
+
+
+def test_a_run_that_takes_longer_than_those_before_it_tells_no_time_that_is_over() -> None:
+    first, second = task(1, arm="base"), task(2, arm="base")
+    now = [0.0]
+    progress = Progress([first, second], clock=lambda: now[0])
+    for run, at in ((first, 10.0), (second, 30.0)):
+        progress.take(run, Mark.BEGUN)
+        now[0] = at
+        progress.take(run, Steps(50, 100))
+        if run is first:
+            progress.take(run, Mark.ENDED)
+    assert progress.frame().left_s == pytest.approx(20.0), "half of it took 20 s"
+
+
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_bar_of_a_terminal_fits_and_quiet_draws_none(width: int) -> None:
     for quiet in (False, True):
         out = io.StringIO()
-        with Progress.on(Console(file=out, width=width, force_terminal=True), 1, quiet=quiet) as progress:
+        with Progress.on(
+            Console(file=out, width=width, force_terminal=True), [task()], quiet=quiet
+        ) as progress:
             progress.take(task(), Mark.BEGUN)
             progress.take(task(), Stage(StageKind.TIME))
         drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.getvalue()).replace("\r", "\n").splitlines()
@@ -69,7 +109,7 @@ def test_the_bar_of_a_terminal_fits_and_quiet_draws_none(width: int) -> None:
 def test_a_log_gets_plain_lines_at_intervals() -> None:
     """Sixty cases within a second: one line, without control characters."""
     out = io.StringIO()
-    with Progress.on(Console(file=out, width=80), 60) as progress:
+    with Progress.on(Console(file=out, width=80), [task(n) for n in range(60)]) as progress:
         for n in range(60):
             for what in (Mark.BEGUN, Stage(StageKind.BUILD, "base"), Mark.ENDED):
                 progress.take(task(n), what)

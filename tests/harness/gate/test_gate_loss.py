@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,15 +77,8 @@ def test_runs_that_are_lost_are_no_pass(tmp_path: Path, kept: Sequence[int], sai
     """Absent, or crashed with a reason."""
     after = trained({s: r for s, r in GOOD.items() if s in kept})
     if not kept:
-        of_row = [
-            (r.suite, r.case_id, r.arm, r.axes)
-            for r in rows_of_runs("tensorwise", GOOD)
-            if r.metric == "loss"
-        ]
-        after = [
-            *after,
-            *(Measurement(*row, "loss", "failed", reason="RuntimeError: out of memory") for row in of_row),
-        ]
+        lost = {"status": "failed", "samples": (), "rounds": (), "reason": "RuntimeError: out of memory"}
+        after += [replace(r, **lost) for r in rows_of_runs("tensorwise", GOOD) if r.metric == "loss"]
     judgement = judged(tmp_path, trained(GOOD), after)
     lost, *others = [f for f in judgement.findings if f.unit.trouble]
     assert len(others) == 4 - len(kept)

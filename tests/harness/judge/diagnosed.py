@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from curves_for_tests import case_of
 from report_fixtures import frame
+from stored import row
 
 from harness.judge.diagnosis import findings
-from harness.store.measurement import Measurement
 
 
 def look(arm, metric, part, values, recipe="tensorwise", seed=0):
     """A diagnosis series of one tensor of one arm."""
     case = case_of(seed)
-    return Measurement(
-        "divergence",
-        case.case_id,
-        arm,
-        case.axes_json,
-        metric,
-        "ok",
-        baseline="base",
-        part=part,
-        resolved={"recipe": recipe},
-        samples=tuple(values),
-        rounds=tuple(50 * i for i in range(len(values))),
+    rounds = tuple(50 * i for i in range(len(values)))
+    return row(
+        case, arm, values, metric, baseline="base", part=part, resolved={"recipe": recipe}, rounds=rounds
     )
 
 

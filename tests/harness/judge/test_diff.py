@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 from report_cases import gpu_run
 from report_fixtures import CPU, TIMING, frame, write_run
+from stored import row
 
 from harness.__main__ import main
 from harness.judge.diff import CLOCK, CONTROL, HOST, KERNEL, Resolved, changes
@@ -35,25 +36,11 @@ def values(level: float, spread: float = 0.003, n: int = 8, seed: int = 0) -> tu
 
 def timed(arm: str, ms: float, baseline: str = "", case: Case = CASE, **more: object) -> Measurement:
     samples = more.pop("samples", None) or values(ms)
-    given: dict[str, object] = {"regime": "isolated", "timing": TIMING} | more
-    return Measurement(
-        case.suite,
-        case.case_id,
-        arm,
-        case.axes_json,
-        "time_ms",
-        "ok",
-        baseline=baseline,
-        samples=samples,
-        rounds=tuple(range(len(samples))),
-        **given,
-    )
+    return row(case, arm, samples, baseline=baseline, **({"timing": TIMING} | more))
 
 
 def kernels(arm: str, part: str, ms: float) -> Measurement:
-    return Measurement(
-        "train", CASE.case_id, arm, CASE.axes_json, "kernel_time_ms", "ok", part=part, samples=(ms,)
-    )
+    return row(CASE, arm, [ms], "kernel_time_ms", part=part)
 
 
 def compared(tmp_path: Path, before: list[Measurement], after: list[Measurement]) -> Changes:
@@ -163,9 +150,7 @@ def test_where_a_profiled_step_s_time_went(
 
 
 def test_what_ran_and_what_is_missing(tmp_path: Path) -> None:
-    failed = Measurement(
-        "train", CASE.case_id, "b_eager", CASE.axes_json, "time_ms", "failed", reason="out of memory: 9 GiB"
-    )
+    failed = row(CASE, "b_eager", reason="out of memory: 9 GiB")
     before = [
         timed("a_eager", 1.0, resolved={"kernels": ["x"], "recipe": "tensorwise", "first_loss": 1.0}),
         timed("b_eager", 1.0),
@@ -185,11 +170,9 @@ def test_what_ran_and_what_is_missing(tmp_path: Path) -> None:
 
 def test_other_figures_that_moved(tmp_path: Path) -> None:
     def memory(size: float) -> list[Measurement]:
-        same = Measurement("train", CASE.case_id, "a", CASE.axes_json, "sqnr_db", "ok", samples=(28.0,))
+        same = row(CASE, "a", [28.0], "sqnr_db")
         return [
-            Measurement(
-                "train", CASE.case_id, "a", CASE.axes_json, "peak_memory_bytes", "ok", samples=(size,)
-            ),
+            row(CASE, "a", [size], "peak_memory_bytes"),
             same,
         ]
 
@@ -224,7 +207,7 @@ def test_a_page_has_both_runs_over_each_other(tmp_path: Path, capsys: pytest.Cap
     page = tmp_path / "page.html"
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(page)]) == 0
     text = page.read_text()
-    assert [each.split('"')[0] for each in text.split('<figure id="')[1:]] == ["f-ratios", "f-curve-loss"]
+    assert [each.split('"')[0] for each in text.split('<figure id="')[1:]] == ["f-curve-loss"]
     assert "slower" in text
     assert "<b>base" not in text
     assert str(tmp_path) not in text

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from report_fixtures import write_run
 
-from harness.report import verdicts
+from harness.report.first_screen import FirstScreen
 from harness.report.runs import load
-from harness.report.standings import lead
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
 
@@ -74,8 +73,9 @@ def by_arm(made):
 
 
 def lead_of(found):
-    """The sentence at the head of a machine's page."""
-    return lead(found, verdicts.answers(found))
+    """The sentence at the head of a machine's page, and what stands beside it."""
+    verdict, *rest = FirstScreen.of(found).lines()
+    return verdict, " ".join(rest)
 
 
 def told(found):

@@ -10,13 +10,13 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from report_cases import cast_cases, ceiling_cases, tiny_run
+from report_cases import cast_cases, ceiling_cases, tiny_run, train_cases
 from report_fixtures import Invented, write_run
 from report_pages import Page, machine, run_of, table
 
 import harness
 from harness import store
-from harness.report import facts, records, section, tables, words, write_report
+from harness.report import facts, records, section, tables, write_report
 from harness.report import table as columns_of
 from harness.store.case import Case
 from harness.store.measurement import METRICS
@@ -58,11 +58,17 @@ def test_conditions_command_and_data_are_on_the_page(gpu):
     others = ("python -m harness sweep=quick", "absent or unreadable HIP, torchao", "median 1,755 MHz")
     assert [word for word in (*conditions, *others) if word not in page] == []
     report = gpu[1].html
-    found = re.findall(r'<a href="([^"]*\.parquet)">.*?sha256 ([0-9a-f]{64})', report.read_text())
+    found = re.findall(r'<a href="([^"]*\.parquet)">.*?>([0-9a-f]{64})<', report.read_text())
     assert len(found) == len(list(gpu[0].glob("*.parquet")))
     for href, digest in found:
         assert not Path(href).is_absolute()
         assert hashlib.sha256((report.parent / unquote(href)).read_bytes()).hexdigest() == digest
+
+
+def test_axes_of_one_case_stand_in_the_caption(tmp_path):
+    made = tables.suite_table(machine(write_run(tmp_path, train_cases(Invented())[:1])), "train")
+    assert {"model", "batch"}.isdisjoint(c.title for c in made.columns)
+    assert "model llama3_1b" in made.caption
 
 
 def test_shares_of_copy_and_of_peak_by_hand(tmp_path, gpu_machine):
@@ -120,15 +126,10 @@ def test_a_misspelt_word_column_or_field_is_seen():
     assert [named for named in fields if named[1] is not True and named[1] not in known] == []
     assert set(columns_of.said_columns()) <= known
     assert facts.names().keys() <= strings(code / "machine")
-    assert {b for b in words.blocks() if b.startswith("section_")} == {
-        f"section_{name}" for name in {"machines", *section.plans()} - {"agree", "*"}
-    }
     parts = {word for plan in section.plans().values() for word in plan}
-    assert parts <= {*section.PARTS, "reads", "timed", "folded", "in_markdown"}
+    assert parts <= {*section.PARTS, "title", "intro", "reads", "timed", "folded", "in_markdown"}
     with pytest.raises(TypeError, match="hnit"):
         columns_of.column(title="cases", hnit="how many")
-    with pytest.raises(KeyError):
-        words.titled("figure_speedpu")
 
 
 def test_runs_of_one_machine_are_read_together(tmp_path):
@@ -160,6 +161,6 @@ def test_a_run_that_is_not_whole_says_so_first(tmp_path, state, note):
         (run / "part-corrupt.parquet").write_bytes(b"PAR1 not really")
     written = write_report([run], tmp_path / "r.html")
     page = Page(written.html.read_text()).text
-    assert page.index(note) < page.index("Is FP8 faster here?")
+    assert page.index(note) < page.index("FP8 is faster here")
     assert note in written.markdown.read_text().replace("\\_", "_")  # escaped, as all that a run says
     assert len(written.problems) == (state == "finished")

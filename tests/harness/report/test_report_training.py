@@ -54,7 +54,7 @@ def runs_of(base, **arms):
 )
 def test_the_fourth_answer_follows_from_the_verdicts(tmp_path, arms, verdict):
     *_, answer = verdicts.answers(run_of(tmp_path, runs_of(BASE, **arms)))
-    assert (answer.question, answer.verdict) == ("Does it train the same?", verdict)
+    assert (answer.about, answer.verdict) == ("same", verdict)
 
 
 FP8 = {
@@ -69,16 +69,16 @@ FP8 = {
 @pytest.mark.parametrize(
     ("proof", "verdict", "line"),
     [
-        ({"verify": "FP8 verified: 9 of 9"}, "yes", "divergence: 27 of 27 FP8 GEMMs seen in 1 measured arm"),
+        ({"verify": "FP8 verified: 9 of 9"}, "yes", "27 of 27 expected FP8 GEMMs seen."),
         (
             {"verify": "FP8 NOT verified: wrong"},
             "no",
-            "divergence tensorwise, seed 0: FP8 NOT verified: wrong",
+            f"{SEEDS} training runs did not run in FP8 as asked: divergence tensorwise.",
         ),
         (
             {"verify": "perhaps", "verify_outcome": "unproven"},
             "can't tell",
-            "divergence tensorwise, seed 0: perhaps",
+            f"{SEEDS} measured arms could not be proved to run in FP8: divergence tensorwise.",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_training_run_alone_can_prove_fp8(tmp_path, proof, verdict, line):
     )
     rows = runs_of(BASE) + rows_of_runs("tensorwise", shifted(BASE), **FP8, **proof)
     answer = verdicts.did_fp8_run(run_of(tmp_path, rows + golden))
-    assert (answer.verdict, answer.evidence[0]) == (verdict, line)
+    assert (answer.verdict, answer.sentence) == (verdict, line)
 
 
 def test_a_verdict_with_its_gates_and_limits(cpu):
@@ -126,7 +126,7 @@ def test_a_run_cut_at_its_first_steps_still_gives_a_report(tmp_path, lost):
     runs[lost] = {s: type(r)(type(r.loss).of(np.array([2.0, np.nan]))) for s, r in runs[lost].items()}
     rows = [m for arm, own in runs.items() for m in rows_of_runs(arm, own)]
     page = write_report([write_run(tmp_path, [rows])], tmp_path / "report.html").html.read_text()
-    assert "Does it train the same? Yes" not in page
+    assert "It trains the same" not in page
 
 
 # What arms cost in loss

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from report_fixtures import frame
+from stored import row
 
 from harness.machine.ceilings import ceilings
 from harness.store.case import Case
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
 def time(suite: str, axes: dict[str, object], ms: float, arm: str = "torch", **more: object) -> Measurement:
     case = Case.of(suite, axes)
-    given: dict[str, object] = {"metric": "time_ms", "regime": "isolated", "rounds": (0,)} | more
-    return Measurement(suite, case.case_id, arm, case.axes_json, status="ok", samples=(ms,), **given)
+    return row(case, arm, [ms], **more)
 
 
 def test_products_moves_and_launches(tmp_path: Path) -> None:

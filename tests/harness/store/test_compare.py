@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from report_fixtures import TIMING, absent, frame
+from stored import row
 
 from harness.store.case import Case
 from harness.store.compare import paired_ratios, with_rates
@@ -21,16 +22,12 @@ CASE = Case.of("gemm", {"M": 16, "K": 32, "N": 48})
 
 def timed(arm, samples, baseline="", rounds=None, regime="isolated", case=CASE, fine=1e-8, **more):
     """A time row; one sample a round unless `rounds` says otherwise. Equal samples differ by one tick of a fine clock."""
-    return Measurement(
-        case.suite,
-        case.case_id,
+    return row(
+        case,
         arm,
-        case.axes_json,
-        "time_ms",
-        "ok",
+        [x * (1 + fine * i) for i, x in enumerate(samples)],
         baseline=baseline,
         regime=regime,
-        samples=tuple(x * (1 + fine * i) for i, x in enumerate(samples)),
         rounds=tuple(range(len(samples)) if rounds is None else rounds),
         timing=more.pop("timing", TIMING),
         **more,

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stored import row
 
 from harness import store
 from harness.engine import runlog
 from harness.store import run_files
-from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROWS = [Measurement("s", "c", "a", "{}", "time_ms", "ok", samples=(1.0,), resolved={"n": "x" * 5000})]
+ROWS = [row("c", "a", [1.0], resolved={"n": "x" * 5000})]
 OPEN = """
 import sys, time
 from pathlib import Path

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from stored import row
 
 from harness import store
 from harness.engine import run_folder, runlog
@@ -28,17 +29,14 @@ from harness.store.measurement import Measurement
 
 
 def rows(case: str, value: float = 1.0, arm: str = "a") -> list[Measurement]:
-    return [Measurement("s", case, arm, "{}", "time_ms", "ok", samples=(value, value))]
+    return [row(case, arm, (value, value))]
 
 
 def trial(
     case: str, arm: str, value: float = 1.0, reason: str = "", cause: Cause = Cause.NONE
 ) -> list[Measurement]:
     """A run of a trial suite, or why there is none."""
-    samples, status = ((), "failed") if reason else ((value,), "ok")
-    return [
-        Measurement("s", case, arm, "{}", "loss", status, samples=samples, reason=reason, cause=cause)  # type: ignore[arg-type]
-    ]
+    return [row(case, arm, () if reason else (value,), "loss", reason=reason, cause=cause)]
 
 
 def writer(folder: Path, **changes: Any) -> store.RunWriter:
@@ -138,10 +136,7 @@ def test_an_attempt_that_was_put_off_replaces_no_measured_row(kind: str, why: Ca
     def waiting(case: str, more: str) -> list[Measurement]:
         if kind == "trial":
             return trial(case, "a", reason=more, cause=why)
-        return [
-            Measurement("s", case, arm, "{}", "time_ms", "failed", reason=more, cause=why)
-            for arm in ("a", "b")
-        ]
+        return [row(case, arm, reason=more, cause=why) for arm in ("a", "b")]
 
     early = writer(tmp_path / "r1")
     early.append(waiting("c1", "first") + waiting("c2", "first"))
@@ -159,9 +154,9 @@ def test_an_attempt_that_measured_some_arms_stands_before_one_that_measured_none
     """An arm killed its process, the others were timed; the resumed case had no time left; a later one had."""
     done, late = (
         rows("c1", 1.0),
-        Measurement("s", "c1", "a", "{}", "time_ms", "skipped", reason="spent", cause=Cause.BUDGET),
+        row("c1", "a", status="skipped", reason="spent", cause=Cause.BUDGET),
     )
-    died = Measurement("s", "c1", "b", "{}", "time_ms", "failed", reason="twice", cause=Cause.DIED)
+    died = row("c1", "b", reason="twice", cause=Cause.DIED)
     writer(tmp_path / "r1").append([*done, died])
     writer(tmp_path / "r1").append([late, replace(late, arm="b")])
     assert store.read(tmp_path)["status"].tolist() == ["ok", "failed"]

@@ -1,0 +1,207 @@
+"""First screen: what a machine's rows say in a sentence, and what a reader must know beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.judge import gathered
+from harness.judge.verdict.rows import unshown
+from harness.report.standings import NO_LOSS, Checks, checks, doubts, in_question, timed, unjudged
+from harness.report.verdicts import MOST_NAMED, WHAT, Answer, answers, rank, what_of
+from harness.store import text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.report.runs import Machine
+    from harness.report.standings import Standing
+    from harness.store.printer import Table, Tone
+
+STATED = {  # yes, partly, no, can't tell
+    "sound": (
+        "Numerically sound",
+        "Numerically sound in part",
+        "Not numerically sound",
+        "Not settled whether it is numerically sound",
+    ),
+    "ran": (
+        "FP8 really ran",
+        "FP8 is proved to have run in part",
+        "FP8 did not run as asked",
+        "Not settled whether FP8 really ran",
+    ),
+    "same": (
+        "It trains the same",
+        "It trains the same in part",
+        "It does not train the same",
+        "Not settled whether it trains the same",
+    ),
+    "speed": (
+        "FP8 is faster here",
+        "FP8 is faster here in part",
+        "FP8 is not faster here",
+        "Can't tell whether FP8 is faster here",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstScreen:
+    """A result of the printer. A "no" comes before any speed; what was not judged, failed or is in doubt is named.
+
+    Beside an arm's speed stands what holds of that arm alone; answers over all arms stand with what they count.
+
+    Attributes:
+        answers: over all arms, the one about speed first.
+        on_cpu: times say nothing then.
+        under_way: some run has not ended.
+        arm: the one that is named: the best that nothing stands against, else the best; None where no speed counts.
+        against: what stands against its figure, each in a few words.
+        passed: what was found of it; "" is what was judged and passed.
+        is_gain: its figure may be called a gain.
+        fault_unseen: no arm with a known fault was seen to fail.
+        doubted: arms by what stands against them.
+        absent: arms without a figure, each with why.
+    """
+
+    answers: Sequence[Answer]
+    on_cpu: bool = False
+    under_way: bool = False
+    arm: Standing | None = None
+    against: Sequence[str] = ()
+    passed: Checks | None = None
+    is_gain: bool = True
+    fault_unseen: bool = False
+    doubted: Mapping[str, Sequence[str]] | None = None
+    absent: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, machine: Machine) -> FirstScreen:
+        """That of a machine."""
+        found, every, standing = in_question(machine), answers(machine), timed(machine)
+        clean = [s for s in found if not doubts(machine, s.arm)]
+        gained = any(p["verdict"] == "faster" for s in clean for p in s.pairs)
+        # A gain in doubt is called no gain; else the best arm that nothing stands against is named.
+        is_gain = gained or every[0].verdict not in ("yes", "partly")
+        refuted = any(a.verdict == "no" for a in every[1:])
+        named = next(iter(found if refuted or not is_gain else clean or found), None)
+        own = standing[0].suite if standing else ""
+        absent = [
+            f"{arm} ({'' if suite == own else what_of(suite) + ': '}{word})"
+            for suite in (*list(WHAT)[: rank(own)[0]], own)
+            for arm, word in sorted(unjudged(machine, suite).items())
+        ]
+        return cls(
+            every,
+            not machine.is_gpu,
+            any(run.state == "running" for run in machine.runs),
+            named,
+            doubts(machine, named.arm) if named else (),
+            checks(machine, named) if named else None,
+            is_gain,
+            unshown(machine.verdicts),
+            gathered((", ".join(why), s.arm) for s in standing if (why := doubts(machine, s.arm))),
+            absent if machine.is_gpu else (),
+        )
+
+    @property
+    def refuted(self) -> list[Answer]:
+        """What was found wrong of any arm."""
+        return [a for a in self.answers[1:] if a.verdict == "no"]
+
+    @property
+    def tone(self) -> Tone:
+        """Good where FP8 is faster and nothing is open, bad where something is wrong or nothing is faster."""
+        if self.refuted or (self.arm and self.answers[0].verdict == "no"):
+            return "bad"
+        below = (
+            self.against
+            or self.doubted
+            or self.absent
+            or self.fault_unseen
+            or self.passed != Checks("", "", "")
+        )
+        is_open = below or self.on_cpu or self.under_way or not self.is_gain
+        return "good" if self.arm and not is_open and {a.verdict for a in self.answers} == {"yes"} else ""
+
+    def lines(self) -> list[str]:
+        """The verdict, then what is open, what holds of the named arm, and the arms in doubt or without a figure."""
+        speed, *others = self.answers
+        refuted, words = self.refuted, _words(self.arm) if self.arm else ""
+        against = ", ".join(self.against)
+        if refuted:
+            verdict = f"Do not switch FP8 on from these runs: {_lower(refuted[0].sentence)}"
+        elif self.on_cpu:
+            verdict = f"A CPU says nothing about speed. {_stated(others[0])}"
+        elif not words:
+            verdict = _stated(speed)
+        elif not self.is_gain:
+            verdict = (
+                f"Not shown that FP8 pays here: {words}, but {against or 'it is no gain beyond the noise'}."
+            )
+        else:
+            verdict = f"{_word(speed)}: {words}{', but ' * bool(against)}{against}."
+        found = [f"So far: {_lower(verdict)}" if self.under_way else verdict, *map(_stated, refuted[1:])]
+        found += [f"Times alone: {words}."] * bool(refuted and words)
+        is_open = [a for a in others if a.verdict in ("partly", "can't tell")]
+        found += map(_stated, is_open if refuted or words else others[self.on_cpu :])
+        found += self._of_the_named()
+        alike = sorted((self.doubted or {}).items(), key=lambda group: -group[0].count(", "))
+        doubted = [f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in alike]
+        listed = {"In doubt": doubted, "Not judged": self.absent}
+        return found + [f"{what}: {text.some(arms, MOST_NAMED)}." for what, arms in listed.items() if arms]
+
+    def _of_the_named(self) -> list[str]:
+        if not self.passed:
+            return []
+        warned = f" with {text.plural(self.passed.warnings, 'warning')} of fp8core.verify" * bool(
+            self.passed.warnings
+        )
+        held = {
+            f"its recipe passed its checks{warned}": not self.passed.results,
+            "its GEMMs ran in FP8": not self.passed.gemms,
+            "its recipe trains the same": not (self.passed.loss or self.fault_unseen),
+        }
+        told = text.some([words for words, holds in held.items() if holds])
+        is_open = self.passed.loss == NO_LOSS and NO_LOSS not in self.against
+        return [f"{told[:1].upper()}{told[1:]}."] * bool(told) + [
+            "Whether it trains the same was not judged."
+        ] * is_open
+
+    def tables(self) -> list[Table]:
+        """None: the table of arms stands below."""
+        return []
+
+    def data(self) -> dict[str, Any]:
+        """Plain values; `speedup` is the geometric mean over cases."""
+        return {
+            "answers": {a.about: {"verdict": a.verdict, "sentence": a.sentence} for a in self.answers},
+            "arm": self.arm and self.arm.arm,
+            "speedup": self.arm and self.arm.gain,
+            "against": self.against,
+            "in_doubt": {arm: why for why, arms in (self.doubted or {}).items() for arm in arms},
+            "not_judged": self.absent,
+            "under_way": self.under_way,
+        }
+
+
+def _word(found: Answer) -> str:
+    return STATED[found.about][("yes", "partly", "no", "can't tell").index(found.verdict)]
+
+
+def _stated(found: Answer) -> str:
+    return f"{_word(found)}: {_lower(found.sentence)}"
+
+
+def _words(best: Standing) -> str:
+    shown = best.shown
+    within = ", ".join(filter(None, (shown.interval, shown.note))) or text.NONE
+    against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
+    return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
+
+
+def _lower(sentence: str) -> str:
+    """A sentence as a clause: its first letter small, unless it begins a name such as FP8 or CPU."""
+    is_name = sentence[:2].isupper() or sentence[1:2].isdigit()
+    return sentence if is_name else sentence[:1].lower() + sentence[1:]
